@@ -1,0 +1,68 @@
+"""The one deliberate exception: what went wrong, how to mend it, and the exit code that batch scripts act on."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+
+class ExitCode(IntEnum):
+    """Why a run ended, as its exit status.
+
+    64-78 follow BSD's sysexits where one fits; 90-93 are ours. Batch scripts requeue on 69, 75, 78 and 91 only.
+    """
+
+    OK = 0
+    USAGE = 64  # config or command line
+    DATA = 65  # bad data or checkpoint, or a changed config
+    NO_INPUT = 66  # an input is missing
+    PEER = 69  # a peer died, or rendezvous or network failed
+    BUG = 70  # ours: the only one with a traceback
+    RESOURCE = 71  # memory (host or GPU), shm, file limits
+    OUTPUT = 73  # output unusable or locked
+    IO = 74  # disk full, quota, input/output error
+    STOPPED = 75  # stopped cleanly after a signal or before the deadline
+    FACTS = 76  # launch facts disagree
+    SECURITY = 77  # security refusal
+    NODE = 78  # GPU or node unusable, replicas diverged
+    DIVERGED = 90  # not a number
+    HANG = 91  # alive but silent
+    NO_PROGRESS = 93  # no progress over the last starts of this job
+
+
+class Failure(Exception):  # noqa: N818 - read as a noun: "a failure has a fix"
+    """A failure that the user can act on. Raised deep, shown once by `main`, never with a traceback.
+
+    Args:
+        what: one sentence: what is wrong.
+        fix: one command or edit that mends it.
+        code: the exit code.
+        found: the value seen, with the variable or key that it came from.
+        expected: what would have been right.
+        kept: the last good checkpoint, once there is one.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        fix: str,
+        code: ExitCode,
+        found: str | None = None,
+        expected: str | None = None,
+        kept: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what, self.fix, self.code = what, fix, code
+        self.found, self.expected, self.kept = found, expected, kept
+
+    def __str__(self) -> str:
+        """The block a user reads: `ERROR[code] what`, then one indented line for each fact."""
+        facts = {"found": self.found, "expected": self.expected, "fix": self.fix, "kept": self.kept}
+        lines = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
+        return "\n".join([f"ERROR[{int(self.code)}] {self.what}", *lines])
+
+    def as_json(self) -> dict[str, Any]:
+        """The same facts for `entrypoint show --json` and `errors/`."""
+        facts = {"found": self.found, "expected": self.expected, "kept": self.kept}
+        return {"code": int(self.code), "what": self.what, "fix": self.fix} | {k: v for k, v in facts.items() if v}

@@ -1,0 +1,79 @@
+"""One process's place in the run, and torchrun's contract: the environment variables that carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from entrypoint.errors import ExitCode, Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Where this process stands among all of the run's processes. No field is optional.
+
+    rank in [0, world_size), local_rank in [0, local_world_size), node_rank in [0, num_nodes);
+    master_addr is a name or address of the host of rank 0, master_port its TCP port.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    master_addr: str
+    master_port: int
+
+
+# Our noun -> its variable. The first eight names are torchrun's; GROUP_* are its words for nodes.
+# Source: the "Environment Variables" section of PyTorch's torchrun documentation.
+CONTRACT: dict[str, str] = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "world_size": "WORLD_SIZE",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "num_nodes": "GROUP_WORLD_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+}
+
+
+def to_environ(world: World) -> dict[str, str]:
+    """The contract's variables for one process."""
+    return {variable: str(getattr(world, noun)) for noun, variable in CONTRACT.items()}
+
+
+def from_environ(environ: Mapping[str, str]) -> World:
+    """Read back what `to_environ` wrote.
+
+    Raises:
+        Failure: FACTS, naming the missing or unreadable variable.
+    """
+    missing = [variable for variable in CONTRACT.values() if not environ.get(variable)]
+    if missing:
+        raise Failure(
+            f"this worker was started without {', '.join(missing)}",
+            fix="start it with `train` or `entrypoint run`, which set the whole contract",
+            code=ExitCode.FACTS,
+        )
+    kinds = {field.name: field.type for field in fields(World)}
+    values = {n: environ[v] if kinds[n] == "str" else integer(v, environ[v]) for n, v in CONTRACT.items()}
+    return World(**values)  # type: ignore[arg-type]
+
+
+def integer(variable: str, text: str) -> int:
+    """`text` as a whole number of at least 0.
+
+    Raises:
+        Failure: FACTS, naming the variable and its value.
+    """
+    if not (text.isascii() and text.isdigit()):
+        raise Failure(
+            f"{variable} is not a whole number of 0 or more",
+            found=f"{variable}={text}",
+            fix=f"unset {variable}, or let the launcher that owns it set it",
+            code=ExitCode.FACTS,
+        )
+    return int(text)

@@ -1,0 +1,1 @@
+"""From a YAML file and a World to a trained model."""
