@@ -1,0 +1,82 @@
+"""Which launcher's word counts: the innermost one's. The order, and what may not contradict it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from entrypoint import local, mpi, slurm, torchrun
+from entrypoint.allocation import Allocation
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.host import Machine
+from entrypoint.options import Options
+from entrypoint.world import integer
+
+RUN_ID = "ENTRYPOINT_RUN_ID"  # in a process that we started: its torchrun set is ours, and innermost
+
+
+def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Allocation:
+    """What the launcher gave this task.
+
+    Order: the command line > a torchrun set > Open MPI > PMI > a real srun step > PET_* > a shell in a job > bare.
+
+    Raises:
+        Failure: FACTS, where the environment is incomplete or contradicts itself.
+    """
+    if options.nodes is not None:
+        return local.by_hand(options, machine)
+    if torchrun.is_set(environ):
+        _compare_with_step(environ)
+        return torchrun.read(environ, machine)
+    if name := mpi.family(environ):
+        return _override_master(environ, mpi.read(environ, machine, name))
+    if slurm.in_step(environ):
+        return _override_master(environ, slurm.read_step(environ))
+    if environ.get("PET_NNODES"):
+        return local.pet(environ, machine)
+    if slurm.in_job(environ):
+        slurm.read_shell(environ, machine)
+    _check_hidden_job(machine)
+    return local.bare(environ, machine)
+
+
+def _override_master(environ: Mapping[str, str], found: Allocation) -> Allocation:
+    """MASTER_ADDR and MASTER_PORT exported before srun are the commonest idiom on clusters: they win."""
+    addr, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    sources = {"master_addr": "MASTER_ADDR"} if addr else {}
+    sources |= {"master_port": "MASTER_PORT"} if port else {}
+    return replace(
+        found,
+        master_addr=addr or found.master_addr,
+        master_port=integer("MASTER_PORT", port) if port else None,
+        sources={**found.sources, **sources},
+    )
+
+
+def _compare_with_step(environ: Mapping[str, str]) -> None:
+    """A torchrun set that no torchrun made must agree with srun's; under torchrun, Slurm's numbers are its agent's."""
+    if environ.get("TORCHELASTIC_RUN_ID") or environ.get(RUN_ID) or not slurm.in_step(environ):
+        return
+    pairs = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+    for ours, theirs in pairs.items():
+        if environ[ours] != environ[theirs]:
+            raise Failure(
+                f"{ours} and {theirs} contradict each other",
+                found=f"{ours}={environ[ours]} {theirs}={environ[theirs]}",
+                expected="one launcher's numbers (a batch script that exports RANK gives all tasks the same one)",
+                fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script: srun's own numbers are read",
+                code=ExitCode.FACTS,
+            )
+
+
+def _check_hidden_job(machine: Machine) -> None:
+    """`--cleanenv` removes SLURM_*: a task among several would take itself for a world of one."""
+    tasks = machine.hidden_job.get("SLURM_STEP_NUM_TASKS") or machine.hidden_job.get("SLURM_NTASKS") or "1"
+    if tasks.isdigit() and int(tasks) > 1:
+        raise Failure(
+            f"a parent process is in Slurm job {machine.hidden_job['SLURM_JOB_ID']} with {tasks} tasks, but the "
+            "SLURM_* variables were removed: each task would train alone",
+            found="SLURM_JOB_ID is set in a parent process and not here",
+            fix="leave out --cleanenv (-e) of apptainer",
+            code=ExitCode.FACTS,
+        )

@@ -1,0 +1,131 @@
+"""Facts about this machine, read once: the only module that looks at /proc, NVML and the container's marks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Container = Literal["apptainer", "docker", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a plan needs to know of the machine that it runs on.
+
+    Attributes:
+        hostname: the kernel's node name, short form (HOSTNAME may be another machine's under Slurm).
+        cores: processors that this process may use.
+        gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
+        container: which engine this process runs in.
+        hidden_job: SLURM_* variables of a parent process where this process has none (`--cleanenv`), else empty.
+    """
+
+    hostname: str
+    cores: int
+    gpus: tuple[str, ...]
+    container: Container
+    hidden_job: Mapping[str, str]
+
+
+def read_machine(environ: Mapping[str, str]) -> Machine:
+    """Look once; every later stage works on the value."""
+    return Machine(
+        hostname=socket.gethostname().split(".")[0],
+        cores=len(os.sched_getaffinity(0)),
+        gpus=visible(nvml_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        container=container(),
+        hidden_job={} if "SLURM_JOB_ID" in environ else parents_job(os.getppid()),
+    )
+
+
+def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return tuple((pynvml.nvmlDeviceGetUUID(handle), _mig(handle)) for handle in handles)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible(gpus: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None) -> tuple[str, ...]:
+    """The GPUs that CUDA would show, by its rules: indices, UUIDs or their beginnings, and MIG names; the list
+    ends at the first entry that is not there; unset means all; empty means none. With MIG on, CUDA shows a process
+    at most one instance.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    gpus = tuple(gpus)
+    if wanted is None:
+        return tuple((mig[0] if mig else uuid) for uuid, mig in gpus)
+    found: list[str] = []
+    for entry in wanted.split(","):
+        uuid = _match(gpus, entry.strip())
+        if uuid is None or uuid in found:
+            break
+        found.append(uuid)
+    return tuple(found)
+
+
+def container(root: Path = Path("/")) -> Container:
+    """Which engine's marks the root file system bears."""
+    if (root / ".singularity.d").is_dir():
+        return "apptainer"
+    return "docker" if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists() else "none"
+
+
+def parents_job(pid: int, proc: Path = Path("/proc"), most: int = 16) -> dict[str, str]:
+    """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them."""
+    for _ in range(most):
+        variables = _environ_of(proc / str(pid))
+        if "SLURM_JOB_ID" in variables:
+            return {name: value for name, value in variables.items() if name.startswith("SLURM_")}
+        pid = _parent_of(proc / str(pid))
+        if pid <= 1:
+            break
+    return {}
+
+
+def _environ_of(process: Path) -> dict[str, str]:
+    try:
+        entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _parent_of(process: Path) -> int:
+    try:  # the name in parentheses may itself hold spaces and parentheses
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _match(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) -> str | None:
+    if entry.isdigit():
+        index = int(entry)
+        return (gpus[index][1] or (gpus[index][0],))[0] if index < len(gpus) else None
+    names = [mig for _, migs in gpus for mig in migs] if entry.startswith("MIG-") else [uuid for uuid, _ in gpus]
+    matches = [name for name in names if entry and name.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _mig(handle: object) -> tuple[str, ...]:
+    import pynvml
+
+    found: list[str] = []
+    try:
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            found.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+    except pynvml.NVMLError:
+        pass  # no MIG, or no further instance
+    return tuple(found)

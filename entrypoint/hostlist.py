@@ -1,0 +1,79 @@
+"""Slurm's compressed lists made whole: `rack[1-2]n[03,07-09]-ib` to host names, `4(x2),1` to counts.
+
+Source of the grammar: slurm's `hostlist(3)` and the SLURM_TASKS_PER_NODE entry of `sbatch(1)`.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+from entrypoint.errors import ExitCode, Failure
+
+MOST_NAMES = 65_536  # Slurm's own default limit on one list (MAX_SLURM_NODES); guards against `n[0-99999999]`
+_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+
+
+def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
+    """Host names in Slurm's order; `variable` names the source in errors.
+
+    Raises:
+        Failure: FACTS, for text outside the grammar or more than MOST_NAMES names.
+    """
+    items = _ITEM.findall(text.strip())
+    if not items or ",".join(items) != text.strip():
+        raise _unreadable(text, variable, "names such as n1,rack[1-2]n[03,07-09]-ib")
+    names = [name for item in items for name in _expand_item(item, text, variable)]
+    if len(names) > MOST_NAMES:
+        raise _unreadable(text, variable, f"at most {MOST_NAMES} names")
+    return tuple(names)
+
+
+def expand_counts(text: str, variable: str) -> tuple[int, ...]:
+    """Counts in node order: `2(x3),1` is (2, 2, 2, 1).
+
+    Raises:
+        Failure: FACTS, for text outside the grammar.
+    """
+    matches = [_COUNT.fullmatch(item) for item in text.strip().split(",")]
+    pairs = [(int(m[1]), int(m[2] or 1)) for m in matches if m]
+    if len(pairs) != len(matches) or sum(repeat for _, repeat in pairs) > MOST_NAMES:
+        raise _unreadable(text, variable, "counts such as 4(x2),1")
+    return tuple(count for count, repeat in pairs for _ in range(repeat))
+
+
+def _expand_item(item: str, text: str, variable: str) -> list[str]:
+    parts: list[list[str]] = []
+    total = 1
+    for bracket, plain in _PART.findall(item):
+        parts.append([plain] if plain else _expand_bracket(bracket, text, variable))
+        total *= len(parts[-1])
+    if total > MOST_NAMES:
+        raise _unreadable(text, variable, f"at most {MOST_NAMES} names")
+    return ["".join(combination) for combination in product(*parts)]
+
+
+def _expand_bracket(bracket: str, text: str, variable: str) -> list[str]:
+    numbers: list[str] = []
+    for piece in bracket.split(","):
+        match = _RANGE.fullmatch(piece)
+        if not match:
+            raise _unreadable(text, variable, "numbers or ranges such as [03,07-09] in brackets")
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < MOST_NAMES:
+            raise _unreadable(text, variable, f"a rising range of at most {MOST_NAMES}")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _unreadable(text: str, variable: str, expected: str) -> Failure:
+    return Failure(
+        f"{variable} cannot be read",
+        found=f"{variable}={text[:200]}",
+        expected=expected,
+        fix=f"do not set {variable} by hand; start the program with srun",
+        code=ExitCode.FACTS,
+    )

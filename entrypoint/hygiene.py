@@ -1,0 +1,94 @@
+"""The caller's environment to a clean one for a rank: nothing of the host's Python, and places that can be written."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# Host Python settings that reach into a container or another environment and change what is imported.
+LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+
+
+def clean(environ: Mapping[str, str], *, foreign: bool, scratch: Path | None) -> tuple[dict[str, str], list[str]]:
+    """The environment for a child, and one note for each thing that was changed on the user.
+
+    `foreign` is a user's own command, whose script must find the modules beside it. `scratch` stands in for a home
+    that cannot be written.
+    """
+    child, notes = dict(environ), []
+    for name in LEAKS:
+        if child.pop(name, None):
+            notes.append(f"{name} was set and is not used: it would change what this program imports")
+    child["PYTHONNOUSERSITE"] = "1"
+    child["PYTHONUTF8"] = "1"  # an ASCII locale must not decide how file names and logs are read
+    child["PYTHONUNBUFFERED"] = "1"  # the last lines before a death are the ones that matter
+    if foreign:
+        child.pop("PYTHONSAFEPATH", None)
+    else:
+        child["PYTHONSAFEPATH"] = "1"
+    notes += _preload(child) + _home(child, scratch)
+    if "USER" not in child or "LOGNAME" not in child:
+        name = child.get("USER") or child.get("LOGNAME") or user_name(os.getuid())
+        child.update(USER=name, LOGNAME=name)
+    return child, notes
+
+
+def user_name(uid: int) -> str:
+    """The account's name, or one made from the uid where there is no account (getpass.getuser() would raise)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid{uid}"
+
+
+def writable(folder: str | os.PathLike[str] | None) -> bool:
+    """Found out by writing: permission bits do not know quotas, read-only mounts or squashed root."""
+    if not folder:
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def first_writable(folders: Iterable[str | None]) -> Path | None:
+    """The first folder that can be written."""
+    return next((Path(folder) for folder in folders if folder and writable(folder)), None)
+
+
+def scratch_parent(environ: Mapping[str, str]) -> Path | None:
+    """Where a scratch folder may be made: a read-only root often leaves only /dev/shm."""
+    return first_writable((environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", "."))
+
+
+def _home(child: dict[str, str], scratch: Path | None) -> list[str]:
+    notes = []
+    if not writable(child.get("TMPDIR") or "/tmp") and scratch:
+        child["TMPDIR"] = str(scratch)
+    if not writable(child.get("HOME")) and scratch:
+        notes.append(f"HOME ({child.get('HOME') or 'not set'}) cannot be written: caches go to {scratch}")
+        child["HOME"] = str(scratch)
+        for cache in [name for name in child if name in _CACHES and not writable(child[name])]:
+            del child[cache]  # they fall back to HOME
+    return notes
+
+
+# Caches that the libraries keep under HOME by default, and that a user may have pointed elsewhere.
+_CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR", "HF_HOME", "TORCH_HOME")
+
+
+def _preload(child: dict[str, str]) -> list[str]:
+    """A host's LD_PRELOAD names files that a container does not have: every program start would complain."""
+    wanted = child.get("LD_PRELOAD", "").replace(":", " ").split()
+    missing = [name for name in wanted if "/" in name and not Path(name).exists()]
+    if not missing:
+        return []
+    kept = [name for name in wanted if name not in missing]
+    child.pop("LD_PRELOAD")
+    if kept:
+        child["LD_PRELOAD"] = " ".join(kept)
+    return [f"LD_PRELOAD names files that are not here and are left out: {' '.join(missing)}"]

@@ -1,0 +1,98 @@
+"""This machine alone, machines named by hand, or a PET_* set (Kubeflow): an Allocation of one task on each node."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from entrypoint.allocation import Allocation
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.host import Machine
+from entrypoint.options import Options
+from entrypoint.world import integer
+
+LOOPBACK = "127.0.0.1"
+
+
+def bare(environ: Mapping[str, str], machine: Machine) -> Allocation:
+    """One node, no launcher. MASTER_ADDR and MASTER_PORT, if set, do not matter: nobody else is to find us."""
+    return Allocation(
+        launcher="local",
+        **_one_task(node_rank=0, num_nodes=1),
+        hosts=(machine.hostname,),
+        master_addr=LOOPBACK,
+        master_port=None,
+        key=f"local:{uuid.uuid4()}",
+        sources={"rank": "this process", "num_nodes": "no launcher found", "master_addr": "one node: loopback"},
+    )
+
+
+def by_hand(options: Options, machine: Machine) -> Allocation:
+    """`--nodes --node-rank --master-addr [--master-port]`, one task started on each machine."""
+    nodes, node_rank, addr = options.nodes or 1, options.node_rank or 0, options.master_addr or LOOPBACK
+    return Allocation(
+        launcher="local",
+        **_one_task(node_rank=node_rank, num_nodes=nodes),
+        hosts=(machine.hostname,) if nodes == 1 else (),
+        master_addr=addr,
+        master_port=options.master_port,
+        key=f"hand:{addr}:{options.master_port}:{nodes}",
+        sources={"node_rank": "--node-rank", "num_nodes": "--nodes", "master_addr": "--master-addr"},
+    )
+
+
+def pet(environ: Mapping[str, str], machine: Machine) -> Allocation:
+    """torchrun's own flags as PET_* variables, as Kubeflow sets them: one task on each node.
+
+    Raises:
+        Failure: FACTS, for an elastic number of nodes or a missing half.
+    """
+    nodes = _fixed("PET_NNODES", environ["PET_NNODES"])
+    needed = ("PET_NODE_RANK", "PET_MASTER_ADDR") if nodes > 1 else ()
+    missing = [name for name in needed if not environ.get(name)]
+    if missing:
+        raise _refuse(f"PET_NNODES={nodes} without {', '.join(missing)}", f"set {', '.join(missing)} on each node")
+    node_rank = integer("PET_NODE_RANK", environ.get("PET_NODE_RANK") or "0")
+    if node_rank >= nodes:
+        raise _refuse(f"PET_NODE_RANK={node_rank} must be below PET_NNODES={nodes}", "count nodes from 0")
+    addr, port = environ.get("PET_MASTER_ADDR") or LOOPBACK, environ.get("PET_MASTER_PORT")
+    procs = environ.get("PET_NPROC_PER_NODE") or "auto"
+    return Allocation(
+        launcher="pet",
+        **_one_task(node_rank=node_rank, num_nodes=nodes),
+        hosts=(machine.hostname,) if nodes == 1 else (),
+        master_addr=addr,
+        master_port=integer("PET_MASTER_PORT", port) if port else None,
+        procs_per_node=None if procs in ("auto", "gpu", "cpu") else integer("PET_NPROC_PER_NODE", procs),
+        key=f"pet:{addr}:{port}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
+        sources={
+            "node_rank": "PET_NODE_RANK",
+            "num_nodes": "PET_NNODES",
+            "local_world_size": "PET_NPROC_PER_NODE",
+            "master_addr": "PET_MASTER_ADDR",
+            "master_port": "PET_MASTER_PORT",
+        },
+    )
+
+
+def _one_task(*, node_rank: int, num_nodes: int) -> dict[str, Any]:
+    return {
+        "task": node_rank,
+        "num_tasks": num_nodes,
+        "local_task": 0,
+        "tasks_here": 1,
+        "node_rank": node_rank,
+        "num_nodes": num_nodes,
+        "may_spawn": True,
+    }
+
+
+def _fixed(variable: str, text: str) -> int:
+    if ":" in text:
+        raise _refuse(f"{variable}={text}: an elastic number of nodes", f"set {variable} to one number")
+    return max(integer(variable, text), 1)
+
+
+def _refuse(what: str, fix: str) -> Failure:
+    return Failure(what, fix=fix, code=ExitCode.FACTS)

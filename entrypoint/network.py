@@ -1,0 +1,143 @@
+"""Where ranks meet: port candidates from the launch's key, the interface towards the master, and why it fails."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable
+
+from entrypoint.errors import ExitCode, Failure
+
+# Below Linux's ephemeral range (32768-60999), where outgoing connections take ports at random, and above the range
+# where services sit. Source: net.ipv4.ip_local_port_range in the kernel's ip-sysctl documentation.
+PORT_RANGE = (20_000, 32_767)
+CANDIDATES = 8
+_SIOCGIFADDR = 0x8915
+
+
+def candidates(key: str, port_range: tuple[int, int] | None = None) -> tuple[int, ...]:
+    """Distinct ports, the same on every task that knows `key`, without talking."""
+    low, high = port_range or PORT_RANGE
+    ports: dict[int, None] = {}
+    for attempt in range(CANDIDATES * 8):
+        digest = hashlib.sha256(f"{key}/{attempt}".encode()).digest()
+        ports[low + int.from_bytes(digest[:8], "big") % (high - low + 1)] = None
+    return tuple(ports)[:CANDIDATES]
+
+
+def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
+    """A listening socket on the first port that nobody holds; the caller hands its descriptor to the store.
+
+    Raises:
+        Failure: PEER, naming the ports tried.
+    """
+    ports = tuple(ports)
+    for port in ports:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(2048)
+        except OSError as error:
+            listener.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise _cannot_bind(host, port, error) from error
+        else:
+            return listener
+    raise Failure(
+        f"every port that this run may use on {host} is taken by another process",
+        found="ports " + ", ".join(map(str, ports)),
+        fix="set MASTER_PORT to a free port, or ENTRYPOINT_PORT_RANGE=LOW-HIGH to another range",
+        code=ExitCode.PEER,
+    )
+
+
+def _cannot_bind(host: str, port: int, error: OSError) -> Failure:
+    return Failure(
+        f"rank 0 cannot listen on {host}:{port}: {error.strerror}",
+        found=f"master address {host}",
+        expected="an address of the machine that rank 0 runs on",
+        fix="unset MASTER_ADDR, or set it to the host of rank 0",
+        code=ExitCode.PEER,
+    )
+
+
+def resolve(host: str) -> str:
+    """The address of `host`, IPv4 where there is one.
+
+    Raises:
+        Failure: PEER, for a name that does not resolve here.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Failure(
+            f"the master's host name {host!r} does not resolve on {socket.gethostname()}",
+            found=str(error),
+            fix=f"set MASTER_ADDR to the IP address of {host}, or correct the name",
+            code=ExitCode.PEER,
+        ) from error
+    addresses = [str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
+    return addresses[0]
+
+
+def probe(address: str, port: int, timeout_s: float) -> OSError | None:
+    """Try one TCP connection; None when something accepts it."""
+    try:
+        socket.create_connection((address, port), timeout=timeout_s).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def unreachable(host: str, ports: Iterable[int], error: OSError | None, waited_s: float) -> Failure:
+    """The Failure for a master that was never reached: refused, no route and time-out need different fixes."""
+    where = f"{host}, ports {', '.join(map(str, ports))}"
+    if error is None:
+        why, fix = "something answers there, but not this run", "set MASTER_PORT to another free port"
+    elif isinstance(error, ConnectionRefusedError):
+        why, fix = "refused: nothing listens", "look at the output of rank 0: it did not start, or has ended"
+    elif error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        why, fix = "no route to the host", "set ENTRYPOINT_INTERFACE or MASTER_ADDR to a network that all nodes share"
+    else:
+        why, fix = "no answer: a firewall, or the host is down", "open the ports between nodes, or set MASTER_PORT"
+    return Failure(
+        f"rank 0's store was not reached within {waited_s:.0f} s: {why}",
+        found=where,
+        fix=fix,
+        code=ExitCode.PEER,
+    )
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface whose own address the kernel would use to reach `address` (no packet is sent)."""
+    own = _source_address(address)
+    if own is None:
+        return None
+    if ipaddress.ip_address(own).version == 4:
+        return next((name for _, name in socket.if_nameindex() if _ipv4(name) == own), None)
+    return None
+
+
+def _source_address(address: str) -> str | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe_socket:
+        try:
+            probe_socket.connect((address, 9))
+            return str(probe_socket.getsockname()[0])
+        except OSError:
+            return None
+
+
+def _ipv4(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("256s", interface.encode()[:15])
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])
+        except OSError:
+            return None

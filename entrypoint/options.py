@@ -1,0 +1,121 @@
+"""What the user asked for about processes: command line over ENTRYPOINT_* variables over the config file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from entrypoint.errors import ExitCode, Failure
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """A launch as asked for. None means: not asked, find out."""
+
+    device: Device = "auto"
+    procs_per_node: int | None = None
+    nodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    interface: str | None = None
+    port_range: tuple[int, int] | None = None
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `train` and `entrypoint` share."""
+    group = parser.add_argument_group("processes")
+    group.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: GPUs if there are any)")
+    group.add_argument("--procs-per-node", metavar="N", help="ranks on each node (default: one per visible GPU)")
+    manual = parser.add_argument_group("several machines without a scheduler (give all four, on each machine)")
+    manual.add_argument("--nodes", metavar="N", help="number of machines")
+    manual.add_argument("--node-rank", metavar="K", help="this machine's number, from 0")
+    manual.add_argument("--master-addr", metavar="HOST", help="machine number 0")
+    manual.add_argument("--master-port", metavar="PORT", help="a free TCP port there")
+
+
+def options_from(
+    arguments: argparse.Namespace,
+    environ: Mapping[str, str],
+    *,
+    device: str = "auto",
+    procs_per_node: int | None = None,
+) -> Options:
+    """Merge the three sources; `device` and `procs_per_node` are the config file's.
+
+    Raises:
+        Failure: USAGE, naming the argument or variable and its value.
+    """
+    device_source, device = _first(arguments, environ, "device", device)
+    if device not in get_args(Device):
+        raise _bad(device_source, device, "auto, cpu or cuda")
+    source, procs = _first(arguments, environ, "procs_per_node", procs_per_node)
+    manual = {name: _whole(f"--{name.replace('_', '-')}", getattr(arguments, name)) for name in _MANUAL_NUMBERS}
+    options = Options(
+        device=device,
+        procs_per_node=_whole(source, None if procs == "auto" else procs, least=1),
+        master_addr=arguments.master_addr,
+        interface=environ.get("ENTRYPOINT_INTERFACE") or None,
+        port_range=_port_range(environ.get("ENTRYPOINT_PORT_RANGE")),
+        **manual,
+    )
+    _check_manual(options)
+    return options
+
+
+_MANUAL_NUMBERS = ("nodes", "node_rank", "master_port")
+
+
+def _first(arguments: argparse.Namespace, environ: Mapping[str, str], name: str, file_value: object) -> tuple[str, str]:
+    variable = f"ENTRYPOINT_{name.upper()}"
+    if getattr(arguments, name) is not None:
+        return f"--{name.replace('_', '-')}", getattr(arguments, name)
+    if environ.get(variable):
+        return variable, environ[variable]
+    return f"launch.{name}", "auto" if file_value is None else str(file_value)
+
+
+def _whole(source: str, text: str | None, least: int = 0) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise _bad(source, text, f"a whole number of {least} or more")
+    return int(text)
+
+
+def _port_range(text: str | None) -> tuple[int, int] | None:
+    if not text:
+        return None
+    low, dash, high = text.partition("-")
+    if dash and low.isdigit() and high.isdigit() and 1024 <= int(low) <= int(high) <= 65535:
+        return int(low), int(high)
+    raise _bad("ENTRYPOINT_PORT_RANGE", text, "LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, such as 20000-32767")
+
+
+def _check_manual(options: Options) -> None:
+    given = {"--nodes": options.nodes, "--node-rank": options.node_rank, "--master-addr": options.master_addr}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given) and options.master_port is None:
+        return
+    if missing:
+        raise Failure(
+            f"{', '.join(missing)} missing: several machines without a scheduler need all of them",
+            fix="give --nodes N --node-rank K --master-addr HOST [--master-port PORT] on each machine",
+            code=ExitCode.USAGE,
+        )
+    if not options.nodes or (options.node_rank or 0) >= options.nodes:
+        raise _bad("--node-rank", str(options.node_rank), f"0 <= node rank < --nodes ({options.nodes})")
+
+
+def _bad(source: str, value: str, expected: str) -> Failure:
+    return Failure(
+        f"{source} has a value that cannot be used",
+        found=f"{source}={value}",
+        expected=expected,
+        fix=f"set {source} to {expected}, or leave it out",
+        code=ExitCode.USAGE,
+    )

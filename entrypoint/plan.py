@@ -1,0 +1,159 @@
+"""An Allocation and this machine's GPUs to a Plan: which ranks this task starts, where, and what to warn of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from entrypoint.allocation import Allocation, Launcher
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.host import Machine
+from entrypoint.network import candidates
+from entrypoint.options import Options
+from entrypoint.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What this task will start. `world` is that of its first rank; the further ones follow by counting up.
+
+    ports: where rank 0 may listen, in order. agent_store: torchrun's own store already listens on ports[0].
+    threads: for OMP_NUM_THREADS. run_id: the launch's nonce, the same on all tasks.
+    """
+
+    launcher: Launcher
+    device: Literal["cpu", "cuda"]
+    world: World
+    spawn: int
+    hosts: tuple[str, ...]
+    hostname: str
+    ports: tuple[int, ...]
+    run_id: str
+    agent_store: bool
+    threads: int
+    sources: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    def worlds(self) -> tuple[World, ...]:
+        """The world of each rank that this task starts."""
+        first = self.world
+        return tuple(
+            replace(first, rank=first.rank + i, local_rank=first.local_rank + i) for i in range(self.spawn)
+        )
+
+
+def plan(found: Allocation, options: Options, machine: Machine, environ: Mapping[str, str]) -> Plan:
+    """Decide; pure.
+
+    Raises:
+        Failure: NODE for GPUs that are asked for and not there, FACTS for numbers that contradict each other.
+    """
+    device = choose_device(options, machine, environ)
+    spawn = _spawn(found, options, machine, device)
+    here = spawn if found.may_spawn else found.tasks_here
+    ports = (found.master_port,) if found.master_port else candidates(found.key, options.port_range)
+    world = World(
+        rank=found.task * spawn,
+        local_rank=found.local_task * spawn,
+        world_size=found.num_tasks * spawn,
+        local_world_size=here,
+        node_rank=found.node_rank,
+        num_nodes=found.num_nodes,
+        master_addr=found.master_addr,
+        master_port=ports[0],
+    )
+    return Plan(
+        launcher=found.launcher,
+        device=device,
+        world=world,
+        spawn=spawn,
+        hosts=found.hosts,
+        hostname=machine.hostname,
+        ports=ports,
+        run_id=found.key,
+        agent_store=found.agent_store,
+        threads=max(1, machine.cores // (spawn if found.may_spawn else 1)),
+        sources={"master_port": "launch key" if not found.master_port else "given", **found.sources},
+        warnings=found.warnings + _gpu_warnings(found, machine, device, spawn),
+    )
+
+
+def choose_device(options: Options, machine: Machine, environ: Mapping[str, str]) -> Literal["cpu", "cuda"]:
+    """The device asked for, or GPUs if there are any.
+
+    Raises:
+        Failure: NODE, where GPUs were given to the job (or asked for) and none can be used.
+    """
+    promised = environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1", "NoDevFiles")
+    if options.device == "cpu":
+        return "cpu"
+    if machine.gpus:
+        return "cuda"
+    if options.device == "cuda" or promised:
+        raise _no_gpu(machine, environ, promised)
+    return "cpu"
+
+
+def _no_gpu(machine: Machine, environ: Mapping[str, str], promised: bool) -> Failure:
+    flags = {"apptainer": "apptainer exec --nv", "docker": "docker run --gpus all"}
+    fix = f"start the container with `{flags[machine.container]}`" if machine.container in flags else (
+        "check `nvidia-smi` on this host (in a container: apptainer exec --nv, docker run --gpus all)"
+    )
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    return Failure(
+        "no GPU can be used here" + (", although CUDA_VISIBLE_DEVICES promises some" if promised else ""),
+        found=f"NVML shows no usable GPU; CUDA_VISIBLE_DEVICES {'is not set' if value is None else '=' + value}",
+        fix=f"{fix}; or train without GPUs: --device cpu",
+        code=ExitCode.NODE,
+    )
+
+
+def _spawn(found: Allocation, options: Options, machine: Machine, device: str) -> int:
+    asked = options.procs_per_node or found.procs_per_node
+    if not found.may_spawn:
+        if options.procs_per_node not in (None, found.tasks_here):
+            raise Failure(
+                "the launcher already starts one process per rank, in another number than asked",
+                found=f"--procs-per-node {options.procs_per_node}, and {found.tasks_here} tasks on this node",
+                expected="one task per node with --procs-per-node, or several tasks without it",
+                fix="leave out --procs-per-node, or start one task per node (srun --ntasks-per-node=1)",
+                code=ExitCode.FACTS,
+            )
+        spawn = 1
+    elif asked:
+        spawn = asked
+    else:
+        counted = len(machine.gpus) if device == "cuda" else 1
+        spawn = 1 if found.launcher in ("openmpi", "pmi") and found.num_tasks > 1 else counted
+    _check_gpus(found, machine, device, spawn)
+    return spawn
+
+
+def _check_gpus(found: Allocation, machine: Machine, device: str, spawn: int) -> None:
+    here = spawn if found.may_spawn else found.tasks_here
+    # One visible GPU for several tasks is how --gpus-per-task looks from inside a task: each sees its own. Whether
+    # they truly differ is compared by UUID before NCCL starts.
+    bound_per_task = not found.may_spawn and len(machine.gpus) == 1
+    if device == "cuda" and here > len(machine.gpus) and not bound_per_task:
+        raise Failure(
+            f"{here} ranks on this node and only {len(machine.gpus)} GPUs",
+            found=f"ranks per node {here}, GPUs visible {len(machine.gpus)}",
+            expected="one GPU for each rank",
+            fix=f"start {len(machine.gpus)} ranks per node, or ask the scheduler for {here} GPUs per node",
+            code=ExitCode.NODE,
+        )
+
+
+def _gpu_warnings(found: Allocation, machine: Machine, device: str, spawn: int) -> tuple[str, ...]:
+    if device != "cuda":
+        return ()
+    here, gpus = (spawn if found.may_spawn else found.tasks_here), len(machine.gpus)
+    if here > 1 and gpus == 1:
+        return (
+            "each rank sees one GPU only: no direct copies between GPUs. fix: srun --gpu-bind=none with "
+            "--gpus-per-node instead of --gpus-per-task",
+        )
+    if here < gpus:
+        return (f"{here} of {gpus} visible GPUs are used. fix: --procs-per-node {gpus}, or a task for each GPU",)
+    return ()

@@ -1,0 +1,115 @@
+"""torchrun's variables (also set by `accelerate launch`, by us, or by hand) to an Allocation of one complete rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrypoint.allocation import Allocation
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.host import Machine
+from entrypoint.world import CONTRACT, integer
+
+CORE = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_SIZES = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
+
+
+def is_set(environ: Mapping[str, str]) -> bool:
+    """Whether a whole torchrun set is there.
+
+    Some platforms put the node's number into RANK and the nodes into WORLD_SIZE beside a whole PET_* set: theirs is
+    the PET_* set.
+
+    Raises:
+        Failure: FACTS, for half a set, naming the missing half.
+    """
+    present = [name for name in CORE if environ.get(name)]
+    if present == ["RANK", "WORLD_SIZE"] and environ.get("PET_NNODES") == environ["WORLD_SIZE"]:
+        return False
+    if present and len(present) < len(CORE):
+        missing = [name for name in CORE if name not in present]
+        raise Failure(
+            f"half a torchrun set: {', '.join(present)} without {', '.join(missing)}",
+            found=" ".join(f"{name}={environ[name]}" for name in present),
+            expected=" ".join(CORE) + " together, or none of them",
+            fix=f"unset {' '.join(present)}, or start the program with torchrun or srun, which set them all",
+            code=ExitCode.FACTS,
+        )
+    return bool(present)
+
+
+def read(environ: Mapping[str, str], machine: Machine) -> Allocation:
+    """The Allocation of a whole set.
+
+    Raises:
+        Failure: FACTS, for numbers that cannot be, or a missing master address.
+    """
+    values = {name: integer(name, environ[name]) for name in _names() if environ.get(name)}
+    local_size, warnings = _local_world_size(values, machine)
+    values["LOCAL_WORLD_SIZE"] = local_size
+    values.setdefault("GROUP_RANK", values["RANK"] // local_size)
+    values.setdefault("GROUP_WORLD_SIZE", -(-values["WORLD_SIZE"] // local_size))
+    _check(values)
+    nodes = values["GROUP_WORLD_SIZE"]
+    return Allocation(
+        launcher="torchrun",
+        task=values["RANK"],
+        num_tasks=values["WORLD_SIZE"],
+        local_task=values["LOCAL_RANK"],
+        tasks_here=local_size,
+        node_rank=values["GROUP_RANK"],
+        num_nodes=nodes,
+        hosts=(machine.hostname,) if nodes == 1 else (),
+        may_spawn=False,
+        master_addr=_master_addr(environ, values["WORLD_SIZE"]),
+        master_port=integer("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
+        key=_key(environ),
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        sources=_sources(environ),
+        warnings=warnings,
+    )
+
+
+def _names() -> list[str]:
+    return [*_SIZES, *_SIZES.values()]
+
+
+def _local_world_size(values: Mapping[str, int], machine: Machine) -> tuple[int, tuple[str, ...]]:
+    if "LOCAL_WORLD_SIZE" in values:
+        return max(values["LOCAL_WORLD_SIZE"], 1), ()
+    world = max(values["WORLD_SIZE"], 1)
+    size = min(len(machine.gpus), world) if machine.gpus else world
+    if world == 1:
+        return size, ()
+    return size, (f"LOCAL_WORLD_SIZE is not set: taken as {size}. fix: set it to the number of ranks on this node",)
+
+
+def _check(values: Mapping[str, int]) -> None:
+    for rank, size in _SIZES.items():
+        if values[rank] >= values[size]:
+            raise Failure(
+                f"{rank} must be below {size}",
+                found=f"{rank}={values[rank]} {size}={values[size]}",
+                expected=f"{rank} from 0 to {size} - 1",
+                fix=f"unset {rank} and {size}, and let torchrun or srun set them",
+                code=ExitCode.FACTS,
+            )
+
+
+def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if missing and world_size > 1:
+        raise Failure(
+            f"a torchrun set for {world_size} ranks without {' and '.join(missing)}",
+            fix=f"set {' and '.join(missing)} to the host and a free port of rank 0, the same for all ranks",
+            code=ExitCode.FACTS,
+        )
+    return environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def _key(environ: Mapping[str, str]) -> str:
+    facts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    return "torchrun:" + ":".join(environ.get(name, "") for name in facts)
+
+
+def _sources(environ: Mapping[str, str]) -> dict[str, str]:
+    return {noun: name if environ.get(name) else "derived" for noun, name in CONTRACT.items()}
