@@ -1,0 +1,53 @@
+"""A stream that may be closed or full becomes one that training can always write to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+
+class Shielded:
+    """`stream`, except that a refused write is dropped: a closed console or a full disk never stops training.
+
+    Everything else (isatty, fileno, encoding, ...) is the stream's own, so that a progress bar can look at it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text` if the stream takes it."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed in this process
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush if the stream can."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        """Count it. A pipe without a reader stays so: point it at /dev/null, or Python's last flush exits with 120."""
+        self.lost += 1
+        if isinstance(error, BrokenPipeError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
+def shield() -> None:
+    """Put shields before sys.stdout and sys.stderr. Called once, by a front door."""
+    sys.stdout, sys.stderr = _shielded(sys.stdout), _shielded(sys.stderr)
+
+
+def _shielded(stream: TextIO) -> TextIO:
+    return stream if isinstance(stream, Shielded) else Shielded(stream)  # type: ignore[return-value]

@@ -1,0 +1,58 @@
+"""The end of a run becomes `errors/exit.json` and `errors/rank-NNNN.json`, which batch scripts and people read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from entrypoint import Failure
+from train import durable
+
+FOLDER, NAME = "errors", "exit.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a run ended: its exit code, the last finished step, and in one line the cause ("SIGUSR1", a failure)."""
+
+    code: int
+    step: int | None
+    cause: str
+
+
+def write(run_folder: Path, *, code: int, step: int | None, cause: str) -> bool:
+    """Write `errors/exit.json` durably. On rank 0, after the commit and before the last barrier.
+
+    Never fails the run: False when it could not be written.
+    """
+    return _try_write(run_folder / FOLDER / NAME, asdict(Ending(code=int(code), step=step, cause=cause)))
+
+
+def read(run_folder: Path) -> Ending | None:
+    """What `write` left; None when there is none or it is unreadable."""
+    try:
+        found = json.loads((run_folder / FOLDER / NAME).read_bytes())
+        return Ending(code=int(found["code"]), step=found["step"], cause=str(found["cause"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def clear(run_folder: Path) -> None:
+    """Remove the last start's ending and failures, so that nobody reads them as this start's."""
+    for path in (run_folder / FOLDER / NAME, *(run_folder / FOLDER).glob("rank-*.json")):
+        durable.remove(path)
+
+
+def write_failure(run_folder: Path, failure: Failure, *, rank: int, host: str) -> bool:
+    """Write `errors/rank-NNNN.json`, the same block as on the console. Never fails; False when it could not."""
+    return _try_write(run_folder / FOLDER / f"rank-{rank:04d}.json", failure.as_json() | {"rank": rank, "host": host})
+
+
+def _try_write(path: Path, value: object) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_json(path, value)
+    except (OSError, Failure):
+        return False
+    return True

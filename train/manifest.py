@@ -1,0 +1,139 @@
+"""A checkpoint's list of contents: what makes a folder a checkpoint, and tells a damaged one from a whole one."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from entrypoint import ExitCode, Failure
+
+NAME = "manifest.json"
+FORMAT = 1  # of the files beside the manifest; the envelope {"manifest", "sha256"} stays the same for every format
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+LIMIT = 1 << 20  # bytes; ours has a few hundred
+
+
+class Damaged(Exception):
+    """This checkpoint cannot be used; the text says which file and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file: its size in bytes and the sha256 of its content, in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The step that a checkpoint was taken after, the torch that wrote it, and its files by name."""
+
+    format: int
+    step: int
+    torch: str
+    files: Mapping[str, Entry]
+
+
+def entry(data: bytes) -> Entry:
+    """The entry of a file that is to hold `data`."""
+    return Entry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The manifest's file, which carries its own hash. The same content always gives the same bytes."""
+    inner = asdict(manifest)
+    return (json.dumps({"manifest": inner, "sha256": _own_hash(inner)}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def from_bytes(data: bytes) -> Manifest:
+    """Read back what `to_bytes` wrote. The hash is compared first: a flipped bit is damage, not a new format.
+
+    Raises:
+        Damaged: not a manifest, or its own hash differs.
+        Failure: SECURITY for a name that is not a plain file name.
+    """
+    try:
+        envelope = json.loads(data)
+        inner, told = envelope["manifest"], envelope["sha256"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Damaged(f"{NAME} is not a manifest") from error
+    if _own_hash(inner) != told:
+        raise Damaged(f"{NAME} does not match its own hash{_claims(inner)}")
+    try:
+        files = inner["files"]
+        _refuse_paths(files)
+        entries = {name: Entry(size=int(e["size"]), sha256=str(e["sha256"])) for name, e in files.items()}
+        return Manifest(format=int(inner["format"]), step=int(inner["step"]), torch=str(inner["torch"]), files=entries)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(f"{NAME} lacks a part: {error}") from error
+
+
+def read(folder: Path, name: str, *, limit: int | None = None) -> bytes:
+    """The bytes of `folder/name`, through no link, device or pipe.
+
+    Raises:
+        Damaged: missing, unreadable, or longer than `limit`.
+        Failure: SECURITY when it, or the folder, is a link or not a regular file.
+    """
+    with opened(folder, name) as file:
+        data: bytes = file.read() if limit is None else file.read(limit + 1)
+    if limit is not None and len(data) > limit:
+        raise Damaged(f"{name} is longer than {limit} bytes")
+    return data
+
+
+def opened(folder: Path, name: str) -> IO[bytes]:
+    """`folder/name` open for reading; raises as `read` does."""
+    if folder.is_symlink() or (folder / name).is_symlink():
+        raise _unsafe(f"{folder / name} is reached through a symbolic link")
+    try:
+        within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
+        finally:
+            os.close(within)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _unsafe(f"{folder / name} is a symbolic link") from error
+        raise Damaged(f"{name}: {os.strerror(error.errno or errno.EIO)}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _unsafe(f"{folder / name} is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def compare(name: str, expected: Entry, found: Entry) -> None:
+    """Raises Damaged, naming the file, unless both are the same."""
+    if expected.size != found.size:
+        raise Damaged(f"{name} has {found.size} bytes, not {expected.size}")
+    if expected.sha256 != found.sha256:
+        raise Damaged(f"{name} does not match its hash")
+
+
+def _own_hash(inner: Any) -> str:
+    return hashlib.sha256(json.dumps(inner, sort_keys=True).encode()).hexdigest()
+
+
+def _claims(inner: Any) -> str:
+    """The version text for a manifest whose hash is wrong and which says that it is newer."""
+    told = inner.get("format") if isinstance(inner, dict) else None
+    return "" if told == FORMAT else f" (it claims format {told}; this version reads {FORMAT})"
+
+
+def _refuse_paths(files: Mapping[str, Any]) -> None:
+    for name in files:
+        if not PLAIN.fullmatch(name) or name == NAME:
+            raise _unsafe(f"a checkpoint's manifest names {name!r}, which is not a plain file name")
+
+
+def _unsafe(what: str) -> Failure:
+    return Failure(what, fix="delete this checkpoint: this project does not write such", code=ExitCode.SECURITY)
