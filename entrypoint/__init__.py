@@ -1,6 +1,19 @@
 """From a scheduler's environment to N running processes. `train` may import the names offered here, and no others."""
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.launch import make_plan, run_plan
+from entrypoint.options import Options, add_launch_arguments, options_from
+from entrypoint.plan import Plan
 from entrypoint.world import World
 
-__all__ = ["ExitCode", "Failure", "World"]
+__all__ = [
+    "ExitCode",
+    "Failure",
+    "Options",
+    "Plan",
+    "World",
+    "add_launch_arguments",
+    "make_plan",
+    "options_from",
+    "run_plan",
+]

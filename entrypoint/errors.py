@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     NO_PROGRESS = 93  # no progress over the last starts of this job
 
 
-class Failure(Exception):  # noqa: N818 - read as a noun: "a failure has a fix"
+class Failure(Exception):
     """A failure that the user can act on. Raised deep, shown once by `main`, never with a traceback.
 
     Args:

@@ -50,13 +50,14 @@ def options_from(
     Raises:
         Failure: USAGE, naming the argument or variable and its value.
     """
-    device_source, device = _first(arguments, environ, "device", device)
-    if device not in get_args(Device):
-        raise _bad(device_source, device, "auto, cpu or cuda")
+    device_source, wanted = _first(arguments, environ, "device", device)
+    devices: dict[str, Device] = {name: name for name in get_args(Device)}
+    if wanted not in devices:
+        raise _bad(device_source, wanted, "auto, cpu or cuda")
     source, procs = _first(arguments, environ, "procs_per_node", procs_per_node)
     manual = {name: _whole(f"--{name.replace('_', '-')}", getattr(arguments, name)) for name in _MANUAL_NUMBERS}
     options = Options(
-        device=device,
+        device=devices[wanted],
         procs_per_node=_whole(source, None if procs == "auto" else procs, least=1),
         master_addr=arguments.master_addr,
         interface=environ.get("ENTRYPOINT_INTERFACE") or None,

@@ -38,9 +38,7 @@ class Plan:
     def worlds(self) -> tuple[World, ...]:
         """The world of each rank that this task starts."""
         first = self.world
-        return tuple(
-            replace(first, rank=first.rank + i, local_rank=first.local_rank + i) for i in range(self.spawn)
-        )
+        return tuple(replace(first, rank=first.rank + i, local_rank=first.local_rank + i) for i in range(self.spawn))
 
 
 def plan(found: Allocation, options: Options, machine: Machine, environ: Mapping[str, str]) -> Plan:
@@ -97,8 +95,10 @@ def choose_device(options: Options, machine: Machine, environ: Mapping[str, str]
 
 def _no_gpu(machine: Machine, environ: Mapping[str, str], promised: bool) -> Failure:
     flags = {"apptainer": "apptainer exec --nv", "docker": "docker run --gpus all"}
-    fix = f"start the container with `{flags[machine.container]}`" if machine.container in flags else (
-        "check `nvidia-smi` on this host (in a container: apptainer exec --nv, docker run --gpus all)"
+    fix = (
+        f"start the container with `{flags[machine.container]}`"
+        if machine.container in flags
+        else ("check `nvidia-smi` on this host (in a container: apptainer exec --nv, docker run --gpus all)")
     )
     value = environ.get("CUDA_VISIBLE_DEVICES")
     return Failure(

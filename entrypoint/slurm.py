@@ -65,7 +65,11 @@ def read_step(environ: Mapping[str, str]) -> Allocation:
     alone = max(counts) == 1
     return Allocation(
         launcher="slurm-node" if alone else "slurm-task",
-        **numbers,
+        task=numbers["task"],
+        num_tasks=numbers["num_tasks"],
+        local_task=numbers["local_task"],
+        node_rank=numbers["node_rank"],
+        num_nodes=numbers["num_nodes"],
         tasks_here=counts[numbers["node_rank"]],
         hosts=hosts,
         may_spawn=alone,

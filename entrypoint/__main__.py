@@ -1,0 +1,111 @@
+"""The command `entrypoint`: show what was detected, or run any command once per rank."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, run_plan
+from entrypoint.errors import ExitCode
+
+_EXAMPLES = """examples:
+  entrypoint show                        what would be started here, and why
+  entrypoint run -- python script.py     your own script, once per GPU
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our exit code and our two halves."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving with 2."""
+        raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
+
+
+def build_parser() -> Parser:
+    """The command line."""
+    parser = Parser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=_RAW)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="show|run")
+    show = commands.add_parser("show", help="what was detected, the plan, and where each value came from")
+    show.add_argument("--json", action="store_true", help="one JSON object")
+    run = commands.add_parser("run", help="run a command once per rank with torchrun's contract set")
+    run.add_argument("--logs", metavar="DIR", default="logs", help="folder for rank-NNNN.log (default: logs)")
+    for each in (show, run):
+        add_launch_arguments(each)
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
+    return parser
+
+
+_RAW = argparse.RawDescriptionHelpFormatter
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments: argparse.Namespace | None = None
+    try:
+        arguments = build_parser().parse_args(argv)
+        return _COMMANDS[arguments.command](arguments, os.environ)
+    except Failure as failure:
+        if arguments is not None and getattr(arguments, "json", False):
+            print(json.dumps({"error": failure.as_json()}))
+        else:
+            print(failure, file=sys.stderr)
+        return int(failure.code)
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        return int(ExitCode.BUG)
+
+
+def _show(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    planned = make_plan(environ, options_from(arguments, environ))
+    print(json.dumps(as_json(planned)) if arguments.json else as_table(planned))
+    return 0
+
+
+def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise Failure("no command to run", fix="entrypoint run -- python script.py", code=ExitCode.USAGE)
+    planned = make_plan(environ, options_from(arguments, environ))
+    return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {"show": _show, "run": _run}
+
+
+def as_json(planned: Plan) -> dict[str, Any]:
+    """The object that `show --json` promises."""
+    return {
+        "launcher": planned.launcher,
+        "world": asdict(planned.world),
+        "hosts": list(planned.hosts),
+        "spawn": planned.spawn,
+        "device": planned.device,
+        "sources": dict(planned.sources),
+        "warnings": list(planned.warnings),
+    }
+
+
+def as_table(planned: Plan) -> str:
+    """The same for a person."""
+    world = asdict(planned.world)
+    rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, ""), ("device", planned.device, "")]
+    rows += [(name, str(value), planned.sources.get(name, "")) for name, value in world.items()]
+    rows += [("hosts", ",".join(planned.hosts) or "not known", planned.sources.get("hosts", ""))]
+    rows += [("spawn", str(planned.spawn), "ranks that this task starts")]
+    width = max(len(value) for _, value, _ in rows)
+    lines = [f"{name:<17} {value:<{width}}  {source}".rstrip() for name, value, source in rows]
+    return "\n".join([*lines, *(f"WARNING: {warning}" for warning in planned.warnings)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""One rank's process: started so that it dies with its parent, ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.tee import Tee
+from entrypoint.world import World
+
+_PR_SET_PDEATHSIG = 1  # source: prctl(2)
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(slots=True)
+class Child:
+    """A started rank and where its output goes."""
+
+    world: World
+    process: subprocess.Popen[bytes]
+    tee: Tee
+
+    def send(self, signum: int) -> None:
+        """Signal the rank itself (its data loader workers follow it)."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signum)
+
+    def kill_group(self) -> None:
+        """End the rank and everything in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def start(command: Sequence[str], environ: Mapping[str, str], world: World, tee: Tee) -> Child:
+    """Start one rank in a session of its own, so that a terminal's Ctrl-C reaches it through the parent only.
+
+    Raises:
+        Failure: NO_INPUT, where the command cannot be started.
+    """
+    parent = os.getpid()
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
+        )
+    except (OSError, ValueError) as error:
+        raise Failure(
+            f"the command cannot be started: {error}",
+            found=" ".join(command),
+            fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",
+            code=ExitCode.NO_INPUT,
+        ) from error
+    return Child(world=world, process=process, tee=tee)
+
+
+def die_with_parent(signum: int, parent: int) -> None:
+    """Ask the kernel for `signum` when the parent ends, however it ends; the check covers a parent already gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(int(ExitCode.PEER))

@@ -1,0 +1,137 @@
+"""The two calls of every front door: plan from the environment, and run a command once per rank of the plan."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from entrypoint import hygiene, network
+from entrypoint.children import die_with_parent, start
+from entrypoint.detect import RUN_ID, detect
+from entrypoint.host import read_machine
+from entrypoint.options import Options
+from entrypoint.plan import Plan, plan
+from entrypoint.supervise import Inbox, Watch, supervise
+from entrypoint.tee import Console, Tee, open_log
+from entrypoint.world import World, to_environ
+
+
+def make_plan(environ: Mapping[str, str], options: Options) -> Plan:
+    """What this task will start, from the environment and this machine.
+
+    Raises:
+        Failure: where launching would train wrongly, hang, or cannot work.
+    """
+    machine = read_machine(environ)
+    return plan(detect(environ, options, machine), options, machine, environ)
+
+
+def run_plan(planned: Plan, command: Sequence[str], environ: Mapping[str, str], *, log_dir: Path, foreign: bool) -> int:
+    """Run `command` once per rank and wait; returns the exit code for the task.
+
+    Output goes to `log_dir/rank-NNNN.log`, and the world's rank 0 to the console. `foreign`: not our own worker.
+
+    Raises:
+        Failure: before anything is started, where it cannot work.
+    """
+    console = Console(is_terminal=sys.stderr.isatty())
+    with Inbox() as inbox, _Scratch(environ) as scratch:
+        if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
+            die_with_parent(signal.SIGTERM, os.getppid())
+        if planned.world.num_nodes > 1:
+            network.resolve(planned.world.master_addr)
+        base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
+        _tell(planned, notes, console)
+        shared = base | _common(planned, environ, console) | _own_port(planned, foreign)
+        children = []
+        for world in planned.worlds():
+            tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
+            children.append(start(command, to_environ_of(shared, world), world, tee))
+        return supervise(Watch(children, planned.hostname, foreign, console), inbox)
+
+
+def to_environ_of(shared: Mapping[str, str], world: World) -> dict[str, str]:
+    """One rank's whole environment. MASTER_PORT of the shared part wins: it was found free."""
+    return {**shared, **to_environ(world), **{k: v for k, v in shared.items() if k == "MASTER_PORT"}}
+
+
+def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict[str, str]:
+    """What all ranks of this task share, beside the user's own variables."""
+    variables = {
+        RUN_ID: planned.run_id,
+        "ENTRYPOINT_DEVICE": planned.device,
+        "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),
+        "ENTRYPOINT_HOSTS": ",".join(planned.hosts),
+        "ENTRYPOINT_LAUNCHER": planned.launcher,
+        "ENTRYPOINT_AGENT_STORE": str(int(planned.agent_store)),
+        "ENTRYPOINT_TTY": str(int(console.is_terminal)),
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(planned.threads),
+    }
+    if console.is_terminal:
+        variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
+    return variables | _interfaces(planned, environ)
+
+
+def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Which network the ranks talk over: the one that leads to rank 0, unless the user chose.
+
+    NCCL's name is a prefix unless it begins with `=`; gloo wants one whole name.
+    """
+    if planned.world.world_size == 1:
+        return {}
+    chosen = environ.get("ENTRYPOINT_INTERFACE")
+    if planned.world.num_nodes == 1:
+        name = chosen or "lo"
+    else:
+        name = chosen or network.interface_towards(network.resolve(planned.world.master_addr)) or ""
+    found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+    return {variable: value for variable, value in found.items() if chosen or not environ.get(variable)}
+
+
+def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:
+    """A foreign command opens its store on MASTER_PORT itself: it gets one that is free now.
+
+    On several nodes all must know it without talking, so that it is the first candidate, free or not.
+    """
+    if not foreign or planned.agent_store:
+        return {}
+    ports = planned.ports if planned.world.num_nodes == 1 else planned.ports[:1]
+    if planned.world.rank > 0 and planned.spawn < planned.world.world_size:
+        return {"MASTER_PORT": str(planned.ports[0])}
+    host = network.resolve(planned.world.master_addr)
+    with network.bind_first_free(host, ports) as listener:
+        return {"MASTER_PORT": str(listener.getsockname()[1])}
+
+
+def _tell(planned: Plan, notes: Sequence[str], console: Console) -> None:
+    """Once per run, by the task that holds rank 0."""
+    if planned.world.rank == 0:
+        for note in notes:
+            console.say(f"note: {note}")
+        for warning in planned.warnings:
+            console.say(f"WARNING: {warning}")
+
+
+class _Scratch:
+    """A private folder for a home that cannot be written; gone when the run ends."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._path: Path | None = None
+
+    def __enter__(self) -> Path | None:
+        needed = not hygiene.writable(self._environ.get("HOME")) or not hygiene.writable(
+            self._environ.get("TMPDIR") or "/tmp"
+        )
+        parent = hygiene.scratch_parent(self._environ) if needed else None
+        self._path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        if self._path:
+            shutil.rmtree(self._path, ignore_errors=True)

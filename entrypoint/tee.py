@@ -1,0 +1,91 @@
+"""A rank's output to its log file, to the console for rank 0, and to a short memory for error reports."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from entrypoint.errors import ExitCode, Failure
+
+_LONGEST_LINE = 65_536
+
+
+@dataclass(slots=True)
+class Console:
+    """The parent's own two streams, by descriptor. A reader that goes away (`| head -1`) must not end a training."""
+
+    out: int = 1
+    err: int = 2
+    is_terminal: bool = False
+    _closed: set[int] = field(default_factory=set)
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Pass bytes on, or drop them once nobody reads."""
+        view = memoryview(data)
+        while view and descriptor not in self._closed:
+            try:
+                view = view[os.write(descriptor, view) :]
+            except OSError:
+                self._closed.add(descriptor)
+
+    def say(self, text: str) -> None:
+        """One message of the parent's own."""
+        self.write(self.err, (text + "\n").encode(errors="replace"))
+
+
+@dataclass(slots=True)
+class Tee:
+    """Splits one rank's bytes. Of a line that a progress bar rewrote with carriage returns, the log keeps the last."""
+
+    log: IO[bytes]
+    console: Console | None
+    memory: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+    _pending: dict[int, bytes] = field(default_factory=dict)
+
+    def feed(self, descriptor: int, data: bytes) -> None:
+        """`descriptor` is where these bytes would have gone: 1 or 2."""
+        if self.console:
+            self.console.write(self.console.out if descriptor == 1 else self.console.err, data)
+        *lines, rest = (self._pending.get(descriptor, b"") + data).split(b"\n")
+        for line in lines:
+            self._keep(line)
+        self._pending[descriptor] = rest.rpartition(b"\r")[2] if len(rest) > _LONGEST_LINE else rest
+
+    def close(self) -> None:
+        """Write what has no newline yet."""
+        for rest in self._pending.values():
+            if rest:
+                self._keep(rest)
+        self._pending.clear()
+        self.log.close()
+
+    def _keep(self, line: bytes) -> None:
+        text = line.removesuffix(b"\r").rpartition(b"\r")[2]
+        self.memory.append(text.decode(errors="replace"))
+        try:
+            self.log.write(text + b"\n")
+            self.log.flush()
+        except OSError:
+            pass  # a full disk must not end a training over its log; a save that fails says so itself
+
+
+def open_log(folder: Path, rank: int) -> IO[bytes]:
+    """The rank's log, appended to: a requeued job goes on in the same file.
+
+    Raises:
+        Failure: OUTPUT, where it cannot be written.
+    """
+    path = folder / f"rank-{rank:04d}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        raise Failure(
+            f"the log of rank {rank} cannot be written: {error.strerror}",
+            found=str(path),
+            fix="choose a folder that you can write with run.output_dir=FOLDER (in a container: mount one)",
+            code=ExitCode.OUTPUT,
+        ) from error
