@@ -1,0 +1,188 @@
+"""All ranks at one store, before any process group: same run, no rank twice, no GPU twice, or a clear refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from torch import distributed as dist
+
+from entrypoint import ExitCode, Failure, World, network
+
+_NONCE = "train/nonce"
+_ANSWER_S = 5.0  # for one store to answer a question; a foreign service on our port never does
+_RETRY_S = 0.2
+
+
+def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str = "") -> dist.Store:
+    """The store that all ranks share, once all are there and agree.
+
+    Args:
+        gpu: UUID of this rank's GPU, empty on the CPU.
+
+    Raises:
+        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds; FACTS for a rank that is there
+            twice, two ranks on one GPU, or ranks that disagree about the world.
+    """
+    deadline = time.monotonic() + timeout_s
+    store = _open(world, environ, deadline)
+    if world.world_size > 1:
+        _check_in(store, world, gpu)
+        _compare(_wait_for_all(store, world, deadline), world)
+    return store
+
+
+def _open(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:
+    if world.world_size == 1:
+        return dist.HashStore()
+    run_id = environ.get("ENTRYPOINT_RUN_ID", "")
+    ports = [int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")]
+    if environ.get("ENTRYPOINT_AGENT_STORE") == "1":
+        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        agents = _client(world.master_addr, world.master_port, world.world_size, deadline - time.monotonic())
+        return dist.PrefixStore(f"train/attempt-{attempt}", agents)
+    if world.rank == 0:
+        return _serve(world, ports, run_id, deadline)
+    return _find(world, ports, run_id, deadline)
+
+
+def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
+    listener = _listen(world, ports)
+    address, port = listener.getsockname()[:2]
+    for earlier in ports[: list(ports).index(port)]:
+        if _speaks_for(run_id, world, earlier):
+            raise _twice(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
+    store = dist.TCPStore(
+        "127.0.0.1" if address in ("0.0.0.0", "::") else address,
+        port,
+        world.world_size,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=max(deadline - time.monotonic(), 1.0)),
+        master_listen_fd=listener.detach(),
+    )
+    store.set(_NONCE, run_id)
+    return store
+
+
+def _listen(world: World, ports: Sequence[int]) -> socket.socket:
+    """Listen on one address only: torch's store asks nobody for a password.
+
+    On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to a service's address:
+    then only all interfaces will do.
+    """
+    address = network.resolve(world.master_addr)
+    if world.num_nodes > 1 and (address.startswith("127.") or address == "::1" or not _is_ours(address)):
+        address = "0.0.0.0"
+    return network.bind_first_free(address, ports)
+
+
+def _is_ours(address: str) -> bool:
+    try:
+        network.bind_first_free(address, [0]).close()
+    except Failure:
+        return False
+    return True
+
+
+def _find(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
+    """Try the candidates until a store answers with this run's nonce: refused is normal until the deadline."""
+    started, error = time.monotonic(), None
+    address = network.resolve(world.master_addr)
+    while True:
+        for port in ports:
+            error = network.probe(address, port, _ANSWER_S)
+            if error is None and (store := _ours(run_id, world, address, port)):
+                store.set_timeout(timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
+                return store
+        if time.monotonic() > deadline:
+            raise network.unreachable(world.master_addr, ports, error, time.monotonic() - started)
+        time.sleep(_RETRY_S)
+
+
+def _speaks_for(run_id: str, world: World, port: int) -> bool:
+    address = network.resolve(world.master_addr)
+    return network.probe(address, port, _ANSWER_S) is None and _ours(run_id, world, address, port) is not None
+
+
+def _ours(run_id: str, world: World, address: str, port: int) -> dist.Store | None:
+    try:
+        store = _client(address, port, world.world_size, _ANSWER_S)
+        return store if store.get(_NONCE).decode() == run_id else None
+    except (dist.DistError, RuntimeError, UnicodeDecodeError):
+        return None  # another program's port, or another run's store
+
+
+def _client(address: str, port: int, world_size: int, timeout_s: float) -> dist.Store:
+    wait = timedelta(seconds=max(timeout_s, 1.0))
+    return dist.TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=wait)
+
+
+def _check_in(store: dist.Store, world: World, gpu: str) -> None:
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
+    mine = json.dumps(me)
+    winner = store.compare_set(f"train/who/{world.rank}", "", mine).decode()
+    if winner != mine:
+        other = json.loads(winner)
+        raise _twice(world.rank, f"{other['host']} pid {other['pid']} and {me['host']} pid {me['pid']}")
+
+
+def _wait_for_all(store: dist.Store, world: World, deadline: float) -> list[dict[str, object]]:
+    keys = [f"train/who/{rank}" for rank in range(world.world_size)]
+    try:
+        store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
+    except (dist.DistError, RuntimeError) as error:
+        missing = [str(rank) for rank, key in enumerate(keys) if not _has(store, key)]
+        raise Failure(
+            f"not all ranks arrived: missing {', '.join(missing) or 'none, but the store is gone'}",
+            found=f"{world.world_size - len(missing)} of {world.world_size} ranks",
+            fix="look at the output of the missing ranks; launch.timeouts.start=SECONDS waits longer",
+            code=ExitCode.PEER,
+        ) from error
+    return [json.loads(value) for value in store.multi_get(keys)]
+
+
+def _has(store: dist.Store, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except (dist.DistError, RuntimeError):
+        return True
+
+
+def _compare(who: Sequence[Mapping[str, object]], world: World) -> None:
+    for rank, other in enumerate(who):
+        if other["world_size"] != world.world_size:
+            raise Failure(
+                f"rank {rank} and rank {world.rank} disagree about the number of ranks",
+                found=f"{other['world_size']} on {other['host']}, {world.world_size} here",
+                fix="give all nodes the same number of GPUs, or set --procs-per-node to the same number everywhere",
+                code=ExitCode.FACTS,
+            )
+    users: dict[tuple[object, object], list[int]] = defaultdict(list)
+    for rank, other in enumerate(who):
+        if other["gpu"]:
+            users[other["host"], other["gpu"]].append(rank)
+    for (host, gpu), ranks in users.items():
+        if len(ranks) > 1:
+            raise Failure(
+                f"ranks {' and '.join(map(str, ranks))} use the same GPU",
+                found=f"{gpu} on {host}",
+                expected="one GPU for each rank",
+                fix="give each task its own: srun --gpus-per-node=N --ntasks-per-node=N, without --gres-flags tricks",
+                code=ExitCode.FACTS,
+            )
+
+
+def _twice(rank: int, found: str) -> Failure:
+    return Failure(
+        f"two processes say that they are rank {rank}",
+        found=found,
+        expected="each rank once",
+        fix="read ranks inside the task, not in the batch script: start it with srun, and export no RANK",
+        code=ExitCode.FACTS,
+    )
