@@ -1,0 +1,103 @@
+"""From the global batch of the config and the size of the world to micro batches, accumulation and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from entrypoint import ExitCode, Failure
+
+# Without a search for the largest that fits, a micro batch is at most this: it fits small GPUs with small images.
+LARGEST_AUTO = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """global_ = micro x accumulation x world samples make one optimizer step. All at least 1."""
+
+    global_: int
+    micro: int
+    accumulation: int
+    world: int
+
+    def __str__(self) -> str:
+        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {self.world} ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Optimizer steps in an epoch and in the whole run, and the samples that each epoch leaves over."""
+
+    per_epoch: int
+    total: int
+    dropped: int
+
+
+def batches(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> Batches:
+    """Derive the accumulation.
+
+    Raises:
+        Failure: USAGE with the numbers and the nearest legal values, where a remainder is left.
+    """
+    per_rank, rest = divmod(global_batch_size, world_size)
+    if rest:
+        raise remainder(f"{world_size} ranks", global_batch_size, world_size, ())
+    micro = largest_divisor(per_rank, LARGEST_AUTO) if micro_batch_size == "auto" else micro_batch_size
+    if per_rank % micro:
+        name = f"train.micro_batch_size {micro} x {world_size} ranks"
+        raise remainder(name, global_batch_size, micro * world_size, nearest_divisors(per_rank, micro))
+    return Batches(global_=global_batch_size, micro=micro, accumulation=per_rank // micro, world=world_size)
+
+
+def remainder(name: str, global_batch_size: int, unit: int, micros: tuple[int, ...]) -> Failure:
+    """A global batch that is no multiple of `unit`; `micros` are micro batches that would divide it."""
+    legal = nearest_multiples(global_batch_size, unit)
+    choices = [f"train.global_batch_size={' or '.join(map(str, legal))}"]
+    if micros:
+        choices.append(f"train.micro_batch_size={' or '.join(map(str, micros))}")
+    return Failure(
+        f"train.global_batch_size {global_batch_size} cannot be divided among {name}",
+        found=f"{global_batch_size} = {global_batch_size // unit} x {unit} + {global_batch_size % unit}",
+        expected=f"a multiple of {unit}",
+        fix=f"set {', or '.join(choices)}",
+        code=ExitCode.USAGE,
+    )
+
+
+def steps(batch: Batches, samples: int, *, epochs: int, max_steps: int | None) -> Steps:
+    """Count optimizer steps; the last, partial global batch of an epoch is dropped, and max_steps is a cap.
+
+    Raises:
+        Failure: USAGE, where the data set is smaller than one global batch.
+    """
+    per_epoch, dropped = divmod(samples, batch.global_)
+    if per_epoch == 0:
+        legal = samples // batch.world * batch.world
+        value = f"set train.global_batch_size to at most {legal}" if legal else f"use at most {samples} ranks"
+        raise Failure(
+            f"the training set is smaller than train.global_batch_size {batch.global_}: an epoch would have no step",
+            found=f"{samples} training samples",
+            expected=f"{batch.global_} or more",
+            fix=f"{value}, or give more data",
+            code=ExitCode.USAGE,
+        )
+    total = epochs * per_epoch
+    return Steps(per_epoch=per_epoch, total=total if max_steps is None else min(total, max_steps), dropped=dropped)
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+
+
+def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
+    """The divisors of `number` next below and above `near`; below alone where none is above."""
+    below = largest_divisor(number, near)
+    above = next((divisor for divisor in range(near, min(number, 2**20) + 1) if number % divisor == 0), None)
+    return (below,) if above is None else (below, above)
+
+
+def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
+    """The positive multiples of `unit` next below and above `number`."""
+    below = number // unit * unit
+    return (below, below + unit) if below else (unit,)
