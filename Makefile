@@ -1,0 +1,75 @@
+# Every step of CI is a target here. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
+	--no-emit-index-url --no-header --no-annotate
+SHELL_FILES = $(shell git ls-files -- '*.sh' .ci/run image tests/cluster tests/testbed | xargs -r grep -lE '^\#!.*bash')
+
+.PHONY: help run test lint format env env-dev lock testbed image sif clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
+
+run: env ## make .venv and train the quickstart
+	@$(BIN)/train
+
+test: env-dev ## run every test that this machine can run (REQUIRE_ALL=1: a skip is a failure)
+	@if [[ $$(id -u) == 0 && -e /etc/debian_version ]]; then tests/testbed; fi
+	rm -f .coverage .coverage.*
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/coverage run -m pytest $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include='entrypoint/*' --fail-under=90
+	$(BIN)/coverage report --include='train/*' --fail-under=85
+
+lint: env-dev ## check style, types and shell scripts
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck $(SHELL_FILES)
+
+format: env-dev ## rewrite the code in the one format
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+env: $(VENV)/.runtime ## make .venv from requirements.lock
+env-dev: $(VENV)/.dev
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+	  echo 'ERROR: Python 3.11 or newer is needed'; echo '  fix: apt-get install python3, or make PYTHON=python3.13 ...'; exit 1; } >&2
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || {
+	  echo 'ERROR: this Python cannot make a virtual environment'; echo '  fix: apt-get install python3-venv python3-pip'; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.runtime: requirements.lock pyproject.toml $(VENV)/.python
+	@echo 'installing the locked packages (once; about two minutes and 6 GB, most of it CUDA)'
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+	touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	touch $@
+
+lock: env-dev ## write the lock files anew from pyproject.toml
+	@$(UV_COMPILE) --extra build pyproject.toml -o requirements.lock
+	$(UV_COMPILE) --extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+
+testbed: ## as root on Debian: install and build the real engines that the tests use
+	@tests/testbed
+
+image: ## build the OCI image `train` with docker, podman or buildah
+	@tests/build-image image
+
+sif: ## build train.sif
+	@tests/build-image sif train.sif
+
+clean: ## remove what was built here (not the caches)
+	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
