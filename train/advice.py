@@ -59,10 +59,10 @@ def _number(text: str, default: Any) -> str:
     return f"write a plain number, such as {show(default)}; in YAML 1.2, 0777, 1_000 and 12:30:00 are text"
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The most similar of `names`, if any is similar."""
+def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
+    """The most similar of `names`, if any is as similar as that."""
     lowered = {known.lower(): known for known in names}
-    return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, 0.6)), None)
+    return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
@@ -72,7 +72,7 @@ def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
         return elsewhere[key]
     if close := nearest(key, siblings):
         return f"{section}.{close}".removeprefix(".")
-    close = nearest(key, elsewhere)
+    close = nearest(key, elsewhere, 0.75)
     return elsewhere[close] if close else None
 
 

@@ -40,21 +40,20 @@ def batches(global_batch_size: int, micro_batch_size: int | Literal["auto"], wor
         Failure: USAGE with the numbers and the nearest legal values, where a remainder is left.
     """
     per_rank, rest = divmod(global_batch_size, world_size)
-    if rest:
-        raise remainder(f"{world_size} ranks", global_batch_size, world_size, ())
-    micro = largest_divisor(per_rank, LARGEST_AUTO) if micro_batch_size == "auto" else micro_batch_size
-    if per_rank % micro:
-        name = f"train.micro_batch_size {micro} x {world_size} ranks"
-        raise remainder(name, global_batch_size, micro * world_size, nearest_divisors(per_rank, micro))
+    micro = largest_divisor(per_rank or 1, LARGEST_AUTO) if micro_batch_size == "auto" else micro_batch_size
+    if rest or per_rank % micro:
+        raise remainder(global_batch_size, micro_batch_size, world_size)
     return Batches(global_=global_batch_size, micro=micro, accumulation=per_rank // micro, world=world_size)
 
 
-def remainder(name: str, global_batch_size: int, unit: int, micros: tuple[int, ...]) -> Failure:
-    """A global batch that is no multiple of `unit`; `micros` are micro batches that would divide it."""
-    legal = nearest_multiples(global_batch_size, unit)
-    choices = [f"train.global_batch_size={' or '.join(map(str, legal))}"]
-    if micros:
-        choices.append(f"train.micro_batch_size={' or '.join(map(str, micros))}")
+def remainder(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> Failure:
+    """A global batch that leaves a remainder, with values that do not."""
+    micro = None if micro_batch_size == "auto" else micro_batch_size
+    unit = world_size * (micro or 1)
+    choices = [f"train.global_batch_size={_either(nearest_multiples(global_batch_size, unit))}"]
+    if micro and global_batch_size % world_size == 0:
+        choices.append(f"train.micro_batch_size={_either(nearest_divisors(global_batch_size // world_size, micro))}")
+    name = f"train.micro_batch_size {micro} x {world_size} ranks" if micro else f"{world_size} ranks"
     return Failure(
         f"train.global_batch_size {global_batch_size} cannot be divided among {name}",
         found=f"{global_batch_size} = {global_batch_size // unit} x {unit} + {global_batch_size % unit}",
@@ -62,6 +61,10 @@ def remainder(name: str, global_batch_size: int, unit: int, micros: tuple[int, .
         fix=f"set {', or '.join(choices)}",
         code=ExitCode.USAGE,
     )
+
+
+def _either(numbers: tuple[int, ...]) -> str:
+    return " or ".join(map(str, numbers))
 
 
 def steps(batch: Batches, samples: int, *, epochs: int, max_steps: int | None) -> Steps:

@@ -80,7 +80,9 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         pytest.param("a: !!int foo", ExitCode.USAGE, "!!int", id="tag"),
         pytest.param("a: !mine 3", ExitCode.USAGE, "!mine", id="own-tag"),
         pytest.param("a: !!set {b}", ExitCode.USAGE, "!!set", id="set-tag"),
-        pytest.param("a: 1\nb: 2\na: 3", ExitCode.USAGE, "line 3, column 1: a is written twice, first on line 1", id="twice"),
+        pytest.param(
+            "a: 1\nb: 2\na: 3", ExitCode.USAGE, "line 3, column 1: a is written twice, first on line 1", id="twice"
+        ),
         pytest.param("a: {b: 1, b: 2}", ExitCode.USAGE, "a.b is written twice", id="twice-nested"),
         pytest.param(BOMB, ExitCode.USAGE, "more values", id="anchor-bomb"),
         pytest.param("a: &a [*a]", ExitCode.USAGE, "more values", id="endless-alias"),
@@ -112,7 +114,7 @@ def test_bad_text_is_refused_with_place_and_fix(text: str, code: ExitCode, said:
 
 
 def test_a_missing_file_is_missing_input(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no.yaml does not exist") as caught:
+    with pytest.raises(Failure, match=r"no\.yaml does not exist") as caught:
         yaml12.read_file(tmp_path / "no.yaml")
     assert caught.value.code == ExitCode.NO_INPUT
 
