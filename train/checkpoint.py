@@ -5,37 +5,35 @@
 
 Order of a commit, and what a kill or a power cut leaves at each point:
 
-1. `.tmp-...` folder, each file written and fsynced: ignored, swept at the next start;
+1. a folder `.tmp-...`, each file written and fsynced: ignored, and swept at the next start;
 2. the manifest, written last, by rename, and the folder fsynced: the same;
-3. the folder renamed to `step-...`: whole, since all of it was on disk before;
+3. the folder renamed to `step-...`: whole, since all of it was on the disk before;
 4. `checkpoints/` fsynced: **committed**. `save` returns after this point only.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy.ctypeslib  # noqa: F401 - safetensors loads it at the first save, when the image's files may be gone
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from
 from safetensors.torch import save as bytes_from
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train import durable, manifest
-from train.manifest import Damaged, Entry, Manifest
+from train import durable, manifest, shelf
+from train.manifest import Damaged, Manifest
 
-STATE = "state.json"
-SUFFIX = ".safetensors"
-STEP = re.compile(r"step-(\d{8,})")
-REPLACED = ".old-"  # a checkpoint of the same step, until the new one stands in its place
+STATE, SUFFIX = "state.json", ".safetensors"
+OVER = "start over with checkpoint.resume=never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +44,28 @@ class Committed:
     step: int
     contents: Manifest
     skipped: tuple[str, ...] = ()
+
+
+def prepare(folder: Path, *, need: int = 0) -> list[str]:
+    """Make `folder` ready: sweep what killed writers left (their names are returned), and rehearse one small save.
+
+    The rehearsal shows before training that checkpoints can be kept there, with `need` bytes to spare, and loads all
+    code that a save runs: a signal may take the image's file server away (Apptainer under proctrack/linuxproc).
+    On rank 0, before `newest`.
+
+    Raises:
+        Failure: as `save` does.
+    """
+    shelf.steps(folder)  # refuses a link before anything is written through it
+    durable.prepare(folder, need)
+    swept = shelf.sweep(folder)
+    rehearsal = folder / f"{durable.TEMPORARY}rehearsal"
+    try:
+        save(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, state={}, keep=1)
+        newest(rehearsal)
+    finally:
+        durable.remove(rehearsal)
+    return swept
 
 
 def save(
@@ -59,17 +79,30 @@ def save(
 ) -> Path:
     """Commit a checkpoint of `step` in `folder` (the run's `checkpoints/`), then prune. On rank 0 only.
 
+    Saving the same content again writes nothing. Another content for the same step replaces it.
+
     Args:
         tensors: by group ("model", "optimizer") and name; any device, any layout; copied before they are written.
         state: everything else, as JSON; NaN and infinities are allowed.
         keep: how many checkpoints stay; `best` is a step that stays as well.
 
-    Saving the same content again writes nothing. Another content for the same step replaces it.
-
     Raises:
-        Failure: IO or OUTPUT, see `durable.MEANING`; `kept` names the last committed checkpoint.
+        Failure: as in `durable.MEANING`; `kept` names the last committed checkpoint.
     """
-    raise NotImplementedError
+    before = shelf.steps(folder)
+    files = _encoded(tensors, state)
+    entries = {name: manifest.entry(data) for name, data in files.items()}
+    contents = Manifest(format=manifest.FORMAT, step=step, torch=torch.__version__, files=entries)
+    final = folder / shelf.name(step)
+    try:
+        with durable.told(final):
+            if not _holds(final, contents):
+                _commit(final, files, contents)
+    except Failure as failure:
+        failure.kept = next((str(path) for at, path in reversed(before.items()) if at != step), None)
+        raise
+    shelf.prune(folder, keep=keep, best=best, trusted=step)
+    return final
 
 
 def newest(folder: Path) -> Committed | None:
@@ -79,12 +112,24 @@ def newest(folder: Path) -> Committed | None:
         Failure: DATA when there are checkpoints and all are damaged, or the newest was written by a newer version;
             SECURITY for links and for paths in a manifest.
     """
-    raise NotImplementedError
+    skipped: list[str] = []
+    for step, path in reversed(shelf.steps(folder).items()):
+        try:
+            return Committed(path=path, step=step, contents=shelf.examine(path), skipped=tuple(skipped))
+        except Damaged as reason:
+            skipped.append(f"{path.name}: {reason}")
+    if skipped:
+        raise Failure(f"no checkpoint in {folder} is whole", found="; ".join(skipped), fix=OVER, code=ExitCode.DATA)
+    return None
 
 
 def at(folder: Path, step: int) -> Committed:
     """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. Raises as `newest` does."""
-    raise NotImplementedError
+    path = shelf.steps(folder).get(step, folder / shelf.name(step))
+    try:
+        return Committed(path=path, step=step, contents=shelf.examine(path))
+    except Damaged as reason:
+        raise _damaged(path, reason) from reason
 
 
 def load(committed: Committed) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -93,17 +138,71 @@ def load(committed: Committed) -> tuple[dict[str, dict[str, Tensor]], dict[str, 
     Raises:
         Failure: DATA when it was damaged since it was found.
     """
-    raise NotImplementedError
+    try:
+        files = {name: _checked(committed, name) for name in committed.contents.files}
+        groups = {name.removesuffix(SUFFIX): data for name, data in files.items() if name.endswith(SUFFIX)}
+        return {group: tensors_from(data) for group, data in groups.items()}, json.loads(files[STATE])
+    except (Damaged, SafetensorError, ValueError, KeyError, RecursionError) as reason:
+        raise _damaged(committed.path, reason) from reason
 
 
-def prune(folder: Path, *, keep: int, best: int | None = None, trusted: int | None = None) -> list[str]:
-    """Delete all but the `keep` newest whole checkpoints, never `best` nor the newest valid one; the names deleted.
+def _encoded(tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """The content of each file by its name."""
+    files = {
+        f"{group}{SUFFIX}": bytes_from({k: _snapshot(v) for k, v in named.items()}) for group, named in tensors.items()
+    }
+    return files | {STATE: json.dumps(state, indent=1).encode()}
 
-    trusted: the step that this process has just committed; it needs no reading again.
-    """
-    raise NotImplementedError
+
+def _snapshot(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU that shares memory with nothing (tied weights are saved twice)."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
-def sweep(folder: Path) -> list[str]:
-    """Remove what killed writers left in `folder`, and say what. On rank 0, before anything is written there."""
-    raise NotImplementedError
+def _holds(path: Path, contents: Manifest) -> bool:
+    try:
+        return shelf.examine(path) == contents
+    except Damaged:
+        return False
+
+
+def _commit(final: Path, files: Mapping[str, bytes], contents: Manifest) -> None:
+    """The four points of the module's docstring. Raises OSError or Failure, and leaves no temporary folder."""
+    temporary = final.with_name(f"{durable.TEMPORARY}{final.name}-{os.urandom(4).hex()}")
+    try:
+        temporary.mkdir(parents=True)
+        for name, data in files.items():
+            durable.create(temporary / name, data)
+        durable.write(temporary / manifest.NAME, manifest.to_bytes(contents))
+        _place(temporary, final, contents)
+        durable.sync(final.parent)
+    finally:
+        durable.remove(temporary)
+    durable.remove(final.with_name(shelf.REPLACED + final.name))
+
+
+def _place(temporary: Path, final: Path, contents: Manifest) -> None:
+    """Rename `temporary` to `final`; what stood there stays, and counts, until the new one is committed."""
+    if final.exists():
+        old = final.with_name(shelf.REPLACED + final.name)
+        durable.remove(old)
+        os.rename(final, old)
+    try:
+        durable.patiently(lambda: os.rename(temporary, final))
+    except FileNotFoundError:  # a file server did it, lost its answer, and was asked again
+        with suppress(Damaged):
+            if shelf.listed(final) == contents:
+                return
+        raise
+
+
+def _checked(committed: Committed, name: str) -> bytes:
+    expected = committed.contents.files[name]
+    data = manifest.read(committed.path, name, limit=expected.size)
+    manifest.compare(name, expected, manifest.entry(data))
+    return data
+
+
+def _damaged(path: Path, reason: Exception) -> Failure:
+    fix = f"delete it, so that the one before is taken, or {OVER}"
+    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=fix, code=ExitCode.DATA)

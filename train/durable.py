@@ -43,12 +43,12 @@ MEANING: dict[int, tuple[ExitCode, str]] = {
 }
 
 
-def failure(error: OSError, path: Path) -> Failure:
-    """What a user reads when writing `path` was refused: the system's words, and the space that is left."""
+def failure(error: OSError, path: Path, action: str = "write") -> Failure:
+    """What a user reads when `action` on `path` was refused: the system's words, and the space that is left."""
     number = error.errno or errno.EIO
     code, fix = MEANING.get(number, (ExitCode.IO, _SERVER))
     found = f"{os.strerror(number)} (errno {number}, {errno.errorcode.get(number, '?')}){_free(path)}"
-    return Failure(f"cannot write {path}", found=found, fix=fix, code=code)
+    return Failure(f"cannot {action} {path}", found=found, fix=fix, code=code)
 
 
 def _free(path: Path) -> str:
@@ -62,12 +62,12 @@ def _free(path: Path) -> str:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turn an OSError from writing `path` into its Failure."""
+def told(path: Path, action: str = "write") -> Iterator[None]:
+    """Turn an OSError from `action` on `path` into its Failure."""
     try:
         yield
     except OSError as error:
-        raise failure(error, path) from error
+        raise failure(error, path, action) from error
 
 
 def write(path: Path, data: bytes) -> None:

@@ -8,10 +8,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from entrypoint import ExitCode, Failure
 
@@ -73,42 +75,54 @@ def from_bytes(data: bytes) -> Manifest:
         _refuse_paths(files)
         entries = {name: Entry(size=int(e["size"]), sha256=str(e["sha256"])) for name, e in files.items()}
         return Manifest(format=int(inner["format"]), step=int(inner["step"]), torch=str(inner["torch"]), files=entries)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{NAME} lacks a part: {error}") from error
 
 
-def read(folder: Path, name: str, *, limit: int | None = None) -> bytes:
+def read(folder: Path, name: str, *, limit: int) -> bytes:
     """The bytes of `folder/name`, through no link, device or pipe.
 
     Raises:
         Damaged: missing, unreadable, or longer than `limit`.
         Failure: SECURITY when it, or the folder, is a link or not a regular file.
     """
-    with opened(folder, name) as file:
-        data: bytes = file.read() if limit is None else file.read(limit + 1)
-    if limit is not None and len(data) > limit:
+    with opened(folder, name) as file, _readable(name):
+        data = file.read(limit + 1)
+    if len(data) > limit:
         raise Damaged(f"{name} is longer than {limit} bytes")
     return data
 
 
-def opened(folder: Path, name: str) -> IO[bytes]:
+def measured(folder: Path, name: str) -> Entry:
+    """The entry that `folder/name` has now, read piece by piece; raises as `read` does."""
+    with opened(folder, name) as file, _readable(name):
+        digest = hashlib.file_digest(file, "sha256")
+        return Entry(size=file.tell(), sha256=digest.hexdigest())
+
+
+def opened(folder: Path, name: str) -> BufferedReader:
     """`folder/name` open for reading; raises as `read` does."""
     if folder.is_symlink() or (folder / name).is_symlink():
         raise _unsafe(f"{folder / name} is reached through a symbolic link")
-    try:
+    with _readable(name):
         within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
         finally:
             os.close(within)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _unsafe(f"{folder / name} is a symbolic link") from error
-        raise Damaged(f"{name}: {os.strerror(error.errno or errno.EIO)}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise _unsafe(f"{folder / name} is not a regular file")
     return os.fdopen(handle, "rb")
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Turn an OSError from reading `name` into Damaged: an older checkpoint may be on a better part of the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"{name}: {os.strerror(error.errno or errno.EIO)}") from error
 
 
 def compare(name: str, expected: Entry, found: Entry) -> None:

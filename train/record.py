@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from entrypoint import World
+from train import durable, source
 from train.config import RunConfig
 
-IMAGE = Path("/opt/image.json")  # written when the image is built: its name, digest and commit
+RUN, CONFIG = "run.json", "config.yaml"
+PROJECT = "train-image"
+PACKAGES = (PROJECT, "torch", "torchvision", "accelerate", "safetensors", "numpy")
+# What belongs to a training that is not continued; the configuration and the record of it go with it.
+RESULTS = ("checkpoints", "best.json", "metrics.jsonl", "tensorboard", "report", "errors", RUN, CONFIG)
 
 
 def write_config(run_folder: Path, config: RunConfig) -> None:
     """Write `config.yaml`, complete, so that `train --config` of it is the same run. On rank 0.
 
     Raises:
-        Failure: see `durable.MEANING`.
+        Failure: as in `durable.MEANING`.
     """
-    raise NotImplementedError
+    text = yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    durable.write(run_folder / CONFIG, text.encode())
 
 
 def write_run(
@@ -41,16 +56,78 @@ def write_run(
         now: seconds since 1970.
 
     Raises:
-        Failure: see `durable.MEANING`.
+        Failure: as in `durable.MEANING`.
     """
-    raise NotImplementedError
+    start = {"at": _utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
+    facts = {
+        "versions": versions(),
+        "image": source.image(environ),
+        "git": source.commit(),
+        "world": asdict(world),
+        "sources": dict(sources),
+        "argv": [*argv],
+        "starts": [*(read_run(run_folder) or {}).get("starts", []), start | _job(environ)],
+    }
+    durable.write_json(run_folder / RUN, {"hosts": [*hosts], "launcher": launcher} | facts)
 
 
 def read_run(run_folder: Path) -> dict[str, Any] | None:
     """What `write_run` left; None when there is none or it is unreadable."""
-    raise NotImplementedError
+    try:
+        found = json.loads((run_folder / RUN).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("starts"), list) else None
+
+
+def versions() -> dict[str, str | None]:
+    """Python's, this project's and its packages' versions; None for one that is not installed as a package."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
 def set_aside(run_folder: Path) -> Path | None:
-    """Move an earlier run's checkpoints, metrics and records to `before-N/` (checkpoint.resume=never); None if none."""
-    raise NotImplementedError
+    """Move an earlier run's results to `before-N/` (checkpoint.resume=never); the folder, or None if there were none.
+
+    Raises:
+        Failure: as in `durable.MEANING`.
+    """
+    there = [name for name in RESULTS if (run_folder / name).exists()]
+    if not there:
+        return None
+    number = 1 + max((int(p.name.removeprefix("before-")) for p in run_folder.glob("before-[0-9]*")), default=0)
+    place = run_folder / f"before-{number}"
+    with durable.told(place):
+        place.mkdir()
+        for name in there:
+            os.rename(run_folder / name, place / name)
+        durable.sync(run_folder)
+    return place
+
+
+def _job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The scheduler's name for this start: the same job id again is a requeue."""
+    nouns = {"job": "SLURM_JOB_ID", "restart": "SLURM_RESTART_COUNT"}
+    return {noun: environ[variable] for noun, variable in nouns.items() if environ.get(variable)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that YAML 1.2 reads as numbers and PyYAML's 1.1 does not ("1e5", "0o17")."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    looks_numeric = re.match(r"[-+.]?[0-9]", value) is not None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'" if looks_numeric else None)
+
+
+_Dumper.add_representer(str, _text)
