@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 
@@ -39,9 +40,8 @@ class Shielded:
         """Count it. A pipe without a reader stays so: point it at /dev/null, or Python's last flush exits with 120."""
         self.lost += 1
         if isinstance(error, BrokenPipeError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 def shield() -> None:

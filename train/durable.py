@@ -163,5 +163,7 @@ def prepare(folder: Path, need: int = 0) -> None:
         finally:
             remove(probe)
         disk = os.statvfs(folder)
-        if disk.f_bavail * disk.f_frsize < need:
-            raise OSError(errno.ENOSPC, f"{need} bytes are needed")
+    if disk.f_bavail * disk.f_frsize < need:
+        short = failure(OSError(errno.ENOSPC, "too little"), folder)
+        short.expected = f"{need / 1e6:.1f} MB free"
+        raise short

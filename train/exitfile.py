@@ -38,15 +38,28 @@ def read(run_folder: Path) -> Ending | None:
         return None
 
 
-def clear(run_folder: Path) -> None:
-    """Remove the last start's ending and failures, so that nobody reads them as this start's."""
-    for path in (run_folder / FOLDER / NAME, *(run_folder / FOLDER).glob("rank-*.json")):
-        durable.remove(path)
+def clear(run_folder: Path, *, rank: int, world_size: int) -> None:
+    """Remove what the last start said about this rank, so that nobody reads it as this start's. On every rank.
+
+    Rank 0 also removes the ending, and what ranks said that this world no longer has; not the others' files: a rank
+    that failed early may already have written its own.
+    """
+    folder = run_folder / FOLDER
+    durable.remove(_of_rank(folder, rank))
+    if rank == 0:
+        durable.remove(folder / NAME)
+        stay = {_of_rank(folder, other) for other in range(world_size)}
+        for path in set(folder.glob("rank-*.json")) - stay:
+            durable.remove(path)
 
 
 def write_failure(run_folder: Path, failure: Failure, *, rank: int, host: str) -> bool:
     """Write `errors/rank-NNNN.json`, the same block as on the console. Never fails; False when it could not."""
-    return _try_write(run_folder / FOLDER / f"rank-{rank:04d}.json", failure.as_json() | {"rank": rank, "host": host})
+    return _try_write(_of_rank(run_folder / FOLDER, rank), failure.as_json() | {"rank": rank, "host": host})
+
+
+def _of_rank(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:04d}.json"
 
 
 def _try_write(path: Path, value: object) -> bool:

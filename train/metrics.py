@@ -69,9 +69,9 @@ class Metrics:
         if self._lines:
             with self._surviving(NAME):
                 self._lines.add({"event": event, "step": step, "time": now} | _finite(values))
-        if self._curves:
+        if self._curves and (points := _numbers(event, values)):
             with self._surviving(CURVES):
-                self._curves.write(_numbers(event, values), step=step, now=now)
+                self._curves.write(points, step=step, now=now)
 
     def close(self) -> None:
         """Close the files; never fails, and may be called twice."""
@@ -118,12 +118,17 @@ class Lines:
 
 
 def _trim(path: Path, step: int) -> None:
-    if not path.exists():
+    if path.is_symlink() or not path.exists():
         return
-    kept = [event for event in read(path) if event.get("step", 0) <= step]
+    kept = [event for event in read(path) if not _is_later(event, step)]
     text = "".join(json.dumps(event) + "\n" for event in kept)
     if text.encode() != path.read_bytes():
         durable.write(path, text.encode())
+
+
+def _is_later(event: dict[str, Any], step: int) -> bool:
+    at = event.get("step")
+    return isinstance(at, int) and at > step
 
 
 def _curves(folder: Path, step: int, now: float) -> Any:

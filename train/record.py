@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -94,8 +95,8 @@ def set_aside(run_folder: Path) -> Path | None:
     there = [name for name in RESULTS if (run_folder / name).exists()]
     if not there:
         return None
-    number = 1 + max((int(p.name.removeprefix("before-")) for p in run_folder.glob("before-[0-9]*")), default=0)
-    place = run_folder / f"before-{number}"
+    places = (run_folder / f"before-{number}" for number in itertools.count(1))
+    place = next(place for place in places if not place.exists())
     with durable.told(place):
         place.mkdir()
         for name in there:
