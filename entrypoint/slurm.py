@@ -24,6 +24,12 @@ STEP = {
     "hosts": "SLURM_STEP_NODELIST",
     "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
 }
+# How many of each the job has, as its batch script and an interactive shell see it.
+SHELL = {
+    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "tasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "groups": ("SLURM_HET_SIZE",),
+}
 # Slurm keeps step ids from here up for itself: batch script 0xfffffffb, interactive step 0xfffffffa, printed unsigned
 # by some versions and as -5 and -6 by others. Source: slurm/slurm.h, SLURM_BATCH_SCRIPT and its neighbours.
 _FIRST_RESERVED_STEP = 0xFFFFFFF0
@@ -86,14 +92,18 @@ def read_shell(environ: Mapping[str, str], machine: Machine) -> None:
     Raises:
         Failure: FACTS, where the job has more, or where this machine is not one of the job's nodes.
     """
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    tasks = environ.get("SLURM_NTASKS") or environ.get("SLURM_NPROCS") or "1"
-    if integer("SLURM_JOB_NUM_NODES", nodes) > 1 or integer("SLURM_NTASKS", tasks) > 1:
-        raise _without_srun(f"SLURM_JOB_NUM_NODES={nodes} SLURM_NTASKS={tasks}", "the job has several nodes or tasks")
+    counts = {noun: _first(environ, names) for noun, names in SHELL.items()}
+    if any(integer(variable, number) > 1 for variable, number in counts.values()):
+        found = " ".join(f"{variable}={number}" for variable, number in counts.values())
+        raise _without_srun(found, "the job has several nodes or tasks")
     names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     here = environ.get("SLURMD_NODENAME") or machine.hostname
     if names and machine.container != "docker" and here not in expand_hosts(names, "SLURM_JOB_NODELIST"):
         raise _without_srun(f"this host is {here}, SLURM_JOB_NODELIST={names}", "this host is not one of the job's")
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+    return next(((name, environ[name]) for name in names if environ.get(name)), (names[0], "1"))
 
 
 def _without_srun(found: str, why: str) -> Failure:

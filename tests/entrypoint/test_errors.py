@@ -1,0 +1,27 @@
+"""The block that a user reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint.errors import ExitCode, Failure
+
+
+def test_a_failure_reads_as_code_what_facts_and_fix() -> None:
+    failure = Failure("no ranks", fix="start some", code=ExitCode.FACTS, found="0", expected="1", kept="step-1")
+    expected = "ERROR[76] no ranks\n  found: 0\n  expected: 1\n  fix: start some\n  kept: step-1"
+    assert str(failure) == expected
+
+
+def test_facts_that_are_not_known_leave_no_empty_lines() -> None:
+    assert str(Failure("broken", fix="mend it", code=ExitCode.DATA)) == "ERROR[65] broken\n  fix: mend it"
+
+
+def test_the_json_form_holds_code_what_and_fix() -> None:
+    failure = Failure("broken", fix="mend it", code=ExitCode.DATA, found="x")
+    assert failure.as_json() == {"code": 65, "what": "broken", "fix": "mend it", "found": "x"}
+
+
+@pytest.mark.parametrize(("name", "number"), [("PEER", 69), ("STOPPED", 75), ("FACTS", 76), ("DIVERGED", 90)])
+def test_codes_that_batch_scripts_know_keep_their_numbers(name: str, number: int) -> None:
+    assert ExitCode[name] == number

@@ -1,0 +1,83 @@
+"""What is read from this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint import host
+
+PLAIN = (("GPU-aaaa-1", ()), ("GPU-bbbb-2", ()), ("GPU-bbcc-3", ()))
+MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen"),
+    [
+        (None, ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-bbcc-3"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("1", ["GPU-bbbb-2"]),
+        ("2,0", ["GPU-bbcc-3", "GPU-aaaa-1"]),
+        ("0, 1", ["GPU-aaaa-1", "GPU-bbbb-2"]),
+        ("0,7,1", ["GPU-aaaa-1"]),
+        ("0,0", ["GPU-aaaa-1"]),
+        ("GPU-bbbb-2,0", ["GPU-bbbb-2", "GPU-aaaa-1"]),
+        ("GPU-a", ["GPU-aaaa-1"]),
+        ("GPU-bb", []),
+    ],
+)
+def test_visible_gpus_follow_cudas_rules(wanted: str | None, seen: list[str]) -> None:
+    assert list(host.visible(PLAIN, wanted)) == seen
+
+
+def test_a_mig_name_is_found_under_its_gpu() -> None:
+    assert host.visible(MIG, "MIG-2") == ("MIG-2",)
+
+
+def test_a_gpu_with_mig_shows_its_first_instance() -> None:
+    assert host.visible(MIG, "0,1") == ("MIG-1", "GPU-bbbb-2")
+
+
+@pytest.mark.parametrize(
+    ("mark", "engine"), [(".singularity.d/", "apptainer"), (".dockerenv", "docker"), ("run/.containerenv", "docker")]
+)
+def test_a_container_is_known_by_its_mark(tmp_path: Path, mark: str, engine: str) -> None:
+    path = tmp_path / mark
+    path.mkdir(parents=True) if mark.endswith("/") else (path.parent.mkdir(exist_ok=True), path.touch())
+    assert host.container(tmp_path) == engine
+
+
+def test_a_plain_machine_is_no_container(tmp_path: Path) -> None:
+    assert host.container(tmp_path) == "none"
+
+
+def test_a_job_that_a_parent_is_in_is_seen_through_a_cleaned_environment() -> None:
+    code = "import os; from entrypoint.host import parents_job; print(parents_job(os.getppid())['SLURM_JOB_ID'])"
+    shell = ["sh", "-c", f'env -u SLURM_JOB_ID "{sys.executable}" -c "{code}"; true']
+    done = subprocess.run(
+        shell, env={**os.environ, "SLURM_JOB_ID": "77"}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "77"
+
+
+def test_a_parent_whose_environment_cannot_be_read_ends_the_search(tmp_path: Path) -> None:
+    assert host.parents_job(4242, proc=tmp_path) == {}
+
+
+def test_a_program_name_with_parentheses_does_not_hide_the_parent(tmp_path: Path) -> None:
+    for pid, environ, parent in ((9, b"A=1\0", 8), (8, b"SLURM_JOB_ID=5\0SLURM_NTASKS=4\0X=1\0", 1)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "environ").write_bytes(environ)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b (c) S {parent} 0 0")
+    assert host.parents_job(9, proc=tmp_path) == {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "4"}
+
+
+def test_the_machine_tells_its_own_name_not_the_shells() -> None:
+    assert host.read_machine({"HOSTNAME": "elsewhere"}).hostname == socket.gethostname().split(".")[0]

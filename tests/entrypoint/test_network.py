@@ -1,0 +1,102 @@
+"""Ports, interfaces, and telling failures apart."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entrypoint import network
+from entrypoint.errors import Failure
+
+
+@given(st.text(max_size=30))
+def test_candidates_are_distinct_and_below_the_ephemeral_range(key: str) -> None:
+    ports = network.candidates(key)
+    assert len(set(ports)) == len(ports) == network.CANDIDATES
+    assert all(20_000 <= port < 32_768 for port in ports)
+
+
+def test_all_tasks_of_a_launch_derive_the_same_candidates() -> None:
+    assert network.candidates("slurm:7.0.0") == network.candidates("slurm:7.0.0")
+
+
+def test_two_jobs_on_a_node_derive_different_candidates() -> None:
+    assert network.candidates("slurm:7.0.0") != network.candidates("slurm:8.0.0")
+
+
+def test_a_narrow_range_gives_each_of_its_ports_once() -> None:
+    assert sorted(network.candidates("k", (30_000, 30_002))) == [30_000, 30_001, 30_002]
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    with network.bind_first_free("127.0.0.1", network.candidates("taken")) as taken:
+        port = taken.getsockname()[1]
+        with network.bind_first_free("127.0.0.1", [port, *network.candidates("other")]) as second:
+            assert second.getsockname()[1] != port
+
+
+def test_ports_that_are_all_taken_are_named() -> None:
+    with network.bind_first_free("127.0.0.1", network.candidates("all")) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Failure, match="taken by another process") as caught:
+            network.bind_first_free("127.0.0.1", [port])
+    assert str(port) in str(caught.value.found)
+
+
+def test_an_address_of_another_machine_is_refused_with_its_name() -> None:
+    with pytest.raises(Failure, match=r"192\.0\.2\.1"):
+        network.bind_first_free("192.0.2.1", [20_001])
+
+
+def test_a_name_that_does_not_resolve_is_named() -> None:
+    with pytest.raises(Failure, match=r"no-such-host\.invalid") as caught:
+        network.resolve("no-such-host.invalid")
+    assert caught.value.code == 69
+    assert "MASTER_ADDR" in caught.value.fix
+
+
+def test_an_address_resolves_to_itself() -> None:
+    assert network.resolve("127.0.0.1") == "127.0.0.1"
+
+
+def test_a_listener_answers_a_probe() -> None:
+    with network.bind_first_free("127.0.0.1", network.candidates("probe")) as listener:
+        assert network.probe("127.0.0.1", listener.getsockname()[1], 5.0) is None
+
+
+def test_a_closed_port_refuses_a_probe() -> None:
+    with network.bind_first_free("127.0.0.1", network.candidates("closed")) as listener:
+        port = listener.getsockname()[1]
+    assert isinstance(network.probe("127.0.0.1", port, 5.0), ConnectionRefusedError)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "nothing listens"),
+        (OSError(errno.EHOSTUNREACH, "no route"), "no route to the host"),
+        (OSError(errno.ENETUNREACH, "no net"), "no route to the host"),
+        (TimeoutError("timed out"), "firewall"),
+        (None, "not this run"),
+    ],
+)
+def test_each_way_of_not_reaching_the_master_has_its_own_words(error: OSError | None, words: str) -> None:
+    failure = network.unreachable("node01", [20_001], error, 10.0)
+    assert words in failure.what
+    assert "node01" in str(failure.found)
+
+
+def test_the_interface_towards_loopback_is_lo() -> None:
+    assert network.interface_towards("127.0.0.1") == "lo"
+
+
+def test_an_address_without_a_route_has_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_route(*_: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", no_route)
+    assert network.interface_towards("192.0.2.1") is None

@@ -1,0 +1,65 @@
+"""Command line over ENTRYPOINT_* over the file."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from entrypoint.errors import Failure
+from entrypoint.options import Options, add_launch_arguments, options_from
+
+
+def parse(line: str = "", environ: dict[str, str] | None = None, **file: object) -> Options:
+    parser = argparse.ArgumentParser()
+    add_launch_arguments(parser)
+    return options_from(parser.parse_args(line.split()), environ or {}, **file)  # type: ignore[arg-type]
+
+
+def test_nothing_asked_leaves_everything_open() -> None:
+    assert parse() == Options()
+
+
+def test_the_command_line_wins_over_the_variable_over_the_file() -> None:
+    environ = {"ENTRYPOINT_DEVICE": "cuda", "ENTRYPOINT_PROCS_PER_NODE": "3"}
+    options = parse("--device cpu", environ, device="auto", procs_per_node=2)
+    assert (options.device, options.procs_per_node) == ("cpu", 3)
+
+
+def test_the_file_counts_where_nothing_else_is_said() -> None:
+    assert parse(device="cpu", procs_per_node=2) == Options(device="cpu", procs_per_node=2)
+
+
+def test_auto_on_the_command_line_lifts_the_files_number() -> None:
+    assert parse("--procs-per-node auto", procs_per_node=2).procs_per_node is None
+
+
+def test_a_port_range_is_read() -> None:
+    assert parse(environ={"ENTRYPOINT_PORT_RANGE": "30000-30009"}).port_range == (30000, 30009)
+
+
+def test_machines_by_hand_are_read_together() -> None:
+    options = parse("--nodes 2 --node-rank 1 --master-addr a --master-port 4000")
+    assert (options.nodes, options.node_rank, options.master_addr, options.master_port) == (2, 1, "a", 4000)
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "named"),
+    [
+        ("--device gpu", {}, "--device"),
+        ("", {"ENTRYPOINT_DEVICE": "tpu"}, "ENTRYPOINT_DEVICE"),
+        ("--procs-per-node 0", {}, "--procs-per-node"),
+        ("--procs-per-node two", {}, "--procs-per-node"),
+        ("", {"ENTRYPOINT_PROCS_PER_NODE": "-1"}, "ENTRYPOINT_PROCS_PER_NODE"),
+        ("", {"ENTRYPOINT_PORT_RANGE": "9-10"}, "ENTRYPOINT_PORT_RANGE"),
+        ("--nodes 2", {}, "--node-rank, --master-addr"),
+        ("--nodes 2 --node-rank 2 --master-addr a", {}, "--node-rank"),
+        ("--master-port 4000", {}, "--nodes"),
+        ("--nodes x --node-rank 0 --master-addr a", {}, "--nodes"),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_source(line: str, environ: dict[str, str], named: str) -> None:
+    with pytest.raises(Failure, match=named) as caught:
+        parse(line, environ)
+    assert caught.value.code == 64
+    assert caught.value.fix

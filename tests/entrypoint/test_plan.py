@@ -1,0 +1,118 @@
+"""Which ranks a task starts. GPUs are names here: this machine has none."""
+
+from __future__ import annotations
+
+import pytest
+from machines import captured, fake_gpus, machine
+
+from entrypoint.detect import detect
+from entrypoint.errors import Failure
+from entrypoint.host import Machine
+from entrypoint.options import Options
+from entrypoint.plan import Plan, plan
+
+
+def planned(environ: dict[str, str], here: Machine | None = None, **options: object) -> Plan:
+    here, wanted = here or machine(), Options(**options)  # type: ignore[arg-type]
+    return plan(detect(environ, wanted, here), wanted, here, environ)
+
+
+def test_a_bare_machine_starts_one_rank_per_gpu() -> None:
+    found = planned({}, machine(gpus=fake_gpus(4)))
+    assert (found.device, found.spawn, found.world.world_size) == ("cuda", 4, 4)
+
+
+def test_a_machine_without_gpus_starts_one_rank_on_the_cpu() -> None:
+    assert (planned({}).device, planned({}).spawn) == ("cpu", 1)
+
+
+def test_the_number_of_ranks_on_the_cpu_is_the_users() -> None:
+    assert planned({}, procs_per_node=3).world.world_size == 3
+
+
+def test_one_task_per_node_starts_one_rank_per_gpu_and_counts_over_nodes() -> None:
+    found = planned(captured("per-node/task-1@node02"), machine(hostname="node02", gpus=fake_gpus(2)))
+    ranks = [(world.rank, world.local_rank, world.world_size) for world in found.worlds()]
+    assert ranks == [(2, 0, 4), (3, 1, 4)]
+
+
+def test_one_task_per_gpu_starts_one_rank_and_keeps_its_local_rank() -> None:
+    found = planned(captured("per-gpu/task-3@node02"), machine(hostname="node02", gpus=fake_gpus(2)))
+    assert (found.spawn, found.world.local_rank, found.warnings) == (1, 1, ())
+
+
+def test_a_gpu_bound_to_each_task_is_accepted_with_the_better_flag_named() -> None:
+    found = planned(captured("gpus-per-task/task-1@node01"), machine(gpus=fake_gpus(1)))
+    assert "--gpu-bind=none" in found.warnings[0]
+
+
+def test_gpus_left_idle_are_said() -> None:
+    found = planned({}, machine(gpus=fake_gpus(4)), procs_per_node=2)
+    assert "2 of 4 visible GPUs" in found.warnings[0]
+
+
+def test_cores_are_shared_among_the_ranks_of_a_node() -> None:
+    assert planned({}, machine(cores=8), procs_per_node=2).threads == 4
+
+
+def test_the_device_asked_for_wins_over_gpus_that_are_there() -> None:
+    assert planned({}, machine(gpus=fake_gpus(2)), device="cpu").device == "cpu"
+
+
+def test_gpus_hidden_on_purpose_leave_the_cpu() -> None:
+    assert planned({"CUDA_VISIBLE_DEVICES": ""}).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("environ", "container", "flag"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "none", "nvidia-smi"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "apptainer", "--nv"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "docker", "--gpus all"),
+    ],
+)
+def test_gpus_promised_and_not_there_are_refused_with_the_flag(environ, container, flag) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(Failure, match="no GPU can be used here") as caught:
+        planned(environ, machine(container=container))
+    assert caught.value.code == 78
+    assert flag in caught.value.fix
+
+
+def test_cuda_asked_for_without_gpus_is_refused() -> None:
+    with pytest.raises(Failure, match="no GPU") as caught:
+        planned({}, device="cuda")
+    assert caught.value.code == 78
+
+
+@pytest.mark.parametrize(("asked", "gpus"), [(3, 2), (2, 1)])
+def test_more_ranks_than_gpus_are_refused_with_both_numbers(asked: int, gpus: int) -> None:
+    with pytest.raises(Failure, match=f"{asked} ranks on this node and only {gpus} GPUs") as caught:
+        planned({}, machine(gpus=fake_gpus(gpus)), procs_per_node=asked)
+    assert caught.value.code == 78
+
+
+def test_more_tasks_than_gpus_are_refused() -> None:
+    environ = captured("uneven/task-0@node01")
+    with pytest.raises(Failure, match="4 ranks on this node and only 2 GPUs"):
+        planned(environ, machine(gpus=fake_gpus(2)))
+
+
+def test_a_number_of_ranks_that_contradicts_the_tasks_is_refused() -> None:
+    with pytest.raises(Failure, match="in another number than asked") as caught:
+        planned(captured("per-gpu/task-0@node01"), device="cpu", procs_per_node=3)
+    assert caught.value.code == 76
+
+
+def test_a_number_of_ranks_that_equals_the_tasks_is_accepted() -> None:
+    assert planned(captured("per-gpu/task-0@node01"), device="cpu", procs_per_node=2).spawn == 1
+
+
+def test_a_port_given_by_the_user_is_the_only_candidate() -> None:
+    assert planned(captured("per-gpu/task-0@node01") | {"MASTER_PORT": "31000"}, device="cpu").ports == (31000,)
+
+
+def test_one_mpi_rank_per_node_starts_more_only_when_asked() -> None:
+    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    environ |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_ADDR": "node01"}
+    assert planned(environ, machine(gpus=fake_gpus(2))).spawn == 1
+    assert planned(environ, machine(gpus=fake_gpus(2)), procs_per_node=2).world.world_size == 4

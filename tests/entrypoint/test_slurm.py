@@ -1,0 +1,149 @@
+"""Slurm: every captured situation has its answer here, and what contradicts itself is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from machines import ENVIRONS, captured, machine, read_environ
+
+from entrypoint import slurm
+from entrypoint.detect import detect
+from entrypoint.errors import Failure
+from entrypoint.options import Options
+from entrypoint.plan import plan
+
+CPU = Options(device="cpu")
+TWO_BY_TWO = "node01:0 node01:1 node02:0 node02:1"
+ONE_EACH = "node01:0 node02:0"
+
+# Situation -> launcher, then where each rank sits as host:local_rank. Written from the situations' commands.
+TASKS = {
+    "array": ("slurm-node", ONE_EACH),
+    "cyclic": ("slurm-task", "node01:0 node02:0 node01:1 node02:1"),
+    "gpu-bind-none": ("slurm-task", TWO_BY_TWO),
+    "gpus-per-task": ("slurm-task", TWO_BY_TWO),
+    "het": ("slurm-task", "node01:0 node02:0 node02:1 node03:0 node03:1"),
+    "node-order": ("slurm-task", "node01:0 node01:1 node03:0 node03:1"),
+    "one-task": ("slurm-node", "node01:0"),
+    "openmpi-slurm": ("openmpi", TWO_BY_TWO),
+    "per-gpu": ("slurm-task", TWO_BY_TWO),
+    "per-node": ("slurm-node", ONE_EACH),
+    "pmi2": ("slurm-task", TWO_BY_TWO),
+    "requeued": ("slurm-node", ONE_EACH),
+    "salloc": ("slurm-task", TWO_BY_TWO),
+    "salloc-interactive": ("slurm-task", "node01:0 node01:1 node01:2 node02:0"),
+    "srun-direct": ("slurm-task", "node01:0 node01:1 node01:2 node02:0"),
+    "srun-pty": ("slurm-node", "node01:0"),
+    "sub-step": ("slurm-node", ONE_EACH),
+    "sub-step-inherited": ("slurm-node", ONE_EACH),
+    "torchrun-srun": ("torchrun", TWO_BY_TWO),
+    "uneven": ("slurm-task", "node01:0 node01:1 node01:2 node01:3 node02:0 node02:1 node03:0"),
+}
+# Shells (batch script, salloc) of jobs with one node and one task: this node is the world. All others are refused.
+ALONE = {"batch-one-node", "one-task"}
+FILES = sorted(ENVIRONS.glob("slurm-*/*/*.env"))
+
+
+def planned(path: Path):  # type: ignore[no-untyped-def]
+    environ, here = read_environ(path), machine(hostname=path.stem.partition("@")[2])
+    return plan(detect(environ, CPU, here), CPU, here, environ)
+
+
+def rank_of(path: Path) -> int:
+    return int(re.search(r"-(\d+)@", path.name)[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if f.name.startswith("task")], ids=lambda f: str(f.relative_to(ENVIRONS))
+)
+def test_a_captured_task_gets_its_place(path: Path) -> None:
+    launcher, places = TASKS[path.parent.name]
+    seats = [place.split(":") for place in places.split()]
+    hosts = sorted({host for host, _ in seats})
+    host, local_rank = seats[rank_of(path)]
+    found = planned(path)
+    assert (found.launcher, found.spawn) == (launcher, 1)
+    assert asdict(found.world) | {"master_port": 0} == {
+        "rank": rank_of(path),
+        "local_rank": int(local_rank),
+        "world_size": len(seats),
+        "local_world_size": sum(other == host for other, _ in seats),
+        "node_rank": hosts.index(host),
+        "num_nodes": len(hosts),
+        "master_addr": "node01",
+        "master_port": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "path", [f for f in FILES if not f.name.startswith("task")], ids=lambda f: str(f.relative_to(ENVIRONS))
+)
+def test_a_captured_shell_is_alone_or_refused(path: Path) -> None:
+    if path.parent.name in ALONE:
+        assert (planned(path).launcher, planned(path).world.world_size) == ("local", 1)
+        return
+    with pytest.raises(Failure, match="not started by srun") as caught:
+        planned(path)
+    assert caught.value.code == 76
+    assert "srun" in caught.value.fix
+
+
+def test_all_tasks_of_a_step_derive_the_same_port_and_run_id() -> None:
+    plans = [planned(path) for path in FILES if path.parent.name == "uneven" and path.name.startswith("task")]
+    by_version = {(found.run_id, found.ports) for found in plans}
+    assert len(by_version) == len({path.parts[-3] for path in FILES if path.parent.name == "uneven"})
+
+
+def test_a_requeued_start_has_another_run_id() -> None:
+    environ = captured("requeued/task-0@node01")
+    assert environ["SLURM_RESTART_COUNT"] == "1"
+    assert slurm.job_key(environ) != slurm.job_key(environ | {"SLURM_RESTART_COUNT": "2"})
+
+
+@pytest.mark.parametrize("step", ["4294967291", "4294967290", "-5", "-6", ""])
+def test_slurms_own_steps_are_not_taken_for_a_job_step(step: str) -> None:
+    assert not slurm.in_step(captured("per-gpu/task-0@node01") | {"SLURM_STEP_ID": step, "SLURM_STEPID": step})
+
+
+@pytest.mark.parametrize("variable", ["SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"])
+def test_a_missing_variable_of_a_step_is_named(variable: str) -> None:
+    environ = captured("per-gpu/task-0@node01")
+    del environ[variable]
+    with pytest.raises(Failure, match=variable):
+        slurm.read_step(environ)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"SLURM_PROCID": "4"}, "SLURM_PROCID and SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_NODEID": "2"}, "SLURM_NODEID and SLURM_STEP_NUM_NODES"),
+        ({"SLURM_LOCALID": "2"}, "SLURM_LOCALID and SLURM_STEP_TASKS_PER_NODE"),
+        ({"SLURM_STEP_NODELIST": "node01"}, "SLURM_STEP_NODELIST and SLURM_STEP_NUM_NODES"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,2"}, "SLURM_STEP_TASKS_PER_NODE and SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4"}, "SLURM_STEP_TASKS_PER_NODE and SLURM_STEP_NUM_NODES"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID is not a whole number"),
+        ({"SLURM_PROCID": "-1"}, "SLURM_PROCID is not a whole number"),
+        ({"SLURM_STEP_NODELIST": "node[01"}, "SLURM_STEP_NODELIST cannot be read"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x2"}, "SLURM_STEP_TASKS_PER_NODE cannot be read"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused_by_name(change: dict[str, str], named: str) -> None:
+    with pytest.raises(Failure, match=named) as caught:
+        slurm.read_step(captured("per-gpu/task-0@node01") | change)
+    assert caught.value.code == 76
+    assert caught.value.fix
+
+
+def test_a_login_nodes_shell_with_a_one_node_job_is_refused_by_its_host() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
+    with pytest.raises(Failure, match="not one of the job's"):
+        slurm.read_shell(environ, machine(hostname="login1"))
+
+
+def test_a_shell_on_the_jobs_only_node_is_accepted() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
+    slurm.read_shell(environ, machine(hostname="node01"))

@@ -1,0 +1,87 @@
+"""torchrun's set: whole, or refused."""
+
+from __future__ import annotations
+
+import pytest
+from machines import captured, fake_gpus, machine
+
+from entrypoint import torchrun
+from entrypoint.errors import Failure
+
+WHOLE = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node01",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_a_whole_set_is_read_and_its_nodes_derived() -> None:
+    found = torchrun.read(WHOLE, machine())
+    assert (found.task, found.num_tasks, found.local_task, found.tasks_here) == (3, 4, 1, 2)
+    assert (found.node_rank, found.num_nodes, found.master_addr, found.master_port) == (1, 2, "node01", 29500)
+
+
+def test_torchruns_own_store_is_recognised() -> None:
+    assert torchrun.read(captured("torchrun-srun/task-2@node02"), machine()).agent_store
+
+
+def test_one_rank_needs_no_address() -> None:
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    found = torchrun.read(alone, machine())
+    assert (found.master_addr, found.master_port, found.warnings) == ("127.0.0.1", None, ())
+
+
+def test_without_a_local_size_the_visible_gpus_count_and_it_is_said() -> None:
+    environ = {name: value for name, value in WHOLE.items() if name != "LOCAL_WORLD_SIZE"}
+    found = torchrun.read(environ, machine(gpus=fake_gpus(2)))
+    assert found.tasks_here == 2
+    assert "LOCAL_WORLD_SIZE" in found.warnings[0]
+
+
+def test_no_set_at_all_is_no_torchrun() -> None:
+    assert not torchrun.is_set({"MASTER_ADDR": "node01", "MASTER_PORT": "29500"})
+
+
+def test_node_numbers_beside_a_pet_set_are_no_torchrun_set() -> None:
+    assert not torchrun.is_set({"RANK": "1", "WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NODE_RANK": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [
+        ({"RANK": "0"}, "LOCAL_RANK, WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK"),
+        ({"LOCAL_RANK": "0"}, "RANK, WORLD_SIZE"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK"),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, "WORLD_SIZE"),
+        ({"LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "RANK"),
+    ],
+)
+def test_half_a_set_is_refused_by_its_missing_half(environ: dict[str, str], missing: str) -> None:
+    with pytest.raises(Failure, match=rf"without {missing}\n") as caught:
+        torchrun.is_set(environ)
+    assert caught.value.code == 76
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"RANK": "4"}, "RANK must be below WORLD_SIZE"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE"),
+        ({"GROUP_RANK": "2"}, "GROUP_RANK must be below"),
+        ({"RANK": "-1"}, "RANK is not a whole number"),
+        ({"WORLD_SIZE": "four"}, "WORLD_SIZE is not a whole number"),
+        ({"WORLD_SIZE": "0"}, "RANK must be below WORLD_SIZE"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT is not a whole number"),
+        ({"MASTER_ADDR": ""}, "without MASTER_ADDR"),
+        ({"MASTER_PORT": ""}, "without MASTER_PORT"),
+        ({"LOCAL_WORLD_SIZE": "x"}, "LOCAL_WORLD_SIZE is not a whole number"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], named: str) -> None:
+    with pytest.raises(Failure, match=named) as caught:
+        torchrun.read(WHOLE | change, machine())
+    assert caught.value.code == 76

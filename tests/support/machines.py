@@ -1,0 +1,32 @@
+"""Machines and environments to plan for. GPUs here are names only: the planner never asks for more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from entrypoint.host import Machine
+
+REPOSITORY = Path(__file__).parents[2]
+ENVIRONS = REPOSITORY / "tests" / "environs"
+
+
+def machine(**changes: Any) -> Machine:
+    """A node of 8 cores without GPUs, changed as asked."""
+    values: dict[str, Any] = {"hostname": "node01", "cores": 8, "gpus": (), "container": "none", "hidden_job": {}}
+    return Machine(**(values | changes))
+
+
+def fake_gpus(count: int) -> tuple[str, ...]:
+    """UUIDs for GPUs that this machine does not have."""
+    return tuple(f"GPU-fake-{index}" for index in range(count))
+
+
+def captured(situation: str, version: str = "slurm-26.05") -> dict[str, str]:
+    """One captured environment, such as `per-gpu/task-0@node01`."""
+    return read_environ(ENVIRONS / version / f"{situation}.env")
+
+
+def read_environ(path: Path) -> dict[str, str]:
+    """A file of NAME=value lines."""
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
