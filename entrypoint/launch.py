@@ -68,6 +68,7 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict
         "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),
         "ENTRYPOINT_HOSTS": ",".join(planned.hosts),
         "ENTRYPOINT_LAUNCHER": planned.launcher,
+        "ENTRYPOINT_ONE_HOST": str(int(planned.one_host)),
         "ENTRYPOINT_AGENT_STORE": str(int(planned.agent_store)),
         "ENTRYPOINT_TTY": str(int(console.is_terminal)),
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(planned.threads),
@@ -85,7 +86,7 @@ def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     if planned.world.world_size == 1:
         return {}
     chosen = environ.get("ENTRYPOINT_INTERFACE")
-    if planned.world.num_nodes == 1:
+    if planned.one_host:
         name = chosen or "lo"
     else:
         name = chosen or network.interface_towards(network.resolve(planned.world.master_addr)) or ""
@@ -100,7 +101,7 @@ def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:
     """
     if not foreign or planned.agent_store:
         return {}
-    ports = planned.ports if planned.world.num_nodes == 1 else planned.ports[:1]
+    ports = planned.ports if planned.one_host else planned.ports[:1]
     if planned.world.rank > 0 and planned.spawn < planned.world.world_size:
         return {"MASTER_PORT": str(planned.ports[0])}
     host = network.resolve(planned.world.master_addr)

@@ -35,6 +35,11 @@ class Plan:
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
 
+    @property
+    def one_host(self) -> bool:
+        """Whether loopback joins all ranks. A torchrun set tells of ranks, not surely of machines."""
+        return self.world.num_nodes == 1 and self.launcher != "torchrun"
+
     def worlds(self) -> tuple[World, ...]:
         """The world of each rank that this task starts."""
         first = self.world

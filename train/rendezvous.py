@@ -8,6 +8,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from torch import distributed as dist
@@ -17,6 +18,7 @@ from entrypoint import ExitCode, Failure, World, network
 _NONCE = "train/nonce"
 _ANSWER_S = 5.0  # for one store to answer a question; a foreign service on our port never does
 _RETRY_S = 0.2
+_LOOPBACK = "127.0.0.1"  # ranks of one host need no port that the network can see
 
 
 def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str = "") -> dist.Store:
@@ -46,9 +48,10 @@ def _open(world: World, environ: Mapping[str, str], deadline: float) -> dist.Sto
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         agents = _client(world.master_addr, world.master_port, world.world_size, deadline - time.monotonic())
         return dist.PrefixStore(f"train/attempt-{attempt}", agents)
+    meeting = replace(world, master_addr=_LOOPBACK) if environ.get("ENTRYPOINT_ONE_HOST") == "1" else world
     if world.rank == 0:
-        return _serve(world, ports, run_id, deadline)
-    return _find(world, ports, run_id, deadline)
+        return _serve(meeting, ports, run_id, deadline)
+    return _find(meeting, ports, run_id, deadline)
 
 
 def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
