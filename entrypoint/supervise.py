@@ -8,10 +8,10 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
@@ -27,6 +27,8 @@ FORWARDED = {
 }
 REPEAT_S = 2.0  # the same signal again within this time is Slurm's and Apptainer's double delivery, not a second wish
 GRACE_S = 10.0  # after a failure: for the others to leave by themselves
+T = TypeVar("T")
+
 SAVE_S = 600.0  # after a request to stop: for the ranks to finish their step and commit a checkpoint
 
 
@@ -89,9 +91,9 @@ class Watch:
         """Take in the ranks that ended; the first failure ends the others."""
         ended = [(child, child.process.returncode) for child in self.alive if child.process.poll() is not None]
         self.alive = [child for child in self.alive if child.process.returncode is None]
-        failed = sorted((pair for pair in ended if pair[1] != 0), key=_blame)
+        failed = [pair for pair in ended if pair[1] != 0]
         if failed and self.first is None:
-            self.first = failed[0]
+            self.first = first_to_blame(failed)
             stopped = self.first[1] == ExitCode.STOPPED
             self.kill_at = time.monotonic() + (SAVE_S if stopped else GRACE_S)
             for child in [] if stopped else self.alive:
@@ -176,10 +178,9 @@ def _pump(selector: selectors.BaseSelector, timeout_s: float) -> int:
     return ended
 
 
-def _blame(pair: tuple[Child, int]) -> int:
+def first_to_blame(failed: Iterable[tuple[T, int]]) -> tuple[T, int]:
     """Among ranks that ended in one instant: the killed first, then those with a cause, then those that lost a peer."""
-    code = pair[1]
-    return 0 if code < 0 else 2 if code in (ExitCode.PEER, ExitCode.STOPPED) else 1
+    return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)
 
 
 def _killed(who: str, signum: int) -> Failure:

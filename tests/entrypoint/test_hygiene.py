@@ -1,0 +1,92 @@
+"""The environment of a rank: nothing of the host's Python, and writable places."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint import hygiene
+
+HOME = {"HOME": "/tmp", "USER": "u", "LOGNAME": "u"}
+
+
+def cleaned(environ: dict[str, str], *, foreign: bool = False, scratch: Path | None = None) -> dict[str, str]:
+    return hygiene.clean(HOME | environ, foreign=foreign, scratch=scratch)[0]
+
+
+def notes(environ: dict[str, str], scratch: Path | None = None) -> list[str]:
+    return hygiene.clean(HOME | environ, foreign=False, scratch=scratch)[1]
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"])
+def test_the_hosts_python_settings_are_kept_out_and_said(name: str) -> None:
+    assert name not in cleaned({name: "/evil"})
+    assert any(name in note for note in notes({name: "/evil"}))
+
+
+def test_a_clean_environment_needs_no_notes() -> None:
+    assert notes({}) == []
+
+
+def test_our_own_worker_ignores_the_working_directory_and_the_user_site() -> None:
+    child = cleaned({})
+    assert (child["PYTHONSAFEPATH"], child["PYTHONNOUSERSITE"]) == ("1", "1")
+
+
+def test_a_foreign_script_finds_the_modules_beside_it() -> None:
+    assert "PYTHONSAFEPATH" not in cleaned({"PYTHONSAFEPATH": "1"}, foreign=True)
+
+
+def test_the_callers_environment_is_not_changed() -> None:
+    environ = HOME | {"PYTHONPATH": "/evil"}
+    hygiene.clean(environ, foreign=False, scratch=None)
+    assert environ["PYTHONPATH"] == "/evil"
+
+
+def test_a_home_that_cannot_be_written_is_replaced_and_said(tmp_path: Path) -> None:
+    assert cleaned({"HOME": "/proc"}, scratch=tmp_path)["HOME"] == str(tmp_path)
+    assert any("HOME (/proc)" in note for note in notes({"HOME": "/proc"}, scratch=tmp_path))
+
+
+def test_caches_that_pointed_into_an_unwritable_home_follow_the_new_one(tmp_path: Path) -> None:
+    child = cleaned({"HOME": "/proc", "XDG_CACHE_HOME": "/proc/c", "HF_HOME": "/tmp"}, scratch=tmp_path)
+    assert "XDG_CACHE_HOME" not in child
+    assert child["HF_HOME"] == "/tmp"
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_replaced(tmp_path: Path) -> None:
+    assert cleaned({"TMPDIR": "/proc"}, scratch=tmp_path)["TMPDIR"] == str(tmp_path)
+
+
+def test_an_unknown_uid_has_a_name_all_the_same() -> None:
+    assert hygiene.user_name(54321) == "uid54321"
+
+
+def test_a_missing_user_is_filled_in() -> None:
+    child, _ = hygiene.clean({"HOME": "/tmp"}, foreign=False, scratch=None)
+    assert child["USER"] == child["LOGNAME"] == hygiene.user_name(os.getuid())
+
+
+def test_preloaded_files_that_are_not_here_are_left_out_and_said(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.touch()
+    environ = {"LD_PRELOAD": f"/host/lib.so:{library}"}
+    assert cleaned(environ)["LD_PRELOAD"] == str(library)
+    assert "/host/lib.so" in notes(environ)[0]
+
+
+def test_writable_is_found_out_by_writing(tmp_path: Path) -> None:
+    assert hygiene.writable(tmp_path)
+    assert not hygiene.writable("/proc")
+    assert not hygiene.writable(tmp_path / "missing")
+    assert not hygiene.writable(None)
+
+
+def test_the_first_writable_folder_is_taken(tmp_path: Path) -> None:
+    assert hygiene.first_writable([None, "/proc", str(tmp_path)]) == tmp_path
+
+
+def test_scratch_prefers_the_users_temporary_folder(tmp_path: Path) -> None:
+    assert hygiene.scratch_parent({"TMPDIR": str(tmp_path)}) == tmp_path

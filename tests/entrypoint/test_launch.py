@@ -1,0 +1,104 @@
+"""From a plan to the environment of each rank, seen from inside the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from machines import captured, machine
+from processes import python
+
+from entrypoint import network
+from entrypoint.detect import detect
+from entrypoint.errors import Failure
+from entrypoint.launch import run_plan
+from entrypoint.options import Options
+from entrypoint.plan import Plan, plan
+from entrypoint.world import CONTRACT
+
+TELL = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def environments(tmp_path: Path, *options: str, ranks: int = 2, **environ: str) -> list[dict[str, str]]:
+    line = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), *options, "--"]
+    done = python(*line, "python3", "-c", TELL, environ=environ, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / f"logs/rank-{rank:04d}.log").read_text() for rank in range(ranks)]
+    return [json.loads(log.splitlines()[-1]) for log in logs]
+
+
+def test_each_rank_gets_the_whole_contract(tmp_path: Path) -> None:
+    first, second = environments(tmp_path)
+    assert all(name in first for name in CONTRACT.values())
+    assert [e["RANK"] + e["LOCAL_RANK"] + e["WORLD_SIZE"] for e in (first, second)] == ["002", "112"]
+
+
+def test_all_ranks_meet_at_one_address(tmp_path: Path) -> None:
+    meetings = {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in environments(tmp_path, ranks=3)}
+    assert len(meetings) == 1
+
+
+def test_threads_are_shared_among_ranks_unless_the_user_says(tmp_path: Path) -> None:
+    assert environments(tmp_path, OMP_NUM_THREADS="3")[0]["OMP_NUM_THREADS"] == "3"
+    expected = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert environments(tmp_path, OMP_NUM_THREADS="")[0]["OMP_NUM_THREADS"] == str(expected)
+
+
+def test_ranks_of_one_host_talk_over_loopback_only(tmp_path: Path) -> None:
+    first = environments(tmp_path)[0]
+    assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+
+
+def test_an_interface_that_the_user_chose_is_kept(tmp_path: Path) -> None:
+    assert environments(tmp_path, GLOO_SOCKET_IFNAME="eth7")[0]["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_our_own_interface_variable_sets_both_libraries(tmp_path: Path) -> None:
+    first = environments(tmp_path, ENTRYPOINT_INTERFACE="eth7", GLOO_SOCKET_IFNAME="eth0")[0]
+    assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("eth7", "=eth7")
+
+
+def test_a_home_that_cannot_be_written_gets_a_private_stand_in_that_goes_with_the_run(tmp_path: Path) -> None:
+    home = environments(tmp_path, HOME="/proc", ranks=1)[0]["HOME"]
+    assert home != "/proc"
+    assert not Path(home).exists()
+
+
+def test_a_leaked_pythonpath_does_not_reach_the_ranks_and_is_said(tmp_path: Path) -> None:
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / "json.py").write_text("raise SystemExit('hijacked')")
+    line = ("-I", "-m", "entrypoint", "run", "--device", "cpu", "--", "python3", "-c", "import json; print('clean')")
+    done = python(*line, environ={"PYTHONPATH": str(evil)}, cwd=tmp_path)
+    assert done.stdout == "clean\n"
+    assert "note: PYTHONPATH" in done.stderr
+
+
+def test_a_foreign_script_imports_the_module_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("answer = 42")
+    (tmp_path / "script.py").write_text("import beside; print(beside.answer)")
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--", "python3", "script.py")
+    assert python(*line, environ={"PYTHONSAFEPATH": "1"}, cwd=tmp_path).stdout == "42\n"
+
+
+def planned(environ: dict[str, str]) -> Plan:
+    options, here = Options(device="cpu"), machine()
+    return plan(detect(environ, options, here), options, here, environ)
+
+
+def test_a_master_whose_name_does_not_resolve_is_refused_before_any_start(tmp_path: Path) -> None:
+    found = planned(captured("per-gpu/task-0@node01") | {"MASTER_ADDR": "no-such-host.invalid"})
+    with pytest.raises(Failure, match="does not resolve") as caught:
+        run_plan(found, ["touch", str(tmp_path / "started")], dict(os.environ), log_dir=tmp_path, foreign=True)
+    assert caught.value.code == 69
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> None:
+    with network.bind_first_free("127.0.0.1", network.candidates("foreign")) as taken:
+        environ = captured("per-node/task-0@node01") | {"MASTER_ADDR": "127.0.0.1"}
+        found = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
+        with pytest.raises(Failure, match="taken by another process"):
+            run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)

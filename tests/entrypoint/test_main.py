@@ -1,0 +1,82 @@
+"""The command `entrypoint`, typed as a user types it."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+from machines import captured
+from processes import python
+
+CPU = ("--device", "cpu")
+
+
+def show(*options: str, **environ: str):  # type: ignore[no-untyped-def]
+    return python("-m", "entrypoint", "show", *options, environ=environ)
+
+
+def test_show_json_is_the_promised_object() -> None:
+    found = json.loads(show("--json", *CPU, **captured("per-gpu/task-3@node02")).stdout)
+    world = found["world"]
+    assert found["launcher"] == "slurm-task"
+    assert 20_000 <= world.pop("master_port") < 32_768
+    assert world == {
+        "rank": 3,
+        "local_rank": 1,
+        "world_size": 4,
+        "local_world_size": 2,
+        "node_rank": 1,
+        "num_nodes": 2,
+        "master_addr": "node01",
+    }
+    assert (found["hosts"], found["spawn"], found["warnings"]) == (["node01", "node02"], 1, [])
+    assert found["sources"]["rank"] == "SLURM_PROCID"
+
+
+def test_show_tells_a_person_where_each_value_came_from() -> None:
+    lines = show(*CPU, **captured("per-node/task-1@node02")).stdout.splitlines()
+    assert any(line.split() == ["rank", "1", "SLURM_PROCID"] for line in lines)
+
+
+def test_show_counts_ranks_from_the_variable() -> None:
+    found = json.loads(show("--json", ENTRYPOINT_DEVICE="cpu", ENTRYPOINT_PROCS_PER_NODE="3").stdout)
+    assert (found["spawn"], found["hosts"]) == (3, [socket.gethostname().split(".")[0]])
+
+
+def test_a_refusal_in_json_holds_code_what_and_fix() -> None:
+    done = show("--json", *CPU, **captured("no-srun-two-nodes/batch-0@node01"))
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (76, 76)
+    assert "srun" in error["fix"]
+    assert error["what"]
+
+
+def test_a_refusal_for_a_person_is_one_block_without_a_traceback() -> None:
+    done = show(*CPU, RANK="0")
+    assert done.returncode == 76
+    assert done.stderr.startswith("ERROR[76] half a torchrun set")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", [["show", "--bogus"], ["shwo"], [], ["run"], ["run", "--"], ["show", "--device", "tpu"]], ids=" ".join
+)
+def test_a_bad_command_line_is_64_with_a_fix(line: list[str]) -> None:
+    done = python("-m", "entrypoint", *line)
+    assert done.returncode == 64
+    assert "fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_showing_needs_neither_torch_nor_yaml_nor_numpy() -> None:
+    code = "import sys, entrypoint.__main__ as m; m.main(['show', '--device', 'cpu']); print(sorted(sys.modules))"
+    modules = python("-c", code).stdout
+    assert not any(f"'{name}'" in modules for name in ("torch", "yaml", "numpy"))
+
+
+def test_a_bug_of_ours_is_70_with_a_traceback() -> None:
+    code = "import sys, entrypoint.__main__ as m; m._COMMANDS['show'] = None; sys.exit(m.main(['show']))"
+    done = python("-c", code)
+    assert done.returncode == 70
+    assert "Traceback" in done.stderr

@@ -1,0 +1,145 @@
+"""Many ranks to one exit code, seen from outside through `entrypoint run`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import alive, python, start_python, wait_until
+
+from entrypoint.supervise import REPEAT_S, Inbox, first_to_blame
+
+RUN = ("-m", "entrypoint", "run", "--device", "cpu")
+# Says that it is ready, then leaves with 7 on TERM, and counts what else comes.
+PATIENT = """
+import os, pathlib, signal, time
+def leave(*_): raise SystemExit(7)
+def count(*_):
+    with open("usr1-" + os.environ["RANK"], "a") as file: file.write("x")
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGUSR1, count)
+pathlib.Path("ready-" + os.environ["RANK"]).touch()
+while True: time.sleep(0.05)
+"""
+STUBBORN = PATIENT.replace("raise SystemExit(7)", "pass")
+
+
+def run(tmp_path: Path, script: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    return python(*RUN, "--procs-per-node", str(ranks), "--", "sh", "-c", script, cwd=tmp_path)
+
+
+def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+    (tmp_path / "script.py").write_text(script)
+    process = start_python(*RUN, "--procs-per-node", "2", "--", "python3", "script.py", cwd=tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
+    return process
+
+
+def test_all_ranks_done_is_success(tmp_path: Path) -> None:
+    assert run(tmp_path, "true").returncode == 0
+
+
+def test_rank_0_is_on_the_console_and_every_rank_in_its_log(tmp_path: Path) -> None:
+    done = run(tmp_path, "echo rank $RANK")
+    assert done.stdout == "rank 0\n"
+    assert [(tmp_path / f"logs/rank-000{rank}.log").read_text() for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
+
+
+def test_the_first_rank_to_fail_gives_the_code_its_name_and_its_last_words(tmp_path: Path) -> None:
+    done = run(tmp_path, "[ $RANK = 0 ] && exec sleep 60; echo the cause >&2; exit 66")
+    assert done.returncode == 66
+    assert re.search(r"rank 1 of 2 \(.+, pid \d+\) was the first to fail: exit code 66", done.stderr)
+    assert "| the cause" in done.stderr
+
+
+def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: Path) -> None:
+    done = run(tmp_path, "[ $RANK = 0 ] && exec sleep 60; kill -KILL $$")
+    assert done.returncode == 69
+    assert "ERROR[69] rank 1 of 2" in done.stderr
+    assert "killed by SIGKILL" in done.stderr
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
+    run(tmp_path, "echo $$ > pid-$RANK; [ $RANK = 1 ] && exit 3; exec sleep 600")
+    assert not alive(int((tmp_path / "pid-0").read_text()))
+
+
+@pytest.mark.parametrize(("codes", "blamed"), [((69, 65), 65), ((69, -9, 65), -9), ((75, 66), 66), ((66, 65), 66)])
+def test_of_ranks_that_end_together_the_one_with_the_cause_is_blamed(codes: tuple[int, ...], blamed: int) -> None:
+    assert first_to_blame((None, code) for code in codes)[1] == blamed
+
+
+def test_a_request_to_stop_reaches_every_rank_and_their_code_is_kept(tmp_path: Path) -> None:
+    process = start(tmp_path, PATIENT)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 7
+
+
+def test_a_signal_that_is_delivered_twice_is_passed_on_once(tmp_path: Path) -> None:
+    process = start(tmp_path, PATIENT)
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: len(list(tmp_path.glob("usr1-*"))) == 2, "both ranks counted")
+    process.send_signal(signal.SIGUSR1)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert [path.read_text() for path in tmp_path.glob("usr1-*")] == ["x", "x"]
+
+
+def test_a_foreign_command_that_dies_of_the_forwarded_signal_keeps_the_shells_code(tmp_path: Path) -> None:
+    process = start(tmp_path, PATIENT.replace("signal.SIGTERM, leave", "signal.SIGTERM, signal.SIG_DFL"))
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    process = start(tmp_path, STUBBORN + "\n")
+    pids = [int(pid) for pid in _children(process.pid)]
+    assert len(pids) == 2
+    _kill(pids[0])
+    process.communicate(timeout=60)
+    assert process.returncode == 69
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_what_a_rank_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+    run(tmp_path, "sleep 600 & echo $! > left-$RANK", ranks=1)
+    pid = int((tmp_path / "left-0").read_text())
+    wait_until(lambda: not alive(pid), "the process left behind is gone")
+
+
+def test_ranks_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, STUBBORN)
+    pids = [int(pid) for pid in _children(process.pid)]
+    process.kill()
+    process.communicate(timeout=30)
+    wait_until(lambda: not any(alive(pid) for pid in pids), "no orphan", timeout_s=5)
+
+
+def test_a_console_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
+    command = "python3 -m entrypoint run --device cpu -- sh -c 'for i in 1 2 3 4 5; do echo $i; done; touch done'"
+    python("-c", f"import os; os.system({command!r} + ' | head -1')", cwd=tmp_path)
+    assert (tmp_path / "done").exists()
+    assert (tmp_path / "logs/rank-0000.log").read_text() == "1\n2\n3\n4\n5\n"
+
+
+def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("entrypoint.supervise.time.monotonic", lambda: now[0])
+    with Inbox() as inbox:
+        for moment in (100.0, 100.01, 100.0 + REPEAT_S):
+            now[0] = moment
+            inbox._note(signal.SIGINT, None)
+        assert inbox.drain() == [signal.SIGINT, signal.SIGINT]
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def _kill(pid: int) -> None:
+    subprocess.run(["kill", "-KILL", str(pid)], check=True, timeout=10)

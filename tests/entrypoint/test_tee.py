@@ -1,0 +1,74 @@
+"""A rank's output to log, console and memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Failure
+from entrypoint.tee import Console, Tee, open_log
+
+
+def logged(tmp_path: Path, *chunks: bytes, console: Console | None = None) -> bytes:
+    tee = Tee(log=open_log(tmp_path, 3), console=console)
+    for chunk in chunks:
+        tee.feed(1, chunk)
+    tee.close()
+    return (tmp_path / "rank-0003.log").read_bytes()
+
+
+def test_lines_reach_the_log_whole_however_they_are_cut(tmp_path: Path) -> None:
+    assert logged(tmp_path, b"one\ntw", b"o\n", b"three") == b"one\ntwo\nthree\n"
+
+
+def test_a_progress_bar_leaves_its_last_state_only(tmp_path: Path) -> None:
+    assert logged(tmp_path, b"\r 1%\r 50%", b"\r100%\n") == b"100%\n"
+
+
+def test_windows_line_ends_are_no_progress_bar(tmp_path: Path) -> None:
+    assert logged(tmp_path, b"text\r\n") == b"text\n"
+
+
+def test_a_later_start_appends(tmp_path: Path) -> None:
+    logged(tmp_path, b"first\n")
+    assert logged(tmp_path, b"second\n") == b"first\nsecond\n"
+
+
+def test_stdout_and_stderr_do_not_cut_each_others_lines(tmp_path: Path) -> None:
+    tee = Tee(log=open_log(tmp_path, 0), console=None)
+    tee.feed(1, b"out")
+    tee.feed(2, b"err\n")
+    tee.feed(1, b"put\n")
+    tee.close()
+    assert (tmp_path / "rank-0000.log").read_bytes() == b"err\noutput\n"
+
+
+def test_the_last_lines_are_remembered_for_a_report(tmp_path: Path) -> None:
+    tee = Tee(log=open_log(tmp_path, 0), console=None)
+    tee.feed(2, b"".join(b"%d\n" % number for number in range(100)))
+    tee.close()
+    assert list(tee.memory) == [str(number) for number in range(85, 100)]
+
+
+def test_the_console_gets_the_bytes_as_they_are(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    logged(tmp_path, b"\r50%", console=Console(out=write_end, err=write_end))
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as reader:
+        assert reader.read() == b"\r50%"
+
+
+def test_a_reader_that_went_away_does_not_stop_the_log(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    console = Console(out=write_end, err=write_end)
+    assert logged(tmp_path, b"one\n", b"two\n", console=console) == b"one\ntwo\n"
+    os.close(write_end)
+
+
+def test_a_folder_that_cannot_be_written_is_an_output_failure() -> None:
+    with pytest.raises(Failure, match="log of rank 0") as caught:
+        open_log(Path("/proc/none"), 0)
+    assert caught.value.code == 73

@@ -1,0 +1,50 @@
+"""Starting the real commands in tests: always with a time-out, and with an environment of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+TIMEOUT_S = 120.0
+
+
+def python(
+    *arguments: str, environ: Mapping[str, str] | None = None, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run this Python to its end; never raises for an exit code."""
+    command = [sys.executable, *arguments]
+    settings = {"capture_output": True, "text": True, "timeout": TIMEOUT_S, "env": {**os.environ, **(environ or {})}}
+    return subprocess.run(command, **(settings | options))  # type: ignore[call-overload,no-any-return]
+
+
+def start_python(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path) -> subprocess.Popen[str]:
+    """Start this Python; the caller waits for it."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, **(environ or {})},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Poll until something holds; fails by name when it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
