@@ -104,3 +104,8 @@ def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
     """The positive multiples of `unit` next below and above `number`."""
     below = number // unit * unit
     return (below, below + unit) if below else (unit,)
+
+
+def held_out(samples: int, fraction: float) -> int:
+    """How many of `samples` data.val_fraction sets aside for evaluation."""
+    return round(samples * fraction)

@@ -1,0 +1,71 @@
+"""What is known before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure, Options, make_plan
+from train import check, schema
+from train.batches import batches
+from train.config import Data, RunConfig
+
+
+def images(root: Path, side: str, number: int) -> None:
+    for index in range(number):
+        path = root / side / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_synthetic_training_images_are_all_but_the_held_out_ones() -> None:
+    assert check.training_samples(Data(samples=1001, val_fraction=0.2)) == 801
+
+
+def test_a_folder_with_a_test_side_trains_on_the_whole_other_side(tmp_path: Path) -> None:
+    images(tmp_path, "train", 10)
+    images(tmp_path, "test", 4)
+    assert check.training_samples(Data(name="folder", root=str(tmp_path))) == 10
+
+
+def test_a_folder_with_one_side_holds_a_fraction_out(tmp_path: Path) -> None:
+    images(tmp_path, "", 10)
+    assert check.training_samples(Data(name="folder", root=str(tmp_path), val_fraction=0.2)) == 8
+
+
+def test_before_a_start_no_image_is_counted(tmp_path: Path) -> None:
+    images(tmp_path, "", 2)
+    config = schema.load(None, ["data.name=folder", f"data.root={tmp_path}"])
+    assert check.possible(config, 1) == batches(256, "auto", 1)
+    with pytest.raises(Failure, match="smaller than"):
+        check.count_steps(config, batches(256, "auto", 1))
+
+
+def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        check.possible(schema.load(None, ["data.name=folder", f"data.root={tmp_path}/no"]), 1)
+    assert caught.value.code == ExitCode.NO_INPUT
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "0.1 after 31 steps of warmup, then cosine to 0"),
+        (["optim.schedule=constant", "optim.warmup_epochs=0.5"], "0.1 after 16 steps of warmup, then constant"),
+        (["optim.name=adamw", "optim.lr=3e-4"], "adamw, weight decay 0.0005\n"),
+        (["train.precision=bf16"], "precision      bf16\n"),
+        (["train.max_steps=7"], "31 per epoch, 7 in all"),
+        (["data.samples=320"], "no sample is left out"),
+        (["model.args.width=8"], "small_cnn {'width': 8}"),
+    ],
+)
+def test_the_plan_is_described(settings: list[str], said: str) -> None:
+    plan = make_plan({}, Options(device="cpu"))
+    assert said in check.describe(schema.load(None, settings), None, plan, None)
+
+
+def test_the_source_and_the_notes_are_said() -> None:
+    shown = check.describe(RunConfig(), "my.yaml", make_plan({}, Options(device="cpu")), "mind")
+    assert shown.startswith("config         my.yaml\n")
+    assert shown.endswith("\nnote: mind")

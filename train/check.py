@@ -1,0 +1,106 @@
+"""What can be known before anything is started: that the data is there, and what the run will do, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from entrypoint import Plan
+from train import imagefolder, rundir
+from train.batches import Batches, Steps, batches, held_out, steps
+from train.config import Data, RunConfig
+
+
+def possible(config: RunConfig, world_size: int) -> Batches:
+    """Refuse what cannot work, as far as it is cheap to know: this runs in every task, on every node.
+
+    Raises:
+        Failure: USAGE for batches that do not divide or are too large, NO_INPUT for data that is not there.
+    """
+    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
+    if config.data.name == "folder":
+        imagefolder.layout(Path(config.data.root))
+    else:
+        count_steps(config, batch)
+    return batch
+
+
+def count_steps(config: RunConfig, batch: Batches) -> Steps:
+    """Steps of the run. For image folders this lists every file: only `train check` does it.
+
+    Raises:
+        Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images.
+    """
+    samples = training_samples(config.data)
+    return steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
+
+
+def training_samples(data: Data) -> int:
+    """Images that are trained on: all but the held-out ones."""
+    if data.name == "synthetic":
+        return data.samples - held_out(data.samples, data.val_fraction)
+    layout = imagefolder.layout(Path(data.root))
+    images = imagefolder.count(layout.training, layout.classes)
+    return images if layout.held_out else images - held_out(images, data.val_fraction)
+
+
+def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None) -> str:
+    """The effective plan, one fact per line.
+
+    Raises:
+        Failure: what `possible` and `count_steps` raise.
+    """
+    batch = possible(config, plan.world.world_size)
+    counted = count_steps(config, batch)
+    notes = [f"note: {note}"] if note else []
+    rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
+    rows |= {"steps": f"{counted.per_epoch} per epoch, {counted.total} in all; {_dropped(counted)}"}
+    rows |= {"learning rate": learning_rate(config, counted)}
+    folder = rundir.run_folder(config)
+    rows |= {"output": f"{folder}  ({rundir.look(folder)})"}
+    lines = [f"{name:<14} {value}" for name, value in rows.items()]
+    return "\n".join([*lines, *(f"WARNING: {warning}" for warning in plan.warnings), *notes])
+
+
+def launch_rows(plan: Plan) -> dict[str, str]:
+    """Which processes there will be."""
+    world = plan.world
+    ranks = f"{_many(world.world_size, 'rank')} on {_many(world.num_nodes, 'node')}"
+    return {
+        "launcher": plan.launcher,
+        "world": f"{ranks}, this task starts {plan.spawn}, the first is rank={world.rank}/{world.world_size}",
+        "hosts": ", ".join(plan.hosts) or "not known before they meet",
+        "device": plan.device,
+    }
+
+
+def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, str]:
+    """What they will do."""
+    data, optim = config.data, config.optim
+    where = data.root if data.name == "folder" else f"{data.samples} samples, {data.classes} classes"
+    auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
+    return {
+        "data": f"{data.name} ({where}), {data.image_size} pixels",
+        "model": f"{config.model.name} {config.model.args or ''}".strip(),
+        "precision": auto if config.train.precision == "auto" else config.train.precision,
+        "global batch": str(batch),
+        "optimizer": f"{optim.name}, weight decay {optim.weight_decay:g}"
+        + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),
+    }
+
+
+def learning_rate(config: RunConfig, counted: Steps) -> str:
+    """The schedule in steps."""
+    optim = config.optim
+    warmup = round(optim.warmup_epochs * counted.per_epoch)
+    end = "then cosine to 0" if optim.schedule == "cosine" else "then constant"
+    return f"{optim.lr:g} after {warmup} steps of warmup, {end}"
+
+
+def _dropped(counted: Steps) -> str:
+    return (
+        f"the last {counted.dropped} samples of an epoch are left out" if counted.dropped else "no sample is left out"
+    )
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,94 @@
+"""From a folder of class folders to what is there: classes, image files, and which of them are held out. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint import ExitCode, Failure
+
+# What Pillow reads everywhere. Other files (labels, licences, thumbnails' databases) are not images.
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+HELD_OUT = ("val", "valid", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Folders of class folders. held_out is None where the held-out images are a part of the training images.
+
+    `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/` beside it, or `root/CLASS/` alone.
+    """
+
+    training: Path
+    held_out: Path | None
+    classes: tuple[str, ...]
+
+
+def layout(root: Path) -> Layout:
+    """Look at the folders, not at the files.
+
+    Raises:
+        Failure: NO_INPUT, where the folder is missing, has no classes, or the two sides' classes differ.
+    """
+    training = root / "train" if (root / "train").is_dir() else root
+    classes = class_names(training)
+    if len(classes) < 2:
+        raise _missing(
+            f"data.root {root} has fewer than two class folders", f"{training}: {', '.join(classes) or 'none'}"
+        )
+    held_out = next((root / name for name in HELD_OUT if (root / name).is_dir()), None) if training != root else None
+    if held_out:
+        _same(training, classes, held_out, class_names(held_out))
+    return Layout(training=training, held_out=held_out, classes=classes)
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The class folders, sorted; hidden ones are none.
+
+    Raises:
+        Failure: NO_INPUT, where the folder cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+    except OSError as error:
+        raise _missing(f"data.root cannot be read: {error.strerror}", str(folder)) from error
+
+
+def image_files(folder: Path) -> Iterator[Path]:
+    """Every image below a class folder, in sorted order, folders inside folders included."""
+    for above, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        yield from (Path(above, name) for name in sorted(names) if name.lower().endswith(SUFFIXES))
+
+
+def count(folder: Path, classes: tuple[str, ...]) -> int:
+    """Images in all classes.
+
+    Raises:
+        Failure: NO_INPUT, naming the classes that have none.
+    """
+    counts = {name: sum(1 for _ in image_files(folder / name)) for name in classes}
+    empty = [name for name, images in counts.items() if images == 0]
+    if empty:
+        raise _missing(f"{len(empty)} class folders in {folder} hold no image", _some(empty))
+    return sum(counts.values())
+
+
+def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tuple[str, ...]) -> None:
+    only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
+    if only_here or only_there:
+        found = f"only in {training}: {_some(only_here)}; only in {held_out}: {_some(only_there)}"
+        raise _missing("the class folders for training and for evaluation differ", found)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
+
+
+def _missing(what: str, found: str) -> Failure:
+    expected = "ROOT/train/CLASS/*.jpg with ROOT/test/CLASS/*.jpg (or val), or ROOT/CLASS/*.jpg"
+    fix = "set data.root to the folder that holds the class folders (in a container: mount it)"
+    return Failure(what, found=found, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
