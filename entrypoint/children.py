@@ -55,6 +55,7 @@ def start(command: Sequence[str], environ: Mapping[str, str], world: World, tee:
             preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
         )
     except (OSError, ValueError) as error:
+        tee.close()
         raise Failure(
             f"the command cannot be started: {error}",
             found=" ".join(command),

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoint import hygiene, network
-from entrypoint.children import die_with_parent, start
+from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID, detect
+from entrypoint.errors import Failure
 from entrypoint.host import read_machine
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
@@ -48,11 +49,24 @@ def run_plan(planned: Plan, command: Sequence[str], environ: Mapping[str, str], 
         base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
         _tell(planned, notes, console)
         shared = base | _common(planned, environ, console) | _own_port(planned, foreign)
-        children = []
+        children = _start_all(planned, command, shared, log_dir, console)
+        return supervise(Watch(children, planned.hostname, foreign, console), inbox)
+
+
+def _start_all(
+    planned: Plan, command: Sequence[str], shared: Mapping[str, str], log_dir: Path, console: Console
+) -> list[Child]:
+    """All ranks, or none: a rank that cannot be started takes those before it along."""
+    children: list[Child] = []
+    try:
         for world in planned.worlds():
             tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
             children.append(start(command, to_environ_of(shared, world), world, tee))
-        return supervise(Watch(children, planned.hostname, foreign, console), inbox)
+    except Failure:
+        for child in children:
+            child.kill_group()
+        raise
+    return children
 
 
 def to_environ_of(shared: Mapping[str, str], world: World) -> dict[str, str]:

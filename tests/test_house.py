@@ -1,0 +1,118 @@
+"""The house rules that a reader cannot see at a glance: layers, mirrors, sizes, and the README's commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("entrypoint", "train")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py") if path.name != "__init__.py")
+# Level of each module: it may import only from lower ones of its package, so that data flows one way.
+LEVELS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
+OFFERED = set(ast.literal_eval(re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)[1]))  # type: ignore[index]  # noqa: E501
+# What the parent process must never load: it starts in milliseconds.
+HEAVY_FREE = ("torch", "numpy", "accelerate", "torchvision")
+
+
+def imports(path: Path) -> list[tuple[str, list[str]]]:
+    """(module, names) of every import statement, also those inside functions."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.module or "", [alias.name for alias in node.names]))
+    return found
+
+
+def siblings(path: Path) -> set[str]:
+    """The modules of its own package that a module imports."""
+    package = path.parent.name
+    names = set()
+    for module, imported in imports(path):
+        if module == package:
+            names |= {name for name in imported if (path.parent / f"{name}.py").exists()}
+        elif module.startswith(f"{package}."):
+            names.add(module.split(".")[1])
+    return names
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_down_the_layers(path: Path) -> None:
+    levels = LEVELS[path.parent.name]
+    wrong = {name for name in siblings(path) if levels[name] >= levels[path.stem]}
+    assert not wrong, f"{path.stem} (level {levels[path.stem]}) imports {wrong} of the same level or above"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_table_of_layers_lists_the_modules_that_exist(package: str) -> None:
+    assert set(LEVELS[package]) == {path.stem for path in MODULES if path.parent.name == package}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "entrypoint"], ids=name_of)
+def test_entrypoint_knows_nothing_of_training(path: Path) -> None:
+    assert not [m for m, _ in imports(path) if m.split(".")[0] in ("train", "yaml", *HEAVY_FREE)]
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "train"], ids=name_of)
+def test_train_uses_only_what_entrypoint_offers(path: Path) -> None:
+    for module, names in imports(path):
+        if module.split(".")[0] == "entrypoint":
+            assert module == "entrypoint", f"{module} is not offered"
+            assert set(names) <= OFFERED
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_has_a_test_of_the_same_name(path: Path) -> None:
+    mirror = ROOT / "tests" / path.parent.name / f"test_{path.stem.strip('_')}.py"
+    assert mirror.exists()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_rooms_stay_small(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert len(path.read_text().splitlines()) <= 300
+    assert not [f.name for f in functions if f.end_lineno and f.end_lineno - f.lineno + 1 > 60]
+    assert ast.get_docstring(tree), "one sentence opens each module"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.stem not in ("__main__", "worker")], ids=name_of)
+def test_only_front_doors_read_the_environment_and_print(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    assert not [n for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n) == "os.environ"]
+    assert not [n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
+
+
+def readme_commands() -> list[str]:
+    """The command lines in the README's shell blocks."""
+    blocks = re.findall(r"```(?:sh|bash|console)\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_the_readmes_commands_name_what_exists(command: str) -> None:
+    words = command.split()
+    for word in words:
+        if word.startswith(("launch/", "configs/", "docs/", "./launch/")):
+            assert (ROOT / word).exists(), word
+    if words[0] == "make":
+        assert set(words[1:]) - {w for w in words if "=" in w} <= make_targets()
+
+
+def test_the_readme_shows_commands() -> None:
+    assert len(readme_commands()) >= 5
