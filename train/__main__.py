@@ -53,7 +53,9 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings that replace the file's")
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="section.key=value", help="settings that replace the file's"
+    )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--version", action="store_true", help="show versions and leave")
     # What torch.distributed.launch passes to each process.
