@@ -89,7 +89,7 @@ def prune(folder: Path, *, keep: int, best: int | None = None, trusted: int | No
     refused when the run was resumed, so that it counts as damaged.
     """
     there = steps(folder)
-    whole = [s for s in reversed(there) if (trusted is None or s <= trusted) and _is_whole(there[s])]
+    whole = [s for s in reversed(there) if s == trusted or ((trusted is None or s < trusted) and _is_whole(there[s]))]
     valid = next((s for s in whole if s == trusted or _is_valid(there[s])), None)
     if valid is None:
         return []  # nothing here is better than the rest
@@ -129,6 +129,10 @@ def _is_valid(path: Path) -> bool:
 def sweep(folder: Path) -> list[str]:
     """Remove what killed writers left in `folder`; the names removed. On rank 0, before anything is written there."""
     for old in folder.glob(f"{REPLACED}*"):
-        if old.with_name(old.name.removeprefix(REPLACED)).exists():
+        place = old.with_name(old.name.removeprefix(REPLACED))
+        if place.exists():
             durable.remove(old)
+        else:
+            with durable.told(place):
+                os.rename(old, place)
     return durable.sweep(folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from calls import die, intercepted
 
-from train import checkpoint
+from train import checkpoint, shelf
 
 
 def main(original: Path, step: int, keep: int, value: float) -> None:
@@ -24,7 +24,7 @@ def main(original: Path, step: int, keep: int, value: float) -> None:
         shutil.copytree(original, folder)
         status = killed_in(call, folder, step, keep, value)
         before = looked_at(folder)
-        swept = checkpoint.prepare(folder)
+        swept = shelf.sweep(folder)
         left = sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
         found = {"status": status, "found": before, "again": looked_at(folder), "swept": swept, "left": left}
         print(json.dumps({"call": call} | found))
