@@ -32,13 +32,15 @@ def layout(root: Path) -> Layout:
     Raises:
         Failure: NO_INPUT, where the folder is missing, has no classes, or the two sides' classes differ.
     """
-    training = root / "train" if (root / "train").is_dir() else root
+    training = root / "train" if os.path.isdir(root / "train") else root  # False too where this user may not look
     classes = class_names(training)
     if len(classes) < 2:
         raise _missing(
             f"data.root {root} has fewer than two class folders", f"{training}: {', '.join(classes) or 'none'}"
         )
-    held_out = next((root / name for name in HELD_OUT if (root / name).is_dir()), None) if training != root else None
+    held_out = (
+        next((root / name for name in HELD_OUT if os.path.isdir(root / name)), None) if training != root else None
+    )
     if held_out:
         _same(training, classes, held_out, class_names(held_out))
     return Layout(training=training, held_out=held_out, classes=classes)

@@ -37,7 +37,7 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
     """
     folder = run_folder(config)
     try:
-        durable.prepare(folder if folder.is_dir() else folder.parent)
+        durable.prepare(folder if os.path.isdir(folder) else folder.parent)
         return Place(folder=folder)
     except Failure as failure:
         unasked = config.run.output_dir == Run().output_dir
