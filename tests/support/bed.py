@@ -31,19 +31,26 @@ class Cluster:
         """The parallel file system, as this machine sees it."""
         return self.folder / "shared"
 
-    def login(self, *command: str, cwd: str = "/shared", seconds: float = 60, **variables: str) -> Done:
-        """Run a command on the controller as the user; its output is one text."""
-        words = ["login", "env", "-C", cwd, *(f"{name}={value}" for name, value in variables.items()), *command]
+    def login(self, *command: str, cwd: str = "/shared", seconds: float = 60) -> Done:
+        """Run a command on the controller as the user (variables: `env NAME=value ...`); its output is one text."""
+        words = ["login", "env", "-C", cwd, *command]
         return _tool(words, CLUSTER=str(self.folder), seconds=seconds)
 
     def submit(self, *options: str, script: str | None = None, cwd: str = "/shared", **variables: str) -> Job:
-        """sbatch, with a script's text or with the name of one among the options."""
-        words = ["sbatch", "--parsable", "--output=job-%j.out", "--open-mode=append", *options]
+        """sbatch, with a script's text or with the name of one among the options; `variables` are the user's own."""
+        words = [
+            *(f"{name}={value}" for name, value in variables.items()),
+            "sbatch",
+            "--parsable",
+            "--output=job-%j.out",
+            "--open-mode=append",
+            *options,
+        ]
         if script is not None:
             path = self.shared / cwd.removeprefix("/shared").strip("/") / "job.sh"
             path.write_text(f"#!/bin/bash\nset -euo pipefail\n{script}\n")
             words.append("job.sh")
-        done = self.login(*words, cwd=cwd, **variables)
+        done = self.login(*words, cwd=cwd)
         number = done.stdout.strip().splitlines()[-1] if done.returncode == 0 else ""
         if not number.isdigit():
             raise RuntimeError(f"sbatch refused the job: {done.stdout}")
