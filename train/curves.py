@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
@@ -24,7 +25,15 @@ class Curves:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(_next(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._file = os.fdopen(handle, "wb")
-        self._records = RecordWriter(self._file)
+        try:
+            self._records = RecordWriter(self._file)
+            self._begin(step, now)
+        except BaseException:
+            with suppress(OSError):
+                self._file.close()
+            raise
+
+    def _begin(self, step: int, now: float) -> None:
         self._add(Event(wall_time=now, file_version="brain.Event:2"))
         # TensorBoard hides what earlier files say about this step and later ones (torch calls it purge_step).
         self._add(Event(wall_time=now, step=step + 1, session_log=SessionLog(status=SessionLog.START)))

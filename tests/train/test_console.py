@@ -1,0 +1,78 @@
+"""A console that is closed or full loses text, and nothing else happens."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from train.console import Shielded
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_text_reaches_the_stream() -> None:
+    stream = io.StringIO()
+    print("step 3", file=Shielded(stream))  # type: ignore[arg-type]
+    assert stream.getvalue() == "step 3\n"
+
+
+def test_what_a_stream_refuses_is_counted() -> None:
+    shielded = Shielded(Broken())
+    assert shielded.write("text") == 4
+    shielded.flush()
+    assert shielded.lost == 2
+
+
+def test_a_stream_closed_in_this_process_is_no_error() -> None:
+    stream = io.StringIO()
+    stream.close()
+    assert Shielded(stream).write("text") == 4
+
+
+def test_the_rest_is_the_stream_s_own() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    shielded = Shielded(stream)
+    assert (shielded.isatty(), shielded.encoding) == (False, "utf-8")
+
+
+TALKS = """
+import sys
+from train.console import shield
+shield()
+shield()
+for _ in range(20000):
+    print("x" * 100)
+    print("y" * 100, file=sys.stderr)
+open(sys.argv[1], "w").write(f"done, lost {sys.stdout.lost > 0}")
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_leaves_stops_nothing(tmp_path: os.PathLike[str], stream: str) -> None:
+    kept = os.path.join(tmp_path, "kept")
+    read, write = os.pipe()
+    os.close(read)
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: write}
+    done = subprocess.run([sys.executable, "-c", TALKS, kept], timeout=60, check=False, **streams)  # type: ignore[call-overload]
+    os.close(write)
+    with open(kept) as file:
+        assert (done.returncode, file.read()) == (0, f"done, lost {stream == 'stdout'}")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="machine: no /dev/full")
+def test_output_to_a_full_disk_stops_nothing(tmp_path: os.PathLike[str]) -> None:
+    kept = os.path.join(tmp_path, "kept")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", TALKS, kept], stdout=full, stderr=full, timeout=60, check=False)
+    with open(kept) as file:
+        assert (done.returncode, file.read()) == (0, "done, lost True")
