@@ -32,6 +32,8 @@ def provisioned() -> None:
         pytest.skip("a real cluster needs root: as root on Debian, make testbed")
     if missing:
         pytest.skip(f"a real cluster needs {', '.join(missing)}: make testbed")
+    if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], timeout=30).returncode:
+        pytest.skip("a real cluster needs namespaces, and this machine (a container?) may make none")
     if subprocess.run([TESTS / "cluster" / "node-rootfs"], env=os.environ | {"HAVE": "1"}, timeout=60).returncode:
         pytest.skip("the file system of the nodes is not built: make testbed")
 

@@ -1,4 +1,4 @@
-"""Stopping in mid-run on a real cluster: the step is finished, saved and said, and the next start goes on with the next."""
+"""Stopping in mid-run on a real cluster: the step is finished and saved, and the next start goes on after it."""
 
 from __future__ import annotations
 
