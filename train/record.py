@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,10 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from entrypoint import World
-from train import durable, source
+from train import durable, schema, source
 from train.config import RunConfig
 
 RUN, CONFIG = "run.json", "config.yaml"
@@ -33,8 +30,7 @@ def write_config(run_folder: Path, config: RunConfig) -> None:
     Raises:
         Failure: as in `durable.MEANING`.
     """
-    text = yaml.dump(asdict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    durable.write(run_folder / CONFIG, text.encode())
+    durable.write(run_folder / CONFIG, schema.dump(config).encode())
 
 
 def write_run(
@@ -60,10 +56,11 @@ def write_run(
         Failure: as in `durable.MEANING`.
     """
     start = {"at": _utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
+    image = source.image(environ)
     facts = {
         "versions": versions(),
-        "image": source.image(environ),
-        "git": source.commit(),
+        "image": image,
+        "git": source.commit() or (image or {}).get("revision"),
         "world": asdict(world),
         "sources": dict(sources),
         "argv": [*argv],
@@ -120,15 +117,3 @@ def _version(package: str) -> str | None:
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that YAML 1.2 reads as numbers and PyYAML's 1.1 does not ("1e5", "0o17")."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    looks_numeric = re.match(r"[-+.]?[0-9]", value) is not None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'" if looks_numeric else None)
-
-
-_Dumper.add_representer(str, _text)
