@@ -16,7 +16,7 @@ TEN_STEPS = """
 run: {name: run, output_dir: runs}
 launch: {device: cpu}
 data: {name: synthetic, samples: 960, image_size: 16, loader: memory}
-model: {name: small_cnn, args: {norm: none}}
+model: {name: small_cnn}
 optim: {name: sgd, lr: 0.05, momentum: 0.9, schedule: constant, warmup_epochs: 0}
 train: {epochs: 1, max_steps: 10, global_batch_size: 48, micro_batch_size: 4, precision: fp32}
 log: {every_steps: 1, tensorboard: false}
