@@ -2,21 +2,12 @@
 
 `checkpoints/step-00001200/` holds one `<group>.safetensors` for each group of tensors, `state.json`, and
 `manifest.json` with the size and sha256 of each. Nothing is ever unpickled (see `train.flatten` for optimizers).
-
-Order of a commit, and what a kill or a power cut leaves at each point:
-
-1. a folder `.tmp-...`, each file written and fsynced: ignored, and swept at the next start;
-2. the manifest, written last, by rename, and the folder fsynced: the same;
-3. the folder renamed to `step-...`: whole, since all of it was on the disk before;
-4. `checkpoints/` fsynced: **committed**. `save` returns after this point only.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +20,7 @@ from safetensors.torch import save as bytes_from
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train import durable, manifest, shelf
+from train import commit, durable, manifest, refusals, shelf
 from train.manifest import Damaged, Manifest
 
 STATE, SUFFIX = "state.json", ".safetensors"
@@ -87,7 +78,7 @@ def save(
         keep: how many checkpoints stay; `best` is a step that stays as well.
 
     Raises:
-        Failure: as in `durable.MEANING`; `kept` names the last committed checkpoint.
+        Failure: as in `refusals.MEANING`; `kept` names the last committed checkpoint.
     """
     before = shelf.steps(folder)
     files = _encoded(tensors, state)
@@ -95,11 +86,11 @@ def save(
     contents = Manifest(format=manifest.FORMAT, step=step, torch=torch.__version__, files=entries)
     final = folder / shelf.name(step)
     try:
-        with durable.told(final):
-            if not _holds(final, contents):
-                _commit(final, files, contents)
+        with refusals.told(final):
+            if not commit.holds(final, contents):
+                commit.make(final, files, contents)
     except Failure as failure:
-        failure.kept = next((str(path) for at, path in reversed(before.items()) if at != step), None)
+        failure.kept = next((str(path) for path in reversed(before.values()) if shelf.is_valid(path)), None)
         raise
     shelf.prune(folder, keep=keep, best=best, trusted=step)
     return final
@@ -157,43 +148,6 @@ def _encoded(tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, An
 def _snapshot(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU that shares memory with nothing (tied weights are saved twice)."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
-
-
-def _holds(path: Path, contents: Manifest) -> bool:
-    try:
-        return shelf.examine(path) == contents
-    except Damaged:
-        return False
-
-
-def _commit(final: Path, files: Mapping[str, bytes], contents: Manifest) -> None:
-    """The four points of the module's docstring. Raises OSError or Failure, and leaves no temporary folder."""
-    temporary = final.with_name(f"{durable.TEMPORARY}{final.name}-{os.urandom(4).hex()}")
-    try:
-        temporary.mkdir(parents=True)
-        for name, data in files.items():
-            durable.create(temporary / name, data)
-        durable.write(temporary / manifest.NAME, manifest.to_bytes(contents))
-        _place(temporary, final, contents)
-        durable.sync(final.parent)
-    finally:
-        durable.remove(temporary)
-    durable.remove(final.with_name(shelf.REPLACED + final.name))
-
-
-def _place(temporary: Path, final: Path, contents: Manifest) -> None:
-    """Rename `temporary` to `final`; what stood there stays, and counts, until the new one is committed."""
-    if final.exists():
-        old = final.with_name(shelf.REPLACED + final.name)
-        durable.remove(old)
-        os.rename(final, old)
-    try:
-        durable.patiently(lambda: os.rename(temporary, final))
-    except FileNotFoundError:  # a file server did it, lost its answer, and was asked again
-        with suppress(Damaged):
-            if shelf.listed(final) == contents:
-                return
-        raise
 
 
 def _checked(committed: Committed, name: str) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import World
-from train import durable, schema, source
+from train import durable, refusals, schema, source
 from train.config import RunConfig
 
 RUN, CONFIG = "run.json", "config.yaml"
@@ -28,7 +28,7 @@ def write_config(run_folder: Path, config: RunConfig) -> None:
     """Write `config.yaml`, complete, so that `train --config` of it is the same run. On rank 0.
 
     Raises:
-        Failure: as in `durable.MEANING`.
+        Failure: as in `refusals.MEANING`.
     """
     durable.write(run_folder / CONFIG, schema.dump(config).encode())
 
@@ -53,7 +53,7 @@ def write_run(
         now: seconds since 1970.
 
     Raises:
-        Failure: as in `durable.MEANING`.
+        Failure: as in `refusals.MEANING`.
     """
     start = {"at": _utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
     image = source.image(environ)
@@ -87,14 +87,14 @@ def set_aside(run_folder: Path) -> Path | None:
     """Move an earlier run's results to `before-N/` (checkpoint.resume=never); the folder, or None if there were none.
 
     Raises:
-        Failure: as in `durable.MEANING`.
+        Failure: as in `refusals.MEANING`.
     """
     there = [name for name in RESULTS if (run_folder / name).exists()]
     if not there:
         return None
     places = (run_folder / f"before-{number}" for number in itertools.count(1))
     place = next(place for place in places if not place.exists())
-    with durable.told(place):
+    with refusals.told(place):
         place.mkdir()
         for name in there:
             os.rename(run_folder / name, place / name)

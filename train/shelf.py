@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from entrypoint import ExitCode, Failure
-from train import durable, manifest
+from train import durable, manifest, refusals
 from train.manifest import Damaged, Manifest
 
 REPLACED = ".old-"  # a checkpoint whose step is saved again, until the new one stands in its place
@@ -36,7 +36,7 @@ def steps(folder: Path) -> dict[int, Path]:
             fix="set run.output_dir to the place where the checkpoints are to be kept",
             code=ExitCode.SECURITY,
         )
-    with durable.told(folder, "read"):
+    with refusals.told(folder, "read"):
         found = [(STEP.fullmatch(path.name), path) for path in folder.iterdir()] if folder.exists() else []
     by_name = sorted(((int(match[1]), path) for match, path in found if match), key=lambda at: at[1].name)
     return dict(sorted(dict(by_name).items()))  # "." sorts before "s": the new one wins
@@ -90,7 +90,7 @@ def prune(folder: Path, *, keep: int, best: int | None = None, trusted: int | No
     """
     there = steps(folder)
     whole = [s for s in reversed(there) if s == trusted or ((trusted is None or s < trusted) and _is_whole(there[s]))]
-    valid = next((s for s in whole if s == trusted or _is_valid(there[s])), None)
+    valid = next((s for s in whole if s == trusted or is_valid(there[s])), None)
     if valid is None:
         return []  # nothing here is better than the rest
     stay = {valid, best, *whole[: max(keep, 1)]}
@@ -118,7 +118,8 @@ def _discard(path: Path) -> None:
         durable.remove(gone)
 
 
-def _is_valid(path: Path) -> bool:
+def is_valid(path: Path) -> bool:
+    """Does everything there have the right hash, and is it for this version?"""
     try:
         examine(path)
     except (Damaged, Failure):
@@ -133,6 +134,6 @@ def sweep(folder: Path) -> list[str]:
         if place.exists():
             durable.remove(old)
         else:
-            with durable.told(place):
+            with refusals.told(place):
                 os.rename(old, place)
     return durable.sweep(folder)
