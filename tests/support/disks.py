@@ -15,9 +15,10 @@ def mounted(place: Path, options: str) -> Iterator[Path]:
     """A tmpfs on the new folder `place`; skips the test where mounting is not allowed."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    if done.returncode:
-        pytest.skip(f"machine: cannot mount a tmpfs: {done.stderr.strip()}")
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"machine: cannot mount a tmpfs: {error}")
     try:
         yield place
     finally:
