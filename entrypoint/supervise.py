@@ -44,7 +44,8 @@ class Inbox:
     def __enter__(self) -> Inbox:
         self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for signum in (*FORWARDED, signal.SIGCHLD):
-            self._old[signum] = signal.signal(signum, self._note)
+            if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:  # nohup, and `command &`
+                self._old[signum] = signal.signal(signum, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

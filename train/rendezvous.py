@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
+import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -59,6 +62,7 @@ def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> 
     address, port = listener.getsockname()[:2]
     for earlier in ports[: list(ports).index(port)]:
         if _speaks_for(run_id, world, earlier):
+            listener.close()
             raise _twice(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
     store = dist.TCPStore(
         "127.0.0.1" if address in ("0.0.0.0", "::") else address,
@@ -114,11 +118,25 @@ def _speaks_for(run_id: str, world: World, port: int) -> bool:
 
 
 def _ours(run_id: str, world: World, address: str, port: int) -> dist.Store | None:
+    """The store on that port, if it is this run's.
+
+    A program that accepts and stays silent holds torch's client for ever, whatever its timeout says (torch 2.15): the
+    question is asked in a thread that can be left behind.
+    """
+    answer: queue.SimpleQueue[dist.Store | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            store = _client(address, port, world.world_size, _ANSWER_S)
+            answer.put(store if store.get(_NONCE).decode() == run_id else None)
+        except (dist.DistError, RuntimeError, UnicodeDecodeError):
+            answer.put(None)  # another program's port, or another run's store
+
+    threading.Thread(target=ask, daemon=True, name=f"ask port {port}").start()
     try:
-        store = _client(address, port, world.world_size, _ANSWER_S)
-        return store if store.get(_NONCE).decode() == run_id else None
-    except (dist.DistError, RuntimeError, UnicodeDecodeError):
-        return None  # another program's port, or another run's store
+        return answer.get(timeout=2 * _ANSWER_S)
+    except queue.Empty:
+        return None
 
 
 def _client(address: str, port: int, world_size: int, timeout_s: float) -> dist.Store:
@@ -128,7 +146,7 @@ def _client(address: str, port: int, world_size: int, timeout_s: float) -> dist.
 
 def _check_in(store: dist.Store, world: World, gpu: str) -> None:
     me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
-    mine = json.dumps(me)
+    mine = json.dumps(me | {"id": str(uuid.uuid4())})  # pids repeat over containers
     winner = store.compare_set(f"train/who/{world.rank}", "", mine).decode()
     if winner != mine:
         other = json.loads(winner)

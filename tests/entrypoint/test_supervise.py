@@ -106,6 +106,20 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Pat
     assert not any(alive(pid) for pid in pids)
 
 
+def test_a_run_under_nohup_survives_the_terminals_hangup(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PATIENT)
+    command = [*RUN, "--procs-per-node", "2", "--", "python3", "script.py"]
+    ignore = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+    process = start_python("-c", f"{ignore} os.execv(sys.executable, {['python', *command]!r})", cwd=tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: len(list(tmp_path.glob("usr1-*"))) == 2, "both ranks live on")
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 7
+
+
 def test_what_a_rank_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     run(tmp_path, "sleep 600 & echo $! > left-$RANK", ranks=1)
     pid = int((tmp_path / "left-0").read_text())
