@@ -1,0 +1,22 @@
+"""From the built environment to /opt/image.json: which versions this image holds."""
+
+import hashlib
+import json
+import platform
+import sys
+import tomllib
+from pathlib import Path
+
+import torch
+
+source, revision = Path(sys.argv[1]), sys.argv[2]
+facts = {
+    "version": tomllib.loads((source / "pyproject.toml").read_text())["project"]["version"],
+    "revision": revision,
+    "architecture": platform.machine(),
+    "python": platform.python_version(),
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "lock_sha256": hashlib.sha256((source / "requirements.lock").read_bytes()).hexdigest(),
+}
+sys.stdout.write(json.dumps(facts, indent=2) + "\n")

@@ -1,0 +1,24 @@
+#!/bin/sh
+# Last layer: this project, its commands and its examples, under DEST. A second's work, and all that a change of the code rebuilds.
+#
+#   project.sh SOURCE DEST [REVISION]
+set -eu
+source=$1 dest=$2 revision=${3:-unknown}
+python=/opt/venv/bin/python
+site=$dest$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+work=$(mktemp -d)
+
+# A pure wheel is a zip of what belongs into site-packages; no pip is needed, and the commands are our own.
+cp -R "$source/." "$work/source"
+(cd "$work/source" && "$python" -I -c 'import setuptools.build_meta as build; build.build_wheel("..")' >/dev/null)
+mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
+"$python" -I -m zipfile -e "$work"/*.whl "$site"
+"$python" -I -m compileall -q "$site/train" "$site/entrypoint"
+rm -rf "$work"
+
+cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
+cp "$source/image/train" "$source/image/entrypoint" "$dest/usr/local/bin/"
+"$python" -I "$source/image/facts.py" "$source" "$revision" >"$dest/opt/image.json"
+# Whatever the builder's umask was.
+chmod -R a+rX,go-w "$dest/opt/train-image" "$dest/opt/image.json" "$site/train" "$site/entrypoint" "$site"/train_image-*
+chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/opt/train-image/start"

@@ -1,0 +1,61 @@
+"""The two recipes, read as text: they make the same image of the same files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from machines import REPOSITORY
+
+OCI = (REPOSITORY / "Containerfile").read_text()
+APPTAINER = (REPOSITORY / "apptainer.def").read_text()
+BUILD = (REPOSITORY / "tests" / "build-image").read_text()
+
+
+def section(name: str) -> str:
+    """One section of apptainer.def."""
+    return APPTAINER.split(f"\n%{name}\n")[1].split("\n%")[0]
+
+
+def test_both_take_the_same_files() -> None:
+    allowed = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {line.split()[0] for line in section("files").splitlines() if line} == allowed
+
+
+def test_a_change_of_any_file_taken_is_a_new_image() -> None:
+    allowed = {line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    keyed = re.search(r"SOURCES=\((.*)\)", BUILD)
+    assert keyed
+    assert set(keyed[1].split()) == allowed | {"Containerfile", ".dockerignore"}
+
+
+def test_both_run_the_same_steps_in_the_same_order() -> None:
+    steps = [re.findall(r"image/(\w+\.sh)|recipe/(\w+\.sh)", text) for text in (runs(OCI), section("post"))]
+    assert [[a or b for a, b in found] for found in steps] == [["system.sh", "dependencies.sh", "project.sh"]] * 2
+
+
+def runs(text: str) -> str:
+    """The RUN instructions."""
+    return "\n".join(re.findall(r"^RUN (?:.*\\\n)*.*$", text, re.M))
+
+
+def test_both_start_from_the_same_base() -> None:
+    base = re.search(r"^ARG BASE=docker\.io/library/(\S+)$", OCI, re.M)
+    assert base
+    assert f"    BASE={base[1]}\n" in APPTAINER
+
+
+def test_both_set_the_same_variables() -> None:
+    block = re.search(r"^ENV ((?:.*\\\n)*.*)$", OCI, re.M)
+    assert block
+    oci = dict(re.findall(r"(\w+)=(\S+)", block[1]))
+    apptainer = dict(re.findall(r"export (\w+)=(\S+)", section("environment")))
+    assert {name: re.sub(r'"\$\{\w+:-(.*)\}"', r"\1", value) for name, value in apptainer.items()} == oci
+
+
+def test_a_machine_without_an_engine_is_told_what_to_install() -> None:
+    command = [REPOSITORY / "tests" / "build-image", "image"]
+    environ = {**os.environ, "ENGINE": "no-such-engine"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "fix: apt-get install podman" in done.stderr) == (1, True)
