@@ -38,7 +38,16 @@ format: env-dev ## rewrite the code in the one format
 	$(BIN)/ruff format .
 
 env: $(VENV)/.runtime ## make .venv from requirements.lock
+	@$(INSTALL_PROJECT)
+
 env-dev: $(VENV)/.dev
+	@$(INSTALL_PROJECT)
+
+# Again for another checkout or another pyproject.toml: an environment may be shared (CI keeps one outside the checkout).
+INSTALL_PROJECT = state="$(CURDIR) $$(sha256sum < pyproject.toml)"; \
+	[[ $$(cat $(VENV)/.checkout 2>/dev/null) == "$$state" ]] || { \
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat -e . && \
+	echo "$$state" > $(VENV)/.checkout; }
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -48,10 +57,9 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.runtime: requirements.lock pyproject.toml $(VENV)/.python
+$(VENV)/.runtime: requirements.lock $(VENV)/.python
 	@echo 'installing the locked packages (once; about two minutes and 6 GB, most of it CUDA)'
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime

@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   train --config cfg.yaml                   your configuration
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
   train check --config cfg.yaml             validate and show the plan; nothing is started or written
+  train where --config cfg.yaml             print the run's folder (for job scripts)
   train --device cpu --procs-per-node 2     two processes on the CPU
 
 Start it in the same way under docker, apptainer, srun, torchrun, accelerate launch or mpirun.
@@ -47,7 +48,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check] [--config FILE] [options] [section.key=value ...]",
+        usage="train [check|where] [--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -167,6 +168,12 @@ def check_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
     return 0
 
 
+def where_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The run's folder, for job scripts: they read errors/exit.json in it. Asks nothing of the launcher."""
+    print(rundir.run_folder(schema.load(arguments.config, overrides)))
+    return 0
+
+
 def options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> Options:
     """Command line over ENTRYPOINT_* over the file."""
     procs = config.launch.procs_per_node
@@ -187,7 +194,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-COMMANDS = {"train": train_command, "check": check_command}
+COMMANDS = {"train": train_command, "check": check_command, "where": where_command}
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 if __name__ == "__main__":

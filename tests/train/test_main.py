@@ -180,6 +180,12 @@ def test_check_on_a_machine_without_gpus_says_so_and_goes_on(
     assert "note: here it would not start: no GPU can be used here. fix: use --nv" in shown
 
 
+def test_where_prints_the_runs_folder_inside_any_job(capsys: pytest.CaptureFixture[str]) -> None:
+    shell_of_two_nodes = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}
+    assert front.run(["where", "run.output_dir=out", "run.name=mine"], shell_of_two_nodes) == 0
+    assert capsys.readouterr().out == "out/mine\n"
+
+
 def test_check_names_what_would_be_refused_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert front.run(["check", *CPU], {"RANK": "0"}) == 76
     assert "LOCAL_RANK" in capsys.readouterr().err
