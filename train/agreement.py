@@ -1,0 +1,48 @@
+"""What single ranks notice (a signal, the clock) becomes a decision that all ranks take at the same step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """stop: save and leave; save: commit a checkpoint and go on."""
+
+    stop: bool = False
+    save: bool = False
+
+
+class Agreement:
+    """Flags are sent off before a step and read after it, so that the exchange costs the step no time.
+
+    Any rank's wish counts. Alone, a rank decides at once.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self._sent: tuple[dist.Work, Tensor] | None = None
+
+    def propose(self, decision: Decision) -> None:
+        """Send this rank's wishes off. All ranks call it, then `decided`, once per step."""
+        if self._group is not None:
+            flags = torch.tensor([decision.stop, decision.save], dtype=torch.int32)
+            work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            assert work is not None  # every member of the group gets one
+            self._sent = (work, flags)
+
+    def decided(self, own: Decision) -> Decision:
+        """What all ranks' last proposals came to; `own` where there is one rank."""
+        if self._group is None:
+            return own
+        if self._sent is None:
+            return Decision()
+        work, flags = self._sent
+        self._sent = None
+        work.wait()
+        stop, save = flags.tolist()
+        return Decision(stop=bool(stop), save=bool(save))

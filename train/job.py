@@ -1,0 +1,134 @@
+"""From the config and a ready rank to everything that training needs, set to where the run was left."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from train import changes, checkpoint, data, models, optim, record, state
+from train.batches import Batches, Steps, steps
+from train.config import RunConfig
+from train.loader import Loader, open_loader
+from train.optim import Schedule
+from train.runtime import Runtime
+from train.sampling import Course
+from train.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Fixed for one start; only `state` changes. model and optimizer are as Accelerate wrapped them."""
+
+    config: RunConfig
+    runtime: Runtime
+    folder: Path
+    loader: Loader
+    classes: tuple[str, ...]
+    images: int
+    held_out: int
+    batches: Batches
+    steps: Steps
+    course: Course
+    schedule: Schedule
+    model: nn.Module
+    optimizer: Optimizer
+    criterion: nn.Module
+    state: State
+    notes: tuple[str, ...]
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+
+def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches) -> Job:
+    """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
+
+    Raises:
+        Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
+    """
+    seed, train = config.run.seed, config.train
+    sets = data.open_sets(config.data)
+    images = len(sets.training.labels)
+    counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
+    net = models.build(config.model, classes=len(sets.classes), image_size=config.data.image_size, seed=seed)
+    model, optimizer = runtime.accelerator.prepare(net, optim.build(config.optim, net.parameters()))
+    current = State(network=runtime.accelerator.unwrap_model(model), optimizer=optimizer, scaler=_scaler(runtime))
+    notes = resume(config, runtime, folder / "checkpoints", current)
+    return Job(
+        config=config,
+        runtime=runtime,
+        folder=folder,
+        loader=open_loader(sets, config.data, seed=seed, device=runtime.device, cores=runtime.cores),
+        classes=sets.classes,
+        images=images,
+        held_out=len(sets.held_out.labels),
+        batches=batches,
+        steps=counted,
+        course=Course(batches=batches, steps=counted, samples=images, rank=runtime.world.rank, seed=seed),
+        schedule=optim.schedule(config.optim, per_epoch=counted.per_epoch, total=counted.total),
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.CrossEntropyLoss(label_smoothing=config.optim.label_smoothing),
+        state=current,
+        notes=notes,
+    )
+
+
+def resume(config: RunConfig, runtime: Runtime, folder: Path, current: State) -> tuple[str, ...]:
+    """Set `current` to the newest valid checkpoint in `folder`, if there is one; returns what is worth saying.
+
+    Rank 0 looks and decides; all ranks read the one that it chose.
+
+    Raises:
+        Failure: DATA for a changed configuration or where no checkpoint is whole.
+    """
+    step, notes = runtime.shared(lambda: _choose(config, folder, current))
+    if step is None:
+        return tuple(notes)
+    tensors, facts = checkpoint.load(checkpoint.at(folder, step))
+    state.restore(current, tensors, facts["state"])
+    return (*notes, *_other_world(facts, runtime))
+
+
+def kept(config: RunConfig, runtime: Runtime, current: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tensors, facts) of a checkpoint: the state, and what it may be continued with."""
+    facts = {"state": state.facts(current), "config": asdict(config), "world_size": runtime.world.world_size}
+    return state.tensors(current), facts
+
+
+def _choose(config: RunConfig, folder: Path, current: State) -> tuple[int | None, list[str]]:
+    """The step to go on from, once the folder was shown to take checkpoints of this size."""
+    notes = []
+    if config.checkpoint.resume == "never" and (aside := record.set_aside(folder.parent)):
+        notes.append(f"checkpoint.resume=never: the earlier run was moved to {aside}")
+    size = sum(tensor.nbytes for tensor in current.network.state_dict().values())
+    swept = checkpoint.prepare(folder, need=_copies(current.optimizer) * size)
+    notes += [f"removed {name}, which an interrupted save left" for name in swept]
+    found = checkpoint.newest(folder)
+    if found is None:
+        return None, notes
+    notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
+    changes.refuse_changes(checkpoint.load(found)[1]["config"], asdict(config))
+    return found.step, notes
+
+
+def _copies(optimizer: Optimizer) -> int:
+    """Room for two checkpoints, each with the weights and the optimizer's one or two moments of them."""
+    return 2 * (3 if "betas" in optimizer.param_groups[0] else 2)
+
+
+def _other_world(facts: dict[str, Any], runtime: Runtime) -> list[str]:
+    before, now = facts["world_size"], runtime.world.world_size
+    said = f"the run began on {before} ranks and goes on with {now}: same samples, same learning rates, other rounding"
+    return [said] if before != now else []
+
+
+def _scaler(runtime: Runtime) -> torch.amp.GradScaler | None:
+    return runtime.accelerator.scaler  # type: ignore[no-any-return]

@@ -1,0 +1,51 @@
+"""From a key (seed, epoch, sample, ...) to random numbers: a counter-based hash, the same on any rank and machine."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+Part = int | npt.NDArray[np.integer[Any]]
+
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+# One stream for each purpose, so that no two ever share their numbers.
+ORDER, AUGMENT, DROPOUT, WEIGHTS, SPLIT, SYNTHETIC = range(1, 7)
+
+
+def words(*key: Part) -> Words:
+    """64 well-mixed bits for every combination of the key's parts, which broadcast as numpy arrays do."""
+    state: Words = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):
+        for part in key:
+            state = _mix(state ^ _unsigned(part))
+    return state
+
+
+def uniform(*key: Part) -> npt.NDArray[np.float32]:
+    """Numbers in [0, 1) with 24 random bits."""
+    return ((words(*key) >> np.uint64(40)).astype(np.float32)) * np.float32(2**-24)
+
+
+def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
+    """All of range(count) in the key's order. Not numpy's own, which may change from one version to the next."""
+    return np.argsort(words(*key, np.arange(count, dtype=np.uint64)), kind="stable")
+
+
+def seed(*key: int) -> int:
+    """One seed in [0, 2**63) for a library's generator."""
+    return int(words(*key) >> np.uint64(1))
+
+
+def _unsigned(part: Part) -> Words:
+    return np.asarray(part % 2**64 if isinstance(part, int) else part).astype(np.uint64)
+
+
+def _mix(state: Words) -> Words:
+    """One round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014)."""
+    state = state + GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

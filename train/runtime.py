@@ -1,0 +1,199 @@
+"""From a World and the config to a rank that can compute: its device, precision, process group and Accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from torch import Tensor
+from torch import distributed as dist
+
+from entrypoint import ExitCode, Failure, World
+from train import rendezvous
+from train.config import RunConfig
+
+T = TypeVar("T")
+ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+# What Accelerate and its plugins read behind our back: the config alone decides.
+FOREIGN: Final = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+# Accelerate takes any of these for a sign of several processes.
+SIGNS: Final = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+SILENCE_S: Final = 600.0  # launch.timeouts.step auto: a step is shorter, a save may take its own time-out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """One rank, ready. `control` is a gloo group for small decisions on the CPU; None where there is one rank."""
+
+    world: World
+    device: torch.device
+    precision: str
+    cores: int
+    accelerator: Accelerator
+    control: dist.ProcessGroup | None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is world rank 0, which writes the run's files."""
+        return self.world.rank == 0
+
+    def total(self, sums: Tensor) -> Tensor:
+        """The sum over all ranks, in place, on the device that `sums` is on."""
+        if self.control is not None:
+            dist.all_reduce(sums)
+        return sums
+
+    def shared(self, action: Callable[[], T]) -> T:
+        """What `action` returns on rank 0, on every rank; also a Failure, so that all end for the same reason."""
+        answer: list[Any] = [_outcome(action)] if self.is_main else [None]
+        if self.control is not None:
+            dist.broadcast_object_list(answer, src=0, group=self.control)
+        value, failure = answer[0]
+        if failure is not None:
+            raise Failure(**failure)
+        return value  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def close(self) -> None:
+        """Leave the process group, where there is one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *, accumulation: int) -> Runtime:
+    """Meet the other ranks and set this one up.
+
+    Changes `environ`, which Accelerate reads: see `adapt`.
+
+    Raises:
+        Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and FACTS where the
+            ranks do not meet.
+    """
+    device = choose_device(environ.get("ENTRYPOINT_DEVICE", "cpu"), world.local_rank)
+    precision = choose_precision(config.train.precision, device)
+    _make_repeatable(device)
+    control = _join(config, world, environ, device)
+    adapt(environ, world, device)
+    return Runtime(
+        world=world,
+        device=device,
+        precision=precision,
+        cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which our parent sets to cores per rank
+        accelerator=_accelerator(device, precision, accumulation),
+        control=control,
+    )
+
+
+def choose_device(kind: str, local_rank: int) -> torch.device:
+    """This rank's device. Where a rank sees one GPU only, it is its own, whatever local_rank says.
+
+    Raises:
+        Failure: NODE, where CUDA finds no GPU for this rank.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        raise Failure(
+            f"CUDA finds no GPU for local rank {local_rank}",
+            found=f"{count} usable GPUs",
+            expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
+            fix="start the container with --nv (Apptainer) or --gpus all (Docker), or use --device cpu",
+            code=ExitCode.NODE,
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """The precision in effect: auto is bf16 on GPUs that have it, else fp32.
+
+    Raises:
+        Failure: USAGE for one that the device would ignore or emulate.
+    """
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if wanted == "auto":
+        return "bf16" if has_bf16 else "fp32"
+    missing = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
+    if missing.get(wanted, False):
+        raise Failure(
+            f"train.precision {wanted} is not possible on this device",
+            found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            fix="set train.precision to auto, which takes the best that every device has",
+            code=ExitCode.USAGE,
+        )
+    return wanted
+
+
+def adapt(environ: MutableMapping[str, str], world: World, device: torch.device) -> None:
+    """Leave in `environ` what makes Accelerate do as it is told.
+
+    It reads its own variables, and takes LOCAL_RANK for the GPU's index (accelerate#3775: wrong where each rank sees
+    one GPU). A world of one must not show any sign of more.
+    """
+    for name in foreign(environ):
+        del environ[name]
+    for name in SIGNS if world.world_size == 1 else ():
+        environ.pop(name, None)
+    if world.world_size > 1:
+        environ["LOCAL_RANK"] = str(device.index or 0) if device.type == "cuda" else str(world.local_rank)
+
+
+def foreign(environ: Mapping[str, str]) -> list[str]:
+    """Variables that would change the run without being in its config."""
+    return [name for name in environ if name.startswith(FOREIGN)]
+
+
+def _join(
+    config: RunConfig, world: World, environ: Mapping[str, str], device: torch.device
+) -> dist.ProcessGroup | None:
+    """Meet the others. Gloo on the CPU, NCCL on GPUs, and one gloo group for decisions in both cases."""
+    if world.world_size == 1:
+        return None
+    timeouts = config.launch.timeouts
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store = rendezvous.connect(world, environ, timeouts.start, gpu)
+    step = SILENCE_S if timeouts.step == "auto" else timeouts.step
+    silence = timedelta(seconds=max(step, timeouts.save, timeouts.start))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    own = device if device.type == "cuda" else None
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.world_size, timeout=silence, device_id=own
+    )
+    return dist.new_group(backend="gloo", timeout=silence)  # type: ignore[return-value]  # we are in it
+
+
+def _accelerator(device: torch.device, precision: str, accumulation: int) -> Accelerator:
+    # Buffers: rank 0's alone count, see `evaluation.share_buffers`; a broadcast in each step would be wasted.
+    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
+    return Accelerator(
+        mixed_precision=ACCELERATE_WORDS[precision],
+        cpu=device.type == "cpu",
+        gradient_accumulation_plugin=plugin,
+        kwargs_handlers=[ddp],
+    )
+
+
+def _make_repeatable(device: torch.device) -> None:
+    """The same run on the same number of ranks gives the same bits: no kernels chosen by a stopwatch."""
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def _outcome(action: Callable[[], Any]) -> tuple[Any, dict[str, Any] | None]:
+    try:
+        return action(), None
+    except Failure as failure:
+        facts = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
+        return None, facts | {"code": failure.code}

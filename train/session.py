@@ -1,0 +1,136 @@
+"""One start of a run, from a World to its exit code: set up, say what will happen, train, say what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+
+import torch
+
+from entrypoint import ExitCode, World
+from train import exitfile, job, models, progress, record, runtime
+from train.batches import batches
+from train.config import RunConfig
+from train.job import Job
+from train.loop import Now, fit
+from train.metrics import Metrics
+from train.progress import Progress
+from train.runtime import Runtime
+from train.signals import Watch
+
+
+def run(
+    config: RunConfig,
+    world: World,
+    folder: Path,
+    environ: MutableMapping[str, str],
+    *,
+    argv: Sequence[str],
+    now: float,
+) -> int:
+    """Train as one rank; returns the exit code (OK or STOPPED).
+
+    Raises:
+        Failure: whatever keeps this run from training.
+    """
+    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
+    ignored = runtime.foreign(environ)
+    ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
+    todo = job.open_job(config, ready, folder, batch)
+    ready.shared(lambda: _write_facts(todo, environ, argv, now))
+    terminal = environ.get("ENTRYPOINT_TTY") == "1"
+    shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
+    metrics = Metrics(
+        folder, main=ready.is_main, step=todo.state.step, tensorboard=config.log.tensorboard, warn=shown.say
+    )
+    shown.say(banner(todo, ignored))
+    begun = todo.state.step
+    try:
+        with Watch() as watch:
+            end = fit(todo, watch, metrics, shown)
+            shown.close()
+            return _finish(todo, end, shown, begun)
+    finally:
+        shown.close()
+        metrics.close()
+        ready.close()
+
+
+def banner(todo: Job, ignored: Sequence[str]) -> str:
+    """What is about to happen, in full."""
+    config, world = todo.config, todo.runtime.world
+    lines = progress.rows(
+        {
+            "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
+            "device": _device(todo.runtime),
+            "precision": todo.runtime.precision,
+            "global batch": todo.batches,
+            "model": f"{config.model.name}, {models.parameters(todo.state.network):,} parameters",
+            "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
+            f"{len(todo.classes)} classes, loader: {todo.loader.kind}",
+            "steps": f"{todo.steps.per_epoch} per epoch, {todo.steps.total} in all{_dropped(todo)}",
+            "output": todo.folder,
+        }
+        | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
+    )
+    notes = [f"note: {note}" for note in todo.notes]
+    notes += [f"note: {name} is ignored, the config decides" for name in ignored]
+    return "\n".join([lines, *notes])
+
+
+def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
+    """Commit is done; say so on disk and on the console; then wait, since srun ends all when the first leaves."""
+    state = todo.state
+    stopped = state.step < todo.steps.total
+    code = ExitCode.STOPPED if stopped else ExitCode.OK
+    received = end.watch.received
+    cause = (received.name if received else "a signal to another rank") if stopped else "finished"
+    if todo.runtime.is_main:
+        exitfile.write(todo.folder, code=code, step=state.step, cause=cause)
+    shown.say(_last_words(todo, end, cause, begun))
+    todo.runtime.barrier()
+    return int(code)
+
+
+def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
+    state, total = todo.state, todo.steps.total
+    if state.step < total:
+        saved = end.saved or "nothing was saved: no step was done"
+        return f"stopped by {cause} at step {state.step} of {total}: {saved}\nnext: the same command goes on from there"
+    told = progress.summary(
+        result=state.result,
+        steps=state.step,
+        seconds=state.seconds,
+        images=state.step * todo.batches.global_,
+        checkpoint=end.saved,
+    )
+    if begun >= total:
+        return f"{told}\nnext: this run was finished before; checkpoint.resume=never starts over"
+    return f"{told}\nnext: train.epochs={2 * todo.config.train.epochs} goes on, checkpoint.resume=never starts over"
+
+
+def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float) -> None:
+    """On rank 0: config.yaml and run.json."""
+    record.write_config(todo.folder, todo.config)
+    record.write_run(
+        todo.folder,
+        step=todo.state.step,
+        world=todo.runtime.world,
+        hosts=[host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host],
+        launcher=environ.get("ENTRYPOINT_LAUNCHER", "unknown"),
+        sources={},
+        argv=argv,
+        environ=environ,
+        now=now,
+    )
+
+
+def _device(ready: Runtime) -> str:
+    if ready.device.type == "cpu":
+        return f"CPU, {progress.many(ready.cores, 'thread')} per rank"
+    return f"{torch.cuda.get_device_name(ready.device)} (rank 0: {ready.device})"
+
+
+def _dropped(todo: Job) -> str:
+    dropped = todo.steps.dropped
+    return f"; the last {dropped} samples of an epoch are left out, other ones each time" if dropped else ""

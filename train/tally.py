@@ -1,0 +1,63 @@
+"""What each micro batch did, added up on the device and read at log points only, and the time that training took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Over the samples since the tally was cleared, all ranks together. loss is NaN or infinite if any was."""
+
+    loss: float
+    accuracy: float
+    samples: int
+
+
+class Tally:
+    """Sums over micro batches. An infinite or undefined loss spoils the sum, so that it needs no flag of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Count a micro batch: its mean loss, [n, classes] and [n]. No host sync."""
+        right = (logits.argmax(dim=1) == labels).sum()
+        count = torch.full_like(right, len(labels))
+        self._sums += torch.stack([loss.double() * len(labels), right.double(), count.double()])
+
+    def read(self, total: Callable[[Tensor], Tensor]) -> Means | None:
+        """The means over all ranks; None if nothing was added. `total` sums over ranks in place."""
+        loss, right, samples = total(self._sums.clone()).tolist()
+        return Means(loss=loss / samples, accuracy=right / samples, samples=int(samples)) if samples else None
+
+    def clear(self) -> None:
+        """Start again."""
+        self._sums.zero_()
+
+
+class Stopwatch:
+    """Seconds spent in training, without what is done between steps (evaluation, saving)."""
+
+    def __init__(self, seconds: float = 0.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._since, self._before = clock, clock(), seconds
+
+    @property
+    def seconds(self) -> float:
+        """So far, earlier starts of the run included."""
+        return self._before + self._clock() - self._since
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count what happens inside."""
+        self._before = self.seconds
+        try:
+            yield
+        finally:
+            self._since = self._clock()
