@@ -14,7 +14,8 @@ PACKAGES = ("entrypoint", "train")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py") if path.name != "__init__.py")
 # Level of each module: it may import only from lower ones of its package, so that data flows one way.
 LEVELS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
-OFFERED = set(ast.literal_eval(re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)[1]))  # type: ignore[index]  # noqa: E501
+ALL = re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)
+OFFERED = set(ast.literal_eval(ALL[1] if ALL else "[]"))
 # What the parent process must never load: it starts in milliseconds.
 HEAVY_FREE = ("torch", "numpy", "accelerate", "torchvision")
 
