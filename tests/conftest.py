@@ -22,7 +22,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(LAUNCHERS) or name in CONTRACT]:
         del os.environ[name]
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["TQDM_DISABLE"] = "1"
 
 
 @pytest.hookimpl(hookwrapper=True)
