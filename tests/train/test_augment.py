@@ -1,0 +1,71 @@
+"""Pixels to a model's input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from train import augment
+
+SIZE = 16
+SAMPLES = np.arange(1000)
+
+
+def image() -> torch.Tensor:
+    """One image in which every pixel is different."""
+    return torch.arange(SIZE * SIZE * 3, dtype=torch.int32).remainder(251).to(torch.uint8).view(1, SIZE, SIZE, 3)
+
+
+def moved(down: int, right: int, mirror: int) -> torch.Tensor:
+    return augment.apply(image(), torch.tensor([0]), torch.tensor([[down], [right], [mirror]]))[0]
+
+
+def test_an_image_that_does_not_move_is_only_normalized() -> None:
+    assert torch.equal(moved(0, 0, 0), augment.normalized(image())[0])
+
+
+def test_normalized_pixels_lie_around_zero() -> None:
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1).expand(1, 1, 2, 3)
+    assert augment.normalized(ends).flatten().unique().tolist() == [-2.0, 2.0]
+
+
+def test_a_mirrored_image_is_flipped_left_to_right() -> None:
+    assert torch.equal(moved(0, 0, 1), moved(0, 0, 0).flip(2))
+
+
+@pytest.mark.parametrize(("down", "right"), [(2, 0), (-2, 0), (0, 1), (0, -1)])
+def test_a_shift_moves_the_inside_by_whole_pixels(down: int, right: int) -> None:
+    still, shifted = moved(0, 0, 0), moved(down, right, 0)
+    inside = slice(3, SIZE - 3)
+    wanted = still.roll((-down, -right), (1, 2))
+    assert torch.equal(shifted[:, inside, inside], wanted[:, inside, inside])
+
+
+def test_what_comes_in_from_outside_is_the_images_own_mirror() -> None:
+    assert torch.equal(moved(2, 0, 0)[:, -1], moved(0, 0, 0)[:, -3])
+
+
+def test_a_samples_moves_do_not_depend_on_its_batch() -> None:
+    whole = augment.moves("standard", SAMPLES, size=SIZE, seed=0, epoch=3)
+    part = augment.moves("standard", SAMPLES[[7, 400]], size=SIZE, seed=0, epoch=3)
+    assert part.down.tolist() == whole.down[[7, 400]].tolist()
+    assert part.right.tolist() == whole.right[[7, 400]].tolist()
+    assert part.mirror.tolist() == whole.mirror[[7, 400]].tolist()
+
+
+def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
+    found = augment.moves("standard", SAMPLES, size=SIZE, seed=0, epoch=0)
+    assert set(found.down.tolist()) == set(found.right.tolist()) == {-2, -1, 0, 1, 2}
+    assert 400 < found.mirror.sum() < 600
+
+
+def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
+    first, second = (augment.moves("standard", SAMPLES, size=SIZE, seed=0, epoch=epoch) for epoch in (0, 1))
+    assert first.down.tolist() != second.down.tolist()
+
+
+def test_without_augmentation_nothing_moves() -> None:
+    found = augment.moves("none", SAMPLES, size=SIZE, seed=0, epoch=0)
+    assert not found.down.any()
+    assert not found.mirror.any()
