@@ -62,7 +62,7 @@ def _inside(samples: Numbers, outlines: Floats, size: int) -> Floats:
     scale = 0.45 + 0.2 * _number(samples, 2)
     turn = (_number(samples, 3) - 0.5) * np.float32(np.pi / 6)
     place = ((np.arctan2(down, right) + turn) * np.float32(ANGLES / 2 / np.pi)).astype(np.int64) % ANGLES
-    radius = np.take_along_axis(outlines, place.reshape(len(samples), -1), axis=1).reshape(place.shape)
+    radius = np.take_along_axis(outlines, place.reshape(len(samples), size * size), axis=1).reshape(place.shape)
     covered: Floats = np.clip((scale * radius - np.hypot(down, right)) * (size / 2) + 0.5, 0, 1)
     return covered
 

@@ -1,0 +1,115 @@
+"""Image files: found, split, read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from images import write_classes, write_image
+from PIL import Image
+
+from entrypoint import Failure
+from train import folder
+from train.config import Data
+
+
+def data(root: Path, **changes: object) -> Data:
+    return Data(name="folder", root=str(root), image_size=8, **changes)  # type: ignore[arg-type]
+
+
+def test_classes_are_the_folders_in_alphabetical_order(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", dog=2, ant=3)
+    write_classes(tmp_path / "val", ant=1, dog=1)
+    training, held_out, classes = folder.find(data(tmp_path))
+    assert classes == ("ant", "dog")
+    assert training.labels.tolist() == [0, 0, 0, 1, 1]
+    assert held_out.labels.tolist() == [0, 1]
+
+
+def test_without_a_held_out_folder_a_share_of_every_class_is_set_aside(tmp_path: Path) -> None:
+    write_classes(tmp_path, ant=20, bee=10, cat=10)
+    training, held_out, _ = folder.find(data(tmp_path, val_fraction=0.2))
+    assert np.bincount(held_out.labels).tolist() == [4, 2, 2]
+    assert not set(training.paths) & set(held_out.paths)
+    assert len(training.paths) + len(held_out.paths) == 40
+
+
+def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
+    write_classes(tmp_path, ant=20, bee=20)
+    first, second = (set(folder.find(data(tmp_path))[1].paths) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 30])
+def test_exactly_as_many_are_set_aside_as_asked(count: int) -> None:
+    labels = np.array([0] * 20 + [1] * 7 + [2] * 3)
+    assert folder.held_out_samples(labels, count).sum() == count
+
+
+def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", ant=2, bee=2)
+    write_classes(tmp_path / "test", ant=1, bee=1)
+    training, _, _ = folder.find(data(tmp_path))
+    assert training.read(np.array([3, 0]))[:, 0, 0, 0].tolist() == [51, 0]
+
+
+def test_a_larger_image_is_scaled_and_its_middle_taken(tmp_path: Path) -> None:
+    path = tmp_path / "wide.png"
+    pixels = np.zeros((16, 48, 3), np.uint8)
+    pixels[:, 16:32] = 200
+    Image.fromarray(pixels).save(path)
+    assert folder.decode(path, 8, 0).shape == (8, 8, 3)
+    assert folder.decode(path, 8, 0)[4, 2:6].min() == 200
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+def test_images_of_any_mode_become_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("image.jpg" if mode == "CMYK" else "image.png")
+    Image.new("RGB", (8, 8), (9, 9, 9)).convert(mode).save(path)
+    assert folder.decode(path, 8, 0).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"", 65), (b"no image", 65), (None, 66)], ids=["empty", "text", "missing"]
+)
+def test_a_file_that_is_no_image_is_named_with_its_index(tmp_path: Path, content: bytes | None, code: int) -> None:
+    path = tmp_path / "bad.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Failure, match="image 7 cannot be read") as caught:
+        folder.decode(path, 8, 7)
+    assert caught.value.code == code
+    assert str(path) in str(caught.value)
+
+
+def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jpg"
+    Image.effect_noise((64, 64), 90).convert("RGB").save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(Failure, match="truncated"):
+        folder.decode(path, 64, 0)
+
+
+def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", ant=2, bee=0)
+    write_classes(tmp_path / "val", ant=1, bee=1)
+    with pytest.raises(Failure, match="bee") as caught:
+        folder.find(data(tmp_path))
+    assert caught.value.code == 66
+
+
+def test_another_number_of_classes_than_the_config_says_is_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path, ant=5, bee=5)
+    with pytest.raises(Failure, match=r"data\.classes") as caught:
+        folder.find(data(tmp_path, classes=3))
+    assert caught.value.code == 65
+
+
+def test_an_image_that_vanishes_later_is_an_input_failure(tmp_path: Path) -> None:
+    write_image(tmp_path / "ant/0.png").with_name("1.png").write_bytes((tmp_path / "ant/0.png").read_bytes())
+    write_image(tmp_path / "bee/0.png").with_name("1.png").write_bytes((tmp_path / "bee/0.png").read_bytes())
+    training, _, _ = folder.find(data(tmp_path, val_fraction=0.5))
+    Path(str(training.paths[0])).unlink()
+    with pytest.raises(Failure, match="it is gone"):
+        training.read(np.array([0]))
