@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -78,7 +79,7 @@ def _colours(samples: Numbers) -> tuple[Floats, Floats]:
 def _with_noise(clean: Floats, samples: Numbers) -> torch.Tensor:
     """Uniform noise with a tenth of the range as its standard deviation, then bytes."""
     number = samples[:, None]
-    noise = keyed.uniform(keyed.SYNTHETIC, 4, number, np.arange(clean[0].size)).reshape(clean.shape)
+    noise = keyed.uniform(keyed.SYNTHETIC, 4, number, np.arange(math.prod(clean.shape[1:]))).reshape(clean.shape)
     noisy = clean + 0.35 * (noise - 0.5)
     pixels = (np.clip(noisy, 0, 1) * 255).astype(np.uint8)
     return torch.from_numpy(pixels)
