@@ -106,7 +106,7 @@ def test_what_would_hang_or_train_alone_is_refused(cluster: Cluster, work: str, 
     command = command.format(show=SHOW, cleanenv=SHOW.replace("exec", "exec --cleanenv"))
     done = cluster.login("env", "ENTRYPOINT_DEVICE=cpu", "bash", "-c", command, cwd=work)
     output = (cluster.shared / work.removeprefix("/shared/") / "job.out").read_text()
-    errors = [told["error"] for told in Ended(state="", code=0, output=output).objects()]
     assert done.returncode == code, done.stdout + output
+    errors = [told["error"] for told in Ended(state="", code=0, output=output).objects()]
     assert {error["code"] for error in errors} == {code}
     assert all(fix in error["fix"] + error["what"] for error in errors)
