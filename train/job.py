@@ -58,9 +58,11 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     images = len(sets.training.labels)
     counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
     net = models.build(config.model, classes=len(sets.classes), image_size=config.data.image_size, seed=seed)
-    model, optimizer = runtime.accelerator.prepare(net, optim.build(config.optim, net.parameters()))
+    model, optimizer = runtime.prepare(net, optim.build(config.optim, net.parameters()))
     current = State(network=runtime.accelerator.unwrap_model(model), optimizer=optimizer, scaler=_scaler(runtime))
     notes = resume(config, runtime, folder / "checkpoints", current)
+    shape = (batches.micro, 3, config.data.image_size, config.data.image_size)
+    runtime.rehearse(model, torch.zeros(shape, device=runtime.device).to(memory_format=torch.channels_last))
     return Job(
         config=config,
         runtime=runtime,

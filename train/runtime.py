@@ -10,8 +10,10 @@ from typing import Any, Final, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure, World
 from train import rendezvous
@@ -41,6 +43,29 @@ class Runtime:
     def is_main(self) -> bool:
         """Whether this is world rank 0, which writes the run's files."""
         return self.world.rank == 0
+
+    def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Both as Accelerate wraps them, on the device; several ranks get DDP around the model."""
+        model, wrapped = self.accelerator.prepare(net, optimizer)
+        if isinstance(model, DistributedDataParallel):
+            # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
+            model.broadcast_buffers = False
+        return model, wrapped
+
+    def rehearse(self, model: nn.Module, images: Tensor) -> None:
+        """Compute and exchange gradients once, and forget them.
+
+        After its first exchange DDP lays its buckets out in another order, and a number's place in its bucket decides
+        in which order three ranks or more add it up. Without this, the first step after a resume would differ from
+        the same step of an uninterrupted run in its last bits.
+        """
+        if self.control is None:
+            return
+        before = [buffer.clone() for buffer in model.buffers()]
+        model(images).sum().backward()
+        model.zero_grad(set_to_none=True)
+        for buffer, old in zip(model.buffers(), before, strict=True):
+            buffer.copy_(old)
 
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all ranks, in place, on the device that `sums` is on."""
@@ -174,8 +199,7 @@ def _join(
 
 
 def _accelerator(device: torch.device, precision: str, accumulation: int) -> Accelerator:
-    # Buffers: rank 0's alone count, see `evaluation.share_buffers`; a broadcast in each step would be wasted.
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
     return Accelerator(
         mixed_precision=ACCELERATE_WORDS[precision],
