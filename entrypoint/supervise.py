@@ -44,7 +44,7 @@ class Inbox:
     def __enter__(self) -> Inbox:
         self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for signum in (*FORWARDED, signal.SIGCHLD):
-            if signum == signal.SIGCHLD or signal.getsignal(signum) != signal.SIG_IGN:  # nohup, and `command &`
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # else: nohup's wish
                 self._old[signum] = signal.signal(signum, self._note)
         return self
 
