@@ -71,12 +71,16 @@ def _compare_with_step(environ: Mapping[str, str]) -> None:
 
 def _check_hidden_job(machine: Machine) -> None:
     """`--cleanenv` removes SLURM_*: a task among several would take itself for a world of one."""
-    tasks = machine.hidden_job.get("SLURM_STEP_NUM_TASKS") or machine.hidden_job.get("SLURM_NTASKS") or "1"
-    if tasks.isdigit() and int(tasks) > 1:
+    hidden = machine.hidden_job
+    # Without the job's variables nothing tells how many tasks it has.
+    known = "SLURM_JOB_NUM_NODES" in hidden or "SLURM_NNODES" in hidden
+    tasks = hidden.get("SLURM_STEP_NUM_TASKS") or hidden.get("SLURM_NTASKS") or ("1" if known else "several")
+    if hidden and tasks != "1":
         raise Failure(
-            f"a parent process is in Slurm job {machine.hidden_job['SLURM_JOB_ID']} with {tasks} tasks, but the "
-            "SLURM_* variables were removed: each task would train alone",
-            found="SLURM_JOB_ID is set in a parent process and not here",
-            fix="leave out --cleanenv (-e) of apptainer",
+            f"a parent process is in Slurm job {hidden['SLURM_JOB_ID']}, but the SLURM_* variables were removed: each "
+            "of the job's tasks would train alone",
+            found=f"a job with {tasks} tasks; SLURM_JOB_ID is not set here",
+            fix="leave out --cleanenv (-e) of apptainer; for this node alone: --nodes 1 --node-rank 0 "
+            "--master-addr 127.0.0.1",
             code=ExitCode.FACTS,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 Container = Literal["apptainer", "docker", "none"]
+_STEPD = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +86,17 @@ def container(root: Path = Path("/")) -> Container:
 
 
 def parents_job(pid: int, proc: Path = Path("/proc"), most: int = 16) -> dict[str, str]:
-    """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them."""
+    """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them.
+
+    In a user namespace (unprivileged Apptainer) no parent's environment can be read; slurmstepd's title still names the
+    job: then that is all there is.
+    """
     for _ in range(most):
         variables = _environ_of(proc / str(pid))
         if "SLURM_JOB_ID" in variables:
             return {name: value for name, value in variables.items() if name.startswith("SLURM_")}
+        if title := _STEPD.match(_title_of(proc / str(pid))):
+            return {"SLURM_JOB_ID": title[1], "SLURM_STEP_ID": title[2]}
         pid = _parent_of(proc / str(pid))
         if pid <= 1:
             break
@@ -101,6 +109,13 @@ def _environ_of(process: Path) -> dict[str, str]:
     except OSError:
         return {}
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _title_of(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _parent_of(process: Path) -> int:

@@ -59,13 +59,20 @@ def test_master_addr_and_port_exported_before_srun_win() -> None:
     assert found.sources["master_addr"] == "MASTER_ADDR"
 
 
-def test_an_environment_cleaned_inside_a_job_is_refused_with_the_flag_to_leave_out() -> None:
-    hidden = machine(hidden_job={"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4"})
-    with pytest.raises(Failure, match="Slurm job 7 with 4 tasks") as caught:
-        detect({}, Options(), hidden)
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "4"},
+        {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "batch"},
+    ],
+    ids=["several-tasks", "tasks-not-known"],
+)
+def test_an_environment_cleaned_inside_a_job_is_refused_with_the_flag_to_leave_out(job: dict[str, str]) -> None:
+    with pytest.raises(Failure, match="in Slurm job 7") as caught:
+        detect({}, Options(), machine(hidden_job=job))
     assert "--cleanenv" in caught.value.fix
 
 
 def test_an_environment_cleaned_inside_a_one_task_job_is_one_world_all_the_same() -> None:
-    hidden = machine(hidden_job={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"})
+    hidden = machine(hidden_job={"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"})
     assert detect({}, Options(), hidden).launcher == "local"

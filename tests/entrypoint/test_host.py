@@ -79,5 +79,11 @@ def test_a_program_name_with_parentheses_does_not_hide_the_parent(tmp_path: Path
     assert host.parents_job(9, proc=tmp_path) == {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "4"}
 
 
+def test_a_job_is_known_by_slurmstepds_title_where_no_environment_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9" / "cmdline").write_bytes(b"slurmstepd: [4.batch]\0")
+    assert host.parents_job(9, proc=tmp_path) == {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "batch"}
+
+
 def test_the_machine_tells_its_own_name_not_the_shells() -> None:
     assert host.read_machine({"HOSTNAME": "elsewhere"}).hostname == socket.gethostname().split(".")[0]
