@@ -128,7 +128,7 @@ def open_loader(sets: Sets, data: Data, *, seed: int, device: torch.device, core
         _in_memory(side, device, cores) if kind == "memory" else ByWorkers(side, workers, device)
         for side in (sets.training, sets.held_out)
     ]
-    told = kind if kind == "memory" else f"{workers} workers"
+    told = kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1)
     return Loader(training=pools[0], held_out=pools[1], data=data, seed=seed, kind=told)
 
 

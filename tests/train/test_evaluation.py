@@ -1,0 +1,64 @@
+"""Accuracy and loss, every image once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from train.evaluation import Result, evaluate
+from train.loader import Batch
+
+
+class OneRank:
+    """A runtime without others."""
+
+    device = torch.device("cpu")
+    control = None
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Nothing to add."""
+        return sums
+
+
+torch.manual_seed(0)
+IMAGES, LABELS = torch.randn(20, 6), torch.arange(20) % 4
+MODEL = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.9))
+
+
+def batches(size: int) -> Iterator[Batch]:
+    for start in range(0, 20, size):
+        yield Batch(images=IMAGES[start : start + size], labels=LABELS[start : start + size])
+
+
+def measured(size: int = 20) -> Result:
+    return evaluate(MODEL, batches(size), OneRank())  # type: ignore[arg-type]
+
+
+def test_the_figures_are_what_the_whole_set_gives() -> None:
+    with torch.no_grad():
+        logits = MODEL[0](IMAGES)
+    result = measured()
+    assert result.samples == 20
+    assert result.accuracy == (logits.argmax(1) == LABELS).double().mean().item()
+    assert result.loss == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
+def test_a_short_last_batch_counts_by_its_samples(size: int) -> None:
+    assert measured(size).accuracy == measured().accuracy
+    assert measured(size).loss == pytest.approx(measured().loss, abs=1e-6)
+
+
+def test_the_model_measures_without_dropout_and_trains_on() -> None:
+    MODEL.train()
+    assert measured() == measured()
+    assert MODEL.training
+
+
+def test_nothing_is_kept_for_gradients() -> None:
+    measured()
+    assert all(parameter.grad is None for parameter in MODEL.parameters())
