@@ -1,0 +1,135 @@
+"""The same training, whoever computes it and however often it is interrupted: real processes, real gradients."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from processes import python, start_python, wait_until
+from runs import TEN_STEPS, Run
+from safetensors.torch import load_file
+
+from train import metrics
+
+Train = Callable[..., Run]
+# Two epochs of 16 steps: what is left off at step 10 stands in the middle of the first.
+LONG = (
+    "train.max_steps=20",
+    "train.epochs=2",
+    "model.args.dropout=0.3",
+    "checkpoint.every_steps=10",
+    "checkpoint.keep=9",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("equality")
+    (folder / "ten.yaml").write_text(TEN_STEPS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(place: Path) -> Train:
+    """Train for ten steps on so many ranks; what was trained before in the same way is taken from there."""
+
+    def run(ranks: int, *settings: str, name: str | None = None) -> Run:
+        name = name or "-".join([str(ranks), *settings])
+        if not (place / "runs" / name).exists():
+            again(place, ranks, *settings, name=name)
+        return Run(folder=place / "runs" / name)
+
+    return run
+
+
+def command(ranks: int, *settings: str, name: str) -> list[str]:
+    world = ["--device", "cpu", "--procs-per-node", str(ranks)]
+    return ["-m", "train", "--config", "ten.yaml", *world, f"run.name={name}", *settings]
+
+
+def again(place: Path, ranks: int, *settings: str, name: str) -> Run:
+    ended = python(*command(ranks, *settings, name=name), cwd=place)
+    assert ended.returncode == 0, ended.stderr
+    return Run(folder=place / "runs" / name)
+
+
+def forget_after(run: Run, step: int) -> None:
+    """Take away what a kill right after `step` would have left undone."""
+    for path in (run.folder / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+
+
+def assert_close(run: Run, other: Run) -> None:
+    ours, theirs = run.weights(10), other.weights(10)
+    for name, weight in ours.items():
+        assert (abs(weight - theirs[name]) <= 1e-6 + 1e-5 * abs(theirs[name])).all(), name
+
+
+def assert_same_bits(run: Run, other: Run) -> None:
+    for group in ("model", "optimizer"):
+        ours, theirs = (
+            load_file(r.folder / "checkpoints" / "step-00000020" / f"{group}.safetensors") for r in (run, other)
+        )
+        assert ours.keys() == theirs.keys()
+        assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+def evaluation(run: Run) -> dict[str, float]:
+    event = next(event for event in metrics.read(run.folder / metrics.NAME) if event["event"] == "eval")
+    return {name: event[name] for name in ("accuracy", "loss", "samples")}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_several_ranks_learn_what_one_learns(train: Train, ranks: int) -> None:
+    assert_close(train(ranks), train(1))
+
+
+def test_accumulated_micro_batches_are_the_big_batch(train: Train) -> None:
+    assert_close(train(1), train(1, "train.micro_batch_size=48"))
+
+
+def test_images_read_by_workers_teach_the_same(train: Train) -> None:
+    assert_close(train(2, "data.loader=workers", "data.workers=2"), train(1))
+
+
+def test_ten_steps_change_the_weights(train: Train) -> None:
+    first = train(1, "optim.lr=1e-12", name="still").weights(10)
+    assert all(abs(weight - first[name]).max() > 1e-3 for name, weight in train(1).weights(10).items())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train, ranks: int) -> None:
+    still = ("optim.lr=1e-12", "optim.weight_decay=0", "train.max_steps=1", "eval.batch_size=50")  # 50 + 50 + 50 + 42
+    alone = evaluation(train(1, *still))
+    assert evaluation(train(ranks, *still)) == pytest.approx(alone, rel=1e-9)
+    assert alone["samples"] == 192
+
+
+@pytest.mark.parametrize(("optimizer", "ranks"), [("sgd", 1), ("sgd", 2), ("sgd", 4), ("adamw", 1), ("adamw", 2)])
+def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    train: Train, place: Path, optimizer: str, ranks: int
+) -> None:
+    settings = (*LONG, f"optim.name={optimizer}", "optim.lr=0.01")
+    whole = train(ranks, *settings, name=f"whole-{optimizer}-{ranks}")
+    halved = Run(folder=place / "runs" / f"halved-{optimizer}-{ranks}")
+    shutil.copytree(whole.folder, halved.folder)
+    forget_after(halved, 10)
+    assert_same_bits(again(place, ranks, *settings, name=halved.folder.name), whole)
+    assert halved.record["starts"][-1]["step"] == 10
+
+
+def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_an_uninterrupted_one(train: Train, place: Path) -> None:
+    settings = (*LONG, "optim.lr=0.01", "train.global_batch_size=48", "train.micro_batch_size=1")
+    stopped = Run(folder=place / "runs" / "stopped")
+    with start_python(*command(2, *settings, name="stopped"), cwd=place) as process:
+        wait_until(lambda: len(stopped.logged()) >= 3, "three steps")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 75, process.communicate()[0]
+    assert stopped.ending is not None
+    assert stopped.ending.step == stopped.committed() < 20  # type: ignore[operator]
+    assert_same_bits(again(place, 2, *settings, name="stopped"), train(2, *settings, name="not-stopped"))
