@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,7 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict
         "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),
         "ENTRYPOINT_HOSTS": ",".join(planned.hosts),
         "ENTRYPOINT_LAUNCHER": planned.launcher,
+        "ENTRYPOINT_SOURCES": json.dumps(dict(planned.sources)),
         "ENTRYPOINT_ONE_HOST": str(int(planned.one_host)),
         "ENTRYPOINT_AGENT_STORE": str(int(planned.agent_store)),
         "ENTRYPOINT_TTY": str(int(console.is_terminal)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now
         world=todo.runtime.world,
         hosts=[host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host],
         launcher=environ.get("ENTRYPOINT_LAUNCHER", "unknown"),
-        sources={},
+        sources=json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")),
         argv=argv,
         environ=environ,
         now=now,
