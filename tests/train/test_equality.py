@@ -97,6 +97,14 @@ def test_images_read_by_workers_teach_the_same(train: Train) -> None:
     assert_close(train(2, "data.loader=workers", "data.workers=2"), train(1))
 
 
+def test_variables_of_accelerate_do_not_change_the_training(
+    train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MIXED_PRECISION": "bf16", "GRADIENT_ACCUMULATION_STEPS": "7", "USE_CPU": "true"}.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    assert_close(again(place, 2, name="strange"), train(1))
+
+
 def test_ten_steps_change_the_weights(train: Train) -> None:
     first = train(1, "optim.lr=1e-12", name="still").weights(10)
     assert all(abs(weight - first[name]).max() > 1e-3 for name, weight in train(1).weights(10).items())

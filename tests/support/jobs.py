@@ -1,0 +1,84 @@
+"""A small training inside the test's own process: one rank, the embedded images, seconds at most."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from entrypoint import World
+from train import job, loop, runtime, schema
+from train.batches import batches
+from train.job import Job
+from train.loop import Now
+from train.metrics import Metrics
+from train.progress import Progress
+from train.signals import Watch
+
+ALONE = World(
+    rank=0,
+    local_rank=0,
+    world_size=1,
+    local_world_size=1,
+    node_rank=0,
+    num_nodes=1,
+    master_addr="127.0.0.1",
+    master_port=29999,
+)
+# Four steps an epoch, eight in all.
+TINY = (
+    "data.samples=80",
+    "data.image_size=8",
+    "data.classes=2",
+    "model.args.width=4",
+    "optim.lr=0.01",
+    "train.epochs=2",
+    "train.global_batch_size=16",
+    "train.micro_batch_size=8",
+    "log.tensorboard=false",
+    "log.every_steps=2",
+)
+
+
+@contextmanager
+def opened(folder: Path, *settings: str) -> Iterator[Job]:
+    """The job of a tiny run kept in `folder`."""
+    config = schema.load(None, [*TINY, *settings])
+    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, 1)
+    forget_accelerate()
+    ready = runtime.start(config, ALONE, {}, accumulation=batch.accumulation)
+    try:
+        yield job.open_job(config, ready, folder, batch)
+    finally:
+        ready.close()
+        forget_accelerate()
+
+
+def forget_accelerate() -> None:
+    """Accelerate keeps its first settings for the life of a process; a worker has but one."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def fit(todo: Job, *, watch: Watch | None = None) -> Now:
+    """Train to the end, or to what `watch` has received."""
+    metrics = Metrics(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=print)
+    shown = Progress(main=True, terminal=False, total=todo.steps.total, step=todo.state.step, out=io.StringIO())
+    try:
+        return loop.fit(todo, watch or Watch(), metrics, shown)
+    finally:
+        metrics.close()
+
+
+def trained(folder: Path, *settings: str) -> tuple[Job, Now]:
+    """A tiny run, finished."""
+    with opened(folder, *settings) as todo:
+        return todo, fit(todo)
+
+
+def steps_of(events: Sequence[dict[str, object]], name: str) -> list[object]:
+    """The steps of all events of one kind."""
+    return [event["step"] for event in events if event["event"] == name]

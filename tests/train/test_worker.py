@@ -1,0 +1,162 @@
+"""One rank ends with one exit code, one block, and the reason in errors/."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import ALONE, TINY, forget_accelerate
+from processes import python, start_python, wait_until
+
+from entrypoint import ExitCode, Failure
+from train import exitfile, session, worker
+
+CONTRACT = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29999",
+}
+PEER = Failure("a rank is gone", fix="look there", code=ExitCode.PEER)
+
+
+def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
+    place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
+    return worker.run([*TINY, *place, *settings], dict(CONTRACT if environ is None else environ))
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def stand_in(*arguments: Any, **options: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(session, "run", stand_in)
+
+
+def test_a_rank_trains_to_its_end(tmp_path: Path) -> None:
+    forget_accelerate()
+    assert run(tmp_path / "run") == 0
+    forget_accelerate()
+    assert (tmp_path / "run" / "checkpoints" / "step-00000008" / "manifest.json").exists()
+
+
+ERRORS = {
+    "a-failure": (Failure("no data", fix="bring some", code=ExitCode.NO_INPUT), 66, "fix: bring some"),
+    "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, "train.micro_batch_size"),
+    "host-memory": (MemoryError(), 71, "train.micro_batch_size"),
+    "lost-peer": (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), 69, "resume"),
+}
+
+
+@pytest.mark.parametrize(("error", "code", "words"), ERRORS.values(), ids=ERRORS)
+def test_a_known_error_ends_with_its_code_and_one_block(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    words: str,
+) -> None:
+    raising(monkeypatch, error)
+    assert run(tmp_path / "run") == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"ERROR[{code}] ")
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_only_our_own_bug_shows_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, KeyError("oops"))
+    assert run(tmp_path / "run") == ExitCode.BUG
+    assert "Traceback" in capsys.readouterr().err
+    assert "KeyError" in json.loads((tmp_path / "run/errors/rank-0000.json").read_text())["what"]
+
+
+def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(monkeypatch, Failure("no data", fix="bring some", code=ExitCode.NO_INPUT))
+    run(tmp_path / "run")
+    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=66, step=None, cause="no data")
+    assert json.loads((tmp_path / "run/errors/rank-0000.json").read_text())["rank"] == 0
+
+
+def test_who_lost_a_peer_does_not_hide_why_the_peer_left(tmp_path: Path) -> None:
+    exitfile.write(tmp_path, code=66, step=None, cause="no data")
+    assert worker.leave(PEER, tmp_path, ALONE) == ExitCode.PEER
+    assert exitfile.read(tmp_path) == exitfile.Ending(code=66, step=None, cause="no data")
+
+
+def test_who_lost_a_peer_says_so_where_nobody_else_did(tmp_path: Path) -> None:
+    worker.leave(PEER, tmp_path, ALONE)
+    assert exitfile.read(tmp_path) == exitfile.Ending(code=69, step=None, cause="a rank is gone")
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing", "code"),
+    [(("optim.lrr=1",), (), 64), (("train.global_batch_size=15",), (), 64), ((), ("RANK", "WORLD_SIZE"), 76)],
+    ids=["unknown-key", "indivisible", "half-a-contract"],
+)
+def test_what_it_was_started_with_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], missing: tuple[str, ...], code: int
+) -> None:
+    assert run(tmp_path / "run", *settings, environ={k: v for k, v in CONTRACT.items() if k not in missing}) == code
+    assert "fix: " in capsys.readouterr().err
+
+
+def test_an_old_ending_is_gone_as_soon_as_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exitfile.write(tmp_path / "run", code=75, step=3, cause="SIGTERM")
+    monkeypatch.setattr(session, "run", lambda *_, **__: int(exitfile.read(tmp_path / "run") is not None))
+    assert run(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    endless = ["data.samples=1000000", "data.image_size=64", f"run.output_dir={tmp_path}", "run.name=run"]
+    with start_python("-m", "train.worker", *endless, environ=CONTRACT, cwd=tmp_path) as process:
+        wait_until(lambda: listens(process.pid, number), "a handler")
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.STOPPED, said
+    assert f"stopped by {number.name}" in said
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def listens(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    ended = python(str(script), *TINY, "log.tensorboard=true", "run.name=run", environ=CONTRACT, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "late.json").read_text()) == []
+
+
+# Which modules are first imported between the first step and the end of the process.
+LATE = """
+import json, os, sys
+from train import loop, worker
+
+known, real = None, loop.step
+
+def step(*arguments):
+    global known
+    known = known or set(sys.modules)
+    return real(*arguments)
+
+loop.step = step
+code = worker.run(sys.argv[1:], os.environ)
+json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
+sys.exit(code)
+"""
