@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,24 +21,31 @@ from train.runtime import Runtime
 from train.signals import Watch
 
 
-def run(
-    config: RunConfig,
-    world: World,
-    folder: Path,
-    environ: MutableMapping[str, str],
-    *,
-    argv: Sequence[str],
-    now: float,
-) -> int:
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """Who a rank is, and how far it has come: what an ending needs, whenever it comes."""
+
+    world: World
+    folder: Path
+    job: Job | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The last finished step; None while there is nothing to train yet."""
+        return self.job.state.step if self.job else None
+
+
+def run(config: RunConfig, seat: Seat, environ: MutableMapping[str, str], *, argv: Sequence[str], now: float) -> int:
     """Train as one rank; returns the exit code (OK or STOPPED).
 
     Raises:
         Failure: whatever keeps this run from training.
     """
+    world, folder = seat.world, seat.folder
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
     ignored = runtime.foreign(environ)
     ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
-    todo = job.open_job(config, ready, folder, batch)
+    todo = seat.job = job.open_job(config, ready, folder, batch)
     ready.shared(lambda: _write_facts(todo, environ, argv, now))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)

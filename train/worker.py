@@ -10,13 +10,12 @@ import sys
 import time
 import traceback
 from collections.abc import MutableMapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from entrypoint import ExitCode, Failure, World, from_environ
+from entrypoint import ExitCode, Failure, from_environ
 from train import console, exitfile, rundir, schema, session, trouble
-from train.config import RunConfig
+from train.session import Seat
 
 
 def main() -> int:
@@ -29,14 +28,14 @@ def main() -> int:
 
 def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     """Train as one rank. Whatever goes wrong is shown here, once."""
-    folder, world = None, None
+    seat = None
     try:
         arguments = build_parser().parse_args(argv)
         world = from_environ(environ)
         config = schema.load(arguments.config, arguments.overrides)
-        folder = rundir.run_folder(config)
-        exitfile.clear(folder, rank=world.rank, world_size=world.world_size)
-        return train(config, world, folder, environ)
+        seat = Seat(world=world, folder=rundir.run_folder(config))
+        exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
+        return session.run(config, seat, environ, argv=sys.argv, now=time.time())
     except Exception as error:
         failure = trouble.as_failure(error)
         if failure is None:
@@ -44,7 +43,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
             failure = trouble.bug(error)
         else:
             print(failure, file=sys.stderr, flush=True)
-        return leave(failure, folder, world)
+        return leave(failure, seat)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -55,24 +54,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def train(config: RunConfig, world: World, folder: Path, environ: MutableMapping[str, str]) -> int:
-    """Train, and say how it ended: exit.json is on disk before any rank leaves (srun ends the others at the first)."""
-    return session.run(config, world, folder, environ, argv=sys.argv, now=time.time())
-
-
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
     """A signal before the first step: there is nothing to save."""
     what = f"stopped by {signal.Signals(signum).name} before the first step"
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 
-def leave(failure: Failure, folder: Path | None, world: World | None) -> int:
+def leave(failure: Failure, seat: Seat | None) -> int:
     """Leave the reason in errors/, and return its code."""
-    if folder is not None and world is not None:
-        exitfile.write_failure(folder, failure, rank=world.rank, host=socket.gethostname())
+    if seat is not None:
+        exitfile.write_failure(seat.folder, failure, rank=seat.world.rank, host=socket.gethostname())
         # Who only lost a peer does not know why; the one that does may have said so already.
-        if failure.code != ExitCode.PEER or exitfile.read(folder) is None:
-            exitfile.write(folder, code=failure.code, step=None, cause=failure.what)
+        if failure.code != ExitCode.PEER or exitfile.read(seat.folder) is None:
+            exitfile.write(seat.folder, code=failure.code, step=seat.step, cause=failure.what)
     return int(failure.code)
 
 

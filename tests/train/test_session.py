@@ -13,13 +13,14 @@ from jobs import ALONE, TINY, forget_accelerate, opened
 from entrypoint import ExitCode
 from train import exitfile, record, schema, session
 from train.job import Job
+from train.session import Seat
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     forget_accelerate()
     config = schema.load(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}", *settings])
     try:
-        return session.run(config, ALONE, folder, environ or {}, argv=["train"], now=0.0)
+        return session.run(config, Seat(world=ALONE, folder=folder), environ or {}, argv=["train"], now=0.0)
     finally:
         forget_accelerate()
 

@@ -14,6 +14,8 @@ from processes import python, start_python, wait_until
 
 from entrypoint import ExitCode, Failure
 from train import exitfile, session, worker
+from train.job import Job
+from train.session import Seat
 
 CONTRACT = {
     "RANK": "0",
@@ -90,13 +92,25 @@ def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_who_lost_a_peer_does_not_hide_why_the_peer_left(tmp_path: Path) -> None:
     exitfile.write(tmp_path, code=66, step=None, cause="no data")
-    assert worker.leave(PEER, tmp_path, ALONE) == ExitCode.PEER
+    assert worker.leave(PEER, Seat(world=ALONE, folder=tmp_path)) == ExitCode.PEER
     assert exitfile.read(tmp_path) == exitfile.Ending(code=66, step=None, cause="no data")
 
 
 def test_who_lost_a_peer_says_so_where_nobody_else_did(tmp_path: Path) -> None:
-    worker.leave(PEER, tmp_path, ALONE)
+    worker.leave(PEER, Seat(world=ALONE, folder=tmp_path))
     assert exitfile.read(tmp_path) == exitfile.Ending(code=69, step=None, cause="a rank is gone")
+
+
+def test_the_ending_tells_how_far_the_run_had_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(todo: Job, *rest: Any) -> None:
+        todo.state.step = 3
+        raise PEER
+
+    monkeypatch.setattr(session, "fit", stand_in)
+    forget_accelerate()
+    run(tmp_path / "run")
+    forget_accelerate()
+    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=69, step=3, cause="a rank is gone")
 
 
 @pytest.mark.parametrize(
