@@ -18,8 +18,10 @@ apt-get clean
 rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/*.log /var/cache/debconf/*-old
 
 # An index that offers a CPU build (arm64 had one for years) must end here, not on a cluster.
+TMPDIR=$(mktemp -d) # torch leaves a folder there; never tidy up /tmp itself, which is the host's under `apptainer build`
+export TMPDIR
 /opt/venv/bin/python -I -c '
 import sys, torch, torchvision
 if torch.version.cuda is None:
     sys.exit(f"torch {torch.__version__} is not a CUDA build: look at the package index that pip used")'
-rm -rf /tmp/* # torch leaves a cache folder that belongs to root
+rm -rf "$TMPDIR"

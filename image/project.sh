@@ -7,6 +7,7 @@ source=$1 dest=$2 revision=${3:-unknown}
 python=/opt/venv/bin/python
 site=$dest$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 work=$(mktemp -d)
+export TMPDIR="$work" # torch leaves a folder there
 
 # A pure wheel is a zip of what belongs into site-packages; no pip is needed, and the commands are our own.
 cp -R "$source/." "$work/source"
@@ -14,7 +15,6 @@ cp -R "$source/." "$work/source"
 mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
 "$python" -I -m zipfile -e "$work"/*.whl "$site"
 "$python" -I -m compileall -q "$site/train" "$site/entrypoint"
-rm -rf "$work"
 
 cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
 cp "$source/image/train" "$source/image/entrypoint" "$dest/usr/local/bin/"
@@ -22,3 +22,4 @@ cp "$source/image/train" "$source/image/entrypoint" "$dest/usr/local/bin/"
 # Whatever the builder's umask was.
 chmod -R a+rX,go-w "$dest/opt/train-image" "$dest/opt/image.json" "$site/train" "$site/entrypoint" "$site"/train_image-*
 chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/opt/train-image/start"
+rm -rf "$work"

@@ -47,7 +47,7 @@ class Container:
 
     def stop(self, seconds: int = 60) -> Ended:
         """`docker stop`: SIGTERM, and SIGKILL after the given time."""
-        call(self.engine, "stop", f"--time={seconds}", self.number, seconds=seconds + 30)
+        call(self.engine, "stop", "-t", str(seconds), self.number, seconds=seconds + 30)
         return self.wait(30)
 
 
@@ -69,7 +69,8 @@ class Image:
         try:
             yield container
         finally:
-            call(self.engine, "rm", "--force", "--time=0", container.number)
+            call(self.engine, "kill", container.number)  # podman's `rm --force` would ask it to stop first, and wait
+            call(self.engine, "rm", "--force", container.number)
 
     def run(self, *words: str, options: tuple[str, ...] = (), seconds: float = 120) -> Ended:
         """Run a container to its end."""
