@@ -79,9 +79,12 @@ def assert_same_bits(run: Run, other: Run) -> None:
         assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
+def events(run: Run, name: str) -> list[dict[str, float]]:
+    return [event for event in metrics.read(run.folder / metrics.NAME) if event["event"] == name]
+
+
 def evaluation(run: Run) -> dict[str, float]:
-    event = next(event for event in metrics.read(run.folder / metrics.NAME) if event["event"] == "eval")
-    return {name: event[name] for name in ("accuracy", "loss", "samples")}
+    return {name: events(run, "eval")[0][name] for name in ("accuracy", "loss", "samples")}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -129,6 +132,16 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
     forget_after(halved, 10)
     assert_same_bits(again(place, ranks, *settings, name=halved.folder.name), whole)
     assert halved.record["starts"][-1]["step"] == 10
+
+
+def test_with_batch_norm_a_resumed_run_measures_what_an_uninterrupted_one_does(train: Train, place: Path) -> None:
+    settings = (*LONG, "model.args.norm=batch", "optim.lr=0.01")
+    whole, halved = train(2, *settings, name="whole-batch"), Run(folder=place / "runs" / "halved-batch")
+    shutil.copytree(whole.folder, halved.folder)
+    forget_after(halved, 10)
+    again(place, 2, *settings, name="halved-batch")
+    assert_same_bits(halved, whole)
+    assert [e["loss"] for e in events(halved, "eval")] == [e["loss"] for e in events(whole, "eval")]
 
 
 def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_an_uninterrupted_one(train: Train, place: Path) -> None:
