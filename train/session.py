@@ -54,15 +54,15 @@ def run(config: RunConfig, seat: Seat, environ: MutableMapping[str, str], *, arg
     )
     shown.say(banner(todo, ignored))
     begun = todo.state.step
-    try:
-        with Watch() as watch:
+    with Watch() as watch:
+        try:
             end = fit(todo, watch, metrics, shown)
+        finally:
             shown.close()
-            return _finish(todo, end, shown, begun)
-    finally:
-        shown.close()
-        metrics.close()
+            metrics.close()
+        code = _finish(todo, end, shown, begun)
         ready.close()
+    return code
 
 
 def banner(todo: Job, ignored: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import torch
@@ -63,10 +64,15 @@ def _is_lost_peer(error: Exception) -> bool:
 def _peer(error: Exception) -> Failure:
     return Failure(
         "another rank is gone",
-        found=first_line(error),
+        found=_short(first_line(error)),
         fix="look at the first error in logs/ and errors/; start the same command again to resume",
         code=ExitCode.PEER,
     )
+
+
+def _short(text: str) -> str:
+    """gloo's text without its source file, and without its advice."""
+    return re.sub(r"^\[/[^]]*\]\s*", "", text).split(". ")[0]
 
 
 def _is_data_worker(error: RuntimeError) -> bool:

@@ -31,6 +31,13 @@ def test_a_known_error_has_its_code_and_a_fix(error: Exception, code: int, words
     assert words in str(failure)
 
 
+def test_gloos_words_are_kept_short() -> None:
+    text = "[/x/gloo/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26547. This is typically caused"
+    failure = trouble.as_failure(RuntimeError(text))
+    assert failure is not None
+    assert failure.found == "Connection closed by peer [127.0.0.1]:26547"
+
+
 def test_a_failure_stays_what_it_is() -> None:
     failure = Failure("x", fix="y", code=ExitCode.DATA)
     assert trouble.as_failure(failure) is failure

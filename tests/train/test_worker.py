@@ -13,7 +13,7 @@ from jobs import ALONE, TINY, forget_accelerate
 from processes import python, start_python, wait_until
 
 from entrypoint import ExitCode, Failure
-from train import exitfile, session, worker
+from train import checkpoint, exitfile, session, worker
 from train.job import Job
 from train.session import Seat
 
@@ -27,7 +27,10 @@ CONTRACT = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29999",
 }
-PEER = Failure("a rank is gone", fix="look there", code=ExitCode.PEER)
+
+
+def peer() -> Failure:
+    return Failure("a rank is gone", fix="look there", code=ExitCode.PEER)
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
@@ -92,24 +95,28 @@ def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_who_lost_a_peer_does_not_hide_why_the_peer_left(tmp_path: Path) -> None:
     exitfile.write(tmp_path, code=66, step=None, cause="no data")
-    assert worker.leave(PEER, Seat(world=ALONE, folder=tmp_path)) == ExitCode.PEER
+    assert worker.leave(peer(), Seat(world=ALONE, folder=tmp_path)) == ExitCode.PEER
     assert exitfile.read(tmp_path) == exitfile.Ending(code=66, step=None, cause="no data")
 
 
 def test_who_lost_a_peer_says_so_where_nobody_else_did(tmp_path: Path) -> None:
-    worker.leave(PEER, Seat(world=ALONE, folder=tmp_path))
+    worker.leave(peer(), Seat(world=ALONE, folder=tmp_path))
     assert exitfile.read(tmp_path) == exitfile.Ending(code=69, step=None, cause="a rank is gone")
 
 
-def test_the_ending_tells_how_far_the_run_had_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stand_in(todo: Job, *rest: Any) -> None:
         todo.state.step = 3
-        raise PEER
+        checkpoint.save(todo.checkpoints, step=2, tensors={}, state={}, keep=1)
+        raise peer()
 
     monkeypatch.setattr(session, "fit", stand_in)
     forget_accelerate()
     run(tmp_path / "run")
     forget_accelerate()
+    assert f"kept: {tmp_path}/run/checkpoints/step-00000002" in capsys.readouterr().err
     assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=69, step=3, cause="a rank is gone")
 
 
