@@ -9,7 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-header --no-annotate
-SHELL_FILES = $(shell git ls-files -- '*.sh' .ci/run image tests/cluster tests/testbed | xargs -r grep -lE '^\#!.*bash')
+SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
 .PHONY: help run test lint format env env-dev lock testbed image sif clean
 

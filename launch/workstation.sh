@@ -15,7 +15,11 @@ options=(
   --stop-timeout 120                      # docker stop: time to finish the step and save
 )
 case $(basename "$engine") in
-  podman) options+=(--userns=keep-id --security-opt label=disable) all=(--device nvidia.com/gpu=all) ;;
+  podman)
+    options+=(--security-opt label=disable)
+    all=(--device nvidia.com/gpu=all)
+    if [[ $(id -u) != 0 ]]; then options+=(--userns=keep-id); fi # rootless: your number inside is yours outside
+    ;;
   *) all=(--gpus all) ;;
 esac
 if nvidia-smi -L >/dev/null 2>&1; then options+=("${all[@]}"); else echo "note: no GPU on this machine" >&2; fi

@@ -48,7 +48,8 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
             raise
     warning = (
         f"{folder.parent.absolute()} cannot be written: this run is kept in {stand_in}, which may vanish with the "
-        "container. fix: mount a folder (docker run -v DIR:/work, apptainer --bind DIR), or set run.output_dir"
+        f"container. fix: mount a folder there (docker run -v DIR:{Path.cwd()}, apptainer --bind DIR), or set "
+        "run.output_dir"
     )
     folder = stand_in / config.run.name
     return Place(folder=folder, overrides=(f"run.output_dir={stand_in}",), warnings=(warning,))
