@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from entrypoint import ExitCode, World
+from entrypoint import ExitCode
 from train import exitfile, job, models, progress, record, runtime
 from train.batches import batches
+from train.bell import Bell
 from train.config import RunConfig
 from train.job import Job
 from train.loop import Now, fit
 from train.metrics import Metrics
 from train.progress import Progress
 from train.runtime import Runtime
-from train.signals import Watch
+from train.seat import Seat
 
 
-@dataclass(slots=True, kw_only=True)
-class Seat:
-    """Who a rank is, and how far it has come: what an ending needs, whenever it comes."""
-
-    world: World
-    folder: Path
-    job: Job | None = None
-
-    @property
-    def step(self) -> int | None:
-        """The last finished step; None while there is nothing to train yet."""
-        return self.job.state.step if self.job else None
-
-
-def run(config: RunConfig, seat: Seat, environ: MutableMapping[str, str], *, argv: Sequence[str], now: float) -> int:
+def run(
+    config: RunConfig, seat: Seat, environ: MutableMapping[str, str], bell: Bell, *, argv: Sequence[str], now: float
+) -> int:
     """Train as one rank; returns the exit code (OK or STOPPED).
 
     Raises:
@@ -54,14 +41,14 @@ def run(config: RunConfig, seat: Seat, environ: MutableMapping[str, str], *, arg
     )
     shown.say(banner(todo, ignored))
     begun = todo.state.step
-    with Watch() as watch:
-        try:
-            end = fit(todo, watch, metrics, shown)
-        finally:
-            shown.close()
-            metrics.close()
-        code = _finish(todo, end, shown, begun)
-        ready.close()
+    bell.only_note()
+    try:
+        end = fit(todo, bell.watch, metrics, shown)
+    finally:
+        shown.close()
+        metrics.close()
+    code = _finish(todo, end, shown, begun)
+    ready.close()
     return code
 
 

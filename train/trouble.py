@@ -32,15 +32,6 @@ def as_failure(error: Exception) -> Failure | None:
     return None
 
 
-def bug(error: Exception) -> Failure:
-    """What `errors/` says about an exception that nobody foresaw."""
-    return Failure(
-        f"{type(error).__name__}: {first_line(error)}",
-        fix="please report it, with logs/ and errors/ of the run's folder",
-        code=ExitCode.BUG,
-    )
-
-
 def first_line(error: Exception) -> str:
     """The error in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

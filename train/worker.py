@@ -11,32 +11,36 @@ import time
 import traceback
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from types import FrameType
-from typing import NoReturn
-
-from torch import distributed
 
 from entrypoint import ExitCode, Failure, from_environ
-from train import console, exitfile, rundir, schema, session, shelf, trouble
-from train.session import Seat
+from train import console, exitfile, rundir, schema
+from train.bell import Bell
+from train.seat import Seat
 from train.signals import WATCHED
 
 
 def main() -> int:
     """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; returns the exit code."""
     console.shield()
+    bell = Bell()
     for number in WATCHED:
-        signal.signal(number, stop)
-    code = run(sys.argv[1:], os.environ)
-    if distributed.is_initialized():  # left in disorder: NCCL would wait for ranks that are gone
+        signal.signal(number, bell.ring)
+    code = run(sys.argv[1:], os.environ, bell)
+    if in_a_group():  # left in disorder: NCCL would wait for ranks that are gone
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
-def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
-    """Train as one rank. Whatever goes wrong is shown here, once."""
+REPORT = "please report it, with logs/ and errors/ of the run's folder"
+
+
+def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> int:
+    """Train as one rank. Whatever goes wrong is shown here, once.
+
+    What takes seconds to import comes after what a signal or a wrong start needs.
+    """
     seat = None
     try:
         arguments = build_parser().parse_args(argv)
@@ -44,17 +48,30 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         config = schema.load(arguments.config, arguments.overrides)
         seat = Seat(world=world, folder=rundir.run_folder(config))
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
-        return session.run(config, seat, environ, argv=sys.argv, now=time.time())
+        with bell.deferred():
+            from train import session
+        return session.run(config, seat, environ, bell, argv=sys.argv, now=time.time())
     except Exception as error:
-        end_of_stops()
-        failure = trouble.as_failure(error)
-        if failure is None:
-            traceback.print_exc()
-            failure = trouble.bug(error)
-        else:
-            failure.kept = failure.kept or last_checkpoint(seat)
-            print(failure, file=sys.stderr, flush=True)
-        return leave(failure, seat)
+        bell.only_note()
+        return leave(told(error, seat), seat)
+
+
+def told(error: Exception, seat: Seat | None) -> Failure:
+    """Show the error: a failure as its block, a bug of ours with its traceback."""
+    failure = error if isinstance(error, Failure) else understood(error)
+    if failure is None:
+        traceback.print_exception(error)
+        return Failure(f"{type(error).__name__}: {error}", fix=REPORT, code=ExitCode.BUG)
+    failure.kept = failure.kept or last_checkpoint(seat)
+    print(failure, file=sys.stderr, flush=True)
+    return failure
+
+
+def understood(error: Exception) -> Failure | None:
+    """What torch's or the system's error means, where it is known."""
+    from train import trouble
+
+    return trouble.as_failure(error)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -65,23 +82,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """A signal before the first step: there is nothing to save."""
-    what = f"stopped by {signal.Signals(signum).name} before the first step"
-    raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
-
-
-def end_of_stops() -> None:
-    """From here on this rank is leaving: what its parent sends to end it must not cut its reason short."""
-    for number in WATCHED:
-        if signal.getsignal(number) is stop:
-            signal.signal(number, signal.SIG_IGN)
+def in_a_group() -> bool:
+    """Whether this rank has met others and not taken its leave."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def last_checkpoint(seat: Seat | None) -> str | None:
     """Where the next start goes on; None before training began."""
     if seat is None or seat.job is None:
         return None
+    from train import shelf
+
     with suppress(Failure):
         return next((str(path) for path in reversed(shelf.steps(seat.job.checkpoints).values())), None)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,17 @@ from jobs import ALONE, TINY, forget_accelerate, opened
 
 from entrypoint import ExitCode
 from train import exitfile, record, schema, session
+from train.bell import Bell
 from train.job import Job
-from train.session import Seat
+from train.seat import Seat
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     forget_accelerate()
     config = schema.load(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}", *settings])
+    seat, bell = Seat(world=ALONE, folder=folder), Bell()
     try:
-        return session.run(config, Seat(world=ALONE, folder=folder), environ or {}, argv=["train"], now=0.0)
+        return session.run(config, seat, environ or {}, bell, argv=["train"], now=0.0)
     finally:
         forget_accelerate()
 
@@ -88,7 +89,7 @@ def test_a_signal_ends_with_75_and_the_next_start_goes_on(
     real = session.fit
 
     def interrupted(todo: Job, watch: Any, *rest: Any) -> Any:
-        monkeypatch.setattr(type(todo.optimizer), "zero_grad", lambda self: os.kill(os.getpid(), signal.SIGUSR2))
+        monkeypatch.setattr(type(todo.optimizer), "zero_grad", lambda self: watch.handle(signal.SIGUSR2))
         try:
             return real(todo, watch, *rest)
         finally:

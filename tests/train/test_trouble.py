@@ -46,8 +46,3 @@ def test_a_failure_stays_what_it_is() -> None:
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("mat1 and mat2"), OSError(errno.ENOENT, "no")])
 def test_anything_else_is_a_bug_of_ours(error: Exception) -> None:
     assert trouble.as_failure(error) is None
-
-
-def test_a_bug_is_told_in_one_line() -> None:
-    assert trouble.bug(KeyError("a\nb")).what == "KeyError: 'a\\nb'"
-    assert trouble.bug(ValueError("first\nsecond")).what == "ValueError: first"

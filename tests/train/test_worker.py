@@ -14,8 +14,9 @@ from processes import python, start_python, wait_until
 
 from entrypoint import ExitCode, Failure
 from train import checkpoint, exitfile, session, worker
+from train.bell import Bell
 from train.job import Job
-from train.session import Seat
+from train.seat import Seat
 
 CONTRACT = {
     "RANK": "0",
@@ -35,7 +36,7 @@ def peer() -> Failure:
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
-    return worker.run([*TINY, *place, *settings], dict(CONTRACT if environ is None else environ))
+    return worker.run([*TINY, *place, *settings], dict(CONTRACT if environ is None else environ), Bell())
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -147,6 +148,16 @@ def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.STOPPED, said
     assert f"stopped by {number.name}" in said
+    assert (exitfile.read(tmp_path / "run") or exitfile.Ending(code=0, step=0, cause="")).code == ExitCode.STOPPED
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_signal_that_an_import_swallowed_stops_the_run_all_the_same(tmp_path: Path) -> None:
+    bell = Bell()
+    with pytest.raises(Failure, match="before the first step"):
+        bell.ring(signal.SIGTERM, None)
+    place = (f"run.output_dir={tmp_path}", "run.name=run")
+    assert worker.run([*TINY, *place], dict(CONTRACT), bell) == ExitCode.STOPPED
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -177,7 +188,7 @@ def step(*arguments):
     return real(*arguments)
 
 loop.step = step
-code = worker.run(sys.argv[1:], os.environ)
+code = worker.run(sys.argv[1:], os.environ, worker.Bell())
 json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
 sys.exit(code)
 """
