@@ -1,6 +1,7 @@
 """From a scheduler's environment to N running processes. `train` may import the names offered here, and no others."""
 
 from entrypoint import network
+from entrypoint.console import shield
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launch import make_plan, run_plan
 from entrypoint.options import Options, add_launch_arguments, options_from
@@ -19,4 +20,5 @@ __all__ = [
     "network",
     "options_from",
     "run_plan",
+    "shield",
 ]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, run_plan
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
 from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
@@ -49,6 +49,7 @@ _RAW = argparse.RawDescriptionHelpFormatter
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments: argparse.Namespace | None = None
+    shield()
     try:
         arguments = build_parser().parse_args(argv)
         return _COMMANDS[arguments.command](arguments, os.environ)

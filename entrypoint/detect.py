@@ -10,7 +10,7 @@ from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
 from entrypoint.options import Options
-from entrypoint.world import integer
+from entrypoint.world import port
 
 RUN_ID = "ENTRYPOINT_RUN_ID"  # in a process that we started: its torchrun set is ours, and innermost
 
@@ -42,13 +42,13 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
 
 def _override_master(environ: Mapping[str, str], found: Allocation) -> Allocation:
     """MASTER_ADDR and MASTER_PORT exported before srun are the commonest idiom on clusters: they win."""
-    addr, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    addr, given = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     sources = {"master_addr": "MASTER_ADDR"} if addr else {}
-    sources |= {"master_port": "MASTER_PORT"} if port else {}
+    sources |= {"master_port": "MASTER_PORT"} if given else {}
     return replace(
         found,
         master_addr=addr or found.master_addr,
-        master_port=integer("MASTER_PORT", port) if port else None,
+        master_port=port("MASTER_PORT", given) if given else None,
         sources={**found.sources, **sources},
     )
 

@@ -126,7 +126,7 @@ def _parent_of(process: Path) -> int:
 
 
 def _match(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) -> str | None:
-    if entry.isdigit():
+    if entry.isascii() and entry.isdigit():
         index = int(entry)
         return (gpus[index][1] or (gpus[index][0],))[0] if index < len(gpus) else None
     names = [mig for _, migs in gpus for mig in migs] if entry.startswith("MIG-") else [uuid for uuid, _ in gpus]

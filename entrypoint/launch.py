@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from entrypoint import hygiene, network
 from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID, detect
-from entrypoint.errors import Failure
+from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import read_machine
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
@@ -106,6 +107,14 @@ def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
         name = chosen or "lo"
     else:
         name = chosen or network.interface_towards(network.resolve(planned.world.master_addr)) or ""
+    if chosen and chosen not in (known := [name for _, name in socket.if_nameindex()]):
+        raise Failure(
+            "ENTRYPOINT_INTERFACE is not a network interface of this host",
+            found=f"ENTRYPOINT_INTERFACE={chosen}",
+            expected=f"one of {', '.join(known)}",
+            fix="set it to the interface that all nodes share, or unset it",
+            code=ExitCode.FACTS,
+        )
     found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     return {variable: value for variable, value in found.items() if chosen or not environ.get(variable)}
 

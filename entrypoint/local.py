@@ -10,7 +10,7 @@ from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
 from entrypoint.options import Options
-from entrypoint.world import integer
+from entrypoint.world import integer, port
 
 LOOPBACK = "127.0.0.1"
 
@@ -56,16 +56,16 @@ def pet(environ: Mapping[str, str], machine: Machine) -> Allocation:
     node_rank = integer("PET_NODE_RANK", environ.get("PET_NODE_RANK") or "0")
     if node_rank >= nodes:
         raise _refuse(f"PET_NODE_RANK={node_rank} must be below PET_NNODES={nodes}", "count nodes from 0")
-    addr, port = environ.get("PET_MASTER_ADDR") or LOOPBACK, environ.get("PET_MASTER_PORT")
+    addr, given = environ.get("PET_MASTER_ADDR") or LOOPBACK, environ.get("PET_MASTER_PORT")
     procs = environ.get("PET_NPROC_PER_NODE") or "auto"
     return Allocation(
         launcher="pet",
         **_one_task(node_rank=node_rank, num_nodes=nodes),
         hosts=(machine.hostname,) if nodes == 1 else (),
         master_addr=addr,
-        master_port=integer("PET_MASTER_PORT", port) if port else None,
-        procs_per_node=None if procs in ("auto", "gpu", "cpu") else integer("PET_NPROC_PER_NODE", procs),
-        key=f"pet:{addr}:{port}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
+        master_port=port("PET_MASTER_PORT", given) if given else None,
+        procs_per_node=None if procs in ("auto", "gpu", "cpu") else _at_least_one("PET_NPROC_PER_NODE", procs),
+        key=f"pet:{addr}:{given}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
         sources={
             "node_rank": "PET_NODE_RANK",
             "num_nodes": "PET_NNODES",
@@ -91,7 +91,14 @@ def _one_task(*, node_rank: int, num_nodes: int) -> dict[str, Any]:
 def _fixed(variable: str, text: str) -> int:
     if ":" in text:
         raise _refuse(f"{variable}={text}: an elastic number of nodes", f"set {variable} to one number")
-    return max(integer(variable, text), 1)
+    return _at_least_one(variable, text)
+
+
+def _at_least_one(variable: str, text: str) -> int:
+    number = integer(variable, text)
+    if number < 1:
+        raise _refuse(f"{variable}={text}: there must be at least one", f"set {variable} to 1 or more")
+    return number
 
 
 def _refuse(what: str, fix: str) -> Failure:

@@ -92,13 +92,21 @@ def _port_range(text: str | None) -> tuple[int, int] | None:
     if not text:
         return None
     low, dash, high = text.partition("-")
-    if dash and low.isdigit() and high.isdigit() and 1024 <= int(low) <= int(high) <= 65535:
+    if (
+        dash
+        and low.isdecimal()
+        and high.isdecimal()
+        and low.isascii()
+        and high.isascii()
+        and 1024 <= int(low) <= int(high) <= 65535
+    ):
         return int(low), int(high)
     raise _bad("ENTRYPOINT_PORT_RANGE", text, "LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, such as 20000-32767")
 
 
 def _check_manual(options: Options) -> None:
-    given = {"--nodes": options.nodes, "--node-rank": options.node_rank, "--master-addr": options.master_addr}
+    addr = options.master_addr or None
+    given = {"--nodes": options.nodes, "--node-rank": options.node_rank, "--master-addr": addr}
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == len(given) and options.master_port is None:
         return
@@ -108,6 +116,8 @@ def _check_manual(options: Options) -> None:
             fix="give --nodes N --node-rank K --master-addr HOST [--master-port PORT] on each machine",
             code=ExitCode.USAGE,
         )
+    if options.master_port is not None and not 1 <= options.master_port <= 65_535:
+        raise _bad("--master-port", str(options.master_port), "a port from 1 to 65535")
     if not options.nodes or (options.node_rank or 0) >= options.nodes:
         raise _bad("--node-rank", str(options.node_rank), f"0 <= node rank < --nodes ({options.nodes})")
 

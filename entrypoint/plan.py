@@ -108,7 +108,7 @@ def _no_gpu(machine: Machine, environ: Mapping[str, str], promised: bool) -> Fai
     value = environ.get("CUDA_VISIBLE_DEVICES")
     return Failure(
         "no GPU can be used here" + (", although CUDA_VISIBLE_DEVICES promises some" if promised else ""),
-        found=f"NVML shows no usable GPU; CUDA_VISIBLE_DEVICES {'is not set' if value is None else '=' + value}",
+        found=f"NVML shows no usable GPU; CUDA_VISIBLE_DEVICES{' is not set' if value is None else '=' + value}",
         fix=f"{fix}; or train without GPUs: --device cpu",
         code=ExitCode.NODE,
     )

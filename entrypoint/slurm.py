@@ -48,7 +48,12 @@ def in_step(environ: Mapping[str, str]) -> bool:
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
     needed = (STEP["num_tasks"], STEP["task"], STEP["local_task"])
-    return step.isdigit() and int(step) < _FIRST_RESERVED_STEP and all(environ.get(name) for name in needed)
+    return (
+        step.isascii()
+        and step.isdigit()
+        and int(step) < _FIRST_RESERVED_STEP
+        and all(environ.get(name) for name in needed)
+    )
 
 
 def job_key(environ: Mapping[str, str]) -> str:
@@ -134,9 +139,9 @@ def _check(
     rules = [
         (numbers["task"] < numbers["num_tasks"], ("task", "num_tasks")),
         (node < numbers["num_nodes"], ("node_rank", "num_nodes")),
-        (len(hosts) == numbers["num_nodes"], ("hosts", "num_nodes")),
+        (len(set(hosts)) == numbers["num_nodes"], ("hosts", "num_nodes")),
         (len(counts) == numbers["num_nodes"], ("tasks_per_node", "num_nodes")),
-        (sum(counts) == numbers["num_tasks"], ("tasks_per_node", "num_tasks")),
+        (sum(counts) == numbers["num_tasks"] and min(counts) > 0, ("tasks_per_node", "num_tasks")),
         (node < len(counts) and numbers["local_task"] < counts[node], ("local_task", "tasks_per_node")),
     ]
     for holds, nouns in rules:

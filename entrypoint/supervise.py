@@ -122,6 +122,9 @@ class Watch:
         if self.first is None or self.exit_code() == ExitCode.STOPPED:
             return
         child, code = self.first
+        if self.asked == -code:
+            self.console.say(f"stopped by {signal.Signals(-code).name}")
+            return
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
         if code < 0:
             self.console.say(str(_killed(who, -code)))

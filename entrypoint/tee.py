@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +14,17 @@ from typing import IO
 from entrypoint.errors import ExitCode, Failure
 
 _LONGEST_LINE = 65_536
+_REMEMBERED = 2_000  # bytes of a line that a report repeats
+PATIENCE_S = 1.0  # for a console that does not take what it is given
 
 
 @dataclass(slots=True)
 class Console:
-    """The parent's own two streams, by descriptor. A reader that goes away (`| head -1`) must not end a training."""
+    """The parent's own two streams, by descriptor.
+
+    A reader that goes away (`| head -1`) or stands still (a paused pager) must not end or hold up a training: what it
+    does not take in time is dropped. The logs have everything.
+    """
 
     out: int = 1
     err: int = 2
@@ -23,12 +32,18 @@ class Console:
     _closed: set[int] = field(default_factory=set)
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Pass bytes on, or drop them once nobody reads."""
-        view = memoryview(data)
+        """Pass bytes on for at most PATIENCE_S."""
+        view, deadline = memoryview(data), time.monotonic() + PATIENCE_S
         while view and descriptor not in self._closed:
+            if not _takes(descriptor, deadline - time.monotonic()):
+                return
             try:
-                view = view[os.write(descriptor, view) :]
-            except OSError:
+                view = view[os.write(descriptor, view[: select.PIPE_BUF]) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
+                    return  # a full disk under it may have room again later
                 self._closed.add(descriptor)
 
     def say(self, text: str) -> None:
@@ -52,7 +67,12 @@ class Tee:
         *lines, rest = (self._pending.get(descriptor, b"") + data).split(b"\n")
         for line in lines:
             self._keep(line)
-        self._pending[descriptor] = rest.rpartition(b"\r")[2] if len(rest) > _LONGEST_LINE else rest
+        if len(rest) > _LONGEST_LINE:
+            rest = rest.rpartition(b"\r")[2]
+        if len(rest) > _LONGEST_LINE:  # no line at all: kept in pieces, or each read would copy all before it again
+            self._keep(rest)
+            rest = b""
+        self._pending[descriptor] = rest
 
     def close(self) -> None:
         """Write what has no newline yet."""
@@ -64,12 +84,19 @@ class Tee:
 
     def _keep(self, line: bytes) -> None:
         text = line.removesuffix(b"\r").rpartition(b"\r")[2]
-        self.memory.append(text.decode(errors="replace"))
+        self.memory.append(text[:_REMEMBERED].decode(errors="replace"))
         try:
             self.log.write(text + b"\n")
             self.log.flush()
         except OSError:
             pass  # a full disk must not end a training over its log; a save that fails says so itself
+
+
+def _takes(descriptor: int, seconds: float) -> bool:
+    """Whether a write of PIPE_BUF bytes would not block, or comes to its own error at once."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def open_log(folder: Path, rank: int) -> IO[bytes]:
@@ -86,6 +113,6 @@ def open_log(folder: Path, rank: int) -> IO[bytes]:
         raise Failure(
             f"the log of rank {rank} cannot be written: {error.strerror}",
             found=str(path),
-            fix="choose a folder that you can write with run.output_dir=FOLDER (in a container: mount one)",
+            fix="choose a folder that you can write: run.output_dir=FOLDER for train, --logs FOLDER for entrypoint run",
             code=ExitCode.OUTPUT,
         ) from error

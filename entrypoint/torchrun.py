@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
-from entrypoint.world import CONTRACT, integer
+from entrypoint.world import CONTRACT, integer, port
 
 CORE = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _SIZES = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
@@ -61,7 +61,7 @@ def read(environ: Mapping[str, str], machine: Machine) -> Allocation:
         hosts=(machine.hostname,) if nodes == 1 else (),
         may_spawn=False,
         master_addr=_master_addr(environ, values["WORLD_SIZE"]),
-        master_port=integer("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
+        master_port=port("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
         key=_key(environ),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         sources=_sources(environ),
@@ -84,6 +84,13 @@ def _local_world_size(values: Mapping[str, int], machine: Machine) -> tuple[int,
 
 
 def _check(values: Mapping[str, int]) -> None:
+    if values["LOCAL_WORLD_SIZE"] > values["WORLD_SIZE"]:
+        raise Failure(
+            "LOCAL_WORLD_SIZE is larger than WORLD_SIZE",
+            found=f"LOCAL_WORLD_SIZE={values['LOCAL_WORLD_SIZE']} WORLD_SIZE={values['WORLD_SIZE']}",
+            fix="unset both, and let torchrun or srun set them",
+            code=ExitCode.FACTS,
+        )
     for rank, size in _SIZES.items():
         if values[rank] >= values[size]:
             raise Failure(

@@ -63,6 +63,23 @@ def from_environ(environ: Mapping[str, str]) -> World:
     return World(**values)  # type: ignore[arg-type]
 
 
+def port(variable: str, text: str) -> int:
+    """`text` as a TCP port.
+
+    Raises:
+        Failure: FACTS, naming the variable and its value.
+    """
+    if not 1 <= (number := integer(variable, text)) <= 65_535:
+        raise Failure(
+            f"{variable} is not a port",
+            found=f"{variable}={text}",
+            expected="1 to 65535",
+            fix=f"unset {variable}, or set it to a free port",
+            code=ExitCode.FACTS,
+        )
+    return number
+
+
 def integer(variable: str, text: str) -> int:
     """`text` as a whole number of at least 0.
 

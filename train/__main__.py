@@ -15,8 +15,8 @@ from importlib import metadata
 from types import FrameType
 from typing import NoReturn
 
-from entrypoint import ExitCode, Failure, Options, add_launch_arguments, make_plan, options_from, run_plan
-from train import check, console, rundir, schema
+from entrypoint import ExitCode, Failure, Options, add_launch_arguments, make_plan, options_from, run_plan, shield
+from train import check, rundir, schema
 from train.config import RunConfig
 
 EXAMPLES = """examples:
@@ -67,7 +67,7 @@ def build_parser() -> Parser:
 
 def main() -> int:
     """The console command; returns the exit code."""
-    console.shield()
+    shield()
     for signum in STOPPING:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, stop)

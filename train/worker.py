@@ -12,8 +12,8 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 
-from entrypoint import ExitCode, Failure, from_environ
-from train import console, exitfile, rundir, schema
+from entrypoint import ExitCode, Failure, from_environ, shield
+from train import exitfile, rundir, schema
 from train.bell import Bell
 from train.seat import Seat
 from train.signals import WATCHED
@@ -21,7 +21,7 @@ from train.signals import WATCHED
 
 def main() -> int:
     """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; returns the exit code."""
-    console.shield()
+    shield()
     bell = Bell()
     for number in WATCHED:
         signal.signal(number, bell.ring)

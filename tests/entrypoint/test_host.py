@@ -28,6 +28,7 @@ MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()))
         ("0, 1", ["GPU-aaaa-1", "GPU-bbbb-2"]),
         ("0,7,1", ["GPU-aaaa-1"]),
         ("0,0", ["GPU-aaaa-1"]),
+        ("\u00b2", []),
         ("GPU-bbbb-2,0", ["GPU-bbbb-2", "GPU-aaaa-1"]),
         ("GPU-a", ["GPU-aaaa-1"]),
         ("GPU-bb", []),

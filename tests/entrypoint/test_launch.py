@@ -56,8 +56,15 @@ def test_an_interface_that_the_user_chose_is_kept(tmp_path: Path) -> None:
 
 
 def test_our_own_interface_variable_sets_both_libraries(tmp_path: Path) -> None:
-    first = environments(tmp_path, ENTRYPOINT_INTERFACE="eth7", GLOO_SOCKET_IFNAME="eth0")[0]
-    assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("eth7", "=eth7")
+    first = environments(tmp_path, ENTRYPOINT_INTERFACE="lo", GLOO_SOCKET_IFNAME="eth0")[0]
+    assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+
+
+def test_an_interface_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", "true")
+    done = python(*line, environ={"ENTRYPOINT_INTERFACE": "nosuch0"}, cwd=tmp_path)
+    assert done.returncode == 76
+    assert "one of lo" in done.stderr
 
 
 def test_a_home_that_cannot_be_written_gets_a_private_stand_in_that_goes_with_the_run(tmp_path: Path) -> None:

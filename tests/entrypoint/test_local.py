@@ -53,6 +53,9 @@ def test_a_pet_set_for_one_node_needs_no_address() -> None:
     [
         ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4"),
         ({"PET_NNODES": "two"}, "PET_NNODES"),
+        ({"PET_NNODES": "0"}, "PET_NNODES=0"),
+        ({"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE=0"),
+        ({"PET_MASTER_PORT": "70000"}, "PET_MASTER_PORT is not a port"),
         ({"PET_NODE_RANK": ""}, "PET_NODE_RANK"),
         ({"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2"),
         ({"PET_MASTER_ADDR": ""}, "PET_MASTER_ADDR"),

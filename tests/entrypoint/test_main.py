@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from machines import captured
@@ -73,6 +76,19 @@ def test_showing_needs_neither_torch_nor_yaml_nor_numpy() -> None:
     code = "import sys, entrypoint.__main__ as m; m.main(['show', '--device', 'cpu']); print(sorted(sys.modules))"
     modules = python("-c", code).stdout
     assert not any(f"'{name}'" in modules for name in ("torch", "yaml", "numpy"))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_a_closed_or_full_console_does_not_change_the_code(closed: str, tmp_path: Path) -> None:
+    line = f'"{sys.executable}" -m entrypoint run --device cpu -- sh -c "echo out; echo err >&2; exit 4" {closed}'
+    assert subprocess.run(["sh", "-c", line], cwd=tmp_path, timeout=60, check=False).returncode == 4
+    assert sorted((tmp_path / "logs/rank-0000.log").read_text().split()) == ["err", "out"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">/dev/full", "| true"])
+def test_showing_into_a_closed_console_is_no_failure(closed: str) -> None:
+    line = f'"{sys.executable}" -m entrypoint show --device cpu {closed}'
+    assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == 0
 
 
 def test_a_bug_of_ours_is_70_with_a_traceback() -> None:

@@ -10,6 +10,16 @@ from entrypoint.errors import Failure
 from entrypoint.options import Options, add_launch_arguments, options_from
 
 
+def refuse(line: str, named: str) -> None:
+    with pytest.raises(Failure, match=named) as caught:
+        parse(line)
+    assert caught.value.code == 64
+
+
+def test_a_port_outside_tcps_range_is_refused() -> None:
+    refuse("--nodes 2 --node-rank 0 --master-addr a --master-port 70000", "--master-port")
+
+
 def parse(line: str = "", environ: dict[str, str] | None = None, **file: object) -> Options:
     parser = argparse.ArgumentParser()
     add_launch_arguments(parser)
@@ -38,6 +48,16 @@ def test_a_port_range_is_read() -> None:
     assert parse(environ={"ENTRYPOINT_PORT_RANGE": "30000-30009"}).port_range == (30000, 30009)
 
 
+def test_an_empty_master_address_is_no_address() -> None:
+    with pytest.raises(Failure, match="--master-addr missing"):
+        options_from(
+            argparse.Namespace(
+                device=None, procs_per_node=None, nodes="2", node_rank="0", master_addr="", master_port=None
+            ),
+            {},
+        )
+
+
 def test_machines_by_hand_are_read_together() -> None:
     options = parse("--nodes 2 --node-rank 1 --master-addr a --master-port 4000")
     assert (options.nodes, options.node_rank, options.master_addr, options.master_port) == (2, 1, "a", 4000)
@@ -55,6 +75,7 @@ def test_machines_by_hand_are_read_together() -> None:
         ("--nodes 2", {}, "--node-rank, --master-addr"),
         ("--nodes 2 --node-rank 2 --master-addr a", {}, "--node-rank"),
         ("--master-port 4000", {}, "--nodes"),
+        ("", {"ENTRYPOINT_PORT_RANGE": "\u00b2-\u00b3"}, "ENTRYPOINT_PORT_RANGE"),
         ("--nodes x --node-rank 0 --master-addr a", {}, "--nodes"),
     ],
 )

@@ -92,8 +92,9 @@ def test_a_signal_that_is_delivered_twice_is_passed_on_once(tmp_path: Path) -> N
 def test_a_foreign_command_that_dies_of_the_forwarded_signal_keeps_the_shells_code(tmp_path: Path) -> None:
     process = start(tmp_path, PATIENT.replace("signal.SIGTERM, leave", "signal.SIGTERM, signal.SIG_DFL"))
     process.terminate()
-    process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
+    assert "ERROR" not in said
 
 
 def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,32 @@ def test_a_reader_that_went_away_does_not_stop_the_log(tmp_path: Path) -> None:
     console = Console(out=write_end, err=write_end)
     assert logged(tmp_path, b"one\n", b"two\n", console=console) == b"one\ntwo\n"
     os.close(write_end)
+
+
+def test_a_reader_that_stands_still_does_not_hold_up_the_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("entrypoint.tee.PATIENCE_S", 0.1)
+    read_end, write_end = os.pipe()
+    text = b"x" * 50_000 + b"\n"
+    assert logged(tmp_path, text, text, text, console=Console(out=write_end, err=write_end)) == 3 * text
+    os.close(write_end)
+    os.close(read_end)
+
+
+def test_a_console_that_does_not_block_loses_nothing_while_it_is_read(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with ThreadPoolExecutor(1) as pool, os.fdopen(read_end, "rb") as reader:
+        everything = pool.submit(reader.read)
+        logged(tmp_path, b"y" * 300_000, b"later\n", console=Console(out=write_end, err=write_end))
+        os.close(write_end)
+        assert everything.result(timeout=30) == b"y" * 300_000 + b"later\n"
+
+
+def test_a_line_without_an_end_is_kept_in_pieces(tmp_path: Path) -> None:
+    kept = logged(tmp_path, *[b"z" * 65_536] * 20)
+    assert kept.replace(b"\n", b"") == b"z" * 65_536 * 20
 
 
 def test_a_folder_that_cannot_be_written_is_an_output_failure() -> None:

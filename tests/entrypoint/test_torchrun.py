@@ -73,12 +73,12 @@ def test_half_a_set_is_refused_by_its_missing_half(environ: dict[str, str], miss
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK must be below LOCAL_WORLD_SIZE"),
         ({"GROUP_RANK": "2"}, "GROUP_RANK must be below"),
         ({"RANK": "-1"}, "RANK is not a whole number"),
-        ({"WORLD_SIZE": "four"}, "WORLD_SIZE is not a whole number"),
-        ({"WORLD_SIZE": "0"}, "RANK must be below WORLD_SIZE"),
+        ({"WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is larger than WORLD_SIZE"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT is not a whole number"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT is not a port"),
+        ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE is larger than WORLD_SIZE"),
         ({"MASTER_ADDR": ""}, "without MASTER_ADDR"),
         ({"MASTER_PORT": ""}, "without MASTER_PORT"),
-        ({"LOCAL_WORLD_SIZE": "x"}, "LOCAL_WORLD_SIZE is not a whole number"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], named: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.errors import Failure
-from entrypoint.world import CONTRACT, World, from_environ, integer, to_environ
+from entrypoint.world import CONTRACT, World, from_environ, integer, port, to_environ
 
 WORLD = World(
     rank=3,
@@ -50,6 +50,12 @@ def test_a_missing_variable_is_named(variable: str) -> None:
 def test_what_is_not_a_plain_whole_number_is_refused(text: str) -> None:
     with pytest.raises(Failure, match="RANK is not a whole number"):
         integer("RANK", text)
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "99999"])
+def test_what_is_no_port_is_refused_before_any_socket(text: str) -> None:
+    with pytest.raises(Failure, match="MASTER_PORT is not a port"):
+        port("MASTER_PORT", text)
 
 
 @given(st.integers(0, 10**9))

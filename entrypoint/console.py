@@ -45,8 +45,19 @@ class Shielded:
 
 
 def shield() -> None:
-    """Put shields before sys.stdout and sys.stderr. Called once, by a front door."""
-    sys.stdout, sys.stderr = _shielded(sys.stdout), _shielded(sys.stderr)
+    """Put shields before sys.stdout and sys.stderr. Called once, by a front door, before it opens anything."""
+    _open_closed()
+    sys.stdout = _shielded(sys.stdout or os.fdopen(1, "w", closefd=False))
+    sys.stderr = _shielded(sys.stderr or os.fdopen(2, "w", closefd=False))
+
+
+def _open_closed() -> None:
+    """Point what the caller closed (`2>&-`) at /dev/null: else the next file that is opened becomes the console."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
 
 
 def _shielded(stream: TextIO) -> TextIO:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from train.console import Shielded
+from entrypoint.console import Shielded
 
 
 class Broken(io.StringIO):
@@ -47,7 +47,7 @@ def test_the_rest_is_the_stream_s_own() -> None:
 
 TALKS = """
 import sys
-from train.console import shield
+from entrypoint.console import shield
 shield()
 shield()
 for _ in range(20000):
