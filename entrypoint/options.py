@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -91,16 +92,9 @@ def _whole(source: str, text: str | None, least: int = 0) -> int | None:
 def _port_range(text: str | None) -> tuple[int, int] | None:
     if not text:
         return None
-    low, dash, high = text.partition("-")
-    if (
-        dash
-        and low.isdecimal()
-        and high.isdecimal()
-        and low.isascii()
-        and high.isascii()
-        and 1024 <= int(low) <= int(high) <= 65535
-    ):
-        return int(low), int(high)
+    found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", text, re.ASCII)
+    if found and 1024 <= int(found[1]) <= int(found[2]) <= 65_535:
+        return int(found[1]), int(found[2])
     raise _bad("ENTRYPOINT_PORT_RANGE", text, "LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, such as 20000-32767")
 
 
