@@ -21,7 +21,8 @@ class Batches:
     world: int
 
     def __str__(self) -> str:
-        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {self.world} ranks"
+        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
+        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

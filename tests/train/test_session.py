@@ -36,7 +36,7 @@ def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.
     said = lines(capsys.readouterr().out)
     assert said["world"] == "1 rank on 1 node"
     assert said["precision"] == "fp32"
-    assert said["global batch"] == "16 = 8 micro x 2 accumulation x 1 ranks"
+    assert said["global batch"] == "16 = 8 micro x 2 accumulation x 1 rank"
     assert said["data"].startswith("synthetic: 64 training and 16 held-out images, 2 classes")
     assert said["steps"] == "4 per epoch, 8 in all"
     assert said["output"] == str(tmp_path / "run")
