@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import sys
 import time
 import traceback
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, from_environ, shield
 from train import exitfile, rundir, schema
 from train.bell import Bell
 from train.seat import Seat
-from train.signals import WATCHED
 
 
 def main() -> int:
     """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; returns the exit code."""
     shield()
     bell = Bell()
-    for number in WATCHED:
-        signal.signal(number, bell.ring)
+    bell.listen()
     code = run(sys.argv[1:], os.environ, bell)
     if in_a_group():  # left in disorder: NCCL would wait for ranks that are gone
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        vanish(code)
     return code
 
 
@@ -48,7 +45,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         config = schema.load(arguments.config, arguments.overrides)
         seat = Seat(world=world, folder=rundir.run_folder(config))
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
-        with bell.deferred():
+        bell.leave = partial(abandon, seat)
+        with bell.importing():
             from train import session
         return session.run(config, seat, environ, bell, argv=sys.argv, now=time.time())
     except Exception as error:
@@ -80,6 +78,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser
+
+
+def abandon(seat: Seat, failure: Failure) -> NoReturn:
+    """End this rank from another thread, while its main thread is deaf."""
+    vanish(leave(told(failure, seat), seat))
+
+
+def vanish(code: int) -> NoReturn:
+    """End the process without waiting for anything in it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def in_a_group() -> bool:
