@@ -60,7 +60,7 @@ def fit(
         if _evaluation_is_due(todo):
             measure(todo, now, metrics, progress)
         decision = agreement.decided(_wishes(todo, now))
-        if state.step == todo.steps.total or decision.stop:
+        if state.step >= todo.steps.total or decision.stop:
             break
         if decision.save or _save_is_due(todo):
             save(todo, now, metrics)

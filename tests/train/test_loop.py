@@ -144,6 +144,13 @@ def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[Piece, 
     return train
 
 
+def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:
+    trained(tmp_path)
+    todo, now = trained(tmp_path, "train.epochs=1")
+    assert todo.state.step == 8
+    assert now.saved == tmp_path / "checkpoints" / "step-00000008"
+
+
 def test_a_finished_run_started_again_does_no_step(tmp_path: Path) -> None:
     trained(tmp_path)
     before = events(tmp_path)
