@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import start_python
+from processes import start_python, wait_until
 
 from entrypoint import ExitCode, Failure
 from train.bell import Bell
@@ -67,6 +67,12 @@ def test_a_rank_whose_main_thread_waits_in_c_ends_all_the_same(tmp_path: Path) -
     with start_python("-c", DEAF, cwd=tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "deaf\n"
+        wait_until(lambda: sleeps(process.pid), "the main thread waits")
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=60)
     assert (process.returncode, said) == (ExitCode.STOPPED, "stopped by SIGTERM before the first step\n")
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process's main thread waits in the kernel."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
