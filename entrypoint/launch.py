@@ -42,7 +42,7 @@ def run_plan(planned: Plan, command: Sequence[str], environ: Mapping[str, str], 
     Raises:
         Failure: before anything is started, where it cannot work.
     """
-    console = Console(is_terminal=sys.stderr.isatty())
+    console = Console(is_terminal=sys.stdout.isatty() and sys.stderr.isatty())  # `train | tee` wants lines
     with Inbox() as inbox, _Scratch(environ) as scratch:
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
