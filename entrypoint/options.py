@@ -23,7 +23,6 @@ class Options:
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
-    interface: str | None = None
     port_range: tuple[int, int] | None = None
 
 
@@ -61,7 +60,6 @@ def options_from(
         device=devices[wanted],
         procs_per_node=_whole(source, None if procs == "auto" else procs, least=1),
         master_addr=arguments.master_addr,
-        interface=environ.get("ENTRYPOINT_INTERFACE") or None,
         port_range=_port_range(environ.get("ENTRYPOINT_PORT_RANGE")),
         **manual,
     )

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Final
 
 import torch
 
-from entrypoint import ExitCode, Failure
-from train import checkpoint, durable, job, keyed, shelf
+from train import keyed
 from train.agreement import Agreement, Decision
 from train.evaluation import evaluate
+from train.health import sound
 from train.job import Job
 from train.loader import Batch
 from train.metrics import Metrics
+from train.now import Now, begin
 from train.optim import set_rate
 from train.progress import Progress
 from train.sampling import Piece, blocks
+from train.saving import save
 from train.signals import Watch
-from train.tally import Means, Stopwatch, Tally
 
 Stream = Iterator[tuple[Piece, Batch]]
 EVALUATION_BATCH: Final = 256  # eval.batch_size auto: no gradients are kept, so that it fits wherever training does
-SKIPPED: Final = 20  # fp16: so many steps in a row without finite gradients is not the scaler's search any more
-
-
-@dataclass(slots=True, kw_only=True)
-class Now:
-    """What the loop itself keeps in mind between steps; a resumed run begins with a fresh one."""
-
-    tally: Tally
-    watch: Watch
-    stopwatch: Stopwatch
-    clock: Callable[[], float]
-    saved_at: float
-    logged_at: float
-    saved: Path | None
-    loss: float | None = None
-    skipped: int = 0
 
 
 def fit(
@@ -54,7 +37,7 @@ def fit(
     Raises:
         Failure: DIVERGED; IO and others from a save; DATA for an image that cannot be read.
     """
-    now, state, agreement = _begin(todo, watch, clock), todo.state, Agreement(todo.runtime.control)
+    now, state, agreement = begin(todo, watch, clock), todo.state, Agreement(todo.runtime.control)
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
         if _evaluation_is_due(todo):
@@ -96,7 +79,7 @@ def step(todo: Job, now: Now, stream: Stream) -> None:
 
 def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     """Read the sums of the last steps, on all ranks; write and show them."""
-    means = _sound(todo, now)
+    means = sound(todo, now)
     now.tally.clear()
     if means is None:
         return
@@ -126,34 +109,6 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
         save(todo, now, metrics)
 
 
-def save(todo: Job, now: Now, metrics: Metrics) -> None:
-    """Commit the state, unless this step is committed already. Never one with numbers that are not finite."""
-    _sound(todo, now)
-    if todo.state.step == 0 or (now.saved is not None and now.saved.name == shelf.name(todo.state.step)):
-        return
-    _refuse_bad_weights(todo, now)
-    with now.stopwatch.paused():
-        todo.state.seconds = now.stopwatch.seconds
-        began = now.clock()
-        now.saved = todo.runtime.shared(lambda: _commit(todo))
-        now.saved_at = now.clock()
-    metrics.write("checkpoint", step=todo.state.step, seconds=now.saved_at - began)
-
-
-def _begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
-    stopwatch = Stopwatch(todo.state.seconds, clock=clock)
-    at = todo.state.step
-    return Now(
-        tally=Tally(todo.runtime.device),
-        watch=watch,
-        stopwatch=stopwatch,
-        clock=clock,
-        saved_at=clock(),
-        logged_at=stopwatch.seconds,
-        saved=todo.checkpoints / shelf.name(at) if at else None,
-    )
-
-
 def _evaluation_is_due(todo: Job) -> bool:
     """After every so many epochs, and at the end. Not again where a resumed run has it already."""
     at = todo.state.step
@@ -171,51 +126,3 @@ def _wishes(todo: Job, now: Now) -> Decision:
     minutes = todo.config.checkpoint.every_minutes
     late = minutes is not None and now.clock() - now.saved_at >= 60 * minutes
     return Decision(stop=now.watch.received is not None, save=todo.runtime.is_main and late)
-
-
-def _commit(todo: Job) -> Path:
-    """On rank 0 only."""
-    tensors, facts = job.kept(todo.config, todo.runtime, todo.state)
-    best, keep = todo.state.best_step, todo.config.checkpoint.keep
-    path = checkpoint.save(todo.checkpoints, step=todo.state.step, tensors=tensors, state=facts, keep=keep, best=best)
-    if best == todo.state.step and todo.state.best is not None:
-        told = {"step": best, "checkpoint": str(path.relative_to(todo.folder)), **asdict(todo.state.best)}
-        durable.write_json(todo.folder / "best.json", told)
-    return path
-
-
-def _sound(todo: Job, now: Now) -> Means | None:
-    """The means since the last reading, once all ranks have seen that they are finite.
-
-    With fp16 a single infinite loss only makes the scaler skip a step.
-
-    Raises:
-        Failure: DIVERGED.
-    """
-    means = now.tally.read(todo.runtime.total)
-    if means is None:
-        return None
-    fp16 = todo.state.scaler is not None
-    if (now.skipped >= SKIPPED) if fp16 else not math.isfinite(means.loss):
-        raise diverged(todo, now, f"mean loss {means.loss} over the last {means.samples} samples")
-    now.loss = means.loss
-    return means
-
-
-def _refuse_bad_weights(todo: Job, now: Now) -> None:
-    """A finite loss may still have had infinite gradients. All ranks have the same weights, and end alike."""
-    tensors = [tensor for tensor in todo.state.network.state_dict().values() if tensor.is_floating_point()]
-    norms = torch.stack(torch._foreach_norm(tensors)) if tensors else torch.zeros(1)
-    if not math.isfinite(norms.sum().item()):
-        raise diverged(todo, now, "weights that are not finite")
-
-
-def diverged(todo: Job, now: Now, found: str) -> Failure:
-    """The end of a run whose numbers are not finite any more."""
-    return Failure(
-        f"training diverged at or before step {todo.state.step}",
-        found=found,
-        fix="lower optim.lr, lengthen optim.warmup_epochs, or set train.clip_grad_norm: 1.0",
-        kept=str(now.saved) if now.saved else None,
-        code=ExitCode.DIVERGED,
-    )

@@ -15,9 +15,10 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from entrypoint import ExitCode, Failure, World
+from entrypoint import Failure, World
 from train import rendezvous
 from train.config import RunConfig
+from train.device import choose_device, choose_precision, make_repeatable
 
 T = TypeVar("T")
 ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -105,7 +106,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
     """
     device = choose_device(environ.get("ENTRYPOINT_DEVICE", "cpu"), world.local_rank)
     precision = choose_precision(config.train.precision, device)
-    _make_repeatable(device)
+    make_repeatable(device)
     control = _join(config, world, environ, device)
     adapt(environ, world, device)
     return Runtime(
@@ -116,48 +117,6 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         accelerator=_accelerator(device, precision, accumulation),
         control=control,
     )
-
-
-def choose_device(kind: str, local_rank: int) -> torch.device:
-    """This rank's device. Where a rank sees one GPU only, it is its own, whatever local_rank says.
-
-    Raises:
-        Failure: NODE, where CUDA finds no GPU for this rank.
-    """
-    if kind == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    index = 0 if count == 1 else local_rank
-    if index >= count:
-        raise Failure(
-            f"CUDA finds no GPU for local rank {local_rank}",
-            found=f"{count} usable GPUs",
-            expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
-            fix="start the container with --nv (Apptainer) or --gpus all (Docker), or use --device cpu",
-            code=ExitCode.NODE,
-        )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
-def choose_precision(wanted: str, device: torch.device) -> str:
-    """The precision in effect: auto is bf16 on GPUs that have it, else fp32.
-
-    Raises:
-        Failure: USAGE for one that the device would ignore or emulate.
-    """
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if wanted == "auto":
-        return "bf16" if has_bf16 else "fp32"
-    missing = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
-    if missing.get(wanted, False):
-        raise Failure(
-            f"train.precision {wanted} is not possible on this device",
-            found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            fix="set train.precision to auto, which takes the best that every device has",
-            code=ExitCode.USAGE,
-        )
-    return wanted
 
 
 def adapt(environ: MutableMapping[str, str], world: World, device: torch.device) -> None:
@@ -207,12 +166,6 @@ def _accelerator(device: torch.device, precision: str, accumulation: int) -> Acc
         gradient_accumulation_plugin=plugin,
         kwargs_handlers=[ddp],
     )
-
-
-def _make_repeatable(device: torch.device) -> None:
-    """The same run on the same number of ranks gives the same bits: no kernels chosen by a stopwatch."""
-    if device.type == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 def _outcome(action: Callable[[], Any]) -> tuple[Any, dict[str, Any] | None]:

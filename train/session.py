@@ -13,8 +13,9 @@ from train.batches import batches
 from train.bell import Bell
 from train.config import RunConfig
 from train.job import Job
-from train.loop import Now, fit
+from train.loop import fit
 from train.metrics import Metrics
+from train.now import Now
 from train.progress import Progress
 from train.runtime import Runtime
 from train.seat import Seat

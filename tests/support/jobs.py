@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from entrypoint import World
 from train import job, loop, runtime, schema
 from train.batches import batches
 from train.job import Job
-from train.loop import Now
 from train.metrics import Metrics
+from train.now import Now
 from train.progress import Progress
 from train.signals import Watch
 
@@ -82,3 +84,15 @@ def trained(folder: Path, *settings: str) -> tuple[Job, Now]:
 def steps_of(events: Sequence[dict[str, object]], name: str) -> list[object]:
     """The steps of all events of one kind."""
     return [event["step"] for event in events if event["event"] == name]
+
+
+def after(steps: int, action: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something once so many optimizer steps are done."""
+    real = loop.step
+
+    def stand_in(todo: Job, *rest: Any) -> None:
+        real(todo, *rest)
+        if todo.state.step == steps:
+            action(todo)
+
+    monkeypatch.setattr(loop, "step", stand_in)

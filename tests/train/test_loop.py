@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import fit, opened, steps_of, trained
+from jobs import after, fit, opened, steps_of, trained
 
-from entrypoint import ExitCode, Failure
-from train import checkpoint, loop, metrics
-from train.job import Job
+from train import checkpoint, metrics
 from train.sampling import Piece
 from train.signals import Watch
 
@@ -26,23 +23,6 @@ def events(folder: Path) -> list[dict[str, Any]]:
 def committed(folder: Path) -> int | None:
     found = checkpoint.newest(folder / "checkpoints")
     return found and found.step
-
-
-def after(steps: int, action: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do something once so many optimizer steps are done."""
-    real = loop.step
-
-    def stand_in(todo: Job, *rest: Any) -> None:
-        real(todo, *rest)
-        if todo.state.step == steps:
-            action(todo)
-
-    monkeypatch.setattr(loop, "step", stand_in)
-
-
-def spoil(todo: Job) -> None:
-    with torch.no_grad():
-        next(todo.state.network.parameters()).fill_(float("nan"))
 
 
 def test_a_run_logs_measures_and_commits_at_its_steps(tmp_path: Path) -> None:
@@ -70,13 +50,6 @@ def test_checkpoints_come_at_the_steps_and_times_asked_for(tmp_path: Path, setti
 def test_without_held_out_images_nothing_is_measured(tmp_path: Path) -> None:
     todo, _ = trained(tmp_path, "data.val_fraction=0")
     assert (todo.state.result, committed(tmp_path)) == (None, 10)
-
-
-def test_the_best_result_names_a_checkpoint_that_is_there(tmp_path: Path) -> None:
-    trained(tmp_path, "checkpoint.keep=1")
-    best = json.loads((tmp_path / "best.json").read_text())
-    assert (tmp_path / best["checkpoint"] / "manifest.json").exists()
-    assert best["accuracy"] == max(event["accuracy"] for event in events(tmp_path) if event["event"] == "eval")
 
 
 def test_the_learning_rate_follows_the_optimizer_steps(tmp_path: Path) -> None:
@@ -133,6 +106,13 @@ def test_a_stopped_run_goes_on_and_sees_each_sample_once_per_epoch(
     assert [len(seen), sorted(seen[:64]), sorted(seen[64:])] == [128, list(range(64)), list(range(64))]
 
 
+def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:
+    trained(tmp_path)
+    todo, now = trained(tmp_path, "train.epochs=1")
+    assert todo.state.step == 8
+    assert now.saved == tmp_path / "checkpoints" / "step-00000008"
+
+
 def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[Piece, Any]]]:
     """A loader's `train` that writes down which samples were used."""
 
@@ -142,13 +122,6 @@ def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[Piece, 
             yield piece, batch
 
     return train
-
-
-def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:
-    trained(tmp_path)
-    todo, now = trained(tmp_path, "train.epochs=1")
-    assert todo.state.step == 8
-    assert now.saved == tmp_path / "checkpoints" / "step-00000008"
 
 
 def test_a_finished_run_started_again_does_no_step(tmp_path: Path) -> None:
@@ -163,42 +136,3 @@ def test_more_epochs_continue_a_finished_run(tmp_path: Path) -> None:
     trained(tmp_path)
     todo, _ = trained(tmp_path, "train.epochs=3")
     assert (todo.state.step, steps_of(events(tmp_path), "train")[-1]) == (12, 12)
-
-
-@pytest.mark.parametrize("at", [3, 4, 8], ids=["between-logs", "before-an-evaluation", "before-the-last-commit"])
-def test_a_run_that_diverges_ends_with_90_and_keeps_the_last_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
-    after(at, spoil, monkeypatch)
-    with opened(tmp_path, "checkpoint.every_steps=2") as todo, pytest.raises(Failure) as caught:
-        fit(todo)
-    assert caught.value.code == ExitCode.DIVERGED
-    kept = checkpoint.newest(tmp_path / "checkpoints")
-    assert kept is not None
-    assert caught.value.kept == str(kept.path)
-    assert all(tensor.isfinite().all() for tensor in checkpoint.load(kept)[0]["model"].values())
-
-
-def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    after(2, spoil, monkeypatch)
-    with opened(tmp_path) as todo, pytest.raises(Failure, match="at or before step 4"):
-        fit(todo)
-    assert committed(tmp_path) is None
-
-
-@pytest.mark.parametrize(("skipped", "diverged"), [(19, False), (20, True)])
-def test_with_fp16_only_twenty_skipped_steps_in_a_row_are_divergence(
-    tmp_path: Path, skipped: int, diverged: bool
-) -> None:
-    with opened(tmp_path) as todo:
-        todo.state.scaler = torch.amp.GradScaler("cpu")
-        now = loop._begin(todo, Watch(), lambda: 0.0)
-        now.skipped = skipped
-        now.tally.add(torch.tensor(float("inf")), torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
-        if diverged:
-            with pytest.raises(Failure, match="diverged"):
-                loop._sound(todo, now)
-        else:
-            assert loop._sound(todo, now) is not None

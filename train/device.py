@@ -1,0 +1,55 @@
+"""From what was asked for to the device and the precision that this rank has."""
+
+from __future__ import annotations
+
+import torch
+
+from entrypoint import ExitCode, Failure
+
+
+def choose_device(kind: str, local_rank: int) -> torch.device:
+    """This rank's device. Where a rank sees one GPU only, it is its own, whatever local_rank says.
+
+    Raises:
+        Failure: NODE, where CUDA finds no GPU for this rank.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        raise Failure(
+            f"CUDA finds no GPU for local rank {local_rank}",
+            found=f"{count} usable GPUs",
+            expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
+            fix="start the container with --nv (Apptainer) or --gpus all (Docker), or use --device cpu",
+            code=ExitCode.NODE,
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """The precision in effect: auto is bf16 on GPUs that have it, else fp32.
+
+    Raises:
+        Failure: USAGE for one that the device would ignore or emulate.
+    """
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if wanted == "auto":
+        return "bf16" if has_bf16 else "fp32"
+    missing = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
+    if missing.get(wanted, False):
+        raise Failure(
+            f"train.precision {wanted} is not possible on this device",
+            found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            fix="set train.precision to auto, which takes the best that every device has",
+            code=ExitCode.USAGE,
+        )
+    return wanted
+
+
+def make_repeatable(device: torch.device) -> None:
+    """The same run on the same number of ranks gives the same bits: no kernels chosen by a stopwatch."""
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
