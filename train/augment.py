@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from train import keyed
+from train.shape import Shape
 
 MIDDLE: Final = 127.5  # bytes to about -2..2, whatever the data: no statistics to keep with the weights
 SPREAD: Final = 63.75
@@ -27,42 +29,48 @@ class Moves:
 
 
 def moves(
-    kind: Literal["standard", "none"], samples: npt.NDArray[np.int64], *, size: int, seed: int, epoch: int
+    kind: Literal["standard", "none"], samples: npt.NDArray[np.int64], *, shape: Shape, seed: int, epoch: int
 ) -> Moves:
-    """Each sample's moves in this epoch: the same on any rank, in any batch."""
+    """Each sample's moves in this epoch: the same on any rank, in any batch, and in all frames of a clip."""
     if kind == "none":
         still = np.zeros(len(samples), np.int64)
         return Moves(down=still, right=still, mirror=still)
-    reach = size // REACH
+    height, width = shape.size[-2:]
     draw = keyed.uniform(keyed.AUGMENT, seed, epoch, np.arange(3)[:, None], samples)
-    shifts = (draw[:2] * (2 * reach + 1)).astype(np.int64) - reach
-    return Moves(down=shifts[0], right=shifts[1], mirror=(draw[2] < 0.5).astype(np.int64))
+    down, right = (
+        (one * (2 * (side // REACH) + 1)).astype(np.int64) - side // REACH
+        for one, side in zip(draw[:2], (height, width), strict=True)
+    )
+    return Moves(down=down, right=right, mirror=(draw[2] < 0.5).astype(np.int64))
 
 
 def apply(pixels: Tensor, rows: Tensor, shifts: Tensor) -> Tensor:
-    """One batch from a pool of images, in one gather.
+    """One batch from a pool of images or clips, in one gather.
 
     Args:
-        pixels: uint8 [N, size, size, 3].
-        rows: int64 [n], which of the N images.
+        pixels: uint8 or float [N, *size, channels].
+        rows: int64 [n], which of the N samples.
         shifts: int64 [3, n]: down, right, mirror. What moves in from outside is the image's own mirror image.
 
     Returns:
-        float32 [n, 3, size, size], channels last in memory.
+        float32 [n, channels, *size], channels last in memory.
     """
-    size = pixels.shape[1]
-    line = torch.arange(size, device=pixels.device)
+    *frames, height, width, channels = pixels.shape[1:]
+    images = math.prod(frames)  # of one sample: 1, or the frames of a clip
     down, right, mirror = shifts[:, :, None]
-    across = torch.where(mirror == 1, size - 1 - line, line)
-    flat = (rows[:, None, None] * size + _inside(line + down, size)[:, :, None]) * size
-    flat = flat + _inside(across + right, size)[:, None, :]
-    gathered = pixels.view(-1, 3).index_select(0, flat.view(-1))
-    return normalized(gathered.view(len(rows), size, size, 3))
+    across = torch.arange(width, device=pixels.device)
+    across = _inside(torch.where(mirror == 1, width - 1 - across, across) + right, width)
+    along = _inside(torch.arange(height, device=pixels.device) + down, height)
+    image = rows[:, None] * images + torch.arange(images, device=pixels.device)
+    flat = (image[:, :, None] * height + along[:, None, :])[..., None] * width + across[:, None, None, :]
+    gathered = pixels.view(-1, channels).index_select(0, flat.view(-1))
+    return normalized(gathered.view(len(rows), *pixels.shape[1:]))
 
 
 def normalized(pixels: Tensor) -> Tensor:
-    """uint8 [n, size, size, 3] as float32 [n, 3, size, size] around 0."""
-    return pixels.permute(0, 3, 1, 2).float().sub_(MIDDLE).div_(SPREAD)
+    """[n, *size, channels] as float32 [n, channels, *size]: bytes are laid around 0, other numbers stay."""
+    moved = pixels.movedim(-1, 1)
+    return moved.float().sub_(MIDDLE).div_(SPREAD) if pixels.dtype == torch.uint8 else moved.float()
 
 
 def _inside(place: Tensor, size: int) -> Tensor:

@@ -38,12 +38,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Where the samples come from. image_size in pixels, val_fraction of the training images."""
+    """Where the samples come from. image_size in pixels, val_fraction of the training images.
+
+    imbalance: how many times rarer the rarest class is than the commonest (synthetic). frames: of a clip (synthetic).
+    mirror: where data.download finds the published files, instead of their own address.
+    """
 
     name: str = "synthetic"
     root: str = "data"
     download: bool = False
+    mirror: str | None = None
     image_size: int = 32
+    frames: int | None = None
     classes: int = 10
     samples: int = 10_000
     imbalance: float = 1.0
@@ -67,7 +73,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optim:
-    """The optimizer and its schedule, counted in optimizer steps."""
+    """The optimizer and its schedule, counted in optimizer steps.
+
+    weight_decay_on: all parameters, or only weights (not biases, not norms). args and schedule_args go to the
+    optimizer and to the schedule.
+    """
 
     name: str = "sgd"
     lr: float = 0.1
@@ -76,7 +86,9 @@ class Optim:
     args: dict[str, Any] = field(default_factory=dict)
     momentum: float = 0.9
     weight_decay: float = 5.0e-4
+    weight_decay_on: Literal["all", "weights"] = "all"
     schedule: str = "cosine"
+    schedule_args: dict[str, Any] = field(default_factory=dict)
     warmup_epochs: float = 1.0
     label_smoothing: float = 0.0
     class_weights: Literal["none", "balanced"] | list[float] = "none"
@@ -84,23 +96,30 @@ class Optim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """How long and in which batches. Accumulation is derived: global / (micro x world)."""
+    """How long and in which batches. Accumulation is derived: global / (micro x world).
+
+    ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 10 bits.
+    """
 
     epochs: int = 5
     max_steps: int | None = None
     global_batch_size: int = 256
     micro_batch_size: int | Auto = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    tf32: bool = False
     clip_grad_norm: float | None = None
     compile: bool = False
     parallel: Literal["ddp", "dp", "none"] = "ddp"
+    sync_batchnorm: bool = False
+    ema_decay: float | None = None
     reproducible: Literal["fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eval:
-    """When and how the held-out split is measured."""
+    """When and how the held-out split is measured. The run ends once metric was as good as target in patience
+    evaluations, one after the other."""
 
     every_epochs: int = 1
     batch_size: int | Auto = "auto"

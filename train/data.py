@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from train import batches, folder, synthetic
 from train.config import Data
+from train.shape import Shape
 
 Samples = npt.NDArray[np.int64]
 
@@ -25,20 +27,26 @@ class Source(Protocol):
         """int64 [count]."""
 
     def read(self, samples: Samples) -> Tensor:
-        """uint8 [n, size, size, 3]. Raises Failure (DATA, NO_INPUT) naming the image."""
+        """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sets:
-    """Both sides of the data. held_out may be empty (data.val_fraction: 0)."""
+    """Both sides of the data. held_out may be empty (data.val_fraction: 0).
+
+    notes: what the user should know of how they came about.
+    """
 
     training: Source
     held_out: Source
     classes: tuple[str, ...]
+    shape: Shape
+    notes: tuple[str, ...] = ()
 
-    def pixels(self, size: int) -> int:
-        """Bytes that all images take as uint8."""
-        return (len(self.training.labels) + len(self.held_out.labels)) * size * size * 3
+    @property
+    def numbers(self) -> int:
+        """How many numbers all samples are: bytes, where they are read as uint8."""
+        return (len(self.training.labels) + len(self.held_out.labels)) * math.prod(self.shape.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ def _synthetic(data: Data) -> Sets:
         training=_drawn(data, 0, training),
         held_out=_drawn(data, training, held_out),
         classes=tuple(f"outline-{label}" for label in range(data.classes)),
+        shape=_square(data),
     )
 
 
@@ -81,7 +90,11 @@ def _drawn(data: Data, first: int, count: int) -> Drawn:
 
 def _folder(data: Data) -> Sets:
     training, held_out, classes = folder.find(data)
-    return Sets(training=training, held_out=held_out, classes=classes)
+    return Sets(training=training, held_out=held_out, classes=classes, shape=_square(data))
+
+
+def _square(data: Data) -> Shape:
+    return Shape(channels=3, size=(data.image_size, data.image_size))
 
 
 KINDS: Final[Mapping[str, Callable[[Data], Sets]]] = {"synthetic": _synthetic, "folder": _folder}

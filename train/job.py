@@ -57,12 +57,11 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     sets = data.open_sets(config.data)
     images = len(sets.training.labels)
     counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
-    net = models.build(config.model, classes=len(sets.classes), image_size=config.data.image_size, seed=seed)
+    net = models.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=seed)
     model, optimizer = runtime.prepare(net, optim.build(config.optim, net.parameters()))
     current = State(network=runtime.accelerator.unwrap_model(model), optimizer=optimizer, scaler=_scaler(runtime))
     notes = resume(config, runtime, folder / "checkpoints", current)
-    shape = (batches.micro, 3, config.data.image_size, config.data.image_size)
-    runtime.rehearse(model, torch.zeros(shape, device=runtime.device).to(memory_format=torch.channels_last))
+    runtime.rehearse(model, models.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device)))
     return Job(
         config=config,
         runtime=runtime,

@@ -18,6 +18,7 @@ from train import augment
 from train.config import Data
 from train.data import Samples, Sets, Source
 from train.sampling import Piece
+from train.shape import Shape
 
 LARGEST_IN_MEMORY: Final = 2 * 2**30  # bytes of pixels, both sides together
 T = TypeVar("T")
@@ -27,7 +28,7 @@ PREFETCH: Final = 2  # batches that each worker process has ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """float32 images [n, 3, size, size] and int64 labels [n], on the device."""
+    """float32 images [n, *shape.input] and int64 labels [n], on the device."""
 
     images: Tensor
     labels: Tensor
@@ -37,7 +38,7 @@ class Pool(Protocol):
     """Where the pixels of one side of the data come from."""
 
     def take(self, wanted: Iterable[Samples]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each array of samples (pixels [N, size, size, 3], rows [n] of them, labels [n]) on the device."""
+        """For each array of samples (pixels [N, *stored], rows [n] of them, labels [n]) on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Loader:
 
     training: Pool
     held_out: Pool
+    shape: Shape
     data: Data
     seed: int
     kind: str
@@ -106,8 +108,8 @@ class Loader:
             yield Batch(images=augment.normalized(pixels[rows]), labels=labels)
 
     def _shifts(self, piece: Piece, rows: Tensor) -> Tensor:
-        size, seed = self.data.image_size, self.seed
-        moves = augment.moves(self.data.augment, piece.samples, size=size, seed=seed, epoch=piece.epoch)
+        shape, seed = self.shape, self.seed
+        moves = augment.moves(self.data.augment, piece.samples, shape=shape, seed=seed, epoch=piece.epoch)
         packed = torch.from_numpy(np.stack([moves.down, moves.right, moves.mirror]))
         return packed.to(rows.device, non_blocking=True)
 
@@ -121,7 +123,7 @@ def open_loader(sets: Sets, data: Data, *, seed: int, device: torch.device, core
     Raises:
         Failure: DATA or NO_INPUT, naming the image.
     """
-    fits = sets.pixels(data.image_size) <= LARGEST_IN_MEMORY
+    fits = sets.numbers <= LARGEST_IN_MEMORY
     kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
     workers = min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
     pools: list[Pool] = [
@@ -129,7 +131,7 @@ def open_loader(sets: Sets, data: Data, *, seed: int, device: torch.device, core
         for side in (sets.training, sets.held_out)
     ]
     told = kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1)
-    return Loader(training=pools[0], held_out=pools[1], data=data, seed=seed, kind=told)
+    return Loader(training=pools[0], held_out=pools[1], shape=sets.shape, data=data, seed=seed, kind=told)
 
 
 def _in_memory(source: Source, device: torch.device, threads: int) -> InMemory:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from train import names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +19,10 @@ class Rule:
     expected: str
 
 
-def known(*names: str) -> Rule:
-    return Rule(holds=lambda value: value in names, expected=f"one of {', '.join(names)}")
+def known(*some: str, factory: bool = False) -> Rule:
+    listed = ", ".join(some[:SHOWN]) + (f" and {len(some) - SHOWN} more" if len(some) > SHOWN else "")
+    expected = f"one of {listed}" + (", or package.module:factory" if factory else "")
+    return Rule(holds=lambda value: value in some or (factory and names.is_factory(value)), expected=expected)
 
 
 def at_least(least: int) -> Rule:
@@ -28,6 +33,7 @@ def between(least: int, most: int) -> Rule:
     return Rule(holds=lambda value: least <= value <= most, expected=f"from {least} to {most}")
 
 
+SHOWN = 12  # names in one message
 ABOVE_ZERO = Rule(holds=lambda value: value > 0, expected="more than 0")
 FRACTION = Rule(holds=lambda value: 0 <= value < 1, expected="0 or more, and less than 1")
 FOLDER_NAME = Rule(
@@ -36,17 +42,37 @@ FOLDER_NAME = Rule(
 )
 # A ~ that no shell has expanded would become a folder of that name.
 PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
+URL = Rule(
+    holds=lambda url: url.startswith(("http://", "https://", "file:///")) and " " not in url,
+    expected="an address that begins with http://, https:// or file:///",
+)
+
+
+def is_pattern(text: str) -> bool:
+    try:
+        return re.compile(text).pattern != ""
+    except re.error:
+        return False
+
+
+PATTERN = Rule(holds=is_pattern, expected="a regular expression of Python's")
+WEIGHTS = Rule(
+    holds=lambda value: value in ("none", "balanced") or (min(value) >= 0 and max(value) > 0),
+    expected="none, balanced, or one number for each class: 0 or more, not all 0",
+)
 
 # The names that this version knows. Their first is the quickstart's.
 NAMES: dict[str, tuple[str, ...]] = {
-    "data.name": ("synthetic", "folder"),
-    "model.name": ("small_cnn", "resnet18"),
-    "optim.name": ("sgd", "adamw"),
-    "optim.schedule": ("cosine", "constant"),
-    "eval.metric": ("accuracy",),
+    "data.name": names.DATA,
+    "model.name": names.MODELS,
+    "optim.name": names.OPTIMIZERS + names.TORCH_OPTIMIZERS,
+    "optim.schedule": names.SCHEDULES,
+    "eval.metric": names.METRICS,
 }
+# Where package.module:factory of the user's own may stand instead of a name.
+FACTORIES = ("data.name", "model.name")
 
-RULES: dict[str, Rule] = {key: known(*names) for key, names in NAMES.items()} | {
+RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, some in NAMES.items()} | {
     "run.name": FOLDER_NAME,
     "run.output_dir": PATH,
     "run.seed": between(0, 2**32 - 1),  # what numpy's and torch's generators both take
@@ -58,21 +84,30 @@ RULES: dict[str, Rule] = {key: known(*names) for key, names in NAMES.items()} | 
     "data.image_size": between(8, 4096),
     "data.classes": between(2, 1_000_000),
     "data.samples": between(1, 10**9),
+    "data.mirror": URL,
+    "data.frames": between(2, 4096),
+    "data.imbalance": between(1, 1_000_000),
     "data.val_fraction": FRACTION,
+    "data.group": PATTERN,
+    "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),
+    "model.weights": PATH,
     "optim.lr": ABOVE_ZERO,
     "optim.base_batch_size": at_least(1),
     "optim.momentum": FRACTION,
     "optim.weight_decay": at_least(0),
     "optim.warmup_epochs": at_least(0),
     "optim.label_smoothing": FRACTION,
+    "optim.class_weights": WEIGHTS,
     "train.epochs": between(1, 1_000_000),
     "train.max_steps": at_least(1),
     "train.global_batch_size": between(1, 10**6),
     "train.micro_batch_size": between(1, 10**6),
     "train.clip_grad_norm": ABOVE_ZERO,
+    "train.ema_decay": FRACTION,
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),
+    "eval.patience": at_least(1),
     "checkpoint.every_steps": at_least(1),
     "checkpoint.every_minutes": ABOVE_ZERO,
     "checkpoint.keep": at_least(1),
@@ -84,19 +119,9 @@ RULES: dict[str, Rule] = {key: known(*names) for key, names in NAMES.items()} | 
 NOT_YET = frozenset(
     [
         "launch.max_restarts",
-        "data.download",
-        "data.imbalance",
-        "data.group",
         "data.cache",
-        "data.max_bad_images",
-        "model.weights",
-        "optim.lr_scaling",
-        "optim.class_weights",
         "train.compile",
-        "train.parallel",
         "train.reproducible",
-        "eval.target",
-        "eval.patience",
         "log.trackers",
         "profile.steps",
     ]

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from train import augment
+from train.shape import Shape
 
 SIZE = 16
+SHAPE = Shape(channels=3, size=(SIZE, SIZE))
 SAMPLES = np.arange(1000)
 
 
@@ -47,25 +49,44 @@ def test_what_comes_in_from_outside_is_the_images_own_mirror() -> None:
 
 
 def test_a_samples_moves_do_not_depend_on_its_batch() -> None:
-    whole = augment.moves("standard", SAMPLES, size=SIZE, seed=0, epoch=3)
-    part = augment.moves("standard", SAMPLES[[7, 400]], size=SIZE, seed=0, epoch=3)
+    whole = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=3)
+    part = augment.moves("standard", SAMPLES[[7, 400]], shape=SHAPE, seed=0, epoch=3)
     assert part.down.tolist() == whole.down[[7, 400]].tolist()
     assert part.right.tolist() == whole.right[[7, 400]].tolist()
     assert part.mirror.tolist() == whole.mirror[[7, 400]].tolist()
 
 
 def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
-    found = augment.moves("standard", SAMPLES, size=SIZE, seed=0, epoch=0)
+    found = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     assert set(found.down.tolist()) == set(found.right.tolist()) == {-2, -1, 0, 1, 2}
     assert 400 < found.mirror.sum() < 600
 
 
 def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
-    first, second = (augment.moves("standard", SAMPLES, size=SIZE, seed=0, epoch=epoch) for epoch in (0, 1))
+    first, second = (augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first.down.tolist() != second.down.tolist()
 
 
 def test_without_augmentation_nothing_moves() -> None:
-    found = augment.moves("none", SAMPLES, size=SIZE, seed=0, epoch=0)
+    found = augment.moves("none", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     assert not found.down.any()
     assert not found.mirror.any()
+
+
+def test_all_frames_of_a_clip_move_alike() -> None:
+    clip = torch.stack([image()[0], image()[0].flip(0)])[None]
+    shifts = torch.tensor([[1], [2], [1]])
+    both = augment.apply(clip, torch.tensor([0]), shifts)
+    alone = [augment.apply(frame[None], torch.tensor([0]), shifts)[0] for frame in clip[0]]
+    assert torch.equal(both[0], torch.stack(alone, dim=1))
+
+
+def test_height_and_width_may_differ_and_there_may_be_one_channel() -> None:
+    wide = torch.arange(6 * 10, dtype=torch.uint8).view(1, 6, 10, 1)
+    assert augment.apply(wide, torch.tensor([0]), torch.tensor([[0], [1], [0]]))[0, 0, 0, :9].equal(
+        augment.normalized(wide)[0, 0, 0, 1:]
+    )
+
+
+def test_numbers_that_are_no_bytes_stay_what_they_are() -> None:
+    assert augment.normalized(torch.full((1, 2, 2, 3), 0.5)).unique().tolist() == [0.5]

@@ -11,10 +11,13 @@ from torch import nn
 from entrypoint import Failure
 from train import models
 from train.config import Model
+from train.shape import Shape
 
 
 def build(name: str = "small_cnn", *, size: int = 32, classes: int = 10, seed: int = 0, **args: Any) -> nn.Module:
-    return models.build(Model(name=name, args=args), classes=classes, image_size=size, seed=seed)
+    return models.build(
+        Model(name=name, args=args), classes=classes, shape=Shape(channels=3, size=(size, size)), seed=seed
+    )
 
 
 @pytest.mark.parametrize("name", models.MODELS)

@@ -83,12 +83,7 @@ NOT_A_MAPPING = {
 
 NOT_YET = {
     "restarts": ("launch:\n  max_restarts: 1", "launch.max_restarts: 1", "set it to 0"),
-    "download": ("data:\n  download: true", "data.download: true", "set it to false"),
-    "weights": ("model:\n  weights: w.pt", "model.weights: w.pt", "set it to null"),
-    "class-weights": ("optim:\n  class_weights: [1, 2]", "optim.class_weights: [1, 2]", "set it to none"),
-    "scaling": ("optim:\n  lr_scaling: linear", "optim.lr_scaling: linear", "set it to none"),
     "compile": ("train:\n  compile: true", "train.compile: true", "set it to false"),
-    "dp": ("train:\n  parallel: dp", "train.parallel: dp", "set it to ddp"),
     "bitwise": ("train:\n  reproducible: bitwise", "train.reproducible: bitwise", "set it to fast"),
     "trackers": ("log:\n  trackers: [wandb]", "log.trackers: [wandb]", "set it to []"),
     "profile": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "set it to null"),
