@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from entrypoint import ExitCode, Failure, from_environ, shield
-from train import exitfile, rundir, schema
+from train import exitfile, plugin, rundir, schema
 from train.bell import Bell
 from train.seat import Seat
 
@@ -44,6 +44,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         arguments = build_parser().parse_args(argv)
         world = from_environ(environ)
         config = schema.load(arguments.config, arguments.overrides)
+        plugin.look_beside(arguments.config, config.data.name, config.model.name)
         seat = Seat(world=world, folder=rundir.run_folder(config))
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
         bell.leave = partial(abandon, seat)

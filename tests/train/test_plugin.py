@@ -1,0 +1,94 @@
+"""The user's own functions, found and called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train import plugin
+
+# (what the module holds, the name that is asked for, what the error says, what its fix says)
+REFUSED = {
+    "no-module": ("", "nothing_here:make", "there is no module nothing_here", "package.module:factory"),
+    "nearly-that-module": ("", "users_modle:make", "there is no module users_modle", "write users_module instead"),
+    "no-such-part": ("", "users_module.part:make", "there is no module users_module.part", "package.module"),
+    "no-attribute": ("def load(data): ...", "users_module:draw", "has no draw", "package.module:factory"),
+    "nearly-that-attribute": ("def make(data): ...", "users_module:mak", "has no mak", "write make instead of mak"),
+    "not-callable": ("make = 3", "users_module:make", "make is of type int", "make make a function"),
+    "syntax": ("def make(:", "users_module:make", "line 1: SyntaxError", "mend it"),
+    "division": ("x = 1\ny = x / 0", "users_module:make", "users_module.py, line 2: ZeroDivisionError", "mend it"),
+    "import-inside": ("import not_installed_at_all", "users_module:make", "No module named 'not_inst", "mend it"),
+    "leaves": ("import sys\nsys.exit(3)", "users_module:make", "users_module.py, line 2: SystemExit: 3", "mend it"),
+    "name-inside": ("make = mak", "users_module:make", "line 1: NameError: name 'mak'", "mend it"),
+    "no-words": ("raise RuntimeError", "users_module:make", "line 1: RuntimeError\n", "mend it"),
+}
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of users_module, whose folder is looked in."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    yield tmp_path / "users_module.py"
+    sys.modules.pop("users_module", None)
+
+
+def test_a_function_is_found_and_called(module: Path) -> None:
+    module.write_text("def make(number, *, more): return number + more")
+    assert plugin.load("users_module:make")(1, more=2) == plugin.call("users_module:make", "data.name", 1, more=2) == 3
+
+
+@pytest.mark.parametrize(("source", "name", "what", "fix"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_loaded_is_refused(module: Path, source: str, name: str, what: str, fix: str) -> None:
+    module.write_text(source)
+    with pytest.raises(Failure) as caught:
+        plugin.load(name, "model.name")
+    assert (caught.value.code, caught.value.what[:10]) == (ExitCode.USAGE, "model.name")
+    assert what in str(caught.value)
+    assert fix in caught.value.fix
+
+
+def test_an_error_in_the_function_names_the_users_last_line(module: Path) -> None:
+    module.write_text("import json\n\ndef make():\n    return json.loads('{')")
+    with pytest.raises(Failure, match=r"data\.name users_module:make failed") as caught:
+        plugin.call("users_module:make", "data.name")
+    assert f"{module}, line 4: JSONDecodeError" in str(caught.value.found)
+
+
+def test_a_wrong_argument_is_said_without_a_line_of_ours(module: Path) -> None:
+    module.write_text("def make(): ...")
+    with pytest.raises(Failure) as caught:
+        plugin.call("users_module:make", "data.name", 1)
+    assert str(caught.value.found).startswith("TypeError: make() takes 0 positional arguments")
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "torch.OutOfMemoryError('CUDA')"])
+def test_a_lack_of_memory_is_no_error_of_the_users(module: Path, error: str) -> None:
+    module.write_text(f"import torch\ndef make(): raise {error}")
+    with pytest.raises((MemoryError, RuntimeError)):
+        plugin.call("users_module:make", "data.name")
+
+
+def test_a_failure_of_the_users_own_passes(module: Path) -> None:
+    module.write_text("from entrypoint import *\ndef make(): raise Failure('no', fix='so', code=ExitCode.NO_INPUT)")
+    with pytest.raises(Failure, match="no") as caught:
+        plugin.call("users_module:make", "data.name")
+    assert caught.value.code == ExitCode.NO_INPUT
+
+
+@pytest.mark.parametrize("config", ["sub/my.yaml", None], ids=["beside-the-config", "no-config"])
+def test_the_folder_is_looked_in_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str | None) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    plugin.look_beside(config, "synthetic", "mine:make")
+    assert sys.path[-1] == str(tmp_path / "sub" if config else tmp_path)
+
+
+def test_without_a_factory_the_path_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = list(sys.path)
+    plugin.look_beside(str(tmp_path / "my.yaml"), "synthetic", "resnet18")
+    assert sys.path == before
