@@ -13,8 +13,9 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train import batches, imagefolder, keyed
+from train import batches, imagefolder
 from train.config import Data
+from train.split import held_out_samples
 
 Samples = npt.NDArray[np.int64]
 
@@ -52,21 +53,6 @@ def find(data: Data) -> tuple[Files, Files, tuple[str, ...]]:
         return training, _listed(layout.held_out, layout.classes, data.image_size), layout.classes
     held_out = held_out_samples(training.labels.numpy(), batches.held_out(len(training.labels), data.val_fraction))
     return _part(training, ~held_out), _part(training, held_out), layout.classes
-
-
-def held_out_samples(labels: Samples, count: int) -> npt.NDArray[np.bool_]:
-    """Which samples are set aside, bool [n]: `count` of them, the same share of every class.
-
-    Not keyed by run.seed: runs with different seeds are measured on the same images.
-    """
-    order = keyed.permutation(len(labels), keyed.SPLIT)
-    share = np.empty(len(labels))
-    for label in np.unique(labels):
-        members = order[labels[order] == label]
-        share[members] = (np.arange(len(members)) + 0.5) / len(members)
-    chosen = np.zeros(len(labels), bool)
-    chosen[np.argsort(share, kind="stable")[:count]] = True
-    return chosen
 
 
 def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:

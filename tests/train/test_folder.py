@@ -41,12 +41,6 @@ def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("count", [0, 1, 7, 30])
-def test_exactly_as_many_are_set_aside_as_asked(count: int) -> None:
-    labels = np.array([0] * 20 + [1] * 7 + [2] * 3)
-    assert folder.held_out_samples(labels, count).sum() == count
-
-
 def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=2)
     write_classes(tmp_path / "test", ant=1, bee=1)
