@@ -89,8 +89,14 @@ def _drawn(data: Data, first: int, count: int) -> Drawn:
 
 
 def _folder(data: Data) -> Sets:
-    training, held_out, classes = folder.find(data)
-    return Sets(training=training, held_out=held_out, classes=classes, shape=_square(data))
+    found = folder.find(data)
+    return Sets(
+        training=found.training,
+        held_out=found.held_out,
+        classes=found.classes,
+        shape=_square(data),
+        notes=found.notes,
+    )
 
 
 def _square(data: Data) -> Shape:

@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train import batches, imagefolder
+from train import batches, groups, imagefolder
 from train.config import Data
 from train.split import held_out_samples
 
@@ -40,19 +40,35 @@ class Files:
         return torch.from_numpy(pixels)
 
 
-def find(data: Data) -> tuple[Files, Files, tuple[str, ...]]:
-    """(training files, held-out files, class names).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Both sides, the names of the classes, and what is worth saying of the split."""
+
+    training: Files
+    held_out: Files
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find(data: Data) -> Found:
+    """List all files of data.root, and split them where nothing is held out yet.
 
     Raises:
-        Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes.
+        Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes and for
+            groups that cannot be kept on one side.
     """
     layout = imagefolder.layout(Path(data.root))
     _check_number(data, layout)
     training = _listed(layout.training, layout.classes, data.image_size)
     if layout.held_out is not None:
-        return training, _listed(layout.held_out, layout.classes, data.image_size), layout.classes
-    held_out = held_out_samples(training.labels.numpy(), batches.held_out(len(training.labels), data.val_fraction))
-    return _part(training, ~held_out), _part(training, held_out), layout.classes
+        held_out = _listed(layout.held_out, layout.classes, data.image_size)
+        if data.group is not None:
+            groups.refuse_leak(_groups(training, layout.training, data), _groups(held_out, layout.held_out, data))
+        return Found(training=training, held_out=held_out, classes=layout.classes)
+    chosen, notes = _split(training, layout.training, data)
+    return Found(
+        training=_part(training, ~chosen), held_out=_part(training, chosen), classes=layout.classes, notes=notes
+    )
 
 
 def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
@@ -77,6 +93,22 @@ def _square(image: Image.Image, size: int) -> Image.Image:
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+
+
+def _split(files: Files, above: Path, data: Data) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
+    """Which files are held out, and what to say of it."""
+    labels = files.labels.numpy()
+    count = batches.held_out(len(labels), data.val_fraction)
+    if data.group is None:
+        return held_out_samples(labels, count), ()
+    named = _groups(files, above, data)
+    chosen = groups.held_out_samples(labels, named, count)
+    return chosen, (groups.note(named, chosen, count),)
+
+
+def _groups(files: Files, above: Path, data: Data) -> list[str]:
+    """data.group is searched in paths as they are below the folder of class folders: no folder above may match."""
+    return groups.names((Path(str(path)).relative_to(above).as_posix() for path in files.paths), data.group or "")
 
 
 def _listed(above: Path, classes: tuple[str, ...], size: int) -> Files:
