@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from entrypoint import Plan
-from train import imagefolder, rundir
+from train import imagefolder, rundir, schedules
 from train.batches import Batches, Steps, batches, held_out, steps
 from train.config import Data, RunConfig
 
@@ -16,6 +16,7 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     Raises:
         Failure: USAGE for batches that do not divide or are too large, NO_INPUT for data that is not there.
     """
+    schedules.arguments(config.optim)
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     if config.data.name == "folder":
         imagefolder.layout(Path(config.data.root))
@@ -54,7 +55,7 @@ def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None
     notes = [f"note: {note}"] if note else []
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
     rows |= {"steps": f"{counted.per_epoch} per epoch, {counted.total} in all; {_dropped(counted)}"}
-    rows |= {"learning rate": learning_rate(config, counted)}
+    rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     folder = rundir.run_folder(config)
     rows |= {"output": f"{folder}  ({rundir.look(folder)})"}
     lines = [f"{name:<14} {value}" for name, value in rows.items()]
@@ -86,14 +87,6 @@ def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, st
         "optimizer": f"{optim.name}, weight decay {optim.weight_decay:g}"
         + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),
     }
-
-
-def learning_rate(config: RunConfig, counted: Steps) -> str:
-    """The schedule in steps."""
-    optim = config.optim
-    warmup = round(optim.warmup_epochs * counted.per_epoch)
-    end = "then cosine to 0" if optim.schedule == "cosine" else "then constant"
-    return f"{optim.lr:g} after {warmup} steps of warmup, {end}"
 
 
 def _dropped(counted: Steps) -> str:

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from train import changes, checkpoint, data, models, optim, record, state
+from train import changes, checkpoint, criterion, data, distribution, models, optim, record, schedules, state, stopping
 from train.batches import Batches, Steps, steps
 from train.config import RunConfig
+from train.ema import Average
 from train.loader import Loader, open_loader
-from train.optim import Schedule
 from train.runtime import Runtime
 from train.sampling import Course
+from train.schedules import Schedule
 from train.state import State
 
 
@@ -39,6 +40,8 @@ class Job:
     optimizer: Optimizer
     criterion: nn.Module
     state: State
+    told: tuple[str, ...]
+    """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
 
     @property
@@ -53,32 +56,36 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     Raises:
         Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
     """
-    seed, train = config.run.seed, config.train
+    train = config.train
     sets = data.open_sets(config.data)
-    images = len(sets.training.labels)
+    labels, images = sets.training.labels, len(sets.training.labels)
+    counts = distribution.counts(labels, len(sets.classes)).tolist()
     counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
-    net = models.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=seed)
-    model, optimizer = runtime.prepare(net, optim.build(config.optim, net.parameters()))
-    current = State(network=runtime.accelerator.unwrap_model(model), optimizer=optimizer, scaler=_scaler(runtime))
+    net = models.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
+    model, optimizer = runtime.prepare(net, optim.build(config.optim, net))
+    current = _state(config, runtime, model, optimizer)
     notes = resume(config, runtime, folder / "checkpoints", current)
     runtime.rehearse(model, models.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device)))
     return Job(
         config=config,
         runtime=runtime,
         folder=folder,
-        loader=open_loader(sets, config.data, seed=seed, device=runtime.device, cores=runtime.cores),
+        loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores),
         classes=sets.classes,
         images=images,
         held_out=len(sets.held_out.labels),
         batches=batches,
         steps=counted,
-        course=Course(batches=batches, steps=counted, samples=images, rank=runtime.world.rank, seed=seed),
-        schedule=optim.schedule(config.optim, per_epoch=counted.per_epoch, total=counted.total),
+        course=Course(batches=batches, steps=counted, samples=images, rank=runtime.world.rank, seed=config.run.seed),
+        schedule=schedules.schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=optimizer,
-        criterion=nn.CrossEntropyLoss(label_smoothing=config.optim.label_smoothing),
+        criterion=criterion.criterion(config.optim, distribution.counts(labels, len(sets.classes)).tolist()).to(
+            runtime.device
+        ),
         state=current,
-        notes=notes,
+        told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
+        notes=(*sets.notes, *notes),
     )
 
 
@@ -95,6 +102,7 @@ def resume(config: RunConfig, runtime: Runtime, folder: Path, current: State) ->
         return tuple(notes)
     tensors, facts = checkpoint.load(checkpoint.at(folder, step))
     state.restore(current, tensors, facts["state"])
+    current.held = stopping.still_held(config.eval, current.held, current.result)
     return (*notes, *_other_world(facts, runtime))
 
 
@@ -129,6 +137,12 @@ def _other_world(facts: dict[str, Any], runtime: Runtime) -> list[str]:
     before, now = facts["world_size"], runtime.world.world_size
     said = f"the run began on {before} ranks and goes on with {now}: same samples, same learning rates, other rounding"
     return [said] if before != now else []
+
+
+def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
+    network, decay = runtime.accelerator.unwrap_model(model), config.train.ema_decay
+    average = None if decay is None else Average(network, decay)
+    return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
 
 
 def _scaler(runtime: Runtime) -> torch.amp.GradScaler | None:

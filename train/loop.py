@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Final
 
 import torch
 
-from train import keyed
+from train import keyed, scores, stopping
 from train.agreement import Agreement, Decision
 from train.evaluation import evaluate
 from train.health import sound
@@ -43,7 +44,7 @@ def fit(
         if _evaluation_is_due(todo):
             measure(todo, now, metrics, progress)
         decision = agreement.decided(_wishes(todo, now))
-        if state.step >= todo.steps.total or decision.stop:
+        if state.step >= todo.steps.total or decision.stop or stopping.reached(todo.config.eval, state.held):
             break
         if decision.save or _save_is_due(todo):
             save(todo, now, metrics)
@@ -73,6 +74,8 @@ def step(todo: Job, now: Now, stream: Stream) -> None:
             todo.optimizer.zero_grad()
         now.tally.add(loss.detach(), logits.detach(), batch.labels)
     todo.state.step += 1
+    if todo.state.average is not None:
+        todo.state.average.update(todo.state.step)
     if todo.state.scaler is not None:
         now.skipped = now.skipped + 1 if todo.optimizer.step_was_skipped else 0  # type: ignore[attr-defined]
 
@@ -96,7 +99,7 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     state, world = todo.state, todo.runtime.world
     size = EVALUATION_BATCH if todo.config.eval.batch_size == "auto" else todo.config.eval.batch_size
     mine = blocks(todo.held_out, size, rank=world.rank, world_size=world.world_size)
-    with now.stopwatch.paused():
+    with now.stopwatch.paused(), state.average.worn() if state.average else nullcontext():
         state.result = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime)
     state.evaluated = state.step
     epoch = -(-state.step // todo.steps.per_epoch)
@@ -104,9 +107,20 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     progress.evaluated(
         step=state.step, epoch=epoch, epochs=todo.config.train.epochs, result=state.result, loss=now.loss
     )
-    if state.best is None or state.result.accuracy > state.best.accuracy:
-        state.best, state.best_step = state.result, state.step
+    _judge(todo)
+    if state.best_step == state.step:
         save(todo, now, metrics)
+
+
+def _judge(todo: Job) -> None:
+    """Whether this result is the best, and good enough to end. Rank 0 decides: no rank may leave the others alone."""
+    state, wanted = todo.state, todo.config.eval
+    if state.result is None:
+        return
+    best, held = scores.better(wanted.metric, state.result, state.best), stopping.held(wanted, state.held, state.result)
+    best, state.held = todo.runtime.shared(lambda: (best, held))
+    if best:
+        state.best, state.best_step = state.result, state.step
 
 
 def _evaluation_is_due(todo: Job) -> bool:

@@ -1,80 +1,58 @@
-"""From the config to an optimizer, and from a step's number to its learning rate."""
+"""From the config and a network to an optimizer; what decays is decided here too."""
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from entrypoint import ExitCode, Failure
 from train.config import Optim
 
-Parameters = Iterable[nn.Parameter]
-# Ours set these, so that `optim.args` may not.
-OURS: Final = ("params", "lr", "momentum", "weight_decay")
+SHORT: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+# The config has keys of its own for these, so that `optim.args` may not set them.
+OURS: Final = ("params", "lr", "weight_decay")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """The learning rate as a pure function of the optimizer step, so that nothing of it needs saving."""
+def build(optim: Optim, net: nn.Module) -> Optimizer:
+    """The optimizer of `optim.name` for all that is trained in `net`, with `optim.args` handed on.
 
-    kind: Literal["cosine", "constant"]
-    peak: float
-    warmup: int
-    total: int
-
-    def __call__(self, step: int) -> float:
-        """For the step that comes after `step` finished ones (0: the first): linear warm-up, then the kind's curve.
-
-        The first step already moves, and the last one still does.
-        """
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        if self.kind == "constant":
-            return self.peak
-        done = (step - self.warmup) / max(1, self.total - self.warmup)
-        return self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-
-
-def schedule(optim: Optim, *, per_epoch: int, total: int) -> Schedule:
-    """The run's schedule; warm-up never takes more than the run."""
-    warmup = min(round(optim.warmup_epochs * per_epoch), total)
-    return Schedule(kind=optim.schedule, peak=optim.lr, warmup=warmup, total=total)  # type: ignore[arg-type]
-
-
-def _sgd(parameters: Parameters, optim: Optim) -> Optimizer:
-    return SGD(parameters, lr=optim.lr, momentum=optim.momentum, weight_decay=optim.weight_decay, **optim.args)
-
-
-def _adamw(parameters: Parameters, optim: Optim) -> Optimizer:
-    return AdamW(parameters, lr=optim.lr, weight_decay=optim.weight_decay, **_tuples(optim.args))
-
-
-OPTIMIZERS: Final[Mapping[str, tuple[type[Optimizer], Callable[[Parameters, Optim], Optimizer]]]] = {
-    "sgd": (SGD, _sgd),
-    "adamw": (AdamW, _adamw),
-}
-
-
-def build(optim: Optim, parameters: Parameters) -> Optimizer:
-    """The optimizer, with `optim.args` handed on.
+    optim.weight_decay goes to every optimizer that has one, optim.momentum to SGD alone.
 
     Raises:
         Failure: USAGE for arguments that it does not take.
     """
-    kind, make = OPTIMIZERS[optim.name]
-    known = [name for name in inspect.signature(kind).parameters if name not in OURS]
+    kind = optimizer_class(optim.name)
+    takes = inspect.signature(kind).parameters
+    ours = {name: value for name, value in _ours(optim, kind).items() if name in takes}
+    known = [name for name in takes if name not in OURS and name not in ours]
     if unknown := [name for name in optim.args if name not in known]:
         raise _bad_arguments(optim, f"unknown: {', '.join(unknown)}", known)
     try:
-        return make(parameters, optim)
-    except (TypeError, ValueError, RuntimeError) as error:
+        return kind(groups(net, optim), **ours, **_tuples(optim.args))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
         raise _bad_arguments(optim, str(error), known) from error
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Ours by their short names, the others as torch.optim spells them."""
+    kind: type[Optimizer] = SHORT.get(name) or getattr(torch.optim, name)
+    return kind
+
+
+def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+    """The parameters in one group, or in two: without weight decay those of one dimension (biases and norms)."""
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    if optim.weight_decay_on == "all":
+        return [{"params": parameters}]
+    weights = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() <= 1]
+    made: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in made if group["params"]]
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
@@ -84,6 +62,11 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def _ours(optim: Optim, kind: type[Optimizer]) -> dict[str, float]:
+    momentum = {"momentum": optim.momentum} if kind is SGD else {}
+    return {"lr": optim.lr, "weight_decay": optim.weight_decay, **momentum}
 
 
 def _tuples(args: Mapping[str, Any]) -> dict[str, Any]:

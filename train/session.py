@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import torch
 
 from entrypoint import ExitCode
-from train import exitfile, job, models, progress, record, runtime
+from train import exitfile, job, models, progress, record, runtime, stopping
 from train.batches import batches
 from train.bell import Bell
 from train.config import RunConfig
@@ -70,6 +70,7 @@ def banner(todo: Job, ignored: Sequence[str]) -> str:
         }
         | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
     )
+    lines = "\n".join([lines, *todo.told])
     notes = [f"note: {note}" for note in todo.notes]
     notes += [f"note: {name} is ignored, the config decides" for name in ignored]
     return "\n".join([lines, *notes])
@@ -78,7 +79,8 @@ def banner(todo: Job, ignored: Sequence[str]) -> str:
 def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
     """Commit is done; say so on disk and on the console; then wait, since srun ends all when the first leaves."""
     state = todo.state
-    stopped = state.step < todo.steps.total
+    early = stopping.reached(todo.config.eval, state.held)
+    stopped = state.step < todo.steps.total and not early
     code = ExitCode.STOPPED if stopped else ExitCode.OK
     received = end.watch.received
     cause = (received.name if received else "a signal to another rank") if stopped else "finished"
@@ -91,7 +93,8 @@ def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
 
 def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
     state, total = todo.state, todo.steps.total
-    if state.step < total:
+    early = stopping.reached(todo.config.eval, state.held)
+    if state.step < total and not early:
         saved = end.saved or "nothing was saved: no step was done"
         return f"stopped by {cause} at step {state.step} of {total}: {saved}\nnext: the same command goes on from there"
     told = progress.summary(
@@ -101,9 +104,17 @@ def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
         images=state.step * todo.batches.global_,
         checkpoint=end.saved,
     )
-    if begun >= total:
-        return f"{told}\nnext: this run was finished before; checkpoint.resume=never starts over"
-    return f"{told}\nnext: train.epochs={2 * todo.config.train.epochs} goes on, checkpoint.resume=never starts over"
+    return f"{told}\n{_next(todo, begun, early=early)}"
+
+
+def _next(todo: Job, begun: int, *, early: bool) -> str:
+    if begun >= todo.state.step:
+        return "next: this run was finished before; checkpoint.resume=never starts over"
+    if early and todo.state.step < todo.steps.total:
+        wanted = todo.config.eval
+        said = f"ended early: {wanted.metric} reached eval.target {wanted.target:g} in {wanted.patience} evaluations"
+        return f"{said}\nnext: eval.target=null goes on, checkpoint.resume=never starts over"
+    return f"next: train.epochs={2 * todo.config.train.epochs} goes on, checkpoint.resume=never starts over"
 
 
 def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float) -> None:

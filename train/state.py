@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
 from train import flatten
+from train.ema import Average
 from train.evaluation import Result
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -34,12 +35,17 @@ class State:
     result: Result | None = None
     best: Result | None = None
     best_step: int | None = None
+    average: Average | None = None
+    """Of the weights, where train.ema_decay asks for one."""
+    held: int = 0
+    """In how many evaluations in a row eval.target was reached."""
 
 
 def tensors(state: State) -> dict[str, dict[str, Tensor]]:
     """The checkpoint's groups of tensors."""
     moments, _ = flatten.pack(state.optimizer.state_dict())
-    return {"model": dict(state.network.state_dict()), "optimizer": moments}
+    average = {"ema": state.average.tensors} if state.average else {}
+    return {"model": dict(state.network.state_dict()), "optimizer": moments, **average}
 
 
 def facts(state: State) -> dict[str, Any]:
@@ -52,6 +58,7 @@ def facts(state: State) -> dict[str, Any]:
         "result": asdict(state.result) if state.result else None,
         "best": asdict(state.best) if state.best else None,
         "best_step": state.best_step,
+        "held": state.held,
         "optimizer": shape,
         "scaler": state.scaler.state_dict() if state.scaler else None,
     }
@@ -66,10 +73,13 @@ def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
     try:
         state.network.load_state_dict(dict(saved["model"]))
         state.optimizer.load_state_dict(flatten.unpack(saved["optimizer"], told["optimizer"]))
+        if state.average:
+            state.average.restore(saved["ema"])
         if state.scaler and told["scaler"]:
             state.scaler.load_state_dict(told["scaler"])
         state.step, state.seconds = int(told["step"]), float(told["seconds"])
         state.evaluated, state.best_step = int(told["evaluated"]), told["best_step"]
+        state.held = int(told.get("held", 0))
         state.result, state.best = _result(told["result"]), _result(told["best"])
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise Failure(
