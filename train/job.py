@@ -80,9 +80,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         schedule=schedules.schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=optimizer,
-        criterion=criterion.criterion(config.optim, distribution.counts(labels, len(sets.classes)).tolist()).to(
-            runtime.device
-        ),
+        criterion=criterion.criterion(config.optim, counts).to(runtime.device),
         state=current,
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
         notes=(*sets.notes, *notes),
