@@ -1,0 +1,192 @@
+"""Which of the caller's variables act on a training, which are taken out, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train import variables
+
+# Variables that have nothing to do with a training.
+PLAIN = {"HOME": "/home/me", "PATH": "/usr/bin", "LANG": "C.UTF-8", "SLURM_JOB_ID": "7", "RANK": "0", "TERM": "xterm"}
+# What would change numbers, or the program that computes them, without being in the config.
+REMOVED = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_DOWNCAST_BF16": "true",
+    "ACCELERATE_TORCH_DEVICE": "meta",
+    "ACCELERATE_GRADIENT_CLIPPING": "0.001",
+    "ACCELERATE_CPU_AFFINITY": "1",
+    "ACCELERATE_DEBUG_MODE": "true",
+    "FSDP_OFFLOAD_PARAMS": "true",
+    "FSDP_VERSION": "2",
+    "MEGATRON_LM_TP_DEGREE": "2",
+    "PARALLELISM_CONFIG_TP_SIZE": "2",
+    "FORK_LAUNCHED": "1",
+    "XLA_USE_BF16": "1",
+    "XLA_DOWNCAST_BF16": "1",
+    "PJRT_DEVICE": "CPU",
+    "NVIDIA_TF32_OVERRIDE": "1",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    "TRITON_F32_DEFAULT": "tf32",
+    "CUBLAS_EMULATE_SINGLE_PRECISION": "1",
+    "CUBLAS_EMULATION_STRATEGY": "eager",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
+    "DNNL_DEFAULT_FPMATH_MODE": "BF16",
+    "TORCHDYNAMO_DISABLE": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+    "TORCH_COMPILE_BACKEND": "eager",
+    "TORCHINDUCTOR_USE_FAST_MATH": "1",
+    "PYTORCH_TUNABLEOP_ENABLED": "1",
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
+    "TORCH_DIST_USE_NCCL2": "1",
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
+}
+# What is the user's to choose, and does not change a number on the CPU.
+ACTING = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+    "OMP_PROC_BIND": "false",
+    "KMP_AFFINITY": "disabled",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_ALGO": "Ring",
+    "GLOO_LOG_LEVEL": "ERROR",
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "TORCH_CUDNN_V8_API_DISABLED": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":0:0",
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "PYTHONHASHSEED": "7",
+    "PYTHONOPTIMIZE": "1",
+    "HF_HOME": "/tmp/hf",
+    "ENTRYPOINT_PORT_RANGE": "21000-21100",
+    "LD_LIBRARY_PATH": "/opt/lib",
+}
+
+
+def found(*, download: bool = False, **environ: str) -> variables.Variables:
+    return variables.take_out(environ, download=download)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_variable_that_would_change_the_training_is_taken_out_and_noted(name: str) -> None:
+    environ = PLAIN | {name: REMOVED[name]}
+    result = variables.take_out(environ, download=False)
+    assert environ == PLAIN
+    assert result.removed == {name: REMOVED[name]}
+    assert result.notes()[0].startswith(f"{name}: not used, ")
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_a_variable_that_the_user_may_choose_is_left_and_shown(name: str) -> None:
+    environ = PLAIN | {name: ACTING[name]}
+    result = variables.take_out(environ, download=False)
+    assert environ == PLAIN | {name: ACTING[name]}
+    assert result.shown() == f"{name}={ACTING[name]}"
+    assert not result.notes()
+
+
+def test_no_variable_is_said_too() -> None:
+    assert found(**PLAIN).shown() == "none that acts"
+
+
+def test_variables_with_one_reason_are_noted_on_one_line() -> None:
+    result = found(ACCELERATE_USE_CPU="1", ACCELERATE_MIXED_PRECISION="no", NVIDIA_TF32_OVERRIDE="1")
+    assert result.notes() == [
+        "ACCELERATE_MIXED_PRECISION, ACCELERATE_USE_CPU: not used, the config decides",
+        "NVIDIA_TF32_OVERRIDE: not used, train.tf32 decides",
+    ]
+
+
+def test_what_our_own_parent_set_is_no_choice_of_the_users() -> None:
+    ours = {"ENTRYPOINT_SET": "OMP_NUM_THREADS,GLOO_SOCKET_IFNAME", "PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
+    result = found(**ours, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
+    assert result.shown() == "NCCL_SOCKET_IFNAME=eth0"
+
+
+SECRETS = {
+    "HF_TOKEN": "hf_abc",
+    "TORCH_API_KEY": "abc",
+    "NCCL_PASSWORD": "abc",
+    "TORCHINDUCTOR_REDIS_URL": "redis://me:abc@h",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_not_shown(name: str) -> None:
+    shown = found(**{name: SECRETS[name]}).shown()
+    assert "abc" not in shown
+    assert "(not shown)" in shown
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(found(LD_LIBRARY_PATH="/opt/lib:" * 100).shown()) < 120
+
+
+@pytest.mark.parametrize(("download", "shown"), [(True, "https_proxy=http://(not shown)@proxy:1"), (False, "none")])
+def test_a_proxy_acts_only_where_something_is_fetched(download: bool, shown: str) -> None:
+    assert found(https_proxy="http://me:pass@proxy:1", download=download).shown().startswith(shown)
+
+
+def refused(environ: dict[str, str], *, device: str = "cpu", precision: str | None = "fp32") -> Failure | None:
+    try:
+        variables.refuse_contradictions(environ, device=device, precision=precision, accumulation=4)
+    except Failure as failure:
+        return failure
+    return None
+
+
+CONTRADICTIONS = {
+    "bf16": ("ACCELERATE_MIXED_PRECISION", "bf16", "train.precision=bf16"),
+    "fp16": ("ACCELERATE_MIXED_PRECISION", "FP16", "train.precision=fp16"),
+    "fp8": ("ACCELERATE_MIXED_PRECISION", "fp8", "leave precision to the config"),
+    "accumulation": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "7", "train.micro_batch_size"),
+    "fsdp": ("ACCELERATE_USE_FSDP", "true", "train.parallel"),
+    "deepspeed": ("ACCELERATE_USE_DEEPSPEED", "True", "train.parallel"),
+    "megatron": ("ACCELERATE_USE_MEGATRON_LM", "1", "train.parallel"),
+    "compiler": ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "leave it to the config"),
+}
+
+
+@pytest.mark.parametrize(("name", "value", "fix"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_variable_that_asks_for_another_training_is_refused_with_both_ways_out(
+    name: str, value: str, fix: str
+) -> None:
+    failure = refused({name: value})
+    assert failure is not None
+    assert (failure.code, failure.found) == (ExitCode.USAGE, f"{name}={value}")
+    assert fix in failure.fix
+    assert f"unset {name}" in failure.fix
+
+
+AGREEING = {
+    "what-accelerate-launch-always-writes": {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO"},
+    "the-same-precision": {"ACCELERATE_MIXED_PRECISION": "fp32"},
+    "the-same-accumulation": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+    "no-accumulation-asked": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"},
+    "engine-not-used": {"ACCELERATE_USE_FSDP": "false"},
+    "cpu-on-the-cpu": {"ACCELERATE_USE_CPU": "true"},
+}
+
+
+@pytest.mark.parametrize("environ", AGREEING.values(), ids=AGREEING)
+def test_what_asks_for_nothing_else_is_not_refused(environ: dict[str, str]) -> None:
+    assert refused(environ) is None
+
+
+def test_accelerates_cpu_is_refused_where_gpus_would_compute() -> None:
+    failure = refused({"ACCELERATE_USE_CPU": "true"}, device="cuda")
+    assert failure is not None
+    assert "--device cpu" in failure.fix
+
+
+def test_a_precision_that_is_not_known_yet_is_compared_later() -> None:
+    assert refused({"ACCELERATE_MIXED_PRECISION": "bf16"}, device="cuda", precision=None) is None
