@@ -1,0 +1,195 @@
+"""One process at a time in a folder that processes and nodes share: whoever makes the lease's file first holds it.
+
+flock is not enough here: on NFS and Lustre it may be refused, or hold on one node only, without a word. Making a file
+with O_EXCL is exclusive everywhere. A lease is `NAME.1`; when its holder is dead, whoever makes `NAME.2` first holds it
+(two may see the dead one at once: only one of them wins), and so on. The holder touches its file every BEAT_S; one that
+was not touched for STALE_S is dead, and on the same machine one whose process is gone. No clocks are compared. A holder
+that only seemed dead does no harm here: what is made under a lease is made beside its place, verified, and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+BEAT_S, STALE_S, POLL_S = 10.0, 60.0, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a lease. machine: one boot of one kernel, and one container's view of its processes."""
+
+    host: str
+    pid: int
+    began: str
+    machine: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """How a wait ended. token: the holder's, where it was known. silent: the file of one that was not touched."""
+
+    token: str | None
+    silent: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What `take` gives to the process that holds it."""
+
+    path: Path
+    number: int
+    holder: Holder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Touch the file until the block ends, however it ends; then give the lease back."""
+        over = threading.Event()
+        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        try:
+            beating.start()
+            yield
+        finally:
+            over.set()
+            beating.join()
+            self.give_back()
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(BEAT_S):
+            with suppress(OSError):
+                os.utime(_file(self.path, self.number))
+
+    def give_back(self) -> None:
+        """Remove the files, the newest first: as long as an older one is there, nobody can begin again at 1."""
+        if os.path.lexists(_file(self.path, self.number + 1)):
+            return  # this process seemed dead: another one holds the lease now, and removes them all
+        for number in range(self.number, 0, -1):
+            with suppress(OSError):
+                _file(self.path, number).unlink()
+
+
+def take(path: Path, waited: Waited | None = None) -> Lease | None:
+    """Hold the lease `path`, or None where a living process does, or another was faster.
+
+    Raises:
+        OSError: where no file can be made.
+    """
+    number = _newest(path)
+    silent = waited is not None and waited.silent == (number, _touched(_file(path, number)))
+    if number and not silent and not _gone(read(path, number)):
+        return None
+    file, holder = _file(path, number + 1), myself()
+    lease = Lease(path=path, number=number + 1, holder=holder)
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return None
+    try:
+        with os.fdopen(handle, "w") as stream:
+            json.dump(asdict(holder), stream)
+    except BaseException:
+        lease.give_back()
+        raise
+    return lease
+
+
+def wait(path: Path, look: Callable[[Holder | None], None], clock: Callable[[], float] = time.monotonic) -> Waited:
+    """Return once the present holder gave the lease back, or is dead.
+
+    Args:
+        look: called every POLL_S with the holder, None while its name cannot be read.
+    """
+    number, token, touched, since = _newest(path), None, -1, clock()
+    while number and number == _newest(path):
+        holder = read(path, number)
+        token = holder.token if holder else token
+        if _gone(holder):
+            break
+        if (now := _touched(_file(path, number))) != touched:
+            touched, since = now, clock()
+        elif clock() - since > STALE_S:
+            return Waited(token=token, silent=(number, touched))
+        look(holder)
+        time.sleep(POLL_S)
+    return Waited(token=token)
+
+
+def read(path: Path, number: int) -> Holder | None:
+    """Who holds lease `path` with this number; None where that cannot be read (yet)."""
+    try:
+        return Holder(**json.loads(_file(path, number).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def myself() -> Holder:
+    """This process."""
+    pid = os.getpid()
+    return Holder(
+        host=socket.gethostname().split(".")[0],
+        pid=pid,
+        began=_began(pid),
+        machine=_machine(),
+        token=os.urandom(8).hex(),
+    )
+
+
+def _gone(holder: Holder | None) -> bool:
+    """Whether the holder was a process of this machine and is none any more; its number may be another's by now."""
+    if holder is None or holder.machine != _machine():
+        return False
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's
+        return False
+    return _began(holder.pid) not in (holder.began, "")
+
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks of this boot; empty where /proc does not say. A dead one nobody waits for: "Z"."""
+    try:  # the name in parentheses may itself hold spaces and parentheses
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "Z" if fields[0] == "Z" else fields[19]
+
+
+def _machine() -> str:
+    """This boot of this kernel, and this container's view of its processes; unlike any other where /proc is shut."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"unknown {os.urandom(8).hex()}"
+
+
+def _file(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def _newest(path: Path) -> int:
+    """The highest number of the lease's files, 0 where there is none."""
+    endings = (file.name.removeprefix(f"{path.name}.") for file in path.parent.glob(f"{path.name}.*"))
+    return max((int(ending) for ending in endings if ending.isdecimal()), default=0)
+
+
+def _touched(file: Path) -> int:
+    """When, in nanoseconds; -1 without a file. Opened: only that makes NFS ask the server instead of its memory."""
+    try:
+        with file.open("rb") as stream:
+            return os.fstat(stream.fileno()).st_mtime_ns
+    except OSError:
+        return -1
