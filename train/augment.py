@@ -29,9 +29,18 @@ class Moves:
 
 
 def moves(
-    kind: Literal["standard", "none"], samples: npt.NDArray[np.int64], *, shape: Shape, seed: int, epoch: int
+    kind: Literal["standard", "none"],
+    samples: npt.NDArray[np.int64],
+    *,
+    shape: Shape,
+    seed: int,
+    epoch: int,
+    mirror: bool = True,
 ) -> Moves:
-    """Each sample's moves in this epoch: the same on any rank, in any batch, and in all frames of a clip."""
+    """Each sample's moves in this epoch: the same on any rank, in any batch, and in all frames of a clip.
+
+    mirror: whether a mirror image is of the same class (`Sets.mirror`). The shifts do not depend on it.
+    """
     if kind == "none":
         still = np.zeros(len(samples), np.int64)
         return Moves(down=still, right=still, mirror=still)
@@ -41,7 +50,7 @@ def moves(
         (one * (2 * (side // REACH) + 1)).astype(np.int64) - side // REACH
         for one, side in zip(draw[:2], (height, width), strict=True)
     )
-    return Moves(down=down, right=right, mirror=(draw[2] < 0.5).astype(np.int64))
+    return Moves(down=down, right=right, mirror=((draw[2] < 0.5) & mirror).astype(np.int64))
 
 
 def apply(pixels: Tensor, rows: Tensor, shifts: Tensor) -> Tensor:

@@ -62,6 +62,13 @@ def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
     assert 400 < found.mirror.sum() < 600
 
 
+def test_what_may_not_be_mirrored_is_only_shifted() -> None:
+    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)
+    assert not found.mirror.any()
+    assert (found.down.tolist(), found.right.tolist()) == (as_usual.down.tolist(), as_usual.right.tolist())
+
+
 def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
     first, second = (augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first.down.tolist() != second.down.tolist()

@@ -1,0 +1,46 @@
+"""From an imbalance to how many samples each class has: a long tail, exact, and no class without a sample. No torch."""
+
+from __future__ import annotations
+
+from entrypoint import ExitCode, Failure
+
+
+def counts(samples: int, classes: int, imbalance: float) -> list[int]:
+    """Samples of each class: class k's share is proportional to imbalance ** (-k / (classes - 1)).
+
+    Whole numbers by the largest remainder, at least 1 each. No samples are no samples of any class.
+
+    Raises:
+        Failure: USAGE, where there are fewer samples than classes.
+    """
+    if samples == 0:
+        return [0] * classes
+    if samples < classes:
+        raise _too_few(samples, classes)
+    weights = [imbalance ** (-label / (classes - 1)) for label in range(classes)]
+    whole = sum(weights)
+    ideal = [round(samples * weight / whole, 6) for weight in weights]  # the same on every machine's libm
+    found = [max(1, int(share)) for share in ideal]
+    by_rest = sorted(range(classes), key=lambda label: found[label] - ideal[label])
+    for label in by_rest[: max(0, samples - sum(found))]:
+        found[label] += 1
+    _take_back(found, sum(found) - samples)
+    return found
+
+
+def _take_back(found: list[int], surplus: int) -> None:
+    """What the rarest classes got beyond their share comes from the commonest."""
+    for label in range(len(found)):
+        taken = max(0, min(surplus, found[label] - 1))
+        found[label] -= taken
+        surplus -= taken
+
+
+def _too_few(samples: int, classes: int) -> Failure:
+    return Failure(
+        "data.imbalance needs a sample of every class on both sides of the split",
+        found=f"{samples} samples on one side, {classes} classes",
+        expected=f"{classes} or more on each side",
+        fix="set data.samples higher, data.classes lower, or data.val_fraction further from 0 and 1",
+        code=ExitCode.USAGE,
+    )
