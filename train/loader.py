@@ -14,9 +14,9 @@ from torch import Tensor
 from train import augment
 from train.broken import Ledger
 from train.config import Data
-from train.data import Samples, Sets, Source
 from train.pools import ByWorkers, Side, in_memory
 from train.sampling import Piece
+from train.sets import Samples, Sets, Source
 from train.shape import Shape
 
 LARGEST_IN_MEMORY: Final = 2 * 2**30  # bytes of pixels, both sides together
@@ -96,12 +96,15 @@ def open_loader(
 
     def pool(name: str, source: Source, *, replace: bool) -> Pool:
         side = Side(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
-        return in_memory(side, sets.shape.stored, device, cores) if kind == "memory" else ByWorkers(side, workers, device)
+        return (
+            in_memory(side, sets.shape.stored, device, cores) if kind == "memory" else ByWorkers(side, workers, device)
+        )
 
     return Loader(
         training=pool("training", sets.training, replace=True),
         held_out=pool("held out", sets.held_out, replace=False),
         shape=sets.shape,
+        mirror=sets.mirror,
         data=data,
         seed=seed,
         kind=kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1),

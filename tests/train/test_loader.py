@@ -12,7 +12,7 @@ import torch
 from images import write_classes
 
 from entrypoint import Failure
-from train import data, loader
+from train import data, loader, pools
 from train.config import Data
 from train.loader import Batch, Loader
 from train.sampling import Piece
@@ -76,7 +76,7 @@ def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_memory_is_filled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = training(loader="memory")
-    monkeypatch.setattr(loader, "CHUNK", 2)
+    monkeypatch.setattr(pools, "CHUNK", 2)
     assert all(same(a[1], b[1]) for a, b in zip(whole, training(loader="memory"), strict=True))
 
 
