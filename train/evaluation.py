@@ -1,43 +1,56 @@
-"""From a model and the held-out images to its accuracy and loss: every image counted once, on any number of ranks."""
+"""From a model and the held-out images to its scores: every image counted once, on any number of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.functional import cross_entropy
 
+from entrypoint import World
+from train.answers import Answers
 from train.loader import Batch
 from train.runtime import Runtime
+from train.sampling import Samples, blocks
+from train.scores import Result
+
+BATCH: Final = 256  # eval.batch_size auto: no gradients are kept, so that it fits wherever training does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """Measured on `samples` held-out images: the share that is right, and the mean cross-entropy in nats."""
+class Measured:
+    """confusion: int64 [classes, classes] on the CPU, rows by label and columns by answer; None for many classes."""
 
-    accuracy: float
-    loss: float
-    samples: int
+    result: Result
+    confusion: Tensor | None
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime) -> Result:
+def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int) -> Measured:
     """Measure `model` (not wrapped in DDP) on this rank's batches and add up over all ranks.
 
-    Sums are kept on the device in float64 and read once, at the end.
+    Counts are kept on the device and read once, at the end. A rank may have no batch.
+
+    Raises:
+        Failure: DATA for a model with other outputs than `classes`, or where no rank has a sample.
     """
     share_buffers(model, runtime)
     was_training = model.training
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=runtime.device)
+    answers = Answers(classes, runtime.device)
     with torch.no_grad():
         for batch in batches:
-            sums += _sums(model(batch.images), batch.labels)
+            answers.add(model(batch.images), batch.labels)
     model.train(was_training)
-    right, loss, samples = runtime.total(sums).tolist()
-    return Result(accuracy=right / samples, loss=loss / samples, samples=int(samples))
+    result, confusion = answers.read(runtime.total)
+    return Measured(result=result, confusion=confusion)
+
+
+def shares(held_out: int, size: int | Literal["auto"], world: World) -> list[Samples]:
+    """This rank's held-out samples in batches of `size`: the same batches in any world, each on one rank."""
+    return blocks(held_out, BATCH if size == "auto" else size, rank=world.rank, world_size=world.world_size)
 
 
 def share_buffers(model: nn.Module, runtime: Runtime) -> None:
@@ -48,10 +61,3 @@ def share_buffers(model: nn.Module, runtime: Runtime) -> None:
     if runtime.control is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
-
-
-def _sums(logits: Tensor, labels: Tensor) -> Tensor:
-    """(right answers, summed loss, samples) of a batch, float64 [3]."""
-    right = (logits.argmax(dim=1) == labels).sum()
-    loss = cross_entropy(logits.float(), labels, reduction="none").double().sum()
-    return torch.stack([right.double(), loss, torch.full_like(loss, len(labels))])

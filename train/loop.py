@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
-from typing import Final
 
 import torch
 
-from train import keyed, scores, stopping
+from train import announce, keyed, scores, stopping
 from train.agreement import Agreement, Decision
-from train.evaluation import evaluate
+from train.evaluation import evaluate, shares
 from train.health import sound
 from train.job import Job
 from train.loader import Batch
@@ -20,12 +18,11 @@ from train.metrics import Metrics
 from train.now import Now, begin
 from train.optim import set_rate
 from train.progress import Progress
-from train.sampling import Piece, blocks
+from train.sampling import Piece
 from train.saving import save
 from train.signals import Watch
 
 Stream = Iterator[tuple[Piece, Batch]]
-EVALUATION_BATCH: Final = 256  # eval.batch_size auto: no gradients are kept, so that it fits wherever training does
 
 
 def fit(
@@ -97,16 +94,11 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
 def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     """Evaluate, and commit what is better than all before."""
     state, world = todo.state, todo.runtime.world
-    size = EVALUATION_BATCH if todo.config.eval.batch_size == "auto" else todo.config.eval.batch_size
-    mine = blocks(todo.held_out, size, rank=world.rank, world_size=world.world_size)
+    mine = shares(todo.held_out, todo.config.eval.batch_size, world)
     with now.stopwatch.paused(), state.average.worn() if state.average else nullcontext():
-        state.result = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime)
-    state.evaluated = state.step
-    epoch = -(-state.step // todo.steps.per_epoch)
-    metrics.write("eval", step=state.step, epoch=epoch, **asdict(state.result))
-    progress.evaluated(
-        step=state.step, epoch=epoch, epochs=todo.config.train.epochs, result=state.result, loss=now.loss
-    )
+        found = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime, classes=len(todo.classes))
+    state.result, state.evaluated = found.result, state.step
+    announce.evaluation(todo, now, found, metrics, progress)
     _judge(todo)
     if state.best_step == state.step:
         save(todo, now, metrics)

@@ -49,6 +49,7 @@ class Metrics:
         TensorBoard is told to hide them.
         """
         self.lost = 0
+        self._folder, self._main = run_folder, main
         self._warn, self._clock = warn, clock
         self._warned: set[str] = set()
         self._lines: Lines | None = None
@@ -72,6 +73,12 @@ class Metrics:
         if self._curves and (points := _numbers(event, values)):
             with self._surviving(CURVES):
                 self._curves.write(points, step=step, now=now)
+
+    def replace(self, name: str, text: str) -> None:
+        """Let the file `name` of the run's folder hold `text`, on rank 0; whole or not at all."""
+        if self._main:
+            with self._surviving(name):
+                durable.write(self._folder / name, text.encode())
 
     def close(self) -> None:
         """Close the files; never fails, and may be called twice."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
-from train.evaluation import Result
+from train import figures
+from train.scores import Result
 
 QUIET_S: Final = 10.0  # between two lines, where there is no terminal
 REDRAW_S: Final = 0.1
@@ -34,12 +35,20 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def summary(*, result: Result | None, steps: int, seconds: float, images: int, checkpoint: Path | None) -> str:
+def summary(
+    *,
+    result: Result | None,
+    classes: Sequence[str],
+    steps: int,
+    seconds: float,
+    images: int,
+    checkpoint: Path | None,
+) -> str:
     """What came out, how fast, and where it is."""
-    measured = f"{result.accuracy:.2%} of {result.samples:,} held-out images, loss {result.loss:.4f}" if result else "-"
     speed = f", {images / seconds:,.0f} images/s" if seconds > 0 else ""
-    facts = {"accuracy": measured, "training": f"{many(steps, 'step')} in {duration(seconds)}{speed}"}
-    return rows(facts | ({"checkpoint": checkpoint} if checkpoint else {}))
+    told = figures.facts(result, classes) if result else {"accuracy": "-"}
+    told |= {"training": f"{many(steps, 'step')} in {duration(seconds)}{speed}"}
+    return rows(told | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
 
 
 class Progress:
@@ -89,14 +98,11 @@ class Progress:
             self._quiet_until = self._clock() + QUIET_S
             self.say(f"step {step}/{self._total}, {figures}")
 
-    def evaluated(self, *, step: int, epoch: int, epochs: int, result: Result, loss: float | None) -> None:
-        """The held-out images were measured."""
+    def evaluated(self, *, step: int, epoch: int, epochs: int, figures: str, loss: float | None) -> None:
+        """The held-out images were measured: `figures` says with what result, `loss` is that of training."""
         self._quiet_until = self._clock() + QUIET_S
         trained = "" if loss is None else f", training loss {loss:.3f}"
-        self.say(
-            f"epoch {epoch}/{epochs}, step {step}/{self._total}: accuracy {result.accuracy:.2%}, "
-            f"loss {result.loss:.3f}{trained}"
-        )
+        self.say(f"epoch {epoch}/{epochs}, step {step}/{self._total}: {figures}{trained}")
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -21,7 +21,7 @@ RUN, CONFIG = "run.json", "config.yaml"
 PROJECT = "train-image"
 PACKAGES = (PROJECT, "torch", "torchvision", "accelerate", "safetensors", "numpy")
 # What belongs to a training that is not continued; the configuration and the record of it go with it.
-RESULTS = ("checkpoints", "best.json", "metrics.jsonl", "tensorboard", "report", "errors", RUN, CONFIG)
+RESULTS = ("checkpoints", "best.json", "confusion.json", "metrics.jsonl", "tensorboard", "report", "errors", RUN, CONFIG)
 
 
 def write_config(run_folder: Path, config: RunConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +47,22 @@ def reached(metric: str, result: Result, target: float) -> bool:
     if value is None:
         return False
     return value <= target if metric in LOWER else value >= target
+
+
+def macro_f1(right: Sequence[float], given: Sequence[float], due: Sequence[float]) -> float:
+    """The mean F1 over the classes that occur, each counting the same: scikit-learn's average="macro".
+
+    By class: right answers, answers given, samples. A class that was neither answered nor there is left out; one that
+    was there and never answered counts as 0.
+    """
+    both = [(hits, answers + samples) for hits, answers, samples in zip(right, given, due, strict=True)]
+    f1 = [2 * hits / seen for hits, seen in both if seen]
+    return math.fsum(f1) / len(f1)
+
+
+def recall(right: Sequence[float], due: Sequence[float]) -> tuple[float | None, ...]:
+    """By class the share of its samples that was answered right; None for a class without samples."""
+    return tuple(hits / samples if samples else None for hits, samples in zip(right, due, strict=True))
 
 
 def _value(metric: str, result: Result | None) -> float | None:

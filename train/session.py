@@ -99,6 +99,7 @@ def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
         return f"stopped by {cause} at step {state.step} of {total}: {saved}\nnext: the same command goes on from there"
     told = progress.summary(
         result=state.result,
+        classes=todo.classes,
         steps=state.step,
         seconds=state.seconds,
         images=state.step * todo.batches.global_,

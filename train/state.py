@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from entrypoint import ExitCode, Failure
 from train import flatten
 from train.ema import Average
-from train.evaluation import Result
+from train.scores import Result
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 

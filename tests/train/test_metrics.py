@@ -189,3 +189,19 @@ def test_a_tensorboard_that_breaks_stops_nothing(tmp_path: Path, monkeypatch: py
     record.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 1.0
     assert warnings == ["tensorboard is incomplete, training goes on: ZeroDivisionError: division by zero"]
+
+
+def test_a_whole_file_beside_the_record_is_replaced_by_rank_0_only(tmp_path: Path) -> None:
+    for main, text in ((True, "old"), (True, "new"), (False, "other")):
+        record, _ = opened(tmp_path, main=main)
+        record.replace("note.json", text)
+        record.close()
+    assert (tmp_path / "note.json").read_text() == "new"
+
+
+def test_a_file_that_cannot_be_replaced_is_counted_and_said(tmp_path: Path) -> None:
+    (tmp_path / "note.json").mkdir()
+    record, warnings = opened(tmp_path)
+    record.replace("note.json", "text")
+    record.close()
+    assert (record.lost, len(warnings)) == (1, 1)

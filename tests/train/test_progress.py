@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from train.evaluation import Result
 from train.progress import Progress, duration, many, rows, summary
+from train.scores import Result
 
 RESULT = Result(accuracy=0.9512, loss=0.1234, samples=2000)
 
@@ -38,7 +38,7 @@ def test_facts_are_aligned() -> None:
 
 
 def test_the_summary_says_what_came_out_how_fast_and_where() -> None:
-    text = summary(result=RESULT, steps=10, seconds=20.0, images=4000, checkpoint=Path("runs/x"))
+    text = summary(result=RESULT, classes=("a", "b"), steps=10, seconds=20.0, images=4000, checkpoint=Path("runs/x"))
     assert "95.12% of 2,000 held-out images, loss 0.1234" in text
     assert "10 steps in 20.0 s, 200 images/s" in text
     assert "runs/x" in text
@@ -56,8 +56,8 @@ def test_lines_come_at_most_every_ten_seconds_without_a_terminal() -> None:
 
 def test_an_evaluation_is_always_shown() -> None:
     progress, out, _ = shown()
-    progress.evaluated(step=5, epoch=1, epochs=2, result=RESULT, loss=None)
-    assert out.getvalue() == "epoch 1/2, step 5/10: accuracy 95.12%, loss 0.123\n"
+    progress.evaluated(step=5, epoch=1, epochs=2, figures="accuracy 95.12%", loss=None)
+    assert out.getvalue() == "epoch 1/2, step 5/10: accuracy 95.12%\n"
 
 
 def test_other_ranks_show_nothing() -> None:
@@ -65,7 +65,7 @@ def test_other_ranks_show_nothing() -> None:
     now[0] = 99.0
     measure(progress)
     progress.say("text")
-    progress.evaluated(step=5, epoch=1, epochs=2, result=RESULT, loss=0.1)
+    progress.evaluated(step=5, epoch=1, epochs=2, figures="accuracy 95.12%", loss=0.1)
     progress.close()
     assert out.getvalue() == ""
 

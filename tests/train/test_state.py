@@ -11,7 +11,7 @@ from torch import nn
 
 from entrypoint import Failure
 from train import state
-from train.evaluation import Result
+from train.scores import Result
 from train.state import State
 
 RESULT = Result(accuracy=0.5, loss=1.5, samples=8)
