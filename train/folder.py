@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,18 @@ from train.config import Data
 from train.split import held_out_samples
 
 Samples = npt.NDArray[np.int64]
+# All that Pillow raises for 70,000 damaged files of its main formats.
+BROKEN: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
+# The system's own errors say nothing of the image: skipping it would hide a lost disk.
+_AWAY = (ExitCode.NO_INPUT, "let this user read the file, or delete it")
+_DISK = (ExitCode.IO, "start again when the file system answers")
+_FULL = (ExitCode.RESOURCE, "set data.workers lower, or raise the limit of open files (ulimit -n)")
+SYSTEM: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
+    errno.ENOENT: (ExitCode.NO_INPUT, "put the file back; while a run lasts, its files must stay"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _AWAY),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO), _DISK),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM), _FULL),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +90,15 @@ def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
     """One image as RGB, its shorter side scaled to `size`, the middle of the longer one.
 
     Raises:
-        Failure: DATA or NO_INPUT, naming path and index.
+        Failure: DATA for what is no whole image, NO_INPUT for a file that is gone or not for this user, IO or RESOURCE
+            where the system failed; all name path and index.
     """
     try:
         with Image.open(path) as image:
             image.draft("RGB", (size, size))
             return np.asarray(_square(image.convert("RGB"), size))
-    except FileNotFoundError as error:
-        raise _unreadable(path, sample, "it is gone", ExitCode.NO_INPUT) from error
-    except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, sample, str(error), ExitCode.DATA) from error
+    except BROKEN as error:
+        raise unreadable(path, sample, error) from error
 
 
 def _square(image: Image.Image, size: int) -> Image.Image:
@@ -136,10 +150,9 @@ def _check_number(data: Data, layout: imagefolder.Layout) -> None:
         )
 
 
-def _unreadable(path: Path, sample: int, reason: str, code: ExitCode) -> Failure:
-    return Failure(
-        f"image {sample} cannot be read",
-        found=f"{path}: {reason}",
-        fix="replace the file by a whole image, or delete it",
-        code=code,
-    )
+def unreadable(path: Path, sample: int, error: Exception) -> Failure:
+    """What an error of Pillow's or of the system's means, with the way to mend it."""
+    number = error.errno if isinstance(error, OSError) else None
+    code, fix = SYSTEM.get(number, (ExitCode.DATA, "replace the file by a whole image, or delete it"))
+    reason = "it is gone" if number == errno.ENOENT else str(error)
+    return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)

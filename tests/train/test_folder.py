@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,26 @@ def test_a_file_that_is_no_image_is_named_with_its_index(tmp_path: Path, content
         folder.decode(path, 8, 7)
     assert caught.value.code == code
     assert str(path) in str(caught.value)
+
+
+SYSTEM = {
+    errno.ENOENT: 66,
+    errno.EACCES: 66,
+    errno.EPERM: 66,
+    errno.EIO: 74,
+    errno.ESTALE: 74,
+    errno.ETIMEDOUT: 74,
+    errno.EMFILE: 71,
+    errno.ENFILE: 71,
+    errno.EINVAL: 65,  # a seek to where a damaged header points
+}
+
+
+@pytest.mark.parametrize(("number", "code"), SYSTEM.items(), ids=[errno.errorcode[number] for number in SYSTEM])
+def test_what_the_system_could_not_do_is_not_a_broken_image(tmp_path: Path, number: int, code: int) -> None:
+    failure = folder.unreadable(tmp_path / "a.png", 7, OSError(number, os.strerror(number)))
+    assert failure.code == code
+    assert "a.png" in str(failure)
 
 
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
