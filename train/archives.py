@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,10 +163,27 @@ def is_whole(file: File, root: Path) -> bool:
 
 def seem_there(name: str, root: Path) -> bool:
     """Whether every file of data set `name` has its name below `root`; nothing is read, for `train check`."""
-    try:
-        return all((root / file.path).is_file() for archive in PUBLISHED[name] for file in archive.files)
-    except OSError:
-        return False
+    return all(_named(archive, root) for archive in PUBLISHED[name])
+
+
+def refuse_missing(data: Data) -> None:
+    """Raises Failure (NO_INPUT), naming the first file that is not below data.root and two ways to bring it there."""
+    if seem_there(data.name, root := Path(data.root)):
+        return
+    first = next((archive for archive in PUBLISHED[data.name] if not _named(archive, root)), PUBLISHED[data.name][0])
+    path = next((root / file.path for file in first.files if not os.path.isfile(root / file.path)), root)
+    command = f"train data fetch data.name={data.name} data.root={shlex.quote(data.root)}"
+    raise Failure(
+        f"data.name {data.name}: its files are not in data.root",
+        found=f"no {path}",
+        expected=f"what torchvision unpacks from {first.name} (md5 {first.md5})",
+        fix=f"run `{command}` where there is a network; without one, put {first.name} at {root / first.path} first",
+        code=ExitCode.NO_INPUT,
+    )
+
+
+def _named(archive: Archive, root: Path) -> bool:
+    return all(os.path.isfile(root / file.path) for file in archive.files)
 
 
 def md5_of(path: Path) -> str:

@@ -116,3 +116,29 @@ def test_what_cannot_be_downloaded_is_refused_without_showing_a_password(data: D
 @pytest.mark.parametrize("mirror", [None, "http://host/a@b", "file:///srv/a@b", "https://host:8443"])
 def test_a_published_data_set_may_be_downloaded(mirror: str | None) -> None:
     archives.refuse_unpublished(Data(name="mnist", mirror=mirror))
+
+
+def test_the_first_missing_file_is_named_with_the_command_that_brings_it(tmp_path: Path) -> None:
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    (tmp_path / "MNIST/raw/train-images-idx3-ubyte").touch()
+    with pytest.raises(Failure, match="its files are not") as refused:
+        archives.refuse_missing(Data(name="mnist", root=str(tmp_path)))
+    assert refused.value.code == ExitCode.NO_INPUT
+    assert refused.value.found == f"no {tmp_path}/MNIST/raw/train-labels-idx1-ubyte"
+    assert f"`train data fetch data.name=mnist data.root={tmp_path}`" in refused.value.fix
+    assert f"put train-labels-idx1-ubyte.gz at {tmp_path}/MNIST/raw/train-labels-idx1-ubyte.gz" in refused.value.fix
+
+
+def test_what_is_there_is_not_missing(tmp_path: Path) -> None:
+    for archive in PUBLISHED["cifar10"]:
+        for file in archive.files:
+            (tmp_path / file.path).parent.mkdir(exist_ok=True)
+            (tmp_path / file.path).touch()
+    archives.refuse_missing(Data(name="cifar10", root=str(tmp_path)))
+
+
+def test_a_root_that_cannot_be_looked_into_is_missing_input(tmp_path: Path) -> None:
+    (tmp_path / "r").symlink_to("r")
+    with pytest.raises(Failure) as refused:
+        archives.refuse_missing(Data(name="cifar100", root=str(tmp_path / "r")))
+    assert refused.value.code == ExitCode.NO_INPUT
