@@ -1,0 +1,120 @@
+"""The same samples with the same augmentation in the same global order, for any number of ranks and any reader."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import write_classes
+from PIL import Image
+
+from train import data
+from train.batches import batches, steps
+from train.config import Data
+from train.loader import Batch, open_loader
+from train.sampling import Course, Piece
+
+SEED = 3
+SAMPLES = 40  # 2 steps of 16 in an epoch, 8 samples left out
+LAST = 5  # steps: the third epoch begins
+BROKEN = ("ant/003.png", "ant/004.png", "bee/023.png")  # two neighbours, and the last file of a class
+
+Stream = dict[tuple[int, int], str]
+"""For each micro batch (step, number in the global batch) the sha256 of what reaches the model."""
+
+
+def drawn(settings: Data, *, ranks: int, first: int = 0) -> Stream:
+    """What all ranks together see from step `first` on."""
+    batch = batches(16, 2, ranks)
+    counted = steps(batch, SAMPLES, epochs=3, max_steps=LAST)
+    stream: Stream = {}
+    for rank in range(ranks):
+        course = Course(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED)
+        sets = data.open_sets(settings)
+        assert len(sets.training.labels) == SAMPLES
+        loader = open_loader(sets, settings, seed=SEED, device=torch.device("cpu"), cores=1, say=lambda line: None)
+        for piece, given in loader.train(course.pieces(first)):
+            assert (piece.step, piece.number) not in stream
+            stream[piece.step, piece.number] = fingerprint(piece, given)
+    return dict(sorted(stream.items()))
+
+
+def fingerprint(piece: Piece, given: Batch) -> str:
+    parts = (piece.samples, given.images.contiguous().numpy(), given.labels.numpy())
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of noise, which no shift leaves as it is, in which three files are broken."""
+    root, noise = tmp_path_factory.mktemp("damaged"), np.random.default_rng(0)
+    for side, counts in {"train": {"ant": 16, "bee": 24}, "val": {"ant": 2, "bee": 2}}.items():
+        for path in sorted(write_classes(root / side, **counts).rglob("*.png")):
+            Image.fromarray(noise.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+    for name in BROKEN:
+        (root / "train" / name).write_bytes(b"no image")
+    return root
+
+
+@pytest.fixture(scope="module")
+def source(damaged: Path) -> Callable[..., Data]:
+    """Settings of each kind of data, with changes."""
+    kinds: dict[str, dict[str, Any]] = {
+        "images": {"samples": 50, "image_size": 16},
+        "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4},
+        "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
+    }
+    return lambda kind, **changes: Data(**kinds[kind] | changes)
+
+
+@pytest.fixture(scope="module")
+def reference(source: Callable[..., Data]) -> Callable[[str], Stream]:
+    """One rank, from memory, all steps."""
+    return cache(lambda kind: drawn(source(kind, loader="memory"), ranks=1))
+
+
+KINDS = ("images", "clips", "folder with broken files")
+READERS = {
+    "memory": {"loader": "memory"},
+    "in the rank": {"loader": "workers", "workers": 0},
+    "2 workers": {"loader": "workers", "workers": 2},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_and_readers_change_nothing(
+    source: Callable[..., Data], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], ranks: int
+) -> None:
+    assert drawn(source(kind, **reader), ranks=ranks) == reference(kind)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_on_in_the_same_order(
+    source: Callable[..., Data], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], first: int
+) -> None:
+    rest = {key: value for key, value in reference(kind).items() if key[0] >= first}
+    assert drawn(source(kind, **reader), ranks=2, first=first) == rest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_micro_batch_is_another_one(reference: Callable[[str], Stream], kind: str) -> None:
+    assert list(reference(kind)) == [(step, number) for step in range(LAST) for number in range(8)]
+    assert len(set(reference(kind).values())) == LAST * 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_augmentation_is_in_the_comparison(
+    source: Callable[..., Data], reference: Callable[[str], Stream], kind: str
+) -> None:
+    still = drawn(source(kind, loader="memory", augment="none"), ranks=1)
+    assert not set(still.values()) & set(reference(kind).values())
