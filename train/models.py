@@ -3,109 +3,57 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from contextlib import suppress
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
-from train import keyed
+from train import bespoke, keyed, names, trial, vision
+from train.cnn3d import cnn3d
 from train.config import Model
 from train.shape import Shape
+from train.small_cnn import small_cnn
+from train.wide_resnet import wide_resnet
 
-Norm = Literal["group", "batch", "none"]
-GROUP: Final = 8  # channels that GroupNorm normalizes together
-LAYOUTS: Final = {2: torch.channels_last, 3: torch.channels_last_3d}  # by the dimensions of a sample's pixels
-SMALL: Final = 64  # pixels up to which ResNet's stem, made for 224, would leave nothing to see
-
-
-class Residual(nn.Module):
-    """Adds its input to what it computes from it."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, channels, h, w] to the same shape."""
-        return x + self.layers(x)  # type: ignore[no-any-return]
-
-
-class Scaled(nn.Module):
-    """Multiplies by a constant."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same shape."""
-        return x * self.factor
-
-
-def small_cnn(
-    *, classes: int, shape: Shape, width: int = 16, blocks: int = 1, norm: Norm = "group", dropout: float = 0.0
-) -> nn.Module:
-    """Three stages at width, 2 width and 4 width channels, each halving the image, then one linear layer.
-
-    GroupNorm by default: with BatchNorm the result depends on the size of the micro batch.
-    """
-    side = min(shape.size[-2:]) // 8
-    pool = max(1, side // 4)
-    features = 4 * width * (side // pool) ** 2
-    layers = [*_conv(shape.channels, width, norm), nn.MaxPool2d(2)]
-    for channels in (width, 2 * width):
-        layers += _conv(channels, 2 * channels, norm)
-        layers += [Residual(*_conv(2 * channels, 2 * channels, norm)) for _ in range(blocks)]
-        layers += [nn.MaxPool2d(2)]
-    # Features of length 6 or so, however many there are: else a learning rate that suits the convolutions is too
-    # large for the last layer, which then destroys all before it in the first steps.
-    head = [nn.AvgPool2d(pool), nn.Flatten(), Scaled(6 / math.sqrt(features)), nn.Dropout(dropout)]
-    net = nn.Sequential(*layers, *head, nn.Linear(features, classes))
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out")
-    return net
-
-
-def resnet18(*, classes: int, shape: Shape, zero_init_residual: bool = True) -> nn.Module:
-    """torchvision's, with a stem for small images up to 64 pixels: 3x3 without stride, no pooling."""
-    from torchvision.models import resnet18 as build_resnet18  # a second of imports that other models do not need
-
-    net = build_resnet18(num_classes=classes, zero_init_residual=zero_init_residual)
-    if min(shape.size[-2:]) <= SMALL:
-        net.conv1 = nn.Conv2d(shape.channels, 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-        net.maxpool = nn.Identity()
-    return net  # type: ignore[no-any-return]
-
-
-MODELS: Final[Mapping[str, Callable[..., nn.Module]]] = {"small_cnn": small_cnn, "resnet18": resnet18}
+LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's dimensions
+OWN: Final[Mapping[str, Callable[..., nn.Module]]] = {
+    "small_cnn": small_cnn,
+    "wide_resnet": wide_resnet,
+    "cnn3d": cnn3d,
+}  # the rest are torchvision's
+CLIPS: Final = ("cnn3d",)  # those that take clips; the others take images
+# What arguments and shapes without sense end in, inside torch and torchvision.
+UNFIT: Final = (
+    TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError, MemoryError,
+)  # fmt: skip
+# Pixels at which models that need more than the data has are tried, for the advice.
+SIZES: Final = (8, 16, 32, 64, 80, 96, 128, 192, 224, 256, 320, 384, 448, 512)
 
 
 def build(model: Model, *, classes: int, shape: Shape, seed: int) -> nn.Module:
     """The network on the CPU, channels last, its weights from `seed` alone: the same on every rank and device.
 
     Raises:
-        Failure: USAGE for arguments that the network does not take, or that it cannot be built with.
+        Failure: USAGE for arguments that the network does not take or cannot be built with, for samples that it does
+            not take, and for a factory that gives something else than a network with one score per class.
     """
-    make = MODELS[model.name]
-    known = [name for name in inspect.signature(make).parameters if name not in ("classes", "shape")]
-    if unknown := [name for name in model.args if name not in known]:
-        raise _bad_arguments(model, f"unknown: {', '.join(unknown)}", known)
     torch.manual_seed(keyed.seed(keyed.WEIGHTS, seed))
-    try:
-        net = make(classes=classes, shape=shape, **model.args)
-    except (TypeError, ValueError, RuntimeError, KeyError, ZeroDivisionError) as error:
-        raise _bad_arguments(model, str(error), known) from error
-    return net.to(memory_format=LAYOUTS[len(shape.size)])
+    make = bespoke.build if names.is_factory(model.name) else _named
+    net = make(model, classes=classes, shape=shape)
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            tensor.data = laid_out(tensor.data)
+    return net
 
 
 def laid_out(samples: Tensor) -> Tensor:
     """A batch [n, channels, *size] with its channels last in memory, as the network's weights are."""
-    return samples.to(memory_format=LAYOUTS[samples.dim() - 2])
+    layout = LAYOUTS.get(samples.dim())
+    return samples.to(memory_format=layout) if layout else samples
 
 
 def parameters(net: nn.Module) -> int:
@@ -113,20 +61,78 @@ def parameters(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
 
 
-def _bad_arguments(model: Model, found: str, known: list[str]) -> Failure:
+def _named(model: Model, *, classes: int, shape: Shape) -> nn.Module:
+    """One of our own, or of torchvision's."""
+    _refuse_other_dimensions(model, shape)
+    if model.name in OWN and (unknown := [name for name in model.args if name not in _arguments(model.name)]):
+        raise _bad_arguments(model, f"unknown: {', '.join(unknown)}")
+    make = OWN.get(model.name) or partial(vision.build, model.name)
+    try:
+        net = make(classes=classes, shape=shape, **model.args)
+    except UNFIT as error:
+        if model.args:
+            raise _bad_arguments(model, _first_line(error)) from error
+        raise _bad_samples(model, _first_line(error), classes, shape) from error
+    try:
+        wrong = trial.without_data(net, shape, classes)
+    except UNFIT as error:
+        wrong = _first_line(error)
+    if wrong:
+        raise _bad_samples(model, wrong, classes, shape)
+    return net
+
+
+def _arguments(name: str) -> list[str]:
+    """What model.args may hold."""
+    if name not in OWN:
+        return vision.arguments(name)
+    return [one for one in inspect.signature(OWN[name]).parameters if one not in ("classes", "shape")]
+
+
+def _refuse_other_dimensions(model: Model, shape: Shape) -> None:
+    """Clips for a network that takes images, or images for one that takes clips."""
+    takes = 3 if model.name in CLIPS else 2
+    if len(shape.size) == takes:
+        return
+    kinds = {2: "images", 3: "clips"}
+    other = CLIPS[0] if takes == 2 else names.OWN_MODELS[0]
+    raise Failure(
+        f"model.name {model.name} takes {kinds[takes]}, and the data has {kinds.get(len(shape.size), 'neither')}",
+        found=f"samples of {shape}",
+        fix=f"set model.name to {other}, or another data.name (data.frames makes synthetic clips)",
+        code=ExitCode.USAGE,
+    )
+
+
+def _bad_arguments(model: Model, found: str) -> Failure:
     return Failure(
         f"model.args do not fit {model.name}",
         found=f"{model.args}: {found}",
-        expected=f"values for: {', '.join(known)}",
+        expected=f"values for: {', '.join(_arguments(model.name)) or 'its constructor in torchvision'}",
         fix="correct model.args, or leave it out",
         code=ExitCode.USAGE,
     )
 
 
-def _conv(inside: int, outside: int, norm: Norm) -> list[nn.Module]:
-    norms: dict[str, Callable[[], nn.Module]] = {
-        "group": lambda: nn.GroupNorm(max(1, outside // GROUP), outside),
-        "batch": lambda: nn.BatchNorm2d(outside),
-        "none": nn.Identity,
-    }
-    return [nn.Conv2d(inside, outside, 3, padding=1, bias=norm == "none"), norms[norm](), nn.ReLU(inplace=True)]
+def _bad_samples(model: Model, found: str, classes: int, shape: Shape) -> Failure:
+    side = next((side for side in SIZES if side > min(shape.size) and _takes(model, classes, shape, side)), None)
+    larger = f"give it larger samples ({side} pixels are enough: data.image_size), or take" if side else "take"
+    return Failure(
+        f"{model.name} does not take samples of {shape}",
+        found=found,
+        fix=f"{larger} another model.name" + (", or correct model.args" if model.args else ""),
+        code=ExitCode.USAGE,
+    )
+
+
+def _takes(model: Model, classes: int, shape: Shape, side: int) -> bool:
+    """Whether the model could be built for square samples of so many pixels: tried without their data."""
+    larger = Shape(channels=shape.channels, size=(*shape.size[:-2], side, side))
+    make = OWN.get(model.name) or partial(vision.build, model.name)
+    with suppress(*UNFIT), torch.device("meta"):
+        return trial.without_data(make(classes=classes, shape=larger, **model.args), larger, classes) is None
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

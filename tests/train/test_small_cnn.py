@@ -1,0 +1,33 @@
+"""The network of the quickstart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from train.shape import Shape
+from train.small_cnn import small_cnn
+
+
+def net(size: tuple[int, int] = (32, 32), channels: int = 3, **args: Any) -> nn.Module:
+    return small_cnn(classes=7, shape=Shape(channels=channels, size=size), **args)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("size", [(8, 8), (28, 28), (96, 96), (16, 40), (9, 100)], ids=str)
+def test_it_takes_images_of_any_size(size: tuple[int, int], channels: int) -> None:
+    assert net(size, channels)(torch.zeros(2, channels, *size)).shape == (2, 7)
+
+
+def test_a_network_without_batch_norm_has_no_buffers_to_share() -> None:
+    assert not list(net().buffers())
+    assert list(net(norm="batch").buffers())
+
+
+@pytest.mark.parametrize("size", [(7, 32), (32, 7), (1, 1)], ids=str)
+def test_images_that_cannot_be_halved_three_times_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="8 pixels or more"):
+        net(size)

@@ -1,0 +1,74 @@
+"""The pieces that the networks of this project are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from torch import Tensor, nn
+
+Norm = Literal["group", "batch", "none"]
+GROUP: Final = 8  # channels that GroupNorm normalizes together
+CONVOLUTIONS: Final[dict[int, type[nn.Module]]] = {2: nn.Conv2d, 3: nn.Conv3d}
+BATCH_NORMS: Final[dict[int, type[nn.Module]]] = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+class Residual(nn.Module):
+    """Adds its input to what it computes from it."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, *size] to the same shape."""
+        return x + self.layers(x)  # type: ignore[no-any-return]
+
+
+class Scaled(nn.Module):
+    """Multiplies by a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape to the same shape."""
+        return x * self.factor
+
+
+class Mean(nn.Module):
+    """The mean over all places and frames, however many there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, *size] to [n, channels]."""
+        return x.flatten(2).mean(2)
+
+
+def conv(inside: int, outside: int, norm: Norm, *, dims: int = 2, stride: int | tuple[int, ...] = 1) -> list[nn.Module]:
+    """A convolution over 3 places in each direction, its norm, and ReLU."""
+    norms: dict[str, Callable[[], nn.Module]] = {
+        "group": lambda: nn.GroupNorm(max(1, outside // GROUP), outside),
+        "batch": lambda: BATCH_NORMS[dims](outside),
+        "none": nn.Identity,
+    }
+    convolution = CONVOLUTIONS[dims](inside, outside, 3, padding=1, stride=stride, bias=norm == "none")
+    return [convolution, norms[norm](), nn.ReLU(inplace=True)]
+
+
+def spread(net: nn.Module) -> None:
+    """Draw the convolutions' first weights as He et al. (2015) do, by what they give out."""
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+
+
+def whole(least: int, **values: Any) -> None:
+    """Refuse arguments that are not whole numbers of at least so much.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
