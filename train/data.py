@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from train import batches, folder, synthetic
+from train import batches, folder, names, published, synthetic
 from train.config import Data
 from train.sets import Samples, Sets, Source
 from train.shape import Shape
@@ -60,4 +60,8 @@ def _folder(data: Data) -> Sets:
     )
 
 
-KINDS: Final[Mapping[str, Callable[[Data], Sets]]] = {"synthetic": _synthetic, "folder": _folder}
+KINDS: Final[Mapping[str, Callable[[Data], Sets]]] = {
+    names.SYNTHETIC: _synthetic,
+    names.FOLDER: _folder,
+    **dict.fromkeys(names.PUBLISHED, published.find),
+}
