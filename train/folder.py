@@ -1,38 +1,22 @@
-"""From class folders to labelled image files, split where nothing is held out yet, and from a file to its pixels."""
+"""From class folders to labelled image files, split where nothing is held out yet."""
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train import batches, groups, imagefolder
+from train import batches, decode, groups, imagefolder
 from train.config import Data
 from train.split import held_out_samples
 
 Samples = npt.NDArray[np.int64]
-# All that Pillow raises for 70,000 damaged files of its main formats.
-BROKEN: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
-# The system's own errors say nothing of the image: skipping it would hide a lost disk.
-_AWAY = (ExitCode.NO_INPUT, "let this user read the file, or delete it")
-_DISK = (ExitCode.IO, "start again when the file system answers")
-_FULL = (ExitCode.RESOURCE, "set data.workers lower, or raise the limit of open files (ulimit -n)")
-SYSTEM: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
-    errno.ENOENT: (ExitCode.NO_INPUT, "put the file back; while a run lasts, its files must stay"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), _AWAY),
-    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO), _DISK),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM), _FULL),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +35,7 @@ class Files:
         """
         pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
         for place, sample in enumerate(samples):
-            pixels[place] = decode(Path(str(self.paths[sample])), self.size, int(sample))
+            pixels[place] = decode.decode(Path(str(self.paths[sample])), self.size, int(sample))
         return torch.from_numpy(pixels)
 
 
@@ -84,29 +68,6 @@ def find(data: Data) -> Found:
     return Found(
         training=_part(training, ~chosen), held_out=_part(training, chosen), classes=layout.classes, notes=notes
     )
-
-
-def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
-    """One image as RGB, its shorter side scaled to `size`, the middle of the longer one.
-
-    Raises:
-        Failure: DATA for what is no whole image, NO_INPUT for a file that is gone or not for this user, IO or RESOURCE
-            where the system failed; all name path and index.
-    """
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (size, size))
-            return np.asarray(_square(image.convert("RGB"), size))
-    except BROKEN as error:
-        raise unreadable(path, sample, error) from error
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    if image.size == (size, size):
-        return image
-    side = min(image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
 
 
 def _split(files: Files, above: Path, data: Data) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
@@ -148,11 +109,3 @@ def _check_number(data: Data, layout: imagefolder.Layout) -> None:
             fix=f"set data.classes to {len(layout.classes)}, or leave it out",
             code=ExitCode.DATA,
         )
-
-
-def unreadable(path: Path, sample: int, error: Exception) -> Failure:
-    """What an error of Pillow's or of the system's means, with the way to mend it."""
-    number = error.errno if isinstance(error, OSError) else None
-    code, fix = SYSTEM.get(number, (ExitCode.DATA, "replace the file by a whole image, or delete it"))
-    reason = "it is gone" if number == errno.ENOENT else str(error)
-    return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)

@@ -1,0 +1,73 @@
+"""From an image file to the pixels that are trained on: RGB, square, of one size. No torch."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+
+from entrypoint import ExitCode, Failure
+
+# All that Pillow raises for 70,000 damaged files of its main formats.
+BROKEN: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
+DEEP: Final = ("I", "F")  # 16-bit PGM files come as I too
+# The system's own errors say nothing of the image: skipping it would hide a lost disk.
+_AWAY = (ExitCode.NO_INPUT, "let this user read the file, or delete it")
+_DISK = (ExitCode.IO, "start again when the file system answers")
+_FULL = (ExitCode.RESOURCE, "set data.workers lower, or raise the limit of open files (ulimit -n)")
+SYSTEM: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
+    errno.ENOENT: (ExitCode.NO_INPUT, "put the file back; while a run lasts, its files must stay"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _AWAY),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO), _DISK),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.ENOMEM), _FULL),
+}
+
+
+def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
+    """One image, uint8 [size, size, 3]: its shorter side scaled to `size`, the middle of the longer one.
+
+    Raises:
+        Failure: DATA for what is no whole image, NO_INPUT for a file that is gone or not for this user, IO or RESOURCE
+            where the system failed; all name path and index.
+    """
+    try:
+        with Image.open(path) as image:
+            image.draft("RGB", (size, size))
+            return np.asarray(_square(rgb(image), size))
+    except BROKEN as error:
+        raise unreadable(path, sample, error) from error
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """In 8 bits and three channels. Of 16 bits the upper 8 are taken: Pillow itself would make nearly all white.
+
+    Raises:
+        ValueError: for 32 bits, whose range nobody knows.
+    """
+    if image.mode not in DEEP and not image.mode.startswith("I;16"):
+        return image.convert("RGB")
+    values = np.asarray(image)
+    if image.mode == "F" or values.max() > 0xFFFF or values.min() < 0:
+        raise ValueError(f"pixels of 32 bits (mode {image.mode}): save it with 8 or 16 bits")
+    return Image.fromarray((values >> 8).astype(np.uint8)).convert("RGB")
+
+
+def unreadable(path: Path, sample: int, error: Exception) -> Failure:
+    """What an error of Pillow's or of the system's means, with the way to mend it."""
+    number = error.errno if isinstance(error, OSError) else None
+    code, fix = SYSTEM.get(number, (ExitCode.DATA, "replace the file by a whole image, or delete it"))
+    reason = "it is gone" if number == errno.ENOENT else str(error)
+    return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    if image.size == (size, size):
+        return image
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
