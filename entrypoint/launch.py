@@ -77,7 +77,7 @@ def to_environ_of(shared: Mapping[str, str], world: World) -> dict[str, str]:
 
 
 def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict[str, str]:
-    """What all ranks of this task share, beside the user's own variables."""
+    """What all ranks of this task share, beside the user's own variables. ENTRYPOINT_SET names what is not theirs."""
     variables = {
         RUN_ID: planned.run_id,
         "ENTRYPOINT_DEVICE": planned.device,
@@ -92,7 +92,9 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict
     }
     if console.is_terminal:
         variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
-    return variables | _interfaces(planned, environ)
+    variables |= _interfaces(planned, environ)
+    chosen_here = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
+    return variables | {"ENTRYPOINT_SET": ",".join(chosen_here)}
 
 
 def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:

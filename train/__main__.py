@@ -15,8 +15,8 @@ from importlib import metadata
 from types import FrameType
 from typing import NoReturn
 
-from entrypoint import ExitCode, Failure, Options, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train import check, rundir, schema
+from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
+from train import check, rundir, schema, variables
 from train.config import RunConfig
 
 EXAMPLES = """examples:
@@ -129,13 +129,25 @@ def train_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
     """Start the ranks of this task and wait for them."""
     config = schema.load(arguments.config, overrides)
     plan = make_plan(environ, options(arguments, config, environ))
-    check.possible(config, plan.world.world_size)
+    refuse_impossible(config, plan, environ)
     place = rundir.choose(config, plan, environ)
     plan = replace(plan, warnings=(*plan.warnings, *place.warnings))
     source = ["--config", arguments.config] if arguments.config else []
     command = [sys.executable, "-m", "train.worker", *source, *overrides, *place.overrides]
     ignore_signals()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     return run_plan(plan, command, environ, log_dir=place.folder / "logs", foreign=False)
+
+
+def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
+    """What each task can know before anything is started or written; ranks look again at what they alone know.
+
+    Raises:
+        Failure: as `check.possible` and `variables.refuse_contradictions`.
+    """
+    batch = check.possible(config, plan.world.world_size)
+    auto = None if plan.device == "cuda" else "fp32"
+    precision = auto if config.train.precision == "auto" else config.train.precision
+    variables.refuse_contradictions(environ, device=plan.device, precision=precision, accumulation=batch.accumulation)
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
@@ -164,6 +176,8 @@ def check_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
             raise
         note = f"here it would not start: {failure.what}. fix: {failure.fix}"
         plan = make_plan(environ, replace(asked, device="cpu"))
+    if note is None:
+        refuse_impossible(config, plan, environ)
     print(check.describe(config, arguments.config, plan, note))
     return 0
 

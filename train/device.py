@@ -49,6 +49,25 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     return wanted
 
 
+def describe(precision: str, device: torch.device, *, tf32: bool) -> str:
+    """The precision in effect and what it means, for the banner."""
+    if precision == "fp32" and device.type == "cpu":
+        return "fp32"
+    fp32 = "TF32 on: train.tf32" if tf32 else "TF32 off"
+    means = {"fp32": fp32, "bf16": "autocast; weights in fp32", "fp16": "autocast, loss scaling; weights in fp32"}
+    return f"{precision} ({means[precision]})"
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Say for all of CUDA's products and convolutions whether TF32 may stand in for fp32: torch's own defaults differ.
+
+    Set by the older two switches: torch 2.15 then answers questions in its old and its new words (fp32_precision),
+    but raises in code that asks in the old ones after the new were used. The CPU is not touched.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
 def make_repeatable(device: torch.device) -> None:
     """The same run on the same number of ranks gives the same bits: no kernels chosen by a stopwatch."""
     if device.type == "cuda":

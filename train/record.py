@@ -21,7 +21,17 @@ RUN, CONFIG = "run.json", "config.yaml"
 PROJECT = "train-image"
 PACKAGES = (PROJECT, "torch", "torchvision", "accelerate", "safetensors", "numpy")
 # What belongs to a training that is not continued; the configuration and the record of it go with it.
-RESULTS = ("checkpoints", "best.json", "confusion.json", "metrics.jsonl", "tensorboard", "report", "errors", RUN, CONFIG)
+RESULTS = (
+    "checkpoints",
+    "best.json",
+    "confusion.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "report",
+    "errors",
+    RUN,
+    CONFIG,
+)
 
 
 def write_config(run_folder: Path, config: RunConfig) -> None:
@@ -43,6 +53,7 @@ def write_run(
     sources: Mapping[str, str],
     argv: Sequence[str],
     environ: Mapping[str, str],
+    variables: Mapping[str, Mapping[str, str]],
     now: float,
 ) -> None:
     """Write `run.json`: the facts of this start, and one entry in `starts` for each start so far. On rank 0.
@@ -50,6 +61,7 @@ def write_run(
     Args:
         step: the step that this start goes on from (0: from the start).
         hosts: one name per node; `sources`: for each fact the variable it came from.
+        variables: of the caller: those that act, and those that were not used.
         now: seconds since 1970.
 
     Raises:
@@ -64,6 +76,7 @@ def write_run(
         "world": asdict(world),
         "sources": dict(sources),
         "argv": [*argv],
+        "variables": {kind: dict(found) for kind, found in variables.items()},
         "starts": [*(read_run(run_folder) or {}).get("starts", []), start | _job(environ)],
     }
     durable.write_json(run_folder / RUN, {"hosts": [*hosts], "launcher": launcher} | facts)

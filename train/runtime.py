@@ -18,12 +18,10 @@ from torch.optim import Optimizer
 from entrypoint import Failure, World
 from train import rendezvous
 from train.config import RunConfig
-from train.device import choose_device, choose_precision, make_repeatable
+from train.device import allow_tf32, choose_device, choose_precision, make_repeatable
 
 T = TypeVar("T")
 ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-# What Accelerate and its plugins read behind our back: the config alone decides.
-FOREIGN: Final = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
 # Accelerate takes any of these for a sign of several processes.
 SIGNS: Final = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 SILENCE_S: Final = 600.0  # launch.timeouts.step auto: a step is shorter, a save may take its own time-out
@@ -106,6 +104,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
     """
     device = choose_device(environ.get("ENTRYPOINT_DEVICE", "cpu"), world.local_rank)
     precision = choose_precision(config.train.precision, device)
+    allow_tf32(config.train.tf32)
     make_repeatable(device)
     control = _join(config, world, environ, device)
     adapt(environ, world, device)
@@ -122,20 +121,13 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
 def adapt(environ: MutableMapping[str, str], world: World, device: torch.device) -> None:
     """Leave in `environ` what makes Accelerate do as it is told.
 
-    It reads its own variables, and takes LOCAL_RANK for the GPU's index (accelerate#3775: wrong where each rank sees
-    one GPU). A world of one must not show any sign of more.
+    It takes LOCAL_RANK for the GPU's index (accelerate#3775: wrong where each rank sees one GPU). A world of one must
+    not show any sign of more. Its own variables are gone by now: see `variables.take_out`.
     """
-    for name in foreign(environ):
-        del environ[name]
     for name in SIGNS if world.world_size == 1 else ():
         environ.pop(name, None)
     if world.world_size > 1:
         environ["LOCAL_RANK"] = str(device.index or 0) if device.type == "cuda" else str(world.local_rank)
-
-
-def foreign(environ: Mapping[str, str]) -> list[str]:
-    """Variables that would change the run without being in its config."""
-    return [name for name in environ if name.startswith(FOREIGN)]
 
 
 def _join(

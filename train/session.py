@@ -12,6 +12,7 @@ from train import exitfile, job, models, progress, record, runtime, stopping
 from train.batches import batches
 from train.bell import Bell
 from train.config import RunConfig
+from train.device import describe
 from train.job import Job
 from train.loop import fit
 from train.metrics import Metrics
@@ -19,28 +20,38 @@ from train.now import Now
 from train.progress import Progress
 from train.runtime import Runtime
 from train.seat import Seat
+from train.variables import Variables, refuse_contradictions
 
 
 def run(
-    config: RunConfig, seat: Seat, environ: MutableMapping[str, str], bell: Bell, *, argv: Sequence[str], now: float
+    config: RunConfig,
+    seat: Seat,
+    environ: MutableMapping[str, str],
+    bell: Bell,
+    *,
+    found: Variables,
+    argv: Sequence[str],
+    now: float,
 ) -> int:
-    """Train as one rank; returns the exit code (OK or STOPPED).
+    """Train as one rank; returns the exit code (OK or STOPPED). `found`: what was taken out of `environ`, and acts.
 
     Raises:
         Failure: whatever keeps this run from training.
     """
     world, folder = seat.world, seat.folder
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
-    ignored = runtime.foreign(environ)
     ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
+    refuse_contradictions(
+        found.removed, device=ready.device.type, precision=ready.precision, accumulation=batch.accumulation
+    )
     todo = seat.job = job.open_job(config, ready, folder, batch)
-    ready.shared(lambda: _write_facts(todo, environ, argv, now))
+    ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
     metrics = Metrics(
         folder, main=ready.is_main, step=todo.state.step, tensorboard=config.log.tensorboard, warn=shown.say
     )
-    shown.say(banner(todo, ignored))
+    shown.say(banner(todo, found))
     begun = todo.state.step
     bell.only_note()
     try:
@@ -53,26 +64,26 @@ def run(
     return code
 
 
-def banner(todo: Job, ignored: Sequence[str]) -> str:
+def banner(todo: Job, found: Variables) -> str:
     """What is about to happen, in full."""
     config, world = todo.config, todo.runtime.world
     lines = progress.rows(
         {
             "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
             "device": _device(todo.runtime),
-            "precision": todo.runtime.precision,
+            "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
             "model": f"{config.model.name}, {models.parameters(todo.state.network):,} parameters",
             "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
             f"{len(todo.classes)} classes, loader: {todo.loader.kind}",
             "steps": f"{todo.steps.per_epoch} per epoch, {todo.steps.total} in all{_dropped(todo)}",
             "output": todo.folder,
+            "variables": found.shown(),
         }
         | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
     )
     lines = "\n".join([lines, *todo.told])
-    notes = [f"note: {note}" for note in todo.notes]
-    notes += [f"note: {name} is ignored, the config decides" for name in ignored]
+    notes = [f"note: {note}" for note in (*todo.notes, *found.notes())]
     return "\n".join([lines, *notes])
 
 
@@ -118,7 +129,7 @@ def _next(todo: Job, begun: int, *, early: bool) -> str:
     return f"next: train.epochs={2 * todo.config.train.epochs} goes on, checkpoint.resume=never starts over"
 
 
-def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float) -> None:
+def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float, found: Variables) -> None:
     """On rank 0: config.yaml and run.json."""
     record.write_config(todo.folder, todo.config)
     record.write_run(
@@ -130,6 +141,7 @@ def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now
         sources=json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")),
         argv=argv,
         environ=environ,
+        variables=found.record(),
         now=now,
     )
 

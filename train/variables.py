@@ -73,6 +73,11 @@ class Variables:
     acting: Mapping[str, str]
     removed: Mapping[str, str]
 
+    def record(self) -> dict[str, dict[str, str]]:
+        """For run.json."""
+        removed = {name: presentable(name, value) for name, value in self.removed.items()}
+        return {"acting": dict(self.acting), "removed": removed}
+
     def shown(self) -> str:
         """Those that act, on one line."""
         return " ".join(f"{name}={value}" for name, value in self.acting.items()) or "none that acts"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from entrypoint import ExitCode, Failure, from_environ, shield
-from train import exitfile, plugin, rundir, schema
+from train import exitfile, plugin, rundir, schema, variables
 from train.bell import Bell
 from train.seat import Seat
 
@@ -48,10 +48,11 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         seat = Seat(world=world, folder=rundir.run_folder(config))
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
         bell.leave = partial(abandon, seat)
+        found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
         with bell.importing():
             from train import session
-        return session.run(config, seat, environ, bell, argv=sys.argv, now=time.time())
+        return session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
     except Exception as error:
         bell.only_note()
         return leave(told(error, seat), seat)

@@ -46,6 +46,11 @@ def test_threads_are_shared_among_ranks_unless_the_user_says(tmp_path: Path) -> 
     assert environments(tmp_path, OMP_NUM_THREADS="")[0]["OMP_NUM_THREADS"] == str(expected)
 
 
+def test_ranks_are_told_which_variables_are_not_the_users_own(tmp_path: Path) -> None:
+    first = environments(tmp_path, OMP_NUM_THREADS="3", ENTRYPOINT_SET="")[0]
+    assert first["ENTRYPOINT_SET"] == "GLOO_SOCKET_IFNAME,NCCL_SOCKET_IFNAME"
+
+
 def test_ranks_of_one_host_talk_over_loopback_only(tmp_path: Path) -> None:
     first = environments(tmp_path)[0]
     assert (first["GLOO_SOCKET_IFNAME"], first["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")

@@ -55,6 +55,31 @@ def test_the_precision_in_effect(
     assert device.choose_precision(wanted, where) == effective
 
 
+@pytest.mark.parametrize(
+    ("precision", "where", "tf32", "said"),
+    [
+        ("fp32", CPU, True, "fp32"),
+        ("fp32", GPU, False, "fp32 (TF32 off)"),
+        ("fp32", GPU, True, "fp32 (TF32 on: train.tf32)"),
+        ("bf16", CPU, False, "bf16 (autocast; weights in fp32)"),
+        ("fp16", GPU, True, "fp16 (autocast, loss scaling; weights in fp32)"),
+    ],
+)
+def test_the_banner_says_what_a_precision_means(precision: str, where: torch.device, tf32: bool, said: str) -> None:
+    assert device.describe(precision, where, tf32=tf32) == said
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_tf32_is_what_the_config_says_in_old_and_new_words_and_never_on_the_cpu(allowed: bool) -> None:
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    device.allow_tf32(allowed)
+    backends = torch.backends
+    assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (allowed, allowed)
+    new = (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision)
+    assert [word == "tf32" for word in new] == [allowed] * 3
+    assert backends.mkldnn.matmul.fp32_precision == before
+
+
 @pytest.mark.parametrize(("wanted", "where"), [("fp16", CPU), ("bf16", GPU)], ids=["fp16-on-cpu", "bf16-emulated"])
 def test_a_precision_that_the_device_lacks_is_refused_not_ignored(
     monkeypatch: pytest.MonkeyPatch, wanted: str, where: torch.device

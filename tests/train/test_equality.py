@@ -12,6 +12,7 @@ import torch
 from processes import python, start_python, wait_until
 from runs import TEN_STEPS, Run
 from safetensors.torch import load_file
+from strange import ACTING, REMOVED
 
 from train import metrics
 
@@ -79,6 +80,12 @@ def assert_same_bits(run: Run, other: Run) -> None:
         assert not [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
+def assert_same_weights(run: Run, other: Run) -> None:
+    ours, theirs = run.weights(10), other.weights(10)
+    assert ours.keys() == theirs.keys()
+    assert not [name for name in ours if not (ours[name] == theirs[name]).all()]
+
+
 def events(run: Run, name: str) -> list[dict[str, float]]:
     return [event for event in metrics.read(run.folder / metrics.NAME) if event["event"] == name]
 
@@ -100,12 +107,46 @@ def test_images_read_by_workers_teach_the_same(train: Train) -> None:
     assert_close(train(2, "data.loader=workers", "data.workers=2"), train(1))
 
 
-def test_variables_of_accelerate_do_not_change_the_training(
+def test_fifty_variables_at_once_change_no_bit_and_each_is_shown(
     train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"MIXED_PRECISION": "bf16", "GRADIENT_ACCUMULATION_STEPS": "7", "USE_CPU": "true"}.items():
-        monkeypatch.setenv(f"ACCELERATE_{name}", value)
-    assert_close(again(place, 2, name="strange"), train(1))
+    for name, value in {**REMOVED, **ACTING}.items():
+        monkeypatch.setenv(name, value)
+    strange = again(place, 2, name="strange")
+    assert_same_weights(strange, train(2))
+    assert strange.record["variables"]["removed"].keys() == REMOVED.keys()
+    assert strange.record["variables"]["acting"].keys() >= ACTING.keys()
+    assert len({**REMOVED, **ACTING}) >= 50
+
+
+@pytest.mark.parametrize(
+    "name", ["ACCELERATE_TORCH_DEVICE", "TORCH_DISTRIBUTED_USE_TORCHCOMMS", "ONEDNN_DEFAULT_FPMATH_MODE"]
+)
+def test_a_dangerous_variable_alone_changes_no_bit(
+    train: Train, place: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, REMOVED[name])
+    assert_same_weights(again(place, 1, name=name), train(1))
+
+
+def test_a_variable_that_chooses_kernels_is_shown_and_changes_last_bits_only(
+    train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    plain = again(place, 1, name="plain")
+    assert_close(plain, train(1))
+    assert plain.record["variables"]["acting"]["ATEN_CPU_CAPABILITY"] == "default"
+
+
+def test_a_variable_that_contradicts_the_config_is_refused_by_every_rank_before_anything_is_written(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    line = ("-m", "train", "--config", "ten.yaml", "--device", "cpu", "run.name=refused")
+    ended = python(*torchrun, *line, cwd=place)
+    assert ended.stderr.count("ERROR[64] ACCELERATE_MIXED_PRECISION and the config contradict each other") == 2
+    assert not (place / "runs" / "refused").exists()
 
 
 def test_ten_steps_change_the_weights(train: Train) -> None:

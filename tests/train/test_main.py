@@ -191,6 +191,23 @@ def test_check_names_what_would_be_refused_anywhere(capsys: pytest.CaptureFixtur
     assert "LOCAL_RANK" in capsys.readouterr().err
 
 
+CONTRADICTIONS = {
+    "another-precision": {"ACCELERATE_MIXED_PRECISION": "bf16"},
+    "another-accumulation": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"},
+    "another-engine": {"ACCELERATE_USE_DEEPSPEED": "true"},
+}
+
+
+@pytest.mark.parametrize("command", [[], ["check"]], ids=["train", "check"])
+@pytest.mark.parametrize("environ", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_variable_that_contradicts_the_config_is_refused_before_anything_starts(
+    environ: dict[str, str], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert front.run([*command, *CPU], environ) == ExitCode.USAGE
+    assert next(iter(environ)) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_bug_of_ours_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(front.schema, "load", lambda *_: {}["x"])
     assert front.run(CPU, {}) == 70

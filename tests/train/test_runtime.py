@@ -11,7 +11,7 @@ from jobs import ALONE, forget_accelerate
 from torch import nn
 
 from entrypoint import ExitCode, Failure, World
-from train import runtime, schema
+from train import runtime, schema, variables
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PAIR = World(
@@ -44,8 +44,8 @@ STRANGE = {
 }
 
 
-def test_variables_of_accelerate_are_taken_away() -> None:
-    environ = dict(STRANGE)
+def test_accelerate_is_told_the_ranks_place() -> None:
+    environ = {"HOME": "/home/me"}
     runtime.adapt(environ, PAIR, CPU)
     assert environ == {"HOME": "/home/me", "LOCAL_RANK": "1"}
 
@@ -66,6 +66,7 @@ def test_the_environment_does_not_change_what_accelerate_does(monkeypatch: pytes
     forget_accelerate()
     for name, value in STRANGE.items():
         monkeypatch.setenv(name, value)
+    variables.take_out(os.environ, download=False)
     accelerator = runtime.start(schema.load(None), ALONE, os.environ, accumulation=3).accelerator
     found = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
     forget_accelerate()

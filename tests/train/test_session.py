@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jobs import ALONE, TINY, forget_accelerate, opened
 
-from entrypoint import ExitCode
-from train import exitfile, record, schema, session
+from entrypoint import ExitCode, Failure
+from train import exitfile, record, schema, session, variables
 from train.bell import Bell
 from train.job import Job
 from train.seat import Seat
@@ -21,7 +21,8 @@ def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> 
     config = schema.load(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}", *settings])
     seat, bell = Seat(world=ALONE, folder=folder), Bell()
     try:
-        return session.run(config, seat, environ or {}, bell, argv=["train"], now=0.0)
+        found = variables.take_out(environ := dict(environ or {}), download=False)
+        return session.run(config, seat, environ, bell, found=found, argv=["train"], now=0.0)
     finally:
         forget_accelerate()
 
@@ -70,8 +71,18 @@ def test_samples_left_out_are_said_once(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_variable_that_would_have_changed_the_run_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path / "run", "train.max_steps=1", environ={"ACCELERATE_MIXED_PRECISION": "fp16"})
-    assert "note: ACCELERATE_MIXED_PRECISION is ignored" in capsys.readouterr().out
+    run(tmp_path / "run", "train.max_steps=1", environ={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_DEBUG": "INFO"})
+    text = capsys.readouterr().out
+    assert lines(text)["variables"] == "NCCL_DEBUG=INFO"
+    assert "note: NVIDIA_TF32_OVERRIDE: not used, train.tf32 decides" in text
+    recorded = record.read_run(tmp_path / "run") or {}
+    assert recorded["variables"] == {"acting": {"NCCL_DEBUG": "INFO"}, "removed": {"NVIDIA_TF32_OVERRIDE": "1"}}
+
+
+def test_a_variable_that_contradicts_the_config_ends_the_run_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="ACCELERATE_MIXED_PRECISION"):
+        run(tmp_path / "run", environ={"ACCELERATE_MIXED_PRECISION": "fp16"})
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_leaves_its_record(tmp_path: Path) -> None:

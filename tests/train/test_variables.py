@@ -3,73 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from strange import ACTING, REMOVED
 
 from entrypoint import ExitCode, Failure
 from train import variables
 
 # Variables that have nothing to do with a training.
 PLAIN = {"HOME": "/home/me", "PATH": "/usr/bin", "LANG": "C.UTF-8", "SLURM_JOB_ID": "7", "RANK": "0", "TERM": "xterm"}
-# What would change numbers, or the program that computes them, without being in the config.
-REMOVED = {
-    "ACCELERATE_MIXED_PRECISION": "no",
-    "ACCELERATE_USE_CPU": "true",
-    "ACCELERATE_DOWNCAST_BF16": "true",
-    "ACCELERATE_TORCH_DEVICE": "meta",
-    "ACCELERATE_GRADIENT_CLIPPING": "0.001",
-    "ACCELERATE_CPU_AFFINITY": "1",
-    "ACCELERATE_DEBUG_MODE": "true",
-    "FSDP_OFFLOAD_PARAMS": "true",
-    "FSDP_VERSION": "2",
-    "MEGATRON_LM_TP_DEGREE": "2",
-    "PARALLELISM_CONFIG_TP_SIZE": "2",
-    "FORK_LAUNCHED": "1",
-    "XLA_USE_BF16": "1",
-    "XLA_DOWNCAST_BF16": "1",
-    "PJRT_DEVICE": "CPU",
-    "NVIDIA_TF32_OVERRIDE": "1",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
-    "TRITON_F32_DEFAULT": "tf32",
-    "CUBLAS_EMULATE_SINGLE_PRECISION": "1",
-    "CUBLAS_EMULATION_STRATEGY": "eager",
-    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
-    "DNNL_DEFAULT_FPMATH_MODE": "BF16",
-    "TORCHDYNAMO_DISABLE": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "TORCH_COMPILE_BACKEND": "eager",
-    "TORCHINDUCTOR_USE_FAST_MATH": "1",
-    "PYTORCH_TUNABLEOP_ENABLED": "1",
-    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
-    "TORCH_DIST_USE_NCCL2": "1",
-    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-}
-# What is the user's to choose, and does not change a number on the CPU.
-ACTING = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "passive",
-    "OMP_PROC_BIND": "false",
-    "KMP_AFFINITY": "disabled",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "NCCL_DEBUG": "INFO",
-    "NCCL_ALGO": "Ring",
-    "GLOO_LOG_LEVEL": "ERROR",
-    "TORCH_NCCL_BLOCKING_WAIT": "1",
-    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-    "TORCH_SHOW_CPP_STACKTRACES": "1",
-    "TORCH_CUDNN_V8_API_DISABLED": "1",
-    "TORCH_BLAS_PREFER_CUBLASLT": "1",
-    "CUBLAS_WORKSPACE_CONFIG": ":0:0",
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    "CUDA_LAUNCH_BLOCKING": "1",
-    "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-    "MALLOC_ARENA_MAX": "2",
-    "PYTHONHASHSEED": "7",
-    "PYTHONOPTIMIZE": "1",
-    "HF_HOME": "/tmp/hf",
-    "ENTRYPOINT_PORT_RANGE": "21000-21100",
-    "LD_LIBRARY_PATH": "/opt/lib",
-}
 
 
 def found(*, download: bool = False, **environ: str) -> variables.Variables:
