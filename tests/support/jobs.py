@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,20 @@ TINY = (
 
 
 @contextmanager
-def opened(folder: Path, *settings: str) -> Iterator[Job]:
-    """The job of a tiny run kept in `folder`."""
-    config = schema.load(None, [*TINY, *settings])
-    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, 1)
+def opened(
+    folder: Path,
+    *settings: str,
+    config: Path | None = None,
+    world: World = ALONE,
+    environ: MutableMapping[str, str] | None = None,
+) -> Iterator[Job]:
+    """The job of a tiny run, or of `config`, kept in `folder`."""
+    loaded = schema.load(str(config), settings) if config else schema.load(None, [*TINY, *settings])
+    batch = batches(loaded.train.global_batch_size, loaded.train.micro_batch_size, world.world_size)
     forget_accelerate()
-    ready = runtime.start(config, ALONE, {}, accumulation=batch.accumulation)
+    ready = runtime.start(loaded, world, environ or {}, accumulation=batch.accumulation)
     try:
-        yield job.open_job(config, ready, folder, batch)
+        yield job.open_job(loaded, ready, folder, batch)
     finally:
         ready.close()
         forget_accelerate()
@@ -67,8 +73,9 @@ def forget_accelerate() -> None:
 
 def fit(todo: Job, *, watch: Watch | None = None) -> Now:
     """Train to the end, or to what `watch` has received."""
-    metrics = Metrics(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=print)
-    shown = Progress(main=True, terminal=False, total=todo.steps.total, step=todo.state.step, out=io.StringIO())
+    main = todo.runtime.is_main
+    metrics = Metrics(todo.folder, main=main, step=todo.state.step, tensorboard=False, warn=print)
+    shown = Progress(main=main, terminal=False, total=todo.steps.total, step=todo.state.step, out=io.StringIO())
     try:
         return loop.fit(todo, watch or Watch(), metrics, shown)
     finally:

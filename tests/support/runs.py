@@ -53,6 +53,6 @@ class Run:
         found = checkpoint.newest(self.folder / "checkpoints")
         return found.step if found else None
 
-    def weights(self, step: int) -> dict[str, Any]:
-        """The model's arrays after `step`."""
-        return dict(load_file(self.folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors"))
+    def weights(self, step: int, group: str = "model") -> dict[str, Any]:
+        """The arrays after `step`: the model's, or another group's."""
+        return dict(load_file(self.folder / "checkpoints" / f"step-{step:08d}" / f"{group}.safetensors"))

@@ -1,0 +1,38 @@
+"""Many short trainings, one after the other, as one rank of a real group: `entrypoint run -- python grid.py FOLDER`.
+
+FOLDER/grid.json maps names to settings; FOLDER/NAME/WORLD_SIZE gets the run. Starting python and torch for each of
+them would take ten times as long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from jobs import fit, opened
+from runs import TEN_STEPS
+
+from entrypoint import World, from_environ
+
+
+def main(place: Path) -> None:
+    """Train everything in the table."""
+    world, run_id = from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    config = place / f"ten-{world.rank}-of-{world.world_size}.yaml"
+    config.write_text(TEN_STEPS)
+    for name, settings in json.loads((place / "grid.json").read_text()).items():
+        os.environ["ENTRYPOINT_RUN_ID"] = f"{run_id}-{name}"
+        train(place / name / str(world.world_size), config, settings, world)
+
+
+def train(folder: Path, config: Path, settings: list[str], world: World) -> None:
+    """One of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with opened(folder, *settings, config=config, world=world, environ=os.environ) as todo:
+        fit(todo)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

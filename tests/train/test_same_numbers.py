@@ -1,0 +1,73 @@
+"""The table of what may be trained, on 1, 2 and 4 ranks: the same weights after ten steps, in real process groups."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import python
+from runs import Run
+
+from train import names
+
+WORLDS = (1, 2, 4)
+ONE_BATCH = "train.micro_batch_size=48"
+SMOOTH = "model.name=smooth:make"
+# Adam and its like divide by what may be a rounding error where a gradient is nothing: eps keeps that out.
+CALM = ["optim.lr=0.002", "optim.args.eps=1e-3"]
+SCHEDULES = {kind: [f"optim.schedule={kind}", "optim.warmup_epochs=0.2"] for kind in names.SCHEDULES}
+OPTIMIZERS = {name: [f"optim.name={name}", *CALM] for name in ("adam", "adamw", "NAdam", "RMSprop")}
+OPTIONS = {
+    "label-smoothing": ["optim.label_smoothing=0.1"],
+    "balanced": ["data.imbalance=9", "optim.class_weights=balanced"],
+    "clipped": ["train.clip_grad_norm=0.05"],
+    "averaged": ["train.ema_decay=0.9"],
+    "decay-of-weights-only": ["optim.weight_decay_on=weights"],
+    "nesterov": ["optim.args.nesterov=true"],
+    "scaled-rate": ["optim.lr_scaling=sqrt", "optim.base_batch_size=12"],
+}
+ROWS = SCHEDULES | OPTIMIZERS | OPTIONS
+# Each row as one batch on one rank, and cut into micro batches of 4 and of 12.
+CUTS = {"whole": [ONE_BATCH], "by-4": ["train.micro_batch_size=4"], "by-12": ["train.micro_batch_size=12"]}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """FOLDER/ROW-CUT/WORLD_SIZE for every row; the whole batch on one rank only."""
+    place = tmp_path_factory.mktemp("grid")
+    script = Path(__file__).parents[1] / "support" / "grid.py"
+    for ranks in WORLDS:
+        table = {f"{r}-{c}": [SMOOTH, *ROWS[r], *CUTS[c]] for r in ROWS for c in CUTS if ranks == 1 or c != "whole"}
+        (place / "grid.json").write_text(json.dumps(table))
+        launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
+        ended = python(*launch, sys.executable, str(script), str(place), cwd=place, timeout=600)
+        assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
+    return place
+
+
+def weights(folder: Path, row: str) -> dict[str, Any]:
+    """What the row is about: the weights, or their average."""
+    return Run(folder=folder).weights(10, "ema" if row == "averaged" else "model")
+
+
+@pytest.mark.parametrize("cut", ["by-4", "by-12"])
+@pytest.mark.parametrize("ranks", WORLDS)
+@pytest.mark.parametrize("row", ROWS)
+def test_any_number_of_ranks_learns_what_one_batch_on_one_rank_teaches(
+    trained: Path, row: str, ranks: int, cut: str
+) -> None:
+    expected = weights(trained / f"{row}-whole" / "1", row)
+    found = weights(trained / f"{row}-{cut}" / str(ranks), row)
+    for name, weight in expected.items():
+        assert (abs(found[name] - weight) <= 1e-6 + 1e-5 * abs(weight)).all(), name
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_row_teaches_something_of_its_own(trained: Path, row: str) -> None:
+    learned = {name: weights(trained / f"{name}-whole" / "1", name) for name in ROWS}
+    mine = learned.pop(row)
+    same = [name for name, theirs in learned.items() if all((mine[key] == theirs[key]).all() for key in mine)]
+    assert same == []
