@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from train import changes, checkpoint, criterion, data, distribution, models, optim, record, schedules, state, stopping
+from train import criterion, data, distribution, models, optim, resuming, schedules, syncnorm, weights
 from train.batches import Batches, Steps, steps
 from train.config import RunConfig
 from train.ema import Average
@@ -56,15 +55,18 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     Raises:
         Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
     """
-    train = config.train
+    train, checkpoints = config.train, folder / "checkpoints"
     sets = data.open_sets(config.data)
     labels, images = sets.training.labels, len(sets.training.labels)
     counts = distribution.counts(labels, len(sets.classes)).tolist()
     counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
     net = models.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
-    model, optimizer = runtime.prepare(net, optim.build(config.optim, net))
-    current = _state(config, runtime, model, optimizer)
-    notes = resume(config, runtime, folder / "checkpoints", current)
+    optimizer = optim.build(config.optim, net)
+    found = resuming.look(config, runtime, checkpoints, net, optimizer)
+    loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
+    model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
+    current = _state(config, runtime, model, wrapped)
+    notes = resuming.restore(config, runtime, checkpoints, found, current)
     runtime.rehearse(model, models.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device)))
     return Job(
         config=config,
@@ -79,62 +81,16 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         course=Course(batches=batches, steps=counted, samples=images, rank=runtime.world.rank, seed=config.run.seed),
         schedule=schedules.schedule(config.optim, counted, batches.global_),
         model=model,
-        optimizer=optimizer,
+        optimizer=wrapped,
         criterion=criterion.criterion(config.optim, counts).to(runtime.device),
         state=current,
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
-        notes=(*sets.notes, *notes),
+        notes=(*sets.notes, *loaded, *notes),
     )
 
 
-def resume(config: RunConfig, runtime: Runtime, folder: Path, current: State) -> tuple[str, ...]:
-    """Set `current` to the newest valid checkpoint in `folder`, if there is one; returns what is worth saying.
-
-    Rank 0 looks and decides; all ranks read the one that it chose.
-
-    Raises:
-        Failure: DATA for a changed configuration or where no checkpoint is whole.
-    """
-    step, notes = runtime.shared(lambda: _choose(config, folder, current))
-    if step is None:
-        return tuple(notes)
-    tensors, facts = checkpoint.load(checkpoint.at(folder, step))
-    state.restore(current, tensors, facts["state"])
-    current.held = stopping.still_held(config.eval, current.held, current.result)
-    return (*notes, *_other_world(facts, runtime))
-
-
-def kept(config: RunConfig, runtime: Runtime, current: State) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tensors, facts) of a checkpoint: the state, and what it may be continued with."""
-    facts = {"state": state.facts(current), "config": asdict(config), "world_size": runtime.world.world_size}
-    return state.tensors(current), facts
-
-
-def _choose(config: RunConfig, folder: Path, current: State) -> tuple[int | None, list[str]]:
-    """The step to go on from, once the folder was shown to take checkpoints of this size."""
-    notes = []
-    if config.checkpoint.resume == "never" and (aside := record.set_aside(folder.parent)):
-        notes.append(f"checkpoint.resume=never: the earlier run was moved to {aside}")
-    size = sum(tensor.nbytes for tensor in current.network.state_dict().values())
-    swept = checkpoint.prepare(folder, need=_copies(current.optimizer) * size)
-    notes += [f"removed {name}, which an interrupted save left" for name in swept]
-    found = checkpoint.newest(folder)
-    if found is None:
-        return None, notes
-    notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
-    changes.refuse_changes(checkpoint.load(found)[1]["config"], asdict(config))
-    return found.step, notes
-
-
-def _copies(optimizer: Optimizer) -> int:
-    """Room for two checkpoints, each with the weights and the optimizer's one or two moments of them."""
-    return 2 * (3 if "betas" in optimizer.param_groups[0] else 2)
-
-
-def _other_world(facts: dict[str, Any], runtime: Runtime) -> list[str]:
-    before, now = facts["world_size"], runtime.world.world_size
-    said = f"the run began on {before} ranks and goes on with {now}: same samples, same learning rates, other rounding"
-    return [said] if before != now else []
+def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Module:
+    return syncnorm.convert(net, runtime.device, runtime.control) if config.train.sync_batchnorm else net
 
 
 def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
