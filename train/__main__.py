@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train import check, rundir, schema, variables
+from train import check, parallel, rundir, schema, variables
 from train.config import RunConfig
 
 EXAMPLES = """examples:
@@ -128,14 +128,28 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
 def train_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start the ranks of this task and wait for them."""
     config = schema.load(arguments.config, overrides)
-    plan = make_plan(environ, options(arguments, config, environ))
+    plan = planned(config, options(arguments, config, environ), environ)
     refuse_impossible(config, plan, environ)
     place = rundir.choose(config, plan, environ)
-    plan = replace(plan, warnings=(*plan.warnings, *place.warnings))
+    plan = replace(plan, warnings=(*plan.warnings, *place.warnings, *parallel.warnings(config.train.parallel)))
     source = ["--config", arguments.config] if arguments.config else []
     command = [sys.executable, "-m", "train.worker", *source, *overrides, *place.overrides]
     ignore_signals()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     return run_plan(plan, command, environ, log_dir=place.folder / "logs", foreign=False)
+
+
+def planned(config: RunConfig, asked: Options, environ: Mapping[str, str]) -> Plan:
+    """What this task will start. `train.parallel` dp or none is one process, unless another number is asked for.
+
+    Raises:
+        Failure: as `make_plan`.
+    """
+    plan = make_plan(environ, asked)
+    if plan.spawn == 1 or asked.procs_per_node or not parallel.one_process(config.train.parallel):
+        return plan
+    # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
+    alone = make_plan(environ, replace(asked, procs_per_node=1))
+    return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
 
 
 def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -144,6 +158,7 @@ def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str])
     Raises:
         Failure: as `check.possible` and `variables.refuse_contradictions`.
     """
+    parallel.refuse_several(config.train.parallel, plan.world.world_size)
     batch = check.possible(config, plan.world.world_size)
     auto = None if plan.device == "cuda" else "fp32"
     precision = auto if config.train.precision == "auto" else config.train.precision
@@ -170,12 +185,12 @@ def check_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
     config = schema.load(arguments.config, overrides)
     asked, note = options(arguments, config, environ), None
     try:
-        plan = make_plan(environ, asked)
+        plan = planned(config, asked, environ)
     except Failure as failure:
         if failure.code != ExitCode.NODE:
             raise
         note = f"here it would not start: {failure.what}. fix: {failure.fix}"
-        plan = make_plan(environ, replace(asked, device="cpu"))
+        plan = planned(config, replace(asked, device="cpu"), environ)
     if note is None:
         refuse_impossible(config, plan, environ)
     print(check.describe(config, arguments.config, plan, note))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,10 +14,10 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from entrypoint import Failure, World
+from entrypoint import ExitCode, Failure, World
 from train import rendezvous
 from train.config import RunConfig
 from train.device import allow_tf32, choose_device, choose_precision, make_repeatable
@@ -36,6 +38,7 @@ class Runtime:
     precision: str
     cores: int
     accelerator: Accelerator
+    parallel: str
     control: dist.ProcessGroup | None
 
     @property
@@ -44,7 +47,13 @@ class Runtime:
         return self.world.rank == 0
 
     def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Both as Accelerate wraps them, on the device; several ranks get DDP around the model."""
+        """Both as Accelerate wraps them, on the device; several ranks get DDP around the model.
+
+        DataParallel goes below Accelerate: it copies the network to each GPU, and a copy of a network whose forward
+        Accelerate has replaced (autocast) would compute with the first GPU's weights.
+        """
+        if self.parallel == "dp" and (self.device.type == "cuda" or not torch.cuda.is_available()):
+            net = DataParallel(net.to(self.device))  # over all visible GPUs; without any it passes through
         model, wrapped = self.accelerator.prepare(net, optimizer)
         if isinstance(model, DistributedDataParallel):
             # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
@@ -65,6 +74,27 @@ class Runtime:
         model.zero_grad(set_to_none=True)
         for buffer, old in zip(model.buffers(), before, strict=True):
             buffer.copy_(old)
+
+    def same_weights(self, net: nn.Module) -> None:
+        """Compare all ranks' parameters and buffers by hash. To be called before DDP, which hides a difference: it
+        copies rank 0's weights to all.
+
+        Raises:
+            Failure: NODE, naming the ranks that differ from rank 0.
+        """
+        if self.control is None:
+            return
+        prints: list[Any] = [None] * self.world.world_size
+        dist.all_gather_object(prints, (socket.gethostname(), fingerprint(net)), group=self.control)
+        others = [f"rank {rank} on {host}" for rank, (host, found) in enumerate(prints) if found != prints[0][1]]
+        if others:
+            raise Failure(
+                "the ranks begin with different weights",
+                found=f"{', '.join(others)} differ from rank 0 on {prints[0][0]}",
+                expected="the same initial weights on all ranks, bit by bit",
+                fix="if the model is your own, let it draw from torch's generator only; else leave these nodes out",
+                code=ExitCode.NODE,
+            )
 
     def total(self, sums: Tensor) -> Tensor:
         """The sum over all ranks, in place, on the device that `sums` is on."""
@@ -93,6 +123,15 @@ class Runtime:
             dist.destroy_process_group()
 
 
+def fingerprint(net: nn.Module) -> str:
+    """sha256 over the names and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *, accumulation: int) -> Runtime:
     """Meet the other ranks and set this one up.
 
@@ -114,6 +153,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         precision=precision,
         cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which our parent sets to cores per rank
         accelerator=_accelerator(device, precision, accumulation),
+        parallel=config.train.parallel,
         control=control,
     )
 

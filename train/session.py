@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import torch
 
 from entrypoint import ExitCode
-from train import exitfile, job, models, progress, record, runtime, stopping
+from train import exitfile, job, models, parallel, progress, record, runtime, stopping
 from train.batches import batches
 from train.bell import Bell
 from train.config import RunConfig
@@ -71,6 +71,7 @@ def banner(todo: Job, found: Variables) -> str:
         {
             "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
             "device": _device(todo.runtime),
+            "parallel": parallel.WORDS[config.train.parallel],
             "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
             "model": f"{config.model.name}, {models.parameters(todo.state.network):,} parameters",

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import fake_gpus, machine
 
-from entrypoint import ExitCode, Failure, Plan
+from entrypoint import ExitCode, Failure, Options, Plan
+from entrypoint.detect import detect
+from entrypoint.plan import plan
 from train import __main__ as front
+from train import schema
 
 CPU = ("--device", "cpu")
 
@@ -206,6 +210,40 @@ def test_a_variable_that_contradicts_the_config_is_refused_before_anything_start
     assert front.run([*command, *CPU], environ) == ExitCode.USAGE
     assert next(iter(environ)) in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def on_four_gpus(monkeypatch: pytest.MonkeyPatch, kind: str, *asked: str, **environ: str) -> Plan:
+    """The plan for one node with four GPUs."""
+    here = machine(gpus=fake_gpus(4))
+
+    def plan_there(environ: Mapping[str, str], options: Options) -> Plan:
+        return plan(detect(environ, options, here), options, here, environ)
+
+    monkeypatch.setattr(front, "make_plan", plan_there)
+    config = schema.load(None, [f"train.parallel={kind}"])
+    arguments = front.build_parser().parse_args(list(asked))
+    return front.planned(config, front.options(arguments, config, environ), environ)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 4), ("dp", 1), ("none", 1)])
+def test_a_node_of_four_gpus_gets_the_processes_that_train_parallel_has(
+    kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on_four_gpus(monkeypatch, kind)
+    assert found.spawn == ranks
+    assert [w for w in found.warnings if "of 4 visible GPUs are used" in w] or kind != "none"
+    assert not found.warnings or kind == "none"
+
+
+def test_a_number_of_processes_that_was_asked_for_is_kept_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_four_gpus(monkeypatch, "none", "--procs-per-node", "2").spawn == 2
+    monkeypatch.undo()
+    assert front.run([*CPU, "--procs-per-node", "2", "train.parallel=none"], {}) == ExitCode.USAGE
+
+
+def test_data_parallel_says_why_not_to_use_it(launched: dict[str, Any]) -> None:
+    assert front.run([*CPU, "train.parallel=dp"], {}) == 7
+    assert "slower than ddp" in launched["plan"].warnings[-1]
 
 
 def test_a_bug_of_ours_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

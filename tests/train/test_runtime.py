@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jobs import ALONE, forget_accelerate
+from processes import python
 from torch import nn
 
 from entrypoint import ExitCode, Failure, World
@@ -85,6 +88,56 @@ def test_one_rank_is_not_wrapped(alone: runtime.Runtime) -> None:
     model, _ = alone.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     assert model is net
     alone.rehearse(model, torch.zeros(1, 2))
+
+
+def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names() -> None:
+    forget_accelerate()
+    ready = runtime.start(schema.load(None, ["train.parallel=dp"]), ALONE, {}, accumulation=1)
+    net = nn.Linear(2, 2)
+    model, _ = ready.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    inner, images = ready.accelerator.unwrap_model(model), torch.ones(3, 2)
+    forget_accelerate()
+    assert isinstance(model, nn.DataParallel)
+    assert list(inner.state_dict()) == ["weight", "bias"]
+    assert torch.equal(model(images), inner(images))
+
+
+COMPARE = """
+import os, sys, torch
+from entrypoint import Failure, from_environ
+from train import runtime, schema
+world = from_environ(os.environ)
+ready = runtime.start(schema.load(None), world, os.environ, accumulation=1)
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+torch.nn.init.ones_(net[0].weight); torch.nn.init.zeros_(net[0].bias)
+if world.rank == 1 and sys.argv[1] != "same":
+    tensor = dict(net.state_dict())[sys.argv[1]]
+    tensor.view(-1)[0] = tensor.view(-1)[0] + 1e-7 if tensor.is_floating_point() else 7
+try:
+    ready.same_weights(net)
+    print("all the same")
+except Failure as failure:
+    print(int(failure.code), failure.found)
+ready.close()
+"""
+DIFFERENT = {"a-weight": "0.weight", "a-running-mean": "1.running_mean", "a-counter": "1.num_batches_tracked"}
+
+
+def compared(folder: Path, changed: str) -> str:
+    (folder / "compare.py").write_text(COMPARE)
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", sys.executable, "compare.py")
+    return python(*line, changed, cwd=folder).stdout
+
+
+@pytest.mark.parametrize("changed", DIFFERENT.values(), ids=DIFFERENT)
+def test_a_rank_that_begins_with_other_weights_is_named(changed: str, tmp_path: Path) -> None:
+    said = compared(tmp_path, changed)
+    assert said.startswith(f"{ExitCode.NODE.value} rank 1 on ")
+    assert "differ from rank 0" in said
+
+
+def test_ranks_that_begin_alike_go_on(tmp_path: Path) -> None:
+    assert compared(tmp_path, "same") == "all the same\n"
 
 
 def test_what_rank_0_found_is_shared_with_its_failures(alone: runtime.Runtime) -> None:

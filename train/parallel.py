@@ -1,0 +1,43 @@
+"""`train.parallel` to what it means for processes: how many may train together, and what is said about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+
+SLOW: Final = (
+    "train.parallel dp: one process feeds all GPUs and copies the model to each of them in every step, which is slower "
+    "than ddp and leaves the CPU's other cores idle. fix: train.parallel=ddp, unless you want to compare"
+)
+WORDS: Final = {
+    "ddp": "DDP, one process for each rank",
+    "dp": "DataParallel, one process for all GPUs",
+    "none": "none, one process",
+}
+
+
+def one_process(kind: str) -> bool:
+    """Whether this kind has exactly one process, on however many GPUs."""
+    return kind != "ddp"
+
+
+def warnings(kind: str) -> tuple[str, ...]:
+    """What is to be said at every start."""
+    return (SLOW,) if kind == "dp" else ()
+
+
+def refuse_several(kind: str, world_size: int) -> None:
+    """Refuse more ranks than `train.parallel` has: each would train alone, and all would write the same files.
+
+    Raises:
+        Failure: USAGE, with the numbers.
+    """
+    if one_process(kind) and world_size > 1:
+        raise Failure(
+            f"train.parallel {kind} is one process",
+            found=f"{world_size} ranks",
+            expected="1 rank",
+            fix="set train.parallel=ddp, or start one process: --procs-per-node 1 on one node, srun --ntasks=1",
+            code=ExitCode.USAGE,
+        )
