@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from entrypoint import Plan
-from train import imagefolder, rundir, schedules
+from entrypoint import ExitCode, Failure, Plan
+from train import imagefolder, names, rundir, schedules
 from train.batches import Batches, Steps, batches, held_out, steps
 from train.config import Data, RunConfig
 
@@ -14,9 +14,11 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     """Refuse what cannot work, as far as it is cheap to know: this runs in every task, on every node.
 
     Raises:
-        Failure: USAGE for batches that do not divide or are too large, NO_INPUT for data that is not there.
+        Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
+            for data that is not there.
     """
     schedules.arguments(config.optim)
+    refuse_group(config.data)
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     if config.data.name == "folder":
         imagefolder.layout(Path(config.data.root))
@@ -25,11 +27,27 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     return batch
 
 
+def refuse_group(data: Data) -> None:
+    """Only files have paths in which a group could be found.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if data.group is not None and data.name != names.FOLDER:
+        raise Failure(
+            f"data.group does not go with data.name: {data.name}",
+            found=f"data.group: {data.group}",
+            fix="leave data.group out, or set data.name to folder",
+            code=ExitCode.USAGE,
+        )
+
+
 def count_steps(config: RunConfig, batch: Batches) -> Steps:
     """Steps of the run. For image folders this lists every file: only `train check` does it.
 
     Raises:
-        Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images.
+        Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images; DATA for groups that
+            cannot be kept on one side.
     """
     samples = training_samples(config.data)
     return steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
@@ -41,7 +59,13 @@ def training_samples(data: Data) -> int:
         return data.samples - held_out(data.samples, data.val_fraction)
     layout = imagefolder.layout(Path(data.root))
     images = imagefolder.count(layout.training, layout.classes)
-    return images if layout.held_out else images - held_out(images, data.val_fraction)
+    if layout.held_out is not None:
+        return images
+    if data.group is None:
+        return images - held_out(images, data.val_fraction)
+    from train import groups  # numpy
+
+    return groups.trained_on(layout, data.group, data.val_fraction)
 
 
 def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from entrypoint import ExitCode, Failure
-from train import keyed
+from train import batches, imagefolder, keyed
+from train.imagefolder import Layout
 
 Labels = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.bool_]
@@ -71,6 +72,18 @@ def held_out_samples(labels: Labels, groups: Sequence[str], count: int) -> Chose
         shown = ", ".join(str(name) for name in unique[held][:SHOWN])
         raise _refused(f"no image of {len(missing)} classes would be trained on", f"held-out groups: {shown}")
     return chosen
+
+
+def trained_on(layout: Layout, pattern: str, fraction: float) -> int:
+    """How many images of a folder are left for training, where whole groups of its images are held out.
+
+    Raises:
+        Failure: as above.
+    """
+    files = [list(imagefolder.image_files(layout.training / name)) for name in layout.classes]
+    labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
+    named = names((path.relative_to(layout.training).as_posix() for of_class in files for path in of_class), pattern)
+    return int((~held_out_samples(labels, named, batches.held_out(len(labels), fraction))).sum())
 
 
 def note(groups: Sequence[str], chosen: Chosen, asked: int) -> str:

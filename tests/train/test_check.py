@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode, Failure, Options, make_plan
-from train import check, schema
+from train import check, folder, schema
 from train.batches import batches
 from train.config import Data, RunConfig
 
@@ -32,6 +32,32 @@ def test_a_folder_with_a_test_side_trains_on_the_whole_other_side(tmp_path: Path
 def test_a_folder_with_one_side_holds_a_fraction_out(tmp_path: Path) -> None:
     images(tmp_path, "", 10)
     assert check.training_samples(Data(name="folder", root=str(tmp_path), val_fraction=0.2)) == 8
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2, 0.5])
+def test_a_folder_with_groups_trains_on_what_training_itself_counts(tmp_path: Path, fraction: float) -> None:
+    for side in ("video_1", "video_2", "video_3"):
+        for name in ("a", "b"):
+            images(tmp_path / name, side, 7)
+    settings = Data(name="folder", root=str(tmp_path), group=r"video_\d", val_fraction=fraction)
+    assert check.training_samples(settings) == len(folder.find(settings).training.paths)
+
+
+@pytest.mark.parametrize("name", ["synthetic", "cifar10", "mnist", "npz", "tensor", "my.package:factory"])
+def test_a_group_needs_files_with_paths(name: str) -> None:
+    with pytest.raises(Failure, match=r"data\.group") as caught:
+        check.refuse_group(Data(name=name, group="video"))
+    assert caught.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("data", [Data(), Data(name="folder", group="video"), Data(name="npz")])
+def test_a_group_of_a_folder_and_no_group_are_fine(data: Data) -> None:
+    check.refuse_group(data)
+
+
+def test_before_a_start_the_group_is_looked_at() -> None:
+    with pytest.raises(Failure, match=r"data\.group"):
+        check.possible(schema.load(None, ["data.group=video"]), 1)
 
 
 def test_before_a_start_no_image_is_counted(tmp_path: Path) -> None:
