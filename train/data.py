@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from train import batches, folder, names, published, synthetic
+from train import arrays, batches, folder, names, published, synthetic
 from train.config import Data
 from train.sets import Samples, Sets, Source
 from train.shape import Shape
@@ -64,4 +64,5 @@ KINDS: Final[Mapping[str, Callable[[Data], Sets]]] = {
     names.SYNTHETIC: _synthetic,
     names.FOLDER: _folder,
     **dict.fromkeys(names.PUBLISHED, published.find),
+    **dict.fromkeys(names.ARRAYS, arrays.find),
 }
