@@ -104,7 +104,8 @@ class Ledger:
         """The same with what other ranks know."""
         for key in sorted(known.keys() - self.known.keys()):
             self.known[key] = known[key]
-            self._say(f"skipped a broken image ({len(self.known)} of at most {self._most}): {known[key]}")
+            if len(self.known) <= self._most:
+                self._say(f"skipped a broken image ({len(self.known)} of at most {self._most}): {known[key]}")
         if len(self.known) > self._most:
             raise too_many(self.known.values(), self._most)
 

@@ -62,6 +62,8 @@ def unreadable(path: Path, sample: int, error: Exception) -> Failure:
     number = error.errno if isinstance(error, OSError) else None
     code, fix = SYSTEM.get(number, (ExitCode.DATA, "replace the file by a whole image, or delete it"))
     reason = "it is gone" if number == errno.ENOENT else str(error)
+    if isinstance(error, UnidentifiedImageError):  # whose text repeats the path
+        reason = "no image that Pillow knows"
     return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)
 
 

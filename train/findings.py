@@ -87,8 +87,8 @@ class Findings:
         broken, leaked = self._broken(), self._leaked()
         if not broken and not leaked:
             return None
-        parts = [f"{len(broken)} broken samples"] if broken else []
-        parts += [f"{len(leaked)} held-out images that are trained on too"] if leaked else []
+        parts = [f"broken samples ({len(broken):,})"] if broken else []
+        parts += [f"held-out images that are trained on too ({len(leaked):,})"] if leaked else []
         fixes = ["replace or delete the broken ones (or allow some: data.max_bad_images)"] if broken else []
         fixes += ["delete one of each pair (or keep groups together: data.group)"] if leaked else []
         found = "; ".join((broken + leaked)[:SHOWN]) + _more(len(broken) + len(leaked))
@@ -116,8 +116,9 @@ class Findings:
     def _lines(self, name: str, side: Side) -> list[tuple[str, str]]:
         if side.samples == 0:
             return [(name, "no samples")]
-        speed = f", {1e3 * side.seconds / side.read:.3g} ms each to read" if side.read else ""
-        rows = [(name, f"{side.samples:,} samples{speed}")]
+        speed = f", {1e3 * side.seconds / side.read:.3g} ms each" if side.read else ""
+        share = f"{side.read:,} of " if side.broken else ""
+        rows = [(name, f"{share}{side.samples:,} read{speed}")]
         if side.read:
             rows += [("  sizes", _sizes_in_words(side.sizes)), ("  pixels", _modes_in_words(side.modes))]
         if side.small:

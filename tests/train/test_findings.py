@@ -45,10 +45,10 @@ def test_fine_data_has_no_failure() -> None:
     assert found.as_text() == (
         "data           folder: 2 classes\n"
         "classes 4\n"
-        "training       3 samples, 2 ms each to read\n"
+        "training       3 read, 2 ms each\n"
         "  sizes        all 32 x 32\n"
         "  pixels       RGB 3\n"
-        "held out       1 samples, 2 ms each to read\n"
+        "held out       1 read, 2 ms each\n"
         "  sizes        all 32 x 32\n"
         "  pixels       RGB 1\n"
         "broken         none\n"
@@ -59,10 +59,14 @@ def test_fine_data_has_no_failure() -> None:
 @pytest.mark.parametrize(
     ("training", "held_out", "said"),
     [
-        ([bad(0), *FINE[1:]], [], "1 broken samples"),
-        (FINE, [bad(0), bad(1)], "2 broken samples"),
-        (FINE, [look(2, "a")], "1 held-out images that are trained on too"),
-        ([bad(0), *FINE[1:]], [look(2, "b"), look(3, "b")], "1 broken samples and 2 held-out images"),
+        ([bad(0), *FINE[1:]], [], "broken samples (1)"),
+        (FINE, [bad(0), bad(1)], "broken samples (2)"),
+        (FINE, [look(2, "a")], "held-out images that are trained on too (1)"),
+        (
+            [bad(0), *FINE[1:]],
+            [look(2, "b"), look(3, "b")],
+            "broken samples (1) and held-out images that are",
+        ),
     ],
 )
 def test_broken_samples_and_leakage_are_bad_data(training: list[Look], held_out: list[Look], said: str) -> None:
@@ -140,6 +144,10 @@ def test_json_tells_the_same() -> None:
     assert told["held_out"]["modes"] == {"RGB": 1, "L": 1}
     assert told["held_out"]["sizes"]["smallest"] == [8, 8]
     assert told["training"]["per_class"] == {"a": 4}
+
+
+def test_of_broken_ones_it_is_said_how_many_could_be_read() -> None:
+    assert "training       3 of 4 read, 2 ms each\n" in findings([*FINE, bad(2)]).as_text()
 
 
 def test_nothing_held_out_is_said() -> None:
