@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from entrypoint import ExitCode, Failure, Plan
-from train import imagefolder, names, rundir, schedules
+from train import imagefolder, kinds, names, rundir, schedules
 from train.batches import Batches, Steps, batches, held_out, steps
 from train.config import Data, RunConfig
+
+AT_THE_START = "known at the start: they depend on how many samples there are"
 
 
 def possible(config: RunConfig, world_size: int) -> Batches:
@@ -19,6 +22,8 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     """
     schedules.arguments(config.optim)
     refuse_group(config.data)
+    kinds.refuse_mismatch(config.model.name, kinds.dimensions(config.data), f"data.name: {config.data.name}")
+    refuse_missing_weights(config)
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     if config.data.name == "folder":
         imagefolder.layout(Path(config.data.root))
@@ -42,21 +47,42 @@ def refuse_group(data: Data) -> None:
         )
 
 
-def count_steps(config: RunConfig, batch: Batches) -> Steps:
-    """Steps of the run. For image folders this lists every file: only `train check` does it.
+def refuse_missing_weights(config: RunConfig) -> None:
+    """A run that goes on has its weights already.
+
+    Raises:
+        Failure: NO_INPUT.
+    """
+    path, resumes = config.model.weights, config.checkpoint.resume == "auto"
+    if path is None or os.path.exists(path) or (resumes and any(rundir.run_folder(config).glob("checkpoints/step-*"))):
+        return
+    raise Failure(
+        f"there is nothing at model.weights {path}",
+        found=f"looked from {Path.cwd()}",
+        fix="correct model.weights, or leave it out: then weights start at random",
+        code=ExitCode.NO_INPUT,
+    )
+
+
+def count_steps(config: RunConfig, batch: Batches) -> Steps | None:
+    """Steps of the run; None where only its start can tell how many samples there are (.pt files, the user's own data).
+
+    For image folders this lists every file: only `train check` does it.
 
     Raises:
         Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images; DATA for groups that
             cannot be kept on one side.
     """
     samples = training_samples(config.data)
+    if samples is None:
+        return None
     return steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
 
 
-def training_samples(data: Data) -> int:
-    """Images that are trained on: all but the held-out ones."""
-    if data.name == "synthetic":
-        return data.samples - held_out(data.samples, data.val_fraction)
+def training_samples(data: Data) -> int | None:
+    """Samples that are trained on: all but the held-out ones. None as in `count_steps`."""
+    if data.name != names.FOLDER:
+        return known.samples(data)
     layout = imagefolder.layout(Path(data.root))
     images = imagefolder.count(layout.training, layout.classes)
     if layout.held_out is not None:
@@ -78,8 +104,10 @@ def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None
     counted = count_steps(config, batch)
     notes = [f"note: {note}"] if note else []
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
-    rows |= {"steps": f"{counted.per_epoch} per epoch, {counted.total} in all; {_dropped(counted)}"}
-    rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
+    rows |= {"steps": AT_THE_START, "learning rate": AT_THE_START}
+    if counted is not None:
+        rows |= {"steps": f"{counted.per_epoch} per epoch, {counted.total} in all; {_dropped(counted)}"}
+        rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     folder = rundir.run_folder(config)
     rows |= {"output": f"{folder}  ({rundir.look(folder)})"}
     lines = [f"{name:<14} {value}" for name, value in rows.items()]
@@ -101,10 +129,9 @@ def launch_rows(plan: Plan) -> dict[str, str]:
 def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, str]:
     """What they will do."""
     data, optim = config.data, config.optim
-    where = data.root if data.name == "folder" else f"{data.samples} samples, {data.classes} classes"
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
-        "data": f"{data.name} ({where}), {data.image_size} pixels",
+        "data": known.row(data),
         "model": f"{config.model.name} {config.model.args or ''}".strip(),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
-from train import bespoke, keyed, names, trial, vision
+from train import bespoke, keyed, kinds, names, trial, vision
 from train.cnn3d import cnn3d
 from train.config import Model
 from train.shape import Shape
@@ -25,7 +25,6 @@ OWN: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "wide_resnet": wide_resnet,
     "cnn3d": cnn3d,
 }  # the rest are torchvision's
-CLIPS: Final = ("cnn3d",)  # those that take clips; the others take images
 # What arguments and shapes without sense end in, inside torch and torchvision.
 UNFIT: Final = (
     TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError, MemoryError,
@@ -63,7 +62,7 @@ def parameters(net: nn.Module) -> int:
 
 def _named(model: Model, *, classes: int, shape: Shape) -> nn.Module:
     """One of our own, or of torchvision's."""
-    _refuse_other_dimensions(model, shape)
+    kinds.refuse_mismatch(model.name, len(shape.size), f"samples of {shape}")
     if model.name in OWN and (unknown := [name for name in model.args if name not in _arguments(model.name)]):
         raise _bad_arguments(model, f"unknown: {', '.join(unknown)}")
     make = OWN.get(model.name) or partial(vision.build, model.name)
@@ -87,21 +86,6 @@ def _arguments(name: str) -> list[str]:
     if name not in OWN:
         return vision.arguments(name)
     return [one for one in inspect.signature(OWN[name]).parameters if one not in ("classes", "shape")]
-
-
-def _refuse_other_dimensions(model: Model, shape: Shape) -> None:
-    """Clips for a network that takes images, or images for one that takes clips."""
-    takes = 3 if model.name in CLIPS else 2
-    if len(shape.size) == takes:
-        return
-    kinds = {2: "images", 3: "clips"}
-    other = CLIPS[0] if takes == 2 else names.OWN_MODELS[0]
-    raise Failure(
-        f"model.name {model.name} takes {kinds[takes]}, and the data has {kinds.get(len(shape.size), 'neither')}",
-        found=f"samples of {shape}",
-        fix=f"set model.name to {other}, or another data.name (data.frames makes synthetic clips)",
-        code=ExitCode.USAGE,
-    )
 
 
 def _bad_arguments(model: Model, found: str) -> Failure:

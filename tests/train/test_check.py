@@ -95,3 +95,32 @@ def test_the_source_and_the_notes_are_said() -> None:
     shown = check.describe(RunConfig(), "my.yaml", make_plan({}, Options(device="cpu")), "mind")
     assert shown.startswith("config         my.yaml\n")
     assert shown.endswith("\nnote: mind")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.name=cnn3d"], "cnn3d takes clips, and the data has images"),
+        (["data.frames=8"], "small_cnn takes images, and the data has clips"),
+        (["data.frames=8", "model.name=resnet18"], "resnet18 takes images, and the data has clips"),
+    ],
+    ids=str,
+)
+def test_clips_and_images_are_told_apart_before_a_start(settings: list[str], said: str) -> None:
+    with pytest.raises(Failure, match=said) as caught:
+        check.possible(schema.load(None, settings), 1)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_weights_that_are_not_there_are_missing_input(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"nothing at model\.weights") as caught:
+        check.possible(schema.load(None, [f"model.weights={tmp_path}/w.pt"]), 1)
+    assert caught.value.code == ExitCode.NO_INPUT
+
+
+def test_a_run_that_goes_on_needs_its_first_weights_no_more(tmp_path: Path) -> None:
+    (tmp_path / "quickstart/checkpoints/step-00000004").mkdir(parents=True)
+    settings = [f"model.weights={tmp_path}/w.pt", f"run.output_dir={tmp_path}"]
+    check.possible(schema.load(None, settings), 1)
+    with pytest.raises(Failure, match=r"nothing at model\.weights"):
+        check.possible(schema.load(None, [*settings, "checkpoint.resume=never"]), 1)
