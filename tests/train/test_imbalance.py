@@ -1,0 +1,26 @@
+"""Rare classes: configs/imbalanced.yaml, with its class weights and without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import fit, opened
+
+IMBALANCED = Path(__file__).parents[2] / "configs" / "imbalanced.yaml"
+
+
+def macro_f1(folder: Path, seed: int, weights: str) -> float:
+    """On the held-out samples, at the end of the whole run."""
+    settings = (f"run.seed={seed}", f"optim.class_weights={weights}", "log.tensorboard=false")
+    with opened(folder, *settings, config=IMBALANCED) as todo:
+        fit(todo)
+        assert todo.state.result is not None
+        assert todo.state.result.macro_f1 is not None
+        return todo.state.result.macro_f1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_weights_raise_macro_f1_where_one_sample_in_a_hundred_is_rare(seed: int, tmp_path: Path) -> None:
+    balanced, none = (macro_f1(tmp_path / kind, seed, kind) for kind in ("balanced", "none"))
+    assert balanced >= none + 0.1
