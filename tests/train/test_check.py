@@ -91,6 +91,20 @@ def test_the_plan_is_described(settings: list[str], said: str) -> None:
     assert said in check.describe(schema.load(None, settings), None, plan, None)
 
 
+@pytest.mark.parametrize("name", ["mine:make", "tensor"])
+def test_steps_that_only_the_start_can_tell_are_said_to_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").touch()
+    config = schema.load(None, [f"data.name={name}", f"data.root={tmp_path}"])
+    shown = check.describe(config, None, make_plan({}, Options(device="cpu")), None)
+    assert "steps          known at the start" in shown
+    assert "learning rate  known at the start" in shown
+
+
+def test_keys_of_another_kind_of_data_are_refused_before_anything_starts() -> None:
+    with pytest.raises(Failure, match=r"data\.imbalance does not go with"):
+        check.possible(schema.load(None, ["data.name=mnist", "data.imbalance=2"]), 1)
+
+
 def test_the_source_and_the_notes_are_said() -> None:
     shown = check.describe(RunConfig(), "my.yaml", make_plan({}, Options(device="cpu")), "mind")
     assert shown.startswith("config         my.yaml\n")
