@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train import check, parallel, rundir, schema, variables
+from train import check, chosen, durable, parallel, rundir, schema, variables
 from train.config import RunConfig
 
 EXAMPLES = """examples:
@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   train --config cfg.yaml                   your configuration
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
   train check --config cfg.yaml             validate and show the plan; nothing is started or written
+  train eval runs/NAME                      measure a run's best checkpoint again, anywhere
   train where --config cfg.yaml             print the run's folder (for job scripts)
   train --device cpu --procs-per-node 2     two processes on the CPU
 
@@ -32,7 +33,7 @@ Exit codes: 0 done, 64-66 config or data, 75 stopped and saved (start again to g
 """
 
 # Promised commands of later versions.
-LATER = ("bench", "report", "data", "eval")
+LATER = ("bench", "report", "data")
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,7 +49,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where] [--config FILE] [options] [section.key=value ...]",
+        usage="train [check|where|eval RUN] [--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -58,6 +59,7 @@ def build_parser() -> Parser:
         "words", nargs="*", default=[], metavar="section.key=value", help="settings that replace the file's"
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval)")
     parser.add_argument("--version", action="store_true", help="show versions and leave")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
@@ -82,6 +84,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             print(version())
             return 0
         command, overrides = split(arguments.words)
+        if arguments.json and command not in JSON:
+            what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON)}"
+            raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
     except Failure as failure:
         print(failure, file=sys.stderr)
@@ -203,6 +208,27 @@ def where_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
     return 0
 
 
+def eval_command(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Measure a checkpoint: by ranks as in a training, which write nothing into the run's folder."""
+    given, overrides = chosen.split(words)
+    found = chosen.choose(given)
+    config, notes = chosen.configured(found, arguments.config, overrides)
+    plan = make_plan(environ, options(arguments, config, environ))
+    plan = replace(plan, warnings=(*plan.warnings, *found.notes, *notes))
+    folder = rundir.scratch(environ)
+    source = ["--config", arguments.config] if arguments.config else []
+    source += ["--json"] if arguments.json else []
+    command = [sys.executable, "-m", "train.worker", "--evaluate", str(found.path), "--scratch", str(folder)]
+    ignore_signals()
+    code = int(ExitCode.OK)
+    try:
+        code = run_plan(plan, [*command, *source, *overrides], environ, log_dir=folder / "logs", foreign=False)
+    finally:
+        if code in (ExitCode.OK, ExitCode.STOPPED):  # else the logs are named in what was said
+            durable.remove(folder)
+    return code
+
+
 def options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> Options:
     """Command line over ENTRYPOINT_* over the file."""
     procs = config.launch.procs_per_node
@@ -223,7 +249,8 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-COMMANDS = {"train": train_command, "check": check_command, "where": where_command}
+COMMANDS = {"train": train_command, "check": check_command, "where": where_command, "eval": eval_command}
+JSON = ("eval",)  # the commands that know --json
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 if __name__ == "__main__":

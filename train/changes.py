@@ -42,8 +42,8 @@ def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
     Both are configurations as nested mappings (`dataclasses.asdict`, or that read back from JSON). A key that an
     older version did not know counts as its default.
     """
-    defaults = _flat(asdict(RunConfig()))
-    old, new = defaults | _flat(saved), defaults | _flat(now)
+    defaults = flat(asdict(RunConfig()))
+    old, new = defaults | flat(saved), defaults | flat(now)
     keys = [key for key in {**new, **old} if not any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
@@ -62,7 +62,7 @@ def refuse_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     )
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """By `section.key`, as JSON would give it back (lists for tuples, text for keys)."""
     plain = json.loads(json.dumps(config))
     return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,21 @@ def at(folder: Path, step: int) -> Committed:
         raise _damaged(path, reason) from reason
 
 
-def load(committed: Committed) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def load(
+    committed: Committed, groups: Collection[str] | None = None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """(tensors by group and name, on the CPU; state) of a checkpoint, hashed again as it is read.
+
+    groups: those to read, as far as they are there; None for all.
 
     Raises:
         Failure: DATA when it was damaged since it was found.
     """
     try:
-        files = {name: _checked(committed, name) for name in committed.contents.files}
-        groups = {name.removesuffix(SUFFIX): data for name, data in files.items() if name.endswith(SUFFIX)}
-        return {group: tensors_from(data) for group, data in groups.items()}, json.loads(files[STATE])
+        names = [name for name in committed.contents.files if name.endswith(SUFFIX)]
+        wanted = [name for name in names if groups is None or name.removesuffix(SUFFIX) in groups]
+        tensors = {name.removesuffix(SUFFIX): tensors_from(_checked(committed, name)) for name in wanted}
+        return tensors, json.loads(_checked(committed, STATE))
     except (Damaged, SafetensorError, ValueError, KeyError, RecursionError) as reason:
         raise _damaged(committed.path, reason) from reason
 

@@ -7,10 +7,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from entrypoint import ExitCode, Failure, Plan
 from train import durable
 from train.config import Run, RunConfig
+
+PLACES: Final = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +58,18 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
     return Place(folder=folder, overrides=(f"run.output_dir={stand_in}",), warnings=(warning,))
 
 
+def scratch(environ: Mapping[str, str]) -> Path:
+    """A new temporary folder. Raises Failure (OUTPUT), where no place takes one."""
+    folder = temporary(environ)
+    if folder is None:
+        found, fix = ", ".join(PLACES), "set TMPDIR to a folder that you may write"
+        raise Failure("no temporary folder can be made", found=found, fix=fix, code=ExitCode.OUTPUT)
+    return folder
+
+
 def temporary(environ: Mapping[str, str]) -> Path | None:
     """A new folder in the first place that takes one; a read-only root often leaves only /dev/shm."""
-    for parent in (environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):
+    for parent in (environ.get("TMPDIR"), *PLACES):
         try:
             if parent:
                 return Path(tempfile.mkdtemp(prefix="train-", dir=parent))

@@ -57,10 +57,14 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         Failure: USAGE, NO_INPUT or SECURITY, naming key, place, value and the nearest known name.
     """
-    parsed = [parse(text) for text in overrides]
     document = yaml12.read_file(Path(path)) if path is not None else yaml12.Document(value=None, lines={})
-    given = {override.keys: override for override in parsed}
-    at = At(keys=(), name=path or "the quickstart", lines=document.lines, overrides=given)
+    return build(document, path or "the quickstart", overrides)
+
+
+def build(document: yaml12.Document, name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The same from a mapping that was read already; `name` says in errors where it comes from."""
+    parsed = [parse(text) for text in overrides]
+    at = At(keys=(), name=name, lines=document.lines, overrides={override.keys: override for override in parsed})
     config: RunConfig = section(RunConfig, merge(document.value, parsed), at)
     return config
 

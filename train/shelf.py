@@ -1,18 +1,20 @@
-"""The folder of checkpoints becomes a list: which steps stand there, which are whole, and which may go."""
+"""The folder of checkpoints becomes a list: which steps stand there, which are whole, and which may go. No torch."""
 
 from __future__ import annotations
 
 import os
 import re
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train import durable, manifest, refusals
 from train.manifest import Damaged, Manifest
 
+# Its version without loading it: the front door looks here too. Read now: at a save the image's files may be gone.
+TORCH: Final = version("torch")
 REPLACED = ".old-"  # a checkpoint whose step is saved again, until the new one stands in its place
 STEP = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{8,}})")
 
@@ -61,7 +63,7 @@ def listed(path: Path) -> Manifest:
     if path.name.removeprefix(REPLACED) != name(contents.step):
         raise Damaged(f"{manifest.NAME} belongs to step {contents.step}")
     _refuse_newer("format", str(contents.format), str(manifest.FORMAT), path)
-    _refuse_newer("torch", contents.torch, torch.__version__, path)
+    _refuse_newer("torch", contents.torch, TORCH, path)
     return contents
 
 

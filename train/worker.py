@@ -11,16 +11,22 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, NoReturn
 
 from entrypoint import ExitCode, Failure, from_environ, shield
-from train import exitfile, plugin, rundir, schema, variables
+from train import chosen, exitfile, plugin, rundir, schema, variables
 from train.bell import Bell
+from train.chosen import Chosen
+from train.config import RunConfig
 from train.seat import Seat
 
 
 def main() -> int:
-    """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; returns the exit code."""
+    """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; returns the exit code.
+
+    With `--evaluate CHECKPOINT --scratch FOLDER [--json]` it measures instead of training.
+    """
     shield()
     bell = Bell()
     bell.listen()
@@ -43,19 +49,36 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
     try:
         arguments = build_parser().parse_args(argv)
         world = from_environ(environ)
-        config = schema.load(arguments.config, arguments.overrides)
+        config, folder, measured = wanted(arguments)
         plugin.look_beside(arguments.config, config.data.name, config.model.name)
-        seat = Seat(world=world, folder=rundir.run_folder(config))
+        seat = Seat(world=world, folder=folder)
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
         bell.leave = partial(abandon, seat)
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
+        if measured:
+            with bell.importing():
+                from train import measuring
+            return measuring.run(config, measured, world, environ, as_json=arguments.json)
         with bell.importing():
             from train import session
         return session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
     except Exception as error:
         bell.only_note()
         return leave(told(error, seat), seat)
+
+
+def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, Chosen | None]:
+    """The configuration, the folder that this rank writes to, and the checkpoint where it is to be measured.
+
+    A measurement leaves the run's folder alone.
+    """
+    if arguments.evaluate is None:
+        config = schema.load(arguments.config, arguments.overrides)
+        return config, rundir.run_folder(config), None
+    found = chosen.again(Path(arguments.evaluate))
+    config, _ = chosen.configured(found, arguments.config, arguments.overrides)
+    return config, Path(arguments.scratch), found
 
 
 def share_cores(environ: MutableMapping[str, str]) -> None:
@@ -90,6 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line that `train` writes."""
     parser = argparse.ArgumentParser(prog="train.worker", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE")
+    parser.add_argument("--evaluate", metavar="CHECKPOINT")
+    parser.add_argument("--scratch", metavar="FOLDER")
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser
 

@@ -87,3 +87,16 @@ def test_looking_says_new_or_there(here: Path) -> None:
 def test_looking_says_what_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert rundir.look(here / "runs/a") == f"{here} cannot be written"
+
+
+def test_a_scratch_folder_is_new_each_time(tmp_path: Path) -> None:
+    first, second = (rundir.scratch({"TMPDIR": str(tmp_path)}) for _ in range(2))
+    assert first != second
+    assert {first.parent, second.parent} == {tmp_path}
+
+
+def test_without_any_temporary_folder_scratch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "PLACES", (str(tmp_path / "none"),))
+    with pytest.raises(Failure, match="temporary folder") as caught:
+        rundir.scratch({})
+    assert caught.value.code == ExitCode.OUTPUT
