@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train import check, chosen, durable, parallel, rundir, schema, variables
+from train import check, chosen, datacommands, durable, parallel, rundir, schema, variables
 from train.config import RunConfig
 
 EXAMPLES = """examples:
@@ -25,6 +25,8 @@ EXAMPLES = """examples:
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
   train check --config cfg.yaml             validate and show the plan; nothing is started or written
   train eval runs/NAME                      measure a run's best checkpoint again, anywhere
+  train data fetch data.name=cifar10        bring a published data set into data.root, verified
+  train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train where --config cfg.yaml             print the run's folder (for job scripts)
   train --device cpu --procs-per-node 2     two processes on the CPU
 
@@ -33,7 +35,7 @@ Exit codes: 0 done, 64-66 config or data, 75 stopped and saved (start again to g
 """
 
 # Promised commands of later versions.
-LATER = ("bench", "report", "data")
+LATER = ("bench", "report")
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,7 +51,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN] [--config FILE] [options] [section.key=value ...]",
+        usage="train [check|where|eval RUN|data check|data fetch] [--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,7 +61,7 @@ def build_parser() -> Parser:
         "words", nargs="*", default=[], metavar="section.key=value", help="settings that replace the file's"
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data check)")
     parser.add_argument("--version", action="store_true", help="show versions and leave")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
@@ -136,6 +138,8 @@ def train_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
     plan = planned(config, options(arguments, config, environ), environ)
     refuse_impossible(config, plan, environ)
     place = rundir.choose(config, plan, environ)
+    if config.data.download:
+        fetch.ensure(config.data, Teller(sys.stderr))
     plan = replace(plan, warnings=(*plan.warnings, *place.warnings, *parallel.warnings(config.train.parallel)))
     source = ["--config", arguments.config] if arguments.config else []
     command = [sys.executable, "-m", "train.worker", *source, *overrides, *place.overrides]
@@ -229,6 +233,15 @@ def eval_command(arguments: argparse.Namespace, words: Sequence[str], environ: M
     return code
 
 
+def data_command(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """What is done with data sets apart from training."""
+    told, failure = datacommands.run(words, file=arguments.config, as_json=arguments.json, console=sys.stderr)
+    print(told)
+    if failure is not None:
+        raise failure
+    return 0
+
+
 def options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> Options:
     """Command line over ENTRYPOINT_* over the file."""
     procs = config.launch.procs_per_node
@@ -249,8 +262,14 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-COMMANDS = {"train": train_command, "check": check_command, "where": where_command, "eval": eval_command}
-JSON = ("eval",)  # the commands that know --json
+COMMANDS = {
+    "train": train_command,
+    "check": check_command,
+    "where": where_command,
+    "eval": eval_command,
+    "data": data_command,
+}
+JSON = ("eval", "data")  # the commands that know --json
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Findings:
         return Failure(f"the data has {' and '.join(parts)}", found=found, fix="; ".join(fixes), code=ExitCode.DATA)
 
     def as_text(self) -> str:
-        """For people: one fact per line."""
+        """For people: one fact per line. Of paths that are not UTF-8 the odd bytes are escaped."""
         rows = [("data", self.title), *self._lines("training", self.training), *self._lines("held out", self.held_out)]
         lines = [f"{name:<14} {value}" for name, value in rows]
         lines[1:1] = self.classes
@@ -103,7 +103,7 @@ class Findings:
             shown = [f"  {one}" for one in found[:SHOWN]]
             lines += [f"{name:<14} {len(found) or 'none'}", *shown]
             lines += [f"  and {len(found) - SHOWN:,} more: see --json"] if len(found) > SHOWN else []
-        return "\n".join(lines)
+        return "\n".join(lines).encode(errors="backslashreplace").decode()
 
     def as_json(self) -> str:
         """The same, whole, for programs."""
@@ -111,7 +111,7 @@ class Findings:
         training, held_out = (side.as_json(counts) for side, counts in sides)
         leaks = [_pair(self.held_out, self.training, pair) for pair in self.held_out.leaked]
         told = {"ok": self.failure is None, "data": self.title, "training": training, "held_out": held_out}
-        return json.dumps(told | {"leaks": leaks}, indent=2, ensure_ascii=False)
+        return json.dumps(told | {"leaks": leaks}, indent=2)
 
     def _lines(self, name: str, side: Side) -> list[tuple[str, str]]:
         if side.samples == 0:

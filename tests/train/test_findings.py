@@ -150,6 +150,12 @@ def test_of_broken_ones_it_is_said_how_many_could_be_read() -> None:
     assert "training       3 of 4 read, 2 ms each\n" in findings([*FINE, bad(2)]).as_text()
 
 
+def test_a_path_that_is_not_utf_8_can_be_printed() -> None:
+    found = findings([bad(0, "caf\udce9.png: cut")])
+    assert "caf\\udce9.png: cut" in found.as_text()
+    found.as_json().encode("ascii")
+
+
 def test_nothing_held_out_is_said() -> None:
     assert "held out       no samples\n" in findings(FINE).as_text()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from images import write_classes
 from machines import fake_gpus, machine
 
 from entrypoint import ExitCode, Failure, Options, Plan
@@ -62,6 +63,10 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "node-rank-too-large": (["--nodes", "2", "--node-rank", "2", "--master-addr", "h"], 64, "--node-rank"),
     "misspelt-command": (["chek"], 64, "write `train check`"),
     "file-without-option": (["my.yaml"], 64, "--config FILE"),
+    "data-alone": (["data"], 64, "train data check"),
+    "no-data-command": (["data", "chek"], 64, "`train data chek` is no command"),
+    "data-check-without-data": (["data", "check", "data.name=folder", "data.root=none"], 66, "data.root"),
+    "json-without-a-report": (["check", "--json"], 64, "--json"),
     "later-command": (["bench"], 64, "not available in this version"),
     "command-second": (["optim.lr=1", "check"], 64, "`check` is not section.key=value"),
     "no-setting": (["check", "lr"], 64, "`lr` is not section.key=value"),
@@ -376,3 +381,20 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
 def test_options_may_stand_between_settings(launched: dict[str, Any]) -> None:
     assert front.run(["optim.lr=1", *CPU, "train.epochs=1", "--procs-per-node", "2", "run.seed=1"], {}) == 7
     assert launched["command"][3:] == ["optim.lr=1", "train.epochs=1", "run.seed=1"]
+
+
+def test_data_check_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run(["data", "check", "data.samples=20", "data.image_size=8"], {}) == 0
+    shown = capsys.readouterr()
+    assert "leakage        none" in shown.out
+    assert shown.err == ""
+
+
+def test_data_check_ends_with_65_for_bad_data_also_as_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", ant=2, bee=2)
+    write_classes(tmp_path / "val", ant=1, bee=1)
+    (tmp_path / "train/ant/000.png").write_bytes(b"no image")
+    assert front.run(["data", "check", "--json", "data.name=folder", f"data.root={tmp_path}"], {}) == 65
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["ok"] is False
+    assert "\n  fix: " in shown.err
