@@ -37,7 +37,7 @@ def by_hand(options: Options, machine: Machine) -> Allocation:
         hosts=(machine.hostname,) if nodes == 1 else (),
         master_addr=addr,
         master_port=options.master_port,
-        key=f"hand:{addr}:{options.master_port}:{nodes}",
+        key=f"hand:{addr}:{options.master_port}",  # not the number of nodes: who disagrees must meet to be told
         sources={"node_rank": "--node-rank", "num_nodes": "--nodes", "master_addr": "--master-addr"},
     )
 

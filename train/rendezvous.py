@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -19,6 +20,10 @@ from torch import distributed as dist
 from entrypoint import ExitCode, Failure, World, network
 
 _NONCE = "train/nonce"
+_SERVER = "train/server"
+_REFUSED = "train/refused"  # why a rank refused to take part, for those that would wait for it
+_ME = str(uuid.uuid4())
+_LOOK_S = 1.0  # between looks at what else may have happened, while ranks are missing
 _ANSWER_S = 5.0  # for one store to answer a question; a foreign service on our port never does
 _RETRY_S = 0.2
 _LOOPBACK = "127.0.0.1"  # ranks of one host need no port that the network can see
@@ -37,8 +42,12 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
     deadline = time.monotonic() + timeout_s
     store = _open(world, environ, deadline)
     if world.world_size > 1:
-        _check_in(store, world, gpu)
-        _compare(_wait_for_all(store, world, deadline), world)
+        try:
+            _check_in(store, world, gpu)
+        except Failure as failure:
+            _tell_those_who_wait(store, failure)
+            raise
+        _compare(_wait_for_all(store, world, environ, deadline), world)
     return store
 
 
@@ -73,6 +82,7 @@ def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> 
         timeout=timedelta(seconds=max(deadline - time.monotonic(), 1.0)),
         master_listen_fd=listener.detach(),
     )
+    store.set(_SERVER, _ME)
     store.set(_NONCE, run_id)
     return store
 
@@ -146,6 +156,9 @@ def _client(address: str, port: int, world_size: int, timeout_s: float) -> dist.
 
 def _check_in(store: dist.Store, world: World, gpu: str) -> None:
     me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
+    first = json.loads(store.compare_set("train/first", "", json.dumps(me | {"rank": world.rank})))
+    if first["world_size"] != world.world_size:
+        raise _disagree(first["rank"], first, world)
     mine = json.dumps(me | {"id": str(uuid.uuid4())})  # pids repeat over containers
     winner = store.compare_set(f"train/who/{world.rank}", "", mine).decode()
     if winner != mine:
@@ -153,37 +166,72 @@ def _check_in(store: dist.Store, world: World, gpu: str) -> None:
         raise _twice(world.rank, f"{other['host']} pid {other['pid']} and {me['host']} pid {me['pid']}")
 
 
-def _wait_for_all(store: dist.Store, world: World, deadline: float) -> list[dict[str, object]]:
+def _wait_for_all(
+    store: dist.Store, world: World, environ: Mapping[str, str], deadline: float
+) -> list[dict[str, object]]:
     keys = [f"train/who/{rank}" for rank in range(world.world_size)]
-    try:
-        store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
-    except (dist.DistError, RuntimeError) as error:
-        missing = [str(rank) for rank, key in enumerate(keys) if not _has(store, key)]
-        raise Failure(
-            f"not all ranks arrived: missing {', '.join(missing) or 'none, but the store is gone'}",
-            found=f"{world.world_size - len(missing)} of {world.world_size} ranks",
-            fix="look at the output of the missing ranks; launch.timeouts.start=SECONDS waits longer",
-            code=ExitCode.PEER,
-        ) from error
-    return [json.loads(value) for value in store.multi_get(keys)]
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            store.wait(keys, timedelta(seconds=max(min(left, _LOOK_S), 0.1)))
+            return [json.loads(value) for value in store.multi_get(keys)]
+        except (dist.DistError, RuntimeError) as error:
+            refused = _has(store, _REFUSED)
+            if refused:
+                raise Failure(**json.loads(store.get(_REFUSED)), code=ExitCode.FACTS) from error
+            if refused is None or left <= _LOOK_S:
+                raise _not_all(store, keys) from error
+        _refuse_rival(world, environ)
 
 
-def _has(store: dist.Store, key: str) -> bool:
+def _has(store: dist.Store, key: str) -> bool | None:
+    """None where the store does not answer."""
     try:
         return bool(store.check([key]))
     except (dist.DistError, RuntimeError):
-        return True
+        return None
+
+
+def _not_all(store: dist.Store, keys: Sequence[str]) -> Failure:
+    missing = [str(rank) for rank, key in enumerate(keys) if _has(store, key) is False]
+    return Failure(
+        f"not all ranks arrived: missing {', '.join(missing) or 'none, but the store is gone'}",
+        found=f"{len(keys) - len(missing)} of {len(keys)} ranks",
+        fix="look at the output of the missing ranks; launch.timeouts.start=SECONDS waits longer",
+        code=ExitCode.PEER,
+    )
+
+
+def _tell_those_who_wait(store: dist.Store, failure: Failure) -> None:
+    said = {name: getattr(failure, name) for name in ("what", "found", "expected", "fix")}
+    with suppress(dist.DistError, RuntimeError):
+        store.set(_REFUSED, json.dumps(said))
+
+
+def _refuse_rival(world: World, environ: Mapping[str, str]) -> None:
+    """A rank 0 that listens where the master's address does not lead to: does another rank 0 answer there?
+
+    The address may also be a service's that leads back here: the server's own mark tells.
+    """
+    if world.rank or world.num_nodes == 1 or environ.get("ENTRYPOINT_AGENT_STORE") == "1":
+        return
+    address = network.resolve(world.master_addr)
+    if _is_ours(address):
+        return
+    run_id = environ.get("ENTRYPOINT_RUN_ID", "")
+    for port in (int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")):
+        reached = network.probe(address, port, _ANSWER_S) is None
+        other = _ours(run_id, world, address, port) if reached else None
+        if other and other.get(_SERVER).decode() != _ME:
+            failure = _twice(0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}")
+            _tell_those_who_wait(other, failure)
+            raise failure
 
 
 def _compare(who: Sequence[Mapping[str, object]], world: World) -> None:
     for rank, other in enumerate(who):
         if other["world_size"] != world.world_size:
-            raise Failure(
-                f"rank {rank} and rank {world.rank} disagree about the number of ranks",
-                found=f"{other['world_size']} on {other['host']}, {world.world_size} here",
-                fix="give all nodes the same number of GPUs, or set --procs-per-node to the same number everywhere",
-                code=ExitCode.FACTS,
-            )
+            raise _disagree(rank, other, world)
     users: dict[tuple[object, object], list[int]] = defaultdict(list)
     for rank, other in enumerate(who):
         if other["gpu"]:
@@ -199,11 +247,20 @@ def _compare(who: Sequence[Mapping[str, object]], world: World) -> None:
             )
 
 
+def _disagree(rank: int, other: Mapping[str, object], world: World) -> Failure:
+    return Failure(
+        f"rank {rank} and rank {world.rank} disagree about the number of ranks",
+        found=f"{other['world_size']} says rank {rank} on {other['host']}, {world.world_size} says rank {world.rank}",
+        fix="give all nodes the same number of GPUs and the same --nodes, or set --procs-per-node to one number",
+        code=ExitCode.FACTS,
+    )
+
+
 def _twice(rank: int, found: str) -> Failure:
     return Failure(
         f"two processes say that they are rank {rank}",
         found=found,
         expected="each rank once",
-        fix="read ranks inside the task, not in the batch script: start it with srun, and export no RANK",
+        fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK",
         code=ExitCode.FACTS,
     )

@@ -1,0 +1,86 @@
+"""Machines that are joined by a network and share nothing else of it: one network namespace each, on one bridge."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_NUMBERS = itertools.count()
+
+
+def ip(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command `ip`; never raises for an exit code."""
+    return subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30)
+
+
+def missing() -> str | None:
+    """Why no namespaces can be made here; None where they can."""
+    if os.geteuid() != 0:
+        return "machine: network namespaces need root"
+    name = f"try-{os.getpid()}"
+    try:
+        made = ip("netns", "add", name)
+    except OSError:
+        return "machine: the command ip is not there"
+    ip("netns", "delete", name)
+    return f"machine: no network namespaces: {made.stderr.strip()}" if made.returncode else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine."""
+
+    namespace: str
+    address: str
+
+    def start(self, *arguments: str, cwd: Path, **environ: str) -> subprocess.Popen[str]:
+        """Start this Python there; the caller waits for it."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, sys.executable, *arguments],
+            env={**os.environ, **environ},
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        ip("-n", self.namespace, "link", "set", "eth0", "down")
+
+
+@contextmanager
+def joined(count: int) -> Iterator[Sequence[Host]]:
+    """So many machines; gone at the end, with all that was left of them."""
+    tag = f"t{os.getpid()}-{next(_NUMBERS)}"
+    hub, names = f"{tag}-hub", [f"{tag}-{number}" for number in range(count)]
+    try:
+        _made("netns", "add", hub)
+        _made("-n", hub, "link", "add", "bridge", "type", "bridge")
+        _made("-n", hub, "link", "set", "bridge", "up")
+        yield [_plugged(name, hub, number) for number, name in enumerate(names)]
+    finally:
+        for name in (*names, hub):
+            ip("netns", "delete", name)
+
+
+def _plugged(name: str, hub: str, number: int) -> Host:
+    port, address = f"port{number}", f"10.77.0.{number + 1}"
+    _made("netns", "add", name)
+    _made("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", hub)
+    _made("-n", hub, "link", "set", port, "master", "bridge", "up")
+    _made("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _made("-n", name, "link", "set", device, "up")
+    return Host(namespace=name, address=address)
+
+
+def _made(*words: str) -> None:
+    done = ip(*words)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"

@@ -1,0 +1,143 @@
+"""Several machines without a scheduler, each a network namespace: one training, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import numpy as np
+import pytest
+from network import Host, joined, missing
+from processes import python, wait_until
+from runs import ENDLESS, TEN_STEPS, Run
+
+REASON = missing()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+WAIT_S = 150.0
+
+
+@pytest.fixture
+def pair() -> Iterator[Sequence[Host]]:
+    with joined(2) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The weights that one process comes to."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "config.yaml").write_text(TEN_STEPS)
+    done = python("-m", "train", "--config", "config.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return Run(folder=folder / "runs" / "run").weights(10)
+
+
+def start(host: Host, folder: Path, **changes: object) -> Popen[str]:
+    """`train` on one machine, as a user types it there; `changes` are its options and settings."""
+    options = {"nodes": 2, "node_rank": 0, "master_addr": "10.77.0.1", "master_port": 23456, "procs_per_node": 1}
+    config, limit = changes.pop("config", TEN_STEPS), changes.pop("start_s", 60)
+    (folder / "config.yaml").write_text(str(config))
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in (options | changes).items()]
+    line = ("-m", "train", "--config", "config.yaml", "--device", "cpu", *words, f"launch.timeouts.start={limit}")
+    return host.start(*line, cwd=folder, OMP_NUM_THREADS="1")
+
+
+def ended(process: Popen[str]) -> tuple[int, str]:
+    """Its exit code and all that it said; killed where it does not end."""
+    try:
+        said, _ = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+def both(first: Popen[str], second: Popen[str]) -> tuple[list[int], str]:
+    """Their exit codes, and what both said."""
+    try:
+        results = [ended(first), ended(second)]
+    finally:
+        first.kill()
+        second.kill()
+    return [code for code, _ in results], "\n".join(said for _, said in results)
+
+
+def assert_like(run: Run, wanted: dict[str, Any]) -> None:
+    for name, weights in run.weights(10).items():
+        assert np.all(np.abs(weights - wanted[name]) <= 1e-6 + 1e-5 * np.abs(wanted[name])), name
+
+
+def test_two_machines_of_two_ranks_learn_what_one_process_learns(
+    pair: Sequence[Host], tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    codes, said = both(*(start(host, tmp_path, node_rank=k, procs_per_node=2) for k, host in enumerate(pair)))
+    assert codes == [0, 0], said
+    run = Run(folder=tmp_path / "runs" / "run")
+    assert (run.record["world"]["world_size"], run.record["world"]["num_nodes"]) == (4, 2)
+    assert_like(run, alone)
+
+
+def test_three_machines_learn_it_too_the_first_one_started_last(tmp_path: Path, alone: dict[str, Any]) -> None:
+    with joined(3) as hosts:
+        later = [start(host, tmp_path, nodes=3, node_rank=k) for k, host in enumerate(hosts) if k]
+        wait_until(lambda: (tmp_path / "runs/run/logs/rank-0002.log").exists(), "the third machine's rank")
+        first = start(hosts[0], tmp_path, nodes=3)
+        results = [ended(process) for process in (first, *later)]
+    assert [code for code, _ in results] == [0, 0, 0], results
+    assert_like(Run(folder=tmp_path / "runs" / "run"), alone)
+
+
+UNREACHABLE = {
+    "nothing-listens": ("10.77.0.1", "refused", "look at the output of rank 0"),
+    "no-such-machine": ("10.77.0.9", "no route to the host", "MASTER_ADDR"),
+    "no-route": ("192.0.2.1", "no route to the host", "MASTER_ADDR"),
+}
+
+
+@pytest.mark.parametrize(("address", "why", "fix"), UNREACHABLE.values(), ids=UNREACHABLE)
+def test_a_master_that_is_not_there_is_named_with_the_reason_and_a_fix(
+    pair: Sequence[Host], tmp_path: Path, address: str, why: str, fix: str
+) -> None:
+    code, said = ended(start(pair[1], tmp_path, node_rank=1, master_addr=address, start_s=3))
+    assert code == 69, said
+    for words in (address, why, fix):
+        assert words in said
+
+
+def test_a_machine_that_never_comes_is_named_by_its_ranks(pair: Sequence[Host], tmp_path: Path) -> None:
+    code, said = ended(start(pair[0], tmp_path, procs_per_node=2, start_s=15))
+    assert code == 69
+    assert "not all ranks arrived: missing 2, 3" in said
+
+
+def test_a_machine_that_is_lost_ends_the_other_one(pair: Sequence[Host], tmp_path: Path) -> None:
+    run = Run(folder=tmp_path / "runs" / "run")
+    first, second = (start(host, tmp_path, node_rank=k, config=ENDLESS) for k, host in enumerate(pair))
+    try:
+        wait_until(lambda: len(run.logged()) >= 3, "three steps", WAIT_S)
+        second.send_signal(signal.SIGKILL)
+        code, said = ended(first)
+    finally:
+        second.kill()
+        second.communicate(timeout=WAIT_S)
+    assert code == 69, said
+    assert "resume" in said
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_two_machines_that_are_both_number_0_are_told(pair: Sequence[Host], tmp_path: Path, procs: int) -> None:
+    codes, said = both(*(start(host, tmp_path, procs_per_node=procs) for host in pair))
+    assert 76 in codes, said
+    assert set(codes) <= {69, 76}
+    assert "two processes say that they are rank" in said
+    assert "--node-rank" in said
+
+
+def test_machines_that_disagree_about_their_number_are_told(pair: Sequence[Host], tmp_path: Path) -> None:
+    codes, said = both(*(start(host, tmp_path, node_rank=k, nodes=2 + k) for k, host in enumerate(pair)))
+    assert 76 in codes, said
+    assert set(codes) <= {69, 76}
+    assert "disagree about the number of ranks" in said
+    assert "--nodes" in said
