@@ -16,8 +16,9 @@ from types import FrameType
 from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train import check, chosen, datacommands, durable, parallel, rundir, schema, variables
+from train import check, chosen, datacommands, durable, fetch, parallel, rundir, schema, variables
 from train.config import RunConfig
+from train.telling import Teller
 
 EXAMPLES = """examples:
   train                                     the quickstart: embedded data, any machine
@@ -219,6 +220,8 @@ def eval_command(arguments: argparse.Namespace, words: Sequence[str], environ: M
     config, notes = chosen.configured(found, arguments.config, overrides)
     plan = make_plan(environ, options(arguments, config, environ))
     plan = replace(plan, warnings=(*plan.warnings, *found.notes, *notes))
+    if config.data.download:
+        fetch.ensure(config.data, Teller(sys.stderr))
     folder = rundir.scratch(environ)
     source = ["--config", arguments.config] if arguments.config else []
     source += ["--json"] if arguments.json else []
