@@ -92,6 +92,12 @@ class Ledger:
         """Path and reason of each."""
         return iter(self.known.values())
 
+    @property
+    def told(self) -> str | None:
+        """How many were skipped, for the end of a run; None where all could be read."""
+        images = "1 broken image" if len(self.known) == 1 else f"{len(self.known):,} broken images"
+        return f"{images} skipped (data.max_bad_images: {self._most})" if self.known else None
+
     def add(self, side: str, bad: Mapping[int, str]) -> None:
         """Count what was found on a side, by sample.
 

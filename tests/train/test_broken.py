@@ -121,6 +121,20 @@ def test_each_is_said_once_and_counted_once() -> None:
     assert list(book) == ["a.png: cut", "b.png: cut"]
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, None),
+        ({4: "a.png"}, "1 broken image skipped (data.max_bad_images: 2)"),
+        ({4: "a.png", 5: "b.png"}, "2 broken images skipped (data.max_bad_images: 2)"),
+    ],
+)
+def test_the_end_of_a_run_says_how_many(found: dict[int, str], said: str | None) -> None:
+    book, _ = ledger(2)
+    book.add("training", found)
+    assert book.told == said
+
+
 def test_both_sides_count_together() -> None:
     book, _ = ledger(1)
     book.add("training", {4: "a.png: cut"})
