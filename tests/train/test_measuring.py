@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import flip
+from disks import mounted
 from jobs import ALONE, forget_accelerate, trained
 from processes import python
 from runs import TEN_STEPS, Run
@@ -214,3 +216,12 @@ def chosen_committed(path: Path) -> checkpoint.Committed:
     found = checkpoint.newest(path.parent)
     assert found is not None
     return found
+
+
+def test_a_run_that_can_only_be_read_is_measured(small: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "mounted", "size=16m") as place:
+        shutil.copytree(small.parents[1], place / "run")
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, timeout=30)
+        ended = python("-m", "train", "eval", str(place / "run"), "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["samples"] == 16
