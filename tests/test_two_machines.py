@@ -89,6 +89,22 @@ def test_three_machines_learn_it_too_the_first_one_started_last(tmp_path: Path, 
     assert_like(Run(folder=tmp_path / "runs" / "run"), alone)
 
 
+def test_two_machines_under_torch_distributed_launch_learn_it_too(
+    pair: Sequence[Host], tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    (tmp_path / "config.yaml").write_text(TEN_STEPS)
+    nodes = ("--nnodes=2", "--master_addr=10.77.0.1", "--master_port=23457", "--nproc_per_node=1")
+    train = ("-m", "train", "--config", "config.yaml", "--device", "cpu")
+    launch = ("-m", "torch.distributed.launch", *nodes)
+    started = (
+        host.start(*launch, f"--node_rank={k}", *train, cwd=tmp_path, OMP_NUM_THREADS="1")
+        for k, host in enumerate(pair)
+    )
+    codes, said = both(*started)
+    assert codes == [0, 0], said
+    assert_like(Run(folder=tmp_path / "runs" / "run"), alone)
+
+
 UNREACHABLE = {
     "nothing-listens": ("10.77.0.1", "refused", "look at the output of rank 0"),
     "no-such-machine": ("10.77.0.9", "no route to the host", "MASTER_ADDR"),
@@ -123,6 +139,7 @@ def test_a_machine_that_is_lost_ends_the_other_one(pair: Sequence[Host], tmp_pat
         second.kill()
         second.communicate(timeout=WAIT_S)
     assert code == 69, said
+    assert pair[1].address in said
     assert "resume" in said
 
 

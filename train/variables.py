@@ -59,6 +59,8 @@ ACTING: Final = (
 PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")  # in either case
 # The same in every start: nothing that a user chose.
 OURS: Final = ("PYTHONNOUSERSITE", "PYTHONUTF8", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "NVIDIA_REQUIRE_*")
+# torch 2.15 reads the wrapper that DETAIL puts around gloo as if it were gloo: SIGSEGV in DDP's constructor.
+CRASHES: Final = "DDP on the CPU would crash with DETAIL, INFO works"
 SET_BY_PARENT: Final = "ENTRYPOINT_SET"
 SECRET: Final = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 LONGEST: Final = 80
@@ -86,7 +88,7 @@ class Variables:
         """Those that were taken out, one line for each reason."""
         groups: dict[str, list[str]] = {}
         for name in self.removed:
-            groups.setdefault(reason(name) or "", []).append(name)
+            groups.setdefault(reason(name) or CRASHES, []).append(name)
         return [f"{', '.join(names)}: not used, {why}" for why, names in groups.items()]
 
 
@@ -98,7 +100,7 @@ def take_out(environ: MutableMapping[str, str], *, download: bool) -> Variables:
     Args:
         download: whether this run fetches its data, and proxies matter.
     """
-    removed = {name: environ[name] for name in sorted(environ) if reason(name) is not None}
+    removed = {name: environ[name] for name in sorted(environ) if reason(name) is not None or _crashes(name, environ)}
     for name in removed:
         del environ[name]
     ours = environ.get(SET_BY_PARENT, "").split(",")
@@ -157,6 +159,11 @@ def _contradiction(environ: Mapping[str, str], name: str, does: str, change: str
         fix=f"{change}; or unset {name} (with `accelerate launch`: leave out its option, or correct its config file)",
         code=ExitCode.USAGE,
     )
+
+
+def _crashes(name: str, environ: Mapping[str, str]) -> bool:
+    detail = name == "TORCH_DISTRIBUTED_DEBUG" and environ[name].upper() == "DETAIL"
+    return detail and environ.get("ENTRYPOINT_DEVICE") == "cpu"
 
 
 def _acts(name: str, download: bool) -> bool:

@@ -34,6 +34,14 @@ def test_a_variable_that_the_user_may_choose_is_left_and_shown(name: str) -> Non
     assert not result.notes()
 
 
+@pytest.mark.parametrize(("device", "left"), [("cpu", False), ("cuda", True)])
+def test_a_debug_level_that_crashes_torch_on_the_cpu_is_taken_out_there(device: str, left: bool) -> None:
+    environ = {"ENTRYPOINT_DEVICE": device, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    notes = variables.take_out(environ, download=False).notes()
+    assert ("TORCH_DISTRIBUTED_DEBUG" in environ) == left
+    assert notes == ([] if left else [f"TORCH_DISTRIBUTED_DEBUG: not used, {variables.CRASHES}"])
+
+
 def test_no_variable_is_said_too() -> None:
     assert found(**PLAIN).shown() == "none that acts"
 
