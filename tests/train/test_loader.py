@@ -103,6 +103,22 @@ def test_a_broken_image_is_named_whoever_reads_it(broken: Data, kind: str) -> No
     assert "000.png" in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["memory", "workers"])
+def test_a_broken_image_that_may_be_skipped_is_said_once_though_met_in_every_epoch(broken: Data, kind: str) -> None:
+    settings = replace(broken, loader=kind, max_bad_images=1)  # type: ignore[arg-type]
+    said: list[str] = []
+    pieces = [Piece(step=epoch, epoch=epoch, number=0, samples=np.arange(8)) for epoch in range(3)]
+    ready = loader.open_loader(data.open_sets(settings), settings, seed=0, device=CPU, cores=2, say=said.append)
+    assert [len(batch.labels) for _, batch in ready.train(pieces)] == [8, 8, 8]
+    assert len(said) == len(list(ready.broken)) == 1
+    assert "ant/000.png" in said[0]
+
+
+def test_without_anyone_to_tell_it_is_said_on_stderr(broken: Data, capsys: pytest.CaptureFixture[str]) -> None:
+    list(read(replace(broken, max_bad_images=1), "memory"))
+    assert capsys.readouterr().err.startswith("skipped a broken image (1 of at most 1): ")
+
+
 def test_nothing_held_out_is_nothing_to_evaluate() -> None:
     settings = Data(samples=12, image_size=16, val_fraction=0.0)
     found = loader.open_loader(data.open_sets(settings), settings, seed=0, device=CPU, cores=1)
