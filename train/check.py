@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from entrypoint import ExitCode, Failure, Plan
-from train import imagefolder, kinds, known, names, rundir, schedules
+from train import archives, imagefolder, kinds, known, names, rundir, schedules
 from train.batches import Batches, Steps, batches, held_out, steps
 from train.config import Data, RunConfig
 
@@ -22,6 +22,8 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     """
     schedules.arguments(config.optim)
     known.refuse(config.data)
+    if config.data.download:
+        archives.refuse_unpublished(config.data)
     refuse_group(config.data)
     kinds.refuse_mismatch(config.model.name, kinds.dimensions(config.data), f"data.name: {config.data.name}")
     refuse_missing_weights(config)

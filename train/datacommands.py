@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TextIO
 
 from entrypoint import ExitCode, Failure
-from train import check, schema
+from train import check, fetch, schema
 from train.config import RunConfig
 from train.telling import Teller
 
@@ -46,9 +47,18 @@ def look(config: RunConfig, file: str | None, as_json: bool, console: TextIO) ->
     return found.as_json() if as_json else found.as_text(), found.failure
 
 
+def bring(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> Outcome:
+    """`train data fetch`: a published data set into data.root, for where there is a network; then jobs need none."""
+    fetch.ensure(config.data, Teller(console))
+    return f"{config.data.name}: whole, in {os.path.abspath(config.data.root)}", None
+
+
 def _nothing(text: str) -> None:
     """Nobody is there to read it."""
 
 
-COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], Outcome]]] = {"check": look}
+COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], Outcome]]] = {
+    "check": look,
+    "fetch": bring,
+}
 JSON: Final = ("check",)

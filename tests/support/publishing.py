@@ -18,17 +18,17 @@ from train.archives import PUBLISHED, Archive, File
 
 TRAINING, TEST = 200, 50
 
-# The command `train` with the stand-in table, and with short waits.
+# The command `train` with the stand-in table, with short waits, and saying at once for whom.
 DRIVER = """
 import json, sys
-from train import archives, download, lease
+from train import archives, lease, telling
 from train.archives import Archive, File
 def table(path):
     for name, rows in json.load(open(path)).items():
         files = [tuple(File(**file) for file in row.pop("files")) for row in rows]
         yield name, tuple(Archive(**row, files=inside) for row, inside in zip(rows, files))
 archives.PUBLISHED = dict(table(sys.argv.pop(1)))
-lease.POLL_S = 0.02
+lease.POLL_S, telling.LINES_S = 0.02, 0.1
 from train.__main__ import main
 sys.exit(main())
 """

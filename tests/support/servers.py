@@ -175,6 +175,11 @@ def forbidden(handler: Handler, body: bytes) -> None:
     handler.head(403, Content_Length=0)
 
 
+def refuses_when_told(handler: Handler, body: bytes) -> None:
+    handler.server.go_on.wait(60)
+    forbidden(handler, body)
+
+
 def sends_on(target: str) -> Behaviour:
     """Redirects every file to `target/NAME`; a target of this server itself goes round in circles."""
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from images import write_classes
+from publishing import stand_in
 
 from entrypoint import Failure
-from train import datacommands
+from train import archives, datacommands
 
 TINY = ("data.samples=20", "data.image_size=8")
 
@@ -36,6 +37,9 @@ REFUSED = {
     "a group without files": (("check", "data.group=x"), 64, "data.group"),
     "no such folder": (("check", "data.name=folder", "data.root=none"), 66, "data.root"),
     "no classes": (("check", "data.name=folder", "data.root=."), 66, "data.root"),
+    "nothing to fetch": (("fetch",), 64, "data.name synthetic"),
+    "a folder to fetch": (("fetch", "data.name=folder"), 64, "data.name folder"),
+    "no network": (("fetch", "data.name=mnist", "data.mirror=http://127.0.0.1:9"), 66, "put train-images-idx3"),
     "an unknown name": (("check", "data.name=cifar11"), 64, "data.name"),
 }
 
@@ -80,3 +84,17 @@ def test_how_far_it_is_is_said_on_a_terminal_only(monkeypatch: pytest.MonkeyPatc
     assert piped.getvalue() == ""
     assert "20 of 20 samples read" in seen.getvalue()
     assert seen.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_is_there_is_fetched_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, files = stand_in("mnist")
+    monkeypatch.setattr(archives, "PUBLISHED", {"mnist": table})
+    for archive in table:
+        (tmp_path / archive.path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / archive.path).write_bytes(files[archive.name])
+    assert run("fetch", "data.name=mnist", f"data.root={tmp_path}") == (f"mnist: whole, in {tmp_path}", None)
+
+
+def test_fetching_has_no_json() -> None:
+    with pytest.raises(Failure, match="has no --json"):
+        run("fetch", "data.name=mnist", as_json=True)
