@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from train import arrays, batches, folder, names, published, synthetic
+from train import arrays, batches, folder, names, owndata, published, synthetic
 from train.config import Data
 from train.sets import Samples, Sets, Source
 from train.shape import Shape
@@ -22,7 +22,7 @@ def open_sets(data: Data) -> Sets:
     Raises:
         Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself rules out.
     """
-    return KINDS[data.name](data)
+    return KINDS.get(data.name, owndata.find)(data)  # any other name is package.module:factory
 
 
 def _synthetic(data: Data) -> Sets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,43 +23,9 @@ def pixels(*shape: int, kind: torch.dtype = BYTES) -> Tensor:
     return torch.arange(torch.Size(shape).numel()).remainder(251).to(kind).view(shape)
 
 
-LAID_OUT = {
-    "gray": ((6, 8, 9), False, (6, 8, 9, 1)),
-    "gray-tensor": ((6, 8, 9), True, (6, 8, 9, 1)),
-    "colours": ((6, 8, 9, 3), False, (6, 8, 9, 3)),
-    "one-channel": ((6, 8, 9, 1), False, (6, 8, 9, 1)),
-    "with-alpha": ((6, 8, 9, 4), False, (6, 8, 9, 4)),
-    "gray-clips": ((6, 5, 8, 9), False, (6, 5, 8, 9, 1)),
-    "colour-clips": ((6, 5, 8, 9, 3), False, (6, 5, 8, 9, 3)),
-    "clips-of-two-channels": ((6, 5, 8, 9, 2), False, (6, 5, 8, 9, 2)),
-    "clips-of-three-frames": ((6, 3, 8, 9, 1), False, (6, 3, 8, 9, 1)),
-    "colour-tensors": ((6, 3, 8, 9), True, (6, 8, 9, 3)),
-    "bands": ((6, 12, 8, 9), True, (6, 8, 9, 12)),
-    "clip-tensors": ((6, 1, 5, 8, 9), True, (6, 5, 8, 9, 1)),
-    "three-pixels-wide": ((6, 3, 8, 3), True, (6, 8, 3, 3)),
-}
-
-
-@pytest.mark.parametrize(("shape", "first", "expected"), LAID_OUT.values(), ids=LAID_OUT)
-def test_axes(shape: tuple[int, ...], first: bool, expected: tuple[int, ...]) -> None:
-    found = side(pixels(*shape), first=first)
-    assert tuple(found.pixels.shape) == expected
-    assert found.read(np.arange(2)).shape == (2, *expected[1:])
-
-
 def test_no_pixel_is_copied() -> None:
     images = pixels(6, 3, 8, 9)
     assert side(images, first=True).pixels.data_ptr() == images.data_ptr()
-
-
-@pytest.mark.parametrize("kind", ["uint8", "int16", "int64", "uint16"])
-def test_labels_of_any_integer_type(kind: str) -> None:
-    labels = torch.from_numpy(np.arange(6).astype(kind)) % 3 if kind != "uint16" else torch.zeros(6, dtype=torch.uint16)
-    assert side(pixels(6, 4, 4), labels).labels.dtype == torch.int64
-
-
-def test_a_column_of_labels_is_taken_too() -> None:
-    assert side(pixels(6, 4, 4), torch.arange(6)[:, None]).labels.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 ONE = torch.zeros(6, dtype=torch.int64)
@@ -91,12 +56,6 @@ def test_a_bad_side_is_refused_with_what_was_found(images: Tensor, labels: Tenso
     assert caught.value.code == ExitCode.DATA
     assert f"my.npz: {found}" in str(caught.value.found) or found in str(caught.value.found)
     assert fix in caught.value.fix
-
-
-def test_a_tensor_with_channels_last_is_refused() -> None:
-    with pytest.raises(Failure, match="another place") as caught:
-        side(pixels(6, 8, 8, 3), first=True)
-    assert "(0, 3, 1, 2)" in caught.value.fix
 
 
 def test_nothing_held_out_means_a_share_of_every_class() -> None:
