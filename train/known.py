@@ -74,6 +74,8 @@ def row(data: Data) -> str:
         return f"{data.name} ({data.root}), {shape}"
     if names.is_factory(data.name):
         return f"{data.name} (your own: known at the start)"
+    if data.name in PUBLISHED and data.download and not archives.seem_there(data.name, Path(data.root)):
+        return f"{data.name} (not yet in {data.root}: fetched at the start), {data.image_size} pixels"
     return f"{data.name} ({data.root}), {data.image_size} pixels"
 
 

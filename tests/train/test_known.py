@@ -140,3 +140,12 @@ def test_the_row_of_arrays_shows_their_shape(tmp_path: Path) -> None:
 def test_no_torch_is_loaded_for_it() -> None:
     code = "import sys; from train import check, known; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert python("-c", code).returncode == 0
+
+
+def test_the_row_says_whether_published_files_are_there(tmp_path: Path) -> None:
+    data = Data(name="cifar100", root=str(tmp_path), download=True)
+    assert known.row(data) == f"cifar100 (not yet in {tmp_path}: fetched at the start), 32 pixels"
+    (tmp_path / "cifar-100-python").mkdir()
+    for name in ("train", "test", "meta"):
+        (tmp_path / "cifar-100-python" / name).touch()
+    assert known.row(data) == f"cifar100 ({tmp_path}), 32 pixels"
