@@ -14,7 +14,7 @@ from train import checkpoint, data, models, runtime
 from train.checkpoint import Committed
 from train.chosen import Chosen
 from train.config import RunConfig
-from train.evaluation import evaluate, shares
+from train.evaluation import Measured, evaluate, shares
 from train.loader import Loader, open_loader
 from train.runtime import Runtime
 from train.sets import Samples, Sets
@@ -61,20 +61,7 @@ def run(config: RunConfig, chosen: Chosen, world: World, environ: MutableMapping
     except torch.OutOfMemoryError as error:
         raise _too_large(error) from error
     if ready.is_main:
-        verdict = Verdict(
-            checkpoint=str(chosen.path),
-            step=chosen.contents.step,
-            weights=AVERAGED if weights.averaged else TRAINED,
-            world_size=world.world_size,
-            device=ready.device.type,
-            precision=ready.precision,
-            data=config.data.name,
-            loader=loader.kind,
-            left_out=held_out - measured.result.samples,
-            classes=sets.classes,
-            result=measured.result,
-            confusion=None if measured.confusion is None else measured.confusion.tolist(),
-        )
+        verdict = _verdict(config, chosen, sets, ready, measured, averaged=weights.averaged, loader=loader.kind)
         sys.stdout.write((verdict.as_json() if as_json else verdict.as_text()) + "\n")
         sys.stdout.flush()
     ready.barrier()
@@ -112,6 +99,25 @@ def opened(config: RunConfig, sets: Sets, ready: Runtime) -> Loader:
     nothing = Nothing(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
     sets = replace(sets, training=nothing)
     return open_loader(sets, config.data, seed=config.run.seed, device=ready.device, cores=ready.cores)
+
+
+def _verdict(
+    config: RunConfig, chosen: Chosen, sets: Sets, ready: Runtime, measured: Measured, *, averaged: bool, loader: str
+) -> Verdict:
+    return Verdict(
+        checkpoint=str(chosen.path),
+        step=chosen.contents.step,
+        weights=AVERAGED if averaged else TRAINED,
+        world_size=ready.world.world_size,
+        device=ready.device.type,
+        precision=ready.precision,
+        data=config.data.name,
+        loader=loader,
+        left_out=len(sets.held_out.labels) - measured.result.samples,
+        classes=sets.classes,
+        result=measured.result,
+        confusion=None if measured.confusion is None else measured.confusion.tolist(),
+    )
 
 
 def _differences(ours: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:

@@ -99,3 +99,16 @@ def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(Failure, match="no held-out sample") as caught:
         Answers(4, CPU).read(alone)
     assert caught.value.code == 65
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: there is none that could be waited for")
+def test_counting_a_batch_never_waits_for_the_gpu() -> None:
+    device = torch.device("cuda")
+    found, logits, labels = Answers(4, device), logits_for(GIVEN, 4).to(device), DUE.to(device)
+    found.add(logits, labels)  # the first use of a kernel may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found.add(logits, labels)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.read(alone)[0].macro_f1 == counted().read(alone)[0].macro_f1

@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoints import flip
 from disks import mounted
+from images import write_classes
 from jobs import ALONE, forget_accelerate, trained
 from processes import python
 from runs import TEN_STEPS, Run
@@ -225,3 +226,19 @@ def test_a_run_that_can_only_be_read_is_measured(small: Path, tmp_path: Path) ->
         ended = python("-m", "train", "eval", str(place / "run"), "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["samples"] == 16
+
+
+@pytest.mark.parametrize("loader", ["memory", "workers"])
+def test_a_broken_image_is_left_out_as_in_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loader: str
+) -> None:
+    write_classes(tmp_path / "data" / "train", cat=20, dog=12)
+    write_classes(tmp_path / "data" / "val", cat=5, dog=4)
+    (tmp_path / "data" / "val" / "cat" / "002.png").write_bytes(b"no image")
+    place = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
+    todo, _ = trained(tmp_path / "run", *place, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
+    capsys.readouterr()
+    assert measure(tmp_path / "run") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["left_out"], found["samples"]) == (1, 8)
+    assert found["loss"] == todo.state.best.loss  # type: ignore[union-attr]
