@@ -101,11 +101,20 @@ def chunked_half(handler: Handler, body: bytes) -> None:
 
 
 def slowly(handler: Handler, body: bytes) -> None:
-    """In ten pieces, with pauses longer than a tenth of the time-out that tests set."""
+    """In ten pieces."""
+    _in_pieces(handler, body, pause_s=0.05)
+
+
+def very_slowly(handler: Handler, body: bytes) -> None:
+    """In ten pieces, 2.5 s in all."""
+    _in_pieces(handler, body, pause_s=0.25)
+
+
+def _in_pieces(handler: Handler, body: bytes, *, pause_s: float) -> None:
     handler.head(Content_Length=len(body))
     for at in range(0, len(body), len(body) // 10 + 1):
         handler.wfile.write(body[at : at + len(body) // 10 + 1])
-        handler.server.over.wait(0.05)
+        handler.server.over.wait(pause_s)
 
 
 def when_told(handler: Handler, body: bytes) -> None:
