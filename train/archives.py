@@ -148,7 +148,7 @@ def refuse_unpublished(data: Data) -> None:
 
 
 def whole(archive: Archive, root: Path) -> bool:
-    """Whether all that `archive` holds lies unpacked below `root`: the published hashes (CIFAR: 0.3 s) or sizes."""
+    """Whether all that `archive` holds lies unpacked below `root`: the published hashes (all is read) or sizes."""
     return all(is_whole(file, root) for file in archive.files)
 
 
