@@ -90,9 +90,12 @@ def look(root: Path, kind: str) -> Seen | None:
 
 
 def _with_an_ending(path: Path, kind: str) -> Path:
-    if path.suffix not in ENDINGS[kind]:
-        raise _no_files(f"data.root has not the ending of data.name {kind}", kind, [path])
-    return path
+    if path.suffix in ENDINGS[kind]:
+        return path
+    failure = _no_files(f"data.root has not the ending of data.name {kind}", kind, [path])
+    other = next((name for name, endings in ENDINGS.items() if path.suffix in endings), None)
+    failure.fix = f"set data.name to {other}" if other else failure.fix
+    raise failure
 
 
 def _listed(root: Path, kind: str) -> list[Path]:

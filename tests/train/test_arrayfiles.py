@@ -68,6 +68,13 @@ def test_files_that_are_not_there_are_missing_input(
     assert f"a folder with train.{'npz' if kind == 'npz' else 'safetensors'}" in str(caught.value.expected)
 
 
+@pytest.mark.parametrize(("name", "kind", "other"), [("a.pt", "npz", "tensor"), ("a.npz", "tensor", "npz")])
+def test_a_file_of_the_other_kind_is_told_from_its_ending(name: str, kind: str, other: str, tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        arrayfiles.files(make(tmp_path, name) / name, kind)
+    assert caught.value.fix == f"set data.name to {other}"
+
+
 NAMED: dict[str, tuple[tuple[str, ...], object]] = {
     "ours": (("labels", "images", "classes"), (("images", "labels"), None)),
     "short": (("x", "y"), (("x", "y"), None)),

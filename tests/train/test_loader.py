@@ -62,6 +62,16 @@ def test_a_sample_moves_otherwise_in_the_next_epoch() -> None:
     assert not torch.equal(first.images, second.images)
 
 
+def test_what_may_not_be_mirrored_is_only_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = loader.augment.moves
+    monkeypatch.setattr(loader.augment, "moves", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+    settings = Data(samples=200, image_size=8, frames=2, val_fraction=0.0)
+    clips = loader.open_loader(data.open_sets(settings), settings, seed=0, device=CPU, cores=2)
+    list(clips.train(iter([Piece(step=0, epoch=0, number=0, samples=np.arange(200))])))
+    assert (seen[0].down.any(), seen[0].mirror.any()) == (True, False)
+
+
 def test_without_augmentation_every_epoch_sees_the_same() -> None:
     again = [Piece(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
     first, second = (batch for _, batch in opened(augment="none").train(iter(again)))

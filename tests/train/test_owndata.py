@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from jobs import trained
+from processes import python
 
 from entrypoint import ExitCode, Failure
 from train import data, owndata
@@ -174,3 +175,14 @@ def test_a_name_that_nobody_knows_is_looked_for_as_a_module() -> None:
     with pytest.raises(Failure, match="there is no module not_there") as caught:
         data.open_sets(Data(name="not_there:make"))
     assert caught.value.code == ExitCode.USAGE
+
+
+def test_a_module_beside_the_config_is_found_from_any_folder(write: Any, tmp_path: Path) -> None:
+    write("Listed(), None")
+    (tmp_path / "my.yaml").write_text("data: {name: 'users_data:make'}\ntrain: {global_batch_size: 8, max_steps: 1}\n")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "users_data.py").write_text("make = None")  # the working directory is not looked in
+    settings = ("--device", "cpu", "--config", "../my.yaml", "log.tensorboard=false")
+    ended = python("-m", "train", *settings, cwd=elsewhere, environ={"PYTHONSAFEPATH": "1"})
+    assert ended.returncode == 0, ended.stderr
+    assert "data           users_data:make: 32 training and 8 held-out images" in ended.stderr + ended.stdout
