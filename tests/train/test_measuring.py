@@ -242,3 +242,12 @@ def test_a_broken_image_is_left_out_as_in_training(
     found = json.loads(capsys.readouterr().out)
     assert (found["left_out"], found["samples"]) == (1, 8)
     assert found["loss"] == todo.state.best.loss  # type: ignore[union-attr]
+
+
+def test_torchrun_starts_the_ranks_as_well(run: Run) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "train")
+    ended = python(*launcher, "eval", str(run.folder), "--device", "cpu", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found, before = json.loads(ended.stdout), last(run)
+    assert found["world_size"] == 2
+    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import ALONE, TINY, forget_accelerate
+from jobs import ALONE, TINY, forget_accelerate, trained
 from processes import python, start_python, wait_until
 
 from entrypoint import ExitCode, Failure
@@ -202,3 +202,35 @@ code = worker.run(sys.argv[1:], os.environ, worker.Bell())
 json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
 sys.exit(code)
 """
+
+
+@pytest.fixture(scope="module")
+def checkpoint_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a tiny run."""
+    _, now = trained(tmp_path_factory.mktemp("trained") / "run")
+    assert now.saved is not None
+    return now.saved
+
+
+def test_a_rank_that_measures_writes_nothing_into_the_run(
+    checkpoint_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(checkpoint_path.parents[1].rglob("*"))
+    forget_accelerate()
+    code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), Bell())
+    forget_accelerate()
+    assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (0, before)
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_a_measurement_that_fails_says_why_outside_of_the_run(
+    checkpoint_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(checkpoint_path.parents[1].rglob("*"))
+    line = ["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path), "data.classes=3"]
+    forget_accelerate()
+    code = worker.run(line, dict(CONTRACT), Bell())
+    forget_accelerate()
+    assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (65, before)
+    assert exitfile.read(tmp_path).code == 65  # type: ignore[union-attr]
+    assert "the checkpoint does not fit" in capsys.readouterr().err
