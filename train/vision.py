@@ -56,7 +56,8 @@ def arguments(name: str) -> list[str]:
 
     with suppress(NotImplementedError), torch.device("meta"):
         made = type(get_model_builder(name)(**_said(name, None)))
-        taken = [one for one in inspect.signature(made).parameters if one not in SETTLED]
+        offered = inspect.signature(made).parameters.values()
+        taken = [one.name for one in offered if one.name not in SETTLED and one.default is not one.empty]
         return [*taken, "small_stem"] if made is ResNet else taken
     return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -84,11 +84,11 @@ def _refuse_not_finite(path: str, tensors: Mapping[str, Tensor]) -> None:
         raise _failure(f"the weights in {path} hold NaN or infinite numbers", _some(f"{len(bad)} tensors", bad), fix)
 
 
-def _advice(shapes: Iterable[str], here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
+def _advice(shapes: list[str], here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
     """What would most likely make them fit, by the first tensor of another shape."""
-    for name in shapes:
+    for name in shapes[:1]:
         ours, theirs = here[name].shape, there[name].shape
-        if len(ours) == len(theirs) > 2 and ours[1] != theirs[1] and ours[2:] == theirs[2:]:
+        if len(ours) == len(theirs) > 3 and ours[0] == theirs[0] and ours[1] != theirs[1] and ours[2:] == theirs[2:]:
             return f"give it samples with {theirs[1]} channels, or leave model.weights out"
         if name == "conv1.weight" and ours[:2] == theirs[:2]:
             return f"set model.args.small_stem={str(theirs[2:] == (3, 3)).lower()}, the stem that these weights have"

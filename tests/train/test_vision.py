@@ -127,5 +127,6 @@ def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], 
 
 def test_what_a_model_takes_is_known_without_building_it() -> None:
     assert {"small_stem", "zero_init_residual", "groups"} <= set(vision.arguments("resnet50"))
+    assert not {"block", "layers"} & set(vision.arguments("resnet50"))
     assert "drop_rate" in vision.arguments("densenet121")
     assert not {"num_classes", "weights", "small_stem"} & set(vision.arguments("densenet121"))

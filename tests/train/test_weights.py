@@ -149,3 +149,15 @@ def test_a_missing_file_is_missing_input(tmp_path: Path, resnet: nn.Module) -> N
     with pytest.raises(Failure) as caught:
         weights.load(resnet, str(tmp_path / "no.pt"))
     assert caught.value.code == 66
+
+
+def test_another_width_is_no_question_of_channels(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="15 of another shape") as caught:
+        weights.load(build(width=8), kept(build(), tmp_path))
+    assert caught.value.fix.startswith("set model.name and model.args")
+
+
+def test_a_transformers_positions_belong_to_its_size(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        weights.load(build("vit_b_32", size=64), kept(build("vit_b_32", size=32), tmp_path))
+    assert "data.image_size" in caught.value.fix
