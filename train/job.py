@@ -64,6 +64,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     optimizer = optim.build(config.optim, net)
     found = resuming.look(config, runtime, checkpoints, net, optimizer)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
+    runtime.same_weights(net)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current)

@@ -33,7 +33,7 @@ def fit(
     Returns with the last step committed. `todo.state.step` tells which of the two it was.
 
     Raises:
-        Failure: DIVERGED; IO and others from a save; DATA for an image that cannot be read.
+        Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
     """
     now, state, agreement = begin(todo, watch, clock), todo.state, Agreement(todo.runtime.control)
     stream = todo.loader.train(todo.course.pieces(state.step))
@@ -97,11 +97,19 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     mine = shares(todo.held_out, todo.config.eval.batch_size, world)
     with now.stopwatch.paused(), state.average.worn() if state.average else nullcontext():
         found = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime, classes=len(todo.classes))
+    _agree_on_broken(todo)
     state.result, state.evaluated = found.result, state.step
     announce.evaluation(todo, now, found, metrics, progress)
     _judge(todo)
     if state.best_step == state.step:
         save(todo, now, metrics)
+
+
+def _agree_on_broken(todo: Job) -> None:
+    """Count the images that could not be read over all ranks, so that all end alike where there are too many."""
+    if todo.config.data.max_bad_images > 0:
+        for known in todo.runtime.gathered(todo.loader.broken.known):
+            todo.loader.broken.merge(known)
 
 
 def _judge(todo: Job) -> None:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
 import queue
 import socket
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, World, network
+from entrypoint import Failure, World, network
+from train import attendance
 
 _NONCE = "train/nonce"
 _SERVER = "train/server"
-_REFUSED = "train/refused"  # why a rank refused to take part, for those that would wait for it
 _ME = str(uuid.uuid4())
-_LOOK_S = 1.0  # between looks at what else may have happened, while ranks are missing
 _ANSWER_S = 5.0  # for one store to answer a question; a foreign service on our port never does
 _RETRY_S = 0.2
 _LOOPBACK = "127.0.0.1"  # ranks of one host need no port that the network can see
@@ -43,11 +38,12 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
     store = _open(world, environ, deadline)
     if world.world_size > 1:
         try:
-            _check_in(store, world, gpu)
+            attendance.sign(store, world, gpu)
         except Failure as failure:
-            _tell_those_who_wait(store, failure)
+            attendance.tell_those_who_wait(store, failure)
             raise
-        _compare(_wait_for_all(store, world, environ, deadline), world)
+        who = attendance.wait_for_all(store, world, deadline, lambda: _refuse_rival(world, environ))
+        attendance.compare(who, world)
     return store
 
 
@@ -72,7 +68,7 @@ def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> 
     for earlier in ports[: list(ports).index(port)]:
         if _speaks_for(run_id, world, earlier):
             listener.close()
-            raise _twice(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
+            raise attendance.twice(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
     store = dist.TCPStore(
         "127.0.0.1" if address in ("0.0.0.0", "::") else address,
         port,
@@ -154,60 +150,6 @@ def _client(address: str, port: int, world_size: int, timeout_s: float) -> dist.
     return dist.TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=wait)
 
 
-def _check_in(store: dist.Store, world: World, gpu: str) -> None:
-    me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
-    first = json.loads(store.compare_set("train/first", "", json.dumps(me | {"rank": world.rank})))
-    if first["world_size"] != world.world_size:
-        raise _disagree(first["rank"], first, world)
-    mine = json.dumps(me | {"id": str(uuid.uuid4())})  # pids repeat over containers
-    winner = store.compare_set(f"train/who/{world.rank}", "", mine).decode()
-    if winner != mine:
-        other = json.loads(winner)
-        raise _twice(world.rank, f"{other['host']} pid {other['pid']} and {me['host']} pid {me['pid']}")
-
-
-def _wait_for_all(
-    store: dist.Store, world: World, environ: Mapping[str, str], deadline: float
-) -> list[dict[str, object]]:
-    keys = [f"train/who/{rank}" for rank in range(world.world_size)]
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            store.wait(keys, timedelta(seconds=max(min(left, _LOOK_S), 0.1)))
-            return [json.loads(value) for value in store.multi_get(keys)]
-        except (dist.DistError, RuntimeError) as error:
-            refused = _has(store, _REFUSED)
-            if refused:
-                raise Failure(**json.loads(store.get(_REFUSED)), code=ExitCode.FACTS) from error
-            if refused is None or left <= _LOOK_S:
-                raise _not_all(store, keys) from error
-        _refuse_rival(world, environ)
-
-
-def _has(store: dist.Store, key: str) -> bool | None:
-    """None where the store does not answer."""
-    try:
-        return bool(store.check([key]))
-    except (dist.DistError, RuntimeError):
-        return None
-
-
-def _not_all(store: dist.Store, keys: Sequence[str]) -> Failure:
-    missing = [str(rank) for rank, key in enumerate(keys) if _has(store, key) is False]
-    return Failure(
-        f"not all ranks arrived: missing {', '.join(missing) or 'none, but the store is gone'}",
-        found=f"{len(keys) - len(missing)} of {len(keys)} ranks",
-        fix="look at the output of the missing ranks; launch.timeouts.start=SECONDS waits longer",
-        code=ExitCode.PEER,
-    )
-
-
-def _tell_those_who_wait(store: dist.Store, failure: Failure) -> None:
-    said = {name: getattr(failure, name) for name in ("what", "found", "expected", "fix")}
-    with suppress(dist.DistError, RuntimeError):
-        store.set(_REFUSED, json.dumps(said))
-
-
 def _refuse_rival(world: World, environ: Mapping[str, str]) -> None:
     """A rank 0 that listens where the master's address does not lead to: does another rank 0 answer there?
 
@@ -223,44 +165,6 @@ def _refuse_rival(world: World, environ: Mapping[str, str]) -> None:
         reached = network.probe(address, port, _ANSWER_S) is None
         other = _ours(run_id, world, address, port) if reached else None
         if other and other.get(_SERVER).decode() != _ME:
-            failure = _twice(0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}")
-            _tell_those_who_wait(other, failure)
+            failure = attendance.twice(0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}")
+            attendance.tell_those_who_wait(other, failure)
             raise failure
-
-
-def _compare(who: Sequence[Mapping[str, object]], world: World) -> None:
-    for rank, other in enumerate(who):
-        if other["world_size"] != world.world_size:
-            raise _disagree(rank, other, world)
-    users: dict[tuple[object, object], list[int]] = defaultdict(list)
-    for rank, other in enumerate(who):
-        if other["gpu"]:
-            users[other["host"], other["gpu"]].append(rank)
-    for (host, gpu), ranks in users.items():
-        if len(ranks) > 1:
-            raise Failure(
-                f"ranks {' and '.join(map(str, ranks))} use the same GPU",
-                found=f"{gpu} on {host}",
-                expected="one GPU for each rank",
-                fix="give each task its own: srun --gpus-per-node=N --ntasks-per-node=N, without --gres-flags tricks",
-                code=ExitCode.FACTS,
-            )
-
-
-def _disagree(rank: int, other: Mapping[str, object], world: World) -> Failure:
-    return Failure(
-        f"rank {rank} and rank {world.rank} disagree about the number of ranks",
-        found=f"{other['world_size']} says rank {rank} on {other['host']}, {world.world_size} says rank {world.rank}",
-        fix="give all nodes the same number of GPUs and the same --nodes, or set --procs-per-node to one number",
-        code=ExitCode.FACTS,
-    )
-
-
-def _twice(rank: int, found: str) -> Failure:
-    return Failure(
-        f"two processes say that they are rank {rank}",
-        found=found,
-        expected="each rank once",
-        fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK",
-        code=ExitCode.FACTS,
-    )

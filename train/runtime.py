@@ -84,8 +84,7 @@ class Runtime:
         """
         if self.control is None:
             return
-        prints: list[Any] = [None] * self.world.world_size
-        dist.all_gather_object(prints, (socket.gethostname(), fingerprint(net)), group=self.control)
+        prints = self.gathered((socket.gethostname(), fingerprint(net)))
         others = [f"rank {rank} on {host}" for rank, (host, found) in enumerate(prints) if found != prints[0][1]]
         if others:
             raise Failure(
@@ -111,6 +110,13 @@ class Runtime:
         if failure is not None:
             raise Failure(**failure)
         return value  # type: ignore[no-any-return]
+
+    def gathered(self, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks, on every rank."""
+        values = [value] * self.world.world_size
+        if self.control is not None:
+            dist.all_gather_object(values, value, group=self.control)
+        return values
 
     def barrier(self) -> None:
         """Wait for all ranks."""
