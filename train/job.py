@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +31,8 @@ class Job:
     folder: Path
     loader: Loader
     classes: tuple[str, ...]
+    data: Mapping[str, Any]
+    """What checkpoints say of the data, so that a run goes on with the same."""
     images: int
     held_out: int
     batches: Batches
@@ -67,7 +71,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     runtime.same_weights(net)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
-    notes = resuming.restore(config, runtime, checkpoints, found, current)
+    notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
     runtime.rehearse(model, models.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device)))
     return Job(
         config=config,
@@ -75,6 +79,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         folder=folder,
         loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores),
         classes=sets.classes,
+        data=resuming.data_facts(sets),
         images=images,
         held_out=len(sets.held_out.labels),
         batches=batches,

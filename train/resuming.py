@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from entrypoint import ExitCode, Failure
 from train import changes, checkpoint, record, state, stopping
 from train.config import RunConfig
 from train.runtime import Runtime
+from train.sets import Sets
 from train.state import State
 
 
@@ -35,24 +38,33 @@ def look(config: RunConfig, runtime: Runtime, folder: Path, net: nn.Module, opti
     return Found(step=step, notes=tuple(notes))
 
 
-def restore(config: RunConfig, runtime: Runtime, folder: Path, found: Found, current: State) -> tuple[str, ...]:
+def restore(
+    config: RunConfig, runtime: Runtime, folder: Path, found: Found, current: State, sets: Sets
+) -> tuple[str, ...]:
     """Set `current` to what was found; returns what is worth saying. All ranks read the same checkpoint.
 
     Raises:
-        Failure: DATA where it does not fit, or was damaged since.
+        Failure: DATA where it does not fit, was damaged since, or belongs to a training on other data.
     """
     if found.step is None:
         return found.notes
     tensors, facts = checkpoint.load(checkpoint.at(folder, found.step))
+    _refuse_other_data(facts.get("data"), sets)
     state.restore(current, tensors, facts["state"])
     current.held = stopping.still_held(config.eval, current.held, current.result)
     return (*found.notes, *_other_world(facts, runtime))
 
 
-def kept(config: RunConfig, runtime: Runtime, current: State) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tensors, facts) of a checkpoint: the state, and what it may be continued with."""
-    facts = {"state": state.facts(current), "config": asdict(config), "world_size": runtime.world.world_size}
-    return state.tensors(current), facts
+def facts(config: RunConfig, runtime: Runtime, data: Mapping[str, Any], current: State) -> dict[str, Any]:
+    """What a checkpoint tells beside its tensors: the numbers of the state, and what it may be continued with."""
+    told = {"state": state.facts(current), "config": asdict(config), "world_size": runtime.world.world_size}
+    return told | {"data": dict(data)}
+
+
+def data_facts(sets: Sets) -> dict[str, Any]:
+    """What must be the same data when a run goes on."""
+    sides = {"training": len(sets.training.labels), "held_out": len(sets.held_out.labels)}
+    return {"classes": list(sets.classes), **sides}
 
 
 def copies(optimizer: Optimizer, *, averaged: bool) -> int:
@@ -72,6 +84,26 @@ def _choose(config: RunConfig, folder: Path, need: int) -> tuple[int | None, lis
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
     changes.refuse_changes(checkpoint.load(found)[1]["config"], asdict(config))
     return found.step, notes
+
+
+def _refuse_other_data(before: Mapping[str, Any] | None, sets: Sets) -> None:
+    """Files that came or went would give each sample another number, and the run another order."""
+    now = data_facts(sets)
+    differences = [key for key in now if before is not None and before[key] != now[key]]
+    if before is not None and differences:
+        key = differences[0]
+        raise Failure(
+            "the data is not what this run began with",
+            found=f"{key}: {_short(now[key])}",
+            expected=f"{key}: {_short(before[key])}",
+            fix="give it the same files; or begin anew from its weights: model.weights=RUN and another run.name",
+            code=ExitCode.DATA,
+        )
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _other_world(facts: dict[str, Any], runtime: Runtime) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from train import checkpoint, durable, resuming, shelf
+from train import checkpoint, durable, resuming, shelf, state
 from train.health import refuse_bad_weights, sound
 from train.job import Job
 from train.metrics import Metrics
@@ -28,8 +28,8 @@ def save(todo: Job, now: Now, metrics: Metrics) -> None:
 
 def _commit(todo: Job) -> Path:
     """On rank 0 only."""
-    tensors, facts = resuming.kept(todo.config, todo.runtime, todo.state)
-    best, keep = todo.state.best_step, todo.config.checkpoint.keep
+    best, keep, tensors = todo.state.best_step, todo.config.checkpoint.keep, state.tensors(todo.state)
+    facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
     path = checkpoint.save(todo.checkpoints, step=todo.state.step, tensors=tensors, state=facts, keep=keep, best=best)
     if best == todo.state.step and todo.state.best is not None:
         told = {"step": best, "checkpoint": str(path.relative_to(todo.folder)), **asdict(todo.state.best)}

@@ -117,6 +117,7 @@ def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
         images=state.step * todo.batches.global_,
         checkpoint=end.saved,
     )
+    told += f"\n{progress.rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
     return f"{told}\n{_next(todo, begun, early=early)}"
 
 

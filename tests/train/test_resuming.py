@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,26 @@ def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checkpoint, "load", lambda found: (real(found)[0], real(found)[1] | {"world_size": 4}))
     with opened(run) as todo:
         assert "4 ranks" in todo.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [({"training": 65}, "training: 65"), ({"held_out": 0}, "held_out: 0"), ({"classes": ["cat", "dog"]}, "cat, dog")],
+    ids=["a-file-more", "a-side-less", "other-classes"],
+)
+def test_a_run_does_not_go_on_with_other_data(
+    run: Path, before: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.load
+
+    def other(found: checkpoint.Committed) -> tuple[Any, dict[str, Any]]:
+        tensors, facts = real(found)
+        return tensors, facts | {"data": facts["data"] | before}
+
+    monkeypatch.setattr(checkpoint, "load", other)
+    failure = refused(run)
+    assert failure.code == ExitCode.DATA
+    assert named in str(failure.expected)
 
 
 @pytest.mark.parametrize(
