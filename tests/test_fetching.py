@@ -18,7 +18,7 @@ from publishing import DRIVER, stand_in, write_table
 from servers import serving
 from torchvision import datasets
 
-from train.archives import Archive
+from train.fetching.archives import Archive
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRON = {"no_proxy": "*", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

@@ -11,9 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("entrypoint", "train")
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py") if path.name != "__init__.py")
-# Level of each module: it may import only from lower ones of its package, so that data flows one way.
-LEVELS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py")
+# What each part of a package may import of it, so that data flows one way.
+LAYERS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
 ALL = re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)
 OFFERED = set(ast.literal_eval(ALL[1] if ALL else "[]"))
 # What the parent process must never load: it starts in milliseconds.
@@ -31,16 +31,41 @@ def imports(path: Path) -> list[tuple[str, list[str]]]:
     return found
 
 
+def dotted(path: Path) -> str:
+    """train/data/folder.py is data.folder of its package."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
 def siblings(path: Path) -> set[str]:
-    """The modules of its own package that a module imports."""
-    package = path.parent.name
-    names = set()
-    for module, imported in imports(path):
-        if module == package:
-            names |= {name for name in imported if (path.parent / f"{name}.py").exists()}
-        elif module.startswith(f"{package}."):
-            names.add(module.split(".")[1])
-    return names
+    """The modules of its own package that a module imports, dotted."""
+    package = package_of(path)
+    known = {dotted(other) for other in MODULES if package_of(other) == package}
+    named = {name.removeprefix(package).removeprefix(".") for name in imported_names(path) if under(package, name)}
+    return named & known
+
+
+def imported_names(path: Path) -> set[str]:
+    """Everything imported, as if each name were a module."""
+    found = imports(path)
+    return {module for module, _ in found} | {f"{module}.{name}" for module, names in found for name in names}
+
+
+def under(package: str, name: str) -> bool:
+    return name.split(".")[0] == package
+
+
+def may_import(package: str, importer: str, imported: str) -> bool:
+    """Whether the table of layers allows it."""
+    layers = LAYERS[package]
+    folder, other = importer.partition(".")[0], imported.partition(".")[0]
+    if "order" in layers and folder != other:
+        return bool(layers["order"].index(other) < layers["order"].index(folder))
+    levels = layers[folder] if "order" in layers else layers
+    return bool(levels[imported.rpartition(".")[2]] < levels[importer.rpartition(".")[2]])
 
 
 def name_of(path: Path) -> str:
@@ -49,22 +74,26 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_imports_point_down_the_layers(path: Path) -> None:
-    levels = LEVELS[path.parent.name]
-    wrong = {name for name in siblings(path) if levels[name] >= levels[path.stem]}
-    assert not wrong, f"{path.stem} (level {levels[path.stem]}) imports {wrong} of the same level or above"
+    mine = dotted(path)
+    wrong = {name for name in siblings(path) if not may_import(package_of(path), mine, name)}
+    assert not wrong, f"{mine} imports {wrong} of the same level or above"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_table_of_layers_lists_the_modules_that_exist(package: str) -> None:
-    assert set(LEVELS[package]) == {path.stem for path in MODULES if path.parent.name == package}
+    layers = LAYERS[package]
+    folders = {name: levels for name, levels in layers.items() if isinstance(levels, dict)}
+    listed = {f"{folder}.{module}" for folder, levels in folders.items() for module in levels}
+    listed |= set(layers.get("order", layers)) - set(folders)
+    assert listed == {dotted(path) for path in MODULES if package_of(path) == package}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "entrypoint"], ids=name_of)
+@pytest.mark.parametrize("path", [p for p in MODULES if package_of(p) == "entrypoint"], ids=name_of)
 def test_entrypoint_knows_nothing_of_training(path: Path) -> None:
     assert not [m for m, _ in imports(path) if m.split(".")[0] in ("train", "yaml", *HEAVY_FREE)]
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name == "train"], ids=name_of)
+@pytest.mark.parametrize("path", [p for p in MODULES if package_of(p) == "train"], ids=name_of)
 def test_train_uses_only_what_entrypoint_offers(path: Path) -> None:
     for module, names in imports(path):
         if module.split(".")[0] == "entrypoint":
@@ -74,7 +103,7 @@ def test_train_uses_only_what_entrypoint_offers(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_every_module_has_a_test_of_the_same_name(path: Path) -> None:
-    mirror = ROOT / "tests" / path.parent.name / f"test_{path.stem.strip('_')}.py"
+    mirror = ROOT / "tests" / path.relative_to(ROOT).parent / f"test_{path.stem.strip('_')}.py"
     assert mirror.exists()
 
 

@@ -16,9 +16,13 @@ from types import FrameType
 from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train import check, chosen, datacommands, durable, fetch, parallel, rundir, schema, variables
-from train.config import RunConfig
-from train.telling import Teller
+from train.fetching import fetch
+from train.fetching.telling import Teller
+from train.files import durable
+from train.front import check, datacommands, rundir
+from train.measuring import chosen
+from train.settings import parallel, schema, variables
+from train.settings.config import RunConfig
 
 EXAMPLES = """examples:
   train                                     the quickstart: embedded data, any machine

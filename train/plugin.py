@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint import ExitCode, Failure
-from train import names
+from train.settings import names
 
 BESIDE = "a module beside the config file, or an installed one"
 
@@ -83,7 +83,11 @@ def said(error: BaseException) -> str:
 
 def _foreign(path: str) -> bool:
     """Whether a frame is none of this package's, nor of Python's own import."""
-    return not path.startswith("<frozen") and path != importlib.__file__ and Path(path).parent != Path(__file__).parent
+    return (
+        not path.startswith("<frozen")
+        and path != importlib.__file__
+        and not Path(path).is_relative_to(Path(__file__).parent)
+    )
 
 
 def _imported(module: str, what: str) -> Any:

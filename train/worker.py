@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from entrypoint import ExitCode, Failure, from_environ, shield
-from train import chosen, exitfile, plugin, rundir, schema, variables
-from train.bell import Bell
-from train.chosen import Chosen
-from train.config import RunConfig
-from train.seat import Seat
+from train import plugin
+from train.front import rundir
+from train.measuring import chosen
+from train.measuring.chosen import Chosen
+from train.record import exitfile
+from train.run.bell import Bell
+from train.run.seat import Seat
+from train.settings import schema, variables
+from train.settings.config import RunConfig
 
 
 def main() -> int:
@@ -58,10 +62,10 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         share_cores(environ)
         if measured:
             with bell.importing():
-                from train import measuring
+                from train.measuring import measuring
             return measuring.run(config, measured, world, environ, as_json=arguments.json)
         with bell.importing():
-            from train import session
+            from train.run import session
         return session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
     except Exception as error:
         bell.only_note()
@@ -104,7 +108,7 @@ def told(error: Exception, seat: Seat | None) -> Failure:
 
 def understood(error: Exception) -> Failure | None:
     """What torch's or the system's error means, where it is known."""
-    from train import trouble
+    from train.run import trouble
 
     return trouble.as_failure(error)
 
@@ -142,7 +146,7 @@ def last_checkpoint(seat: Seat | None) -> str | None:
     """Where the next start goes on; None before training began."""
     if seat is None or seat.job is None:
         return None
-    from train import shelf
+    from train.checkpoint import shelf
 
     with suppress(Failure):
         return next((str(path) for path in reversed(shelf.steps(seat.job.checkpoints).values())), None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from train import checkpoint, manifest
+from train.checkpoint import checkpoint, manifest
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a flipped bit": lambda path: flip(path / "model.safetensors"),

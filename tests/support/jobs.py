@@ -12,13 +12,15 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from entrypoint import World
-from train import job, loop, runtime, schema
-from train.batches import batches
-from train.job import Job
-from train.metrics import Metrics
-from train.now import Now
-from train.progress import Progress
-from train.signals import Watch
+from train.ranks import runtime
+from train.record.metrics import Metrics
+from train.record.progress import Progress
+from train.run import job, loop
+from train.run.job import Job
+from train.run.now import Now
+from train.run.signals import Watch
+from train.settings import schema
+from train.settings.batches import batches
 
 ALONE = World(
     rank=0,

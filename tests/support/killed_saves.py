@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from calls import die, intercepted
 
-from train import checkpoint, shelf
+from train.checkpoint import checkpoint, shelf
 
 
 def main(original: Path, step: int, keep: int, value: float) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from train import models, syncnorm
-from train.config import Model
-from train.shape import Shape
+from train.data.shape import Shape
+from train.models import networks, syncnorm
+from train.settings.config import Model
 
 STEPS, BATCH = 10, 16
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def network(kind: str) -> nn.Module:
             nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3)
         )
     shape = Shape(channels=3, size=(2, 8, 8) if kind == "cnn3d" else (8, 8))
-    return models.build(Model(name=kind, args={"width": 8, "norm": "batch"}), classes=3, shape=shape, seed=0)
+    return networks.build(Model(name=kind, args={"width": 8, "norm": "batch"}), classes=3, shape=shape, seed=0)
 
 
 def samples(kind: str, step: int) -> tuple[Tensor, Tensor]:

@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from train.archives import PUBLISHED, Archive, File
+from train.fetching.archives import PUBLISHED, Archive, File
 
 TRAINING, TEST = 200, 50
 
 # The command `train` with the stand-in table, with short waits, and saying at once for whom.
 DRIVER = """
 import json, sys
-from train import archives, lease, telling
-from train.archives import Archive, File
+from train.fetching import archives, telling
+from train.files import lease
+from train.fetching.archives import Archive, File
 def table(path):
     for name, rows in json.load(open(path)).items():
         files = [tuple(File(**file) for file in row.pop("files")) for row in rows]

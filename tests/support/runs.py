@@ -9,7 +9,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from train import checkpoint, exitfile, metrics
+from train.checkpoint import checkpoint
+from train.record import exitfile, metrics
 
 # Ten steps of the same training for any world of up to six: 48 = 6 ranks x micro batch 4 x accumulation 2.
 TEN_STEPS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from train.shape import Shape
+from train.data.shape import Shape
 
 
 def make(classes: int, shape: Shape) -> nn.Module:

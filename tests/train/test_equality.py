@@ -14,7 +14,7 @@ from runs import TEN_STEPS, Run
 from safetensors.torch import load_file
 from strange import ACTING, REMOVED
 
-from train import metrics
+from train.record import metrics
 
 Train = Callable[..., Run]
 # Two epochs of 16 steps: what is left off at step 10 stands in the middle of the first.

@@ -20,7 +20,8 @@ from entrypoint import ExitCode, Failure, Options, Plan
 from entrypoint.detect import detect
 from entrypoint.plan import plan
 from train import __main__ as front
-from train import manifest, schema
+from train.checkpoint import manifest
+from train.settings import schema
 
 CPU = ("--device", "cpu")
 

@@ -14,11 +14,11 @@ import torch
 from images import write_classes
 from PIL import Image
 
-from train import data
-from train.batches import batches, steps
-from train.config import Data
-from train.loader import Batch, open_loader
-from train.sampling import Course, Piece
+from train.data import catalog
+from train.data.loader import Batch, open_loader
+from train.data.sampling import Course, Piece
+from train.settings.batches import batches, steps
+from train.settings.config import Data
 
 SEED = 3
 SAMPLES = 40  # 2 steps of 16 in an epoch, 8 samples left out
@@ -36,7 +36,7 @@ def drawn(settings: Data, *, ranks: int, first: int = 0) -> Stream:
     stream: Stream = {}
     for rank in range(ranks):
         course = Course(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED)
-        sets = data.open_sets(settings)
+        sets = catalog.open_sets(settings)
         assert len(sets.training.labels) == SAMPLES
         loader = open_loader(sets, settings, seed=SEED, device=torch.device("cpu"), cores=1, say=lambda line: None)
         for piece, given in loader.train(course.pieces(first)):

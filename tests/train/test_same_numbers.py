@@ -11,7 +11,7 @@ import pytest
 from processes import python
 from runs import Run
 
-from train import names
+from train.settings import names
 
 WORLDS = (1, 2, 4)
 ONE_BATCH = "train.micro_batch_size=48"

@@ -13,10 +13,13 @@ from jobs import ALONE, TINY, forget_accelerate, trained
 from processes import python, start_python, wait_until
 
 from entrypoint import ExitCode, Failure
-from train import checkpoint, exitfile, session, worker
-from train.bell import Bell
-from train.job import Job
-from train.seat import Seat
+from train import worker
+from train.checkpoint import checkpoint
+from train.record import exitfile
+from train.run import session
+from train.run.bell import Bell
+from train.run.job import Job
+from train.run.seat import Seat
 
 CONTRACT = {
     "RANK": "0",
@@ -188,7 +191,8 @@ def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> 
 # Which modules are first imported between the first step and the end of the process.
 LATE = """
 import json, os, sys
-from train import loop, worker
+from train.run import loop
+from train import worker
 
 known, real = None, loop.step
 

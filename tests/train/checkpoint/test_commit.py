@@ -1,0 +1,161 @@
+"""A save that fails or dies anywhere leaves a valid checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calls import fail, intercepted
+from checkpoints import flip, saved
+from disks import fill, mounted
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import checkpoint
+from train.files import durable
+
+SUPPORT = Path(__file__).parents[2] / "support"
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "PAUSE_S", 0.0)
+
+
+def weight(folder: Path) -> tuple[int, float] | None:
+    """The step and the weight that a start would take."""
+    committed = checkpoint.newest(folder)
+    return committed and (committed.step, checkpoint.load(committed)[0]["model"]["w"][0].item())
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob(".*")]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_an_error_in_any_system_call_of_a_save_leaves_a_valid_checkpoint(tmp_path: Path, number: int) -> None:
+    for call in count(1):
+        folder = tmp_path / str(call)
+        saved(folder, 10)
+        with intercepted(fail(call, number)) as made:
+            failure = caught(lambda folder=folder: saved(folder, 20, keep=1))
+        if len(made) < call:
+            break
+        assert weight(folder) in ([(20, 20.0)] if failure is None else [(10, 10.0), (20, 20.0)])
+        assert failure is None or (failure.code, failure.kept) == (ExitCode.IO, str(folder / "step-00000010"))
+        checkpoint.prepare(folder)
+        assert hidden(folder) == []
+    assert call > 20
+
+
+def caught(action: Callable[[], Any]) -> Failure | None:
+    try:
+        action()
+    except Failure as failure:
+        return failure
+    return None
+
+
+# The first open only asks whether the step is there already.
+@pytest.mark.parametrize(("call", "at"), [("mkdir", 1), ("open", 2), ("write", 1), ("fsync", 1), ("rename", 1)])
+def test_a_save_that_fails_before_its_commit_leaves_no_trace(tmp_path: Path, call: str, at: int) -> None:
+    saved(tmp_path, 10)
+    with intercepted(fail(at, errno.ENOSPC, name=call)), pytest.raises(Failure):
+        saved(tmp_path, 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+
+
+def test_everything_is_on_the_disk_before_the_folder_gets_its_name_and_the_name_after(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def note(_: int, name: str, arguments: tuple[Any, ...]) -> None:
+        order.extend([name] if name in ("write", "fsync", "rename") else [])
+
+    with intercepted(note):
+        saved(tmp_path, 10)
+    files = ["write", "fsync"] * 3  # model, state, manifest
+    assert order == [*files, "rename", "fsync", "rename", "fsync"]  # manifest and its folder, folder and its parent
+
+
+def test_an_fsync_error_of_the_last_folder_is_told(tmp_path: Path) -> None:
+    saved(tmp_path, 10)
+    with intercepted(lambda *_: None) as made:
+        saved(tmp_path, 20)
+    with intercepted(fail(made.count("fsync"), errno.EIO, name="fsync")), pytest.raises(Failure) as told:
+        saved(tmp_path, 30)
+    assert told.value.code == ExitCode.IO
+
+
+def test_a_file_server_that_renamed_but_lost_its_answer_is_believed_after_a_look(tmp_path: Path) -> None:
+    folders = []
+
+    def rename_then_fail(_: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "rename" and Path(arguments[0]).is_dir() and not folders:
+            folders.append(Path(arguments[0]).replace(arguments[1]))
+            raise OSError(errno.ESTALE, "stale")
+
+    with intercepted(rename_then_fail):
+        saved(tmp_path, 10)
+    assert folders
+    assert weight(tmp_path) == (10, 10.0)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint_and_names_it(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=256k") as disk:
+        saved(disk / "checkpoints", 10)
+        fill(disk, leave=8192)
+        with pytest.raises(Failure) as told:
+            saved(disk / "checkpoints", 20)
+        assert weight(disk / "checkpoints") == (10, 10.0)
+        assert hidden(disk) == []
+    assert told.value.code == ExitCode.IO
+    assert "No space left on device" in str(told.value.found)
+    assert told.value.kept == str(disk / "checkpoints" / "step-00000010")
+
+
+def test_a_failed_save_names_the_newest_checkpoint_that_is_valid(tmp_path: Path) -> None:
+    saved(tmp_path, 10, 20)
+    flip(tmp_path / "step-00000020" / "model.safetensors")
+    with intercepted(fail(1, errno.ENOSPC, name="mkdir")), pytest.raises(Failure) as told:
+        saved(tmp_path, 30)
+    assert told.value.kept == str(tmp_path / "step-00000010")
+
+
+# What a start may find after a kill: [step, weight] of the old checkpoint or of the new one.
+KILLED = {
+    "a further step": (["20", "2", "5"], [[10, 10.0], [20, 5.0]]),
+    "the older one goes": (["20", "1", "5"], [[10, 10.0], [20, 5.0]]),
+    "the same step again": (["10", "2", "5"], [[10, 10.0], [10, 5.0]]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "allowed"), KILLED.values(), ids=KILLED.keys())
+def test_a_kill_in_any_system_call_of_a_save_leaves_a_valid_checkpoint(
+    tmp_path: Path, arguments: list[str], allowed: list[Any]
+) -> None:
+    saved(tmp_path / "checkpoints", 10)
+    rows = killed_saves(tmp_path / "checkpoints", *arguments)
+    assert len(rows) > 20
+    assert {row["status"] for row in rows[:-1]} == {-9}
+    assert [row for row in rows if row["found"] not in allowed or row["again"] != row["found"] or row["left"]] == []
+    assert rows[0]["found"] == allowed[0]
+    assert rows[-1] == {
+        "call": len(rows),
+        "status": 0,
+        "found": allowed[1],
+        "again": allowed[1],
+        "swept": [],
+        "left": [],
+    }
+
+
+def killed_saves(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, str(SUPPORT / "killed_saves.py"), str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]

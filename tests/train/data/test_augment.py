@@ -1,0 +1,99 @@
+"""Pixels to a model's input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from train.data import augment
+from train.data.shape import Shape
+
+SIZE = 16
+SHAPE = Shape(channels=3, size=(SIZE, SIZE))
+SAMPLES = np.arange(1000)
+
+
+def image() -> torch.Tensor:
+    """One image in which every pixel is different."""
+    return torch.arange(SIZE * SIZE * 3, dtype=torch.int32).remainder(251).to(torch.uint8).view(1, SIZE, SIZE, 3)
+
+
+def moved(down: int, right: int, mirror: int) -> torch.Tensor:
+    return augment.apply(image(), torch.tensor([0]), torch.tensor([[down], [right], [mirror]]))[0]
+
+
+def test_an_image_that_does_not_move_is_only_normalized() -> None:
+    assert torch.equal(moved(0, 0, 0), augment.normalized(image())[0])
+
+
+def test_normalized_pixels_lie_around_zero() -> None:
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1).expand(1, 1, 2, 3)
+    assert augment.normalized(ends).flatten().unique().tolist() == [-2.0, 2.0]
+
+
+def test_a_mirrored_image_is_flipped_left_to_right() -> None:
+    assert torch.equal(moved(0, 0, 1), moved(0, 0, 0).flip(2))
+
+
+@pytest.mark.parametrize(("down", "right"), [(2, 0), (-2, 0), (0, 1), (0, -1)])
+def test_a_shift_moves_the_inside_by_whole_pixels(down: int, right: int) -> None:
+    still, shifted = moved(0, 0, 0), moved(down, right, 0)
+    inside = slice(3, SIZE - 3)
+    wanted = still.roll((-down, -right), (1, 2))
+    assert torch.equal(shifted[:, inside, inside], wanted[:, inside, inside])
+
+
+def test_what_comes_in_from_outside_is_the_images_own_mirror() -> None:
+    assert torch.equal(moved(2, 0, 0)[:, -1], moved(0, 0, 0)[:, -3])
+
+
+def test_a_samples_moves_do_not_depend_on_its_batch() -> None:
+    whole = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=3)
+    part = augment.moves("standard", SAMPLES[[7, 400]], shape=SHAPE, seed=0, epoch=3)
+    assert part.down.tolist() == whole.down[[7, 400]].tolist()
+    assert part.right.tolist() == whole.right[[7, 400]].tolist()
+    assert part.mirror.tolist() == whole.mirror[[7, 400]].tolist()
+
+
+def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
+    found = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert set(found.down.tolist()) == set(found.right.tolist()) == {-2, -1, 0, 1, 2}
+    assert 400 < found.mirror.sum() < 600
+
+
+def test_what_may_not_be_mirrored_is_only_shifted() -> None:
+    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)
+    assert not found.mirror.any()
+    assert (found.down.tolist(), found.right.tolist()) == (as_usual.down.tolist(), as_usual.right.tolist())
+
+
+def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
+    first, second = (augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=epoch) for epoch in (0, 1))
+    assert first.down.tolist() != second.down.tolist()
+
+
+def test_without_augmentation_nothing_moves() -> None:
+    found = augment.moves("none", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert not found.down.any()
+    assert not found.mirror.any()
+
+
+def test_all_frames_of_a_clip_move_alike() -> None:
+    clip = torch.stack([image()[0], image()[0].flip(0)])[None]
+    shifts = torch.tensor([[1], [2], [1]])
+    both = augment.apply(clip, torch.tensor([0]), shifts)
+    alone = [augment.apply(frame[None], torch.tensor([0]), shifts)[0] for frame in clip[0]]
+    assert torch.equal(both[0], torch.stack(alone, dim=1))
+
+
+def test_height_and_width_may_differ_and_there_may_be_one_channel() -> None:
+    wide = torch.arange(6 * 10, dtype=torch.uint8).view(1, 6, 10, 1)
+    assert augment.apply(wide, torch.tensor([0]), torch.tensor([[0], [1], [0]]))[0, 0, 0, :9].equal(
+        augment.normalized(wide)[0, 0, 0, 1:]
+    )
+
+
+def test_numbers_that_are_no_bytes_stay_what_they_are() -> None:
+    assert augment.normalized(torch.full((1, 2, 2, 3), 0.5)).unique().tolist() == [0.5]

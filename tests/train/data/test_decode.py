@@ -1,0 +1,93 @@
+"""From an image file to pixels."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from entrypoint import Failure
+from train.data import decode
+
+
+def test_a_larger_image_is_scaled_and_its_middle_taken(tmp_path: Path) -> None:
+    path = tmp_path / "wide.png"
+    pixels = np.zeros((16, 48, 3), np.uint8)
+    pixels[:, 16:32] = 200
+    Image.fromarray(pixels).save(path)
+    assert decode.decode(path, 8, 0).shape == (8, 8, 3)
+    assert decode.decode(path, 8, 0)[4, 2:6].min() == 200
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+def test_images_of_any_mode_become_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("image.jpg" if mode == "CMYK" else "image.png")
+    Image.new("RGB", (8, 8), (9, 9, 9)).convert(mode).save(path)
+    assert decode.decode(path, 8, 0).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"", 65), (b"no image", 65), (None, 66)], ids=["empty", "text", "missing"]
+)
+def test_a_file_that_is_no_image_is_named_with_its_index(tmp_path: Path, content: bytes | None, code: int) -> None:
+    path = tmp_path / "bad.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Failure, match="image 7 cannot be read") as caught:
+        decode.decode(path, 8, 7)
+    assert caught.value.code == code
+    assert str(path) in str(caught.value)
+
+
+SYSTEM = {
+    errno.ENOENT: 66,
+    errno.EACCES: 66,
+    errno.EPERM: 66,
+    errno.EIO: 74,
+    errno.ESTALE: 74,
+    errno.ETIMEDOUT: 74,
+    errno.EMFILE: 71,
+    errno.ENFILE: 71,
+    errno.EINVAL: 65,  # a seek to where a damaged header points
+}
+
+
+@pytest.mark.parametrize(("number", "code"), SYSTEM.items(), ids=[errno.errorcode[number] for number in SYSTEM])
+def test_what_the_system_could_not_do_is_not_a_broken_image(tmp_path: Path, number: int, code: int) -> None:
+    failure = decode.unreadable(tmp_path / "a.png", 7, OSError(number, os.strerror(number)))
+    assert failure.code == code
+    assert "a.png" in str(failure)
+
+
+def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jpg"
+    Image.effect_noise((64, 64), 90).convert("RGB").save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(Failure, match="truncated"):
+        decode.decode(path, 64, 0)
+
+
+DEEP = np.array([[0, 255, 256, 0x8000], [0xFFFF, 0x1234, 128, 0xFF00]])
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_of_16_bits_the_upper_8_are_taken(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    Image.fromarray(np.kron(DEEP, np.ones((2, 1))).astype(np.uint16)).save(path)
+    assert (decode.decode(path, 4, 0)[::2, :, 0] == DEEP >> 8).all()
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.full((8, 8), 0.5, np.float32), np.full((8, 8), 70_000, np.int32), np.full((8, 8), -1, np.int32)],
+    ids=["float", "large", "negative"],
+)
+def test_pixels_of_an_unknown_range_are_refused(tmp_path: Path, pixels: np.ndarray[tuple[int, int]]) -> None:
+    Image.fromarray(pixels).save(tmp_path / "a.tif")
+    with pytest.raises(Failure, match="32 bits") as caught:
+        decode.decode(tmp_path / "a.tif", 8, 0)
+    assert caught.value.code == 65

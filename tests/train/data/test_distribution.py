@@ -1,0 +1,103 @@
+"""How often each class is seen, and the weights that make up for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from entrypoint import ExitCode, Failure
+from train.data import distribution
+
+NAMES = ("rare", "common", "middle")
+
+
+def labels(*counts: int) -> torch.Tensor:
+    return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
+
+
+def test_counts_are_those_of_every_class_also_of_one_that_has_none() -> None:
+    assert distribution.counts(labels(2, 0, 3), 4).tolist() == [2, 0, 3, 0]
+
+
+def test_balanced_weights_are_samples_by_classes_times_count() -> None:
+    assert distribution.balanced([1, 3]) == [2.0, pytest.approx(2 / 3)]
+
+
+@pytest.mark.parametrize("counts", [[5, 5], [1, 99], [7, 11, 13], [10**9, 1]])
+def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
+    weighted = sum(w * c for w, c in zip(distribution.balanced(counts), counts, strict=True))
+    assert weighted == pytest.approx(sum(counts))
+
+
+@pytest.mark.parametrize(
+    ("counts", "names", "said"),
+    [
+        ([0, 3], NAMES, "none of rare"),
+        ([3, 0], (), "none of 1"),
+        ([0, 0, 0], NAMES, "none of rare, common, middle"),
+        ([1] + [0] * 7, (), "none of 1, 2, 3, 4, 5 and 2 more"),
+        ([], (), "any class"),
+    ],
+)
+def test_a_class_without_a_training_sample_cannot_be_balanced(
+    counts: list[int], names: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(Failure) as caught:
+        distribution.balanced(counts, names)
+    assert caught.value.code == ExitCode.DATA
+    assert said in str(caught.value)
+    assert "optim.class_weights" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("training", "held_out", "said"),
+    [
+        ((8, 8), (2, 2), "classes        training 8 each; held out 2 each"),
+        ((8, 12), (2, 3), "classes        training 8 to 12 each; held out 2 to 3 each"),
+        ((8, 8), (), "classes        training 8 each"),
+    ],
+)
+def test_about_equal_classes_are_one_line(training: tuple[int, ...], held_out: tuple[int, ...], said: str) -> None:
+    assert distribution.lines(labels(*training), labels(*held_out), ("a", "b"), "none") == [said]
+
+
+def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
+    first, _, *rows = distribution.lines(labels(1, 90, 9), labels(1, 10, 1), NAMES, "none")
+    assert first.endswith("the largest is 90 times the smallest")
+    assert [row.split() for row in rows] == [
+        ["common", "90", "10", "0.3704"],
+        ["middle", "9", "1", "3.704"],
+        ["rare", "1", "1", "33.33"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "title", "rare"),
+    [
+        ("none", "weight (balanced, not used)", "33.33"),
+        ("balanced", "weight (balanced)", "33.33"),
+        ([1.5, 1.0, 1.0], "weight (given)", "1.5"),
+        ([1.0], "weight (given)", "-"),
+    ],
+)
+def test_the_table_says_whose_weights_it_shows(weights: distribution.Weights, title: str, rare: str) -> None:
+    shown = distribution.lines(labels(1, 90, 9), labels(0), NAMES, weights)
+    assert shown[1].endswith(title)
+    assert shown[-1].split()[-1] == rare
+
+
+def test_of_many_classes_only_the_extremes_are_shown() -> None:
+    names = [f"c{number}" for number in range(100)]
+    shown = distribution.lines(labels(*range(1, 101)), labels(0), names, "none")
+    assert len(shown) == 2 + 10 + 1
+    assert [shown[2].split()[0], shown[7].strip(), shown[-1].split()[0]] == [
+        "c99",
+        "... and 90 classes between these",
+        "c0",
+    ]
+
+
+def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
+    shown = distribution.lines(labels(0, 5), labels(1, 1), ("none-of-it", "b"), "none")
+    assert "some classes have no training sample" in shown[0]
+    assert shown[-1].split() == ["none-of-it", "0", "1", "-"]

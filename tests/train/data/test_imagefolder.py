@@ -1,0 +1,73 @@
+"""A folder of class folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.data import imagefolder
+
+
+def make(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def test_class_folders_alone_hold_out_a_part(tmp_path: Path) -> None:
+    make(tmp_path, "b/1.jpg", "a/1.jpg", ".cache/1.jpg", "readme.txt")
+    found = imagefolder.layout(tmp_path)
+    assert found == imagefolder.Layout(training=tmp_path, held_out=None, classes=("a", "b"))
+
+
+@pytest.mark.parametrize("name", ["val", "test"])
+def test_a_folder_beside_train_is_held_out(tmp_path: Path, name: str) -> None:
+    make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{name}/a/1.jpg", f"{name}/b/1.jpg")
+    found = imagefolder.layout(tmp_path)
+    assert (found.training, found.held_out) == (tmp_path / "train", tmp_path / name)
+
+
+def test_val_comes_before_test(tmp_path: Path) -> None:
+    make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test", "val") for name in "ab"))
+    assert imagefolder.layout(tmp_path).held_out == tmp_path / "val"
+
+
+def test_images_are_counted_and_other_files_are_not(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.JPG", "a/deep/2.png", "a/labels.txt", "b/3.webp")
+    assert imagefolder.count(tmp_path, ("a", "b")) == 3
+
+
+REFUSED = {
+    "missing": ((), "nowhere", "cannot be read"),
+    "file": (("nowhere",), "nowhere", "cannot be read"),
+    "empty": (("readme.txt",), ".", "none"),
+    "one-class": (("a/1.jpg",), ".", "a"),
+    "other-classes": (("train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg", "test/c/1.jpg"), ".", "only in"),
+}
+
+
+@pytest.mark.parametrize(("files", "root", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_no_data_set_is_missing_input(files: tuple[str, ...], root: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        imagefolder.layout(make(tmp_path, *files) / root)
+    assert caught.value.code == ExitCode.NO_INPUT
+    assert said in str(caught.value)
+    assert "data.root" in caught.value.fix
+
+
+def test_a_class_without_images_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.jpg", "b/readme.txt")
+    with pytest.raises(Failure, match="hold no image") as caught:
+        imagefolder.count(tmp_path, ("a", "b"))
+    assert caught.value.found == "b"
+
+
+def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
+    make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", *(f"test/c{i}/1.jpg" for i in range(9)))
+    with pytest.raises(Failure) as caught:
+        imagefolder.layout(tmp_path)
+    assert caught.value.found is not None
+    assert caught.value.found.endswith("c0, c1, c2, c3, c4 and 4 more")

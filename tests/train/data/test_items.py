@@ -1,0 +1,130 @@
+"""Items of the user's own datasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from entrypoint import ExitCode, Failure
+from train.data import items
+
+BYTES = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+
+
+class Listed:
+    """Items out of a list; what is callable in it is called."""
+
+    def __init__(self, *images: Any) -> None:
+        self.images = images
+
+    def __getitem__(self, row: int) -> Any:
+        image = self.images[row]
+        return image() if callable(image) else image if isinstance(image, (tuple, str)) else (image, row % 2)
+
+
+def opened(*images: Any, labels: list[int] | None = None) -> items.Items:
+    found = torch.arange(len(images)) % 2 if labels is None else torch.tensor(labels)
+    return items.open_items(Listed(*images), found, 6, "mine:make, training data:")
+
+
+LIKE = {
+    "an-array": (BYTES, (8, 8, 3), torch.uint8),
+    "a-gray-array": (BYTES[..., 0], (8, 8, 1), torch.uint8),
+    "a-clip": (np.stack([BYTES] * 5), (5, 8, 8, 3), torch.uint8),
+    "a-gray-clip": (np.zeros((5, 8, 8), np.uint8), (5, 8, 8, 1), torch.uint8),
+    "floats": (BYTES / 255, (8, 8, 3), torch.float32),
+    "a-tensor": (torch.from_numpy(BYTES).permute(2, 0, 1), (8, 8, 3), torch.uint8),
+    "half-precision": (torch.zeros(3, 8, 8).half(), (8, 8, 3), torch.float32),
+    "a-clip-tensor": (torch.zeros(3, 5, 8, 8), (5, 8, 8, 3), torch.float32),
+    "a-picture": (Image.fromarray(BYTES), (6, 6, 3), torch.uint8),
+    "a-wide-gray-picture": (Image.new("L", (20, 8)), (6, 6, 3), torch.uint8),
+}
+
+
+@pytest.mark.parametrize(("image", "shape", "kind"), LIKE.values(), ids=LIKE)
+def test_images_of_every_kind(image: Any, shape: tuple[int, ...], kind: torch.dtype) -> None:
+    source = opened(image, image)
+    assert source.first == (shape, kind)
+    read = source.read(np.array([1, 0]))
+    assert (read.shape, read.dtype, read.is_contiguous()) == ((2, *shape), kind, True)
+
+
+def test_pixels_come_as_they_are() -> None:
+    tensor = torch.from_numpy(BYTES).permute(2, 0, 1)
+    assert opened(BYTES, tensor).read(np.arange(2)).equal(torch.from_numpy(np.stack([BYTES, BYTES])))
+
+
+def test_a_part_reads_its_own_items() -> None:
+    source = opened(*(np.full((4, 4), number, np.uint8) for number in range(6)))
+    part = items.part(source, source.labels == 1)
+    assert part.read(np.arange(3))[:, 0, 0, 0].tolist() == [1, 3, 5]
+
+
+def test_no_items_keep_their_shape() -> None:
+    assert opened(BYTES).read(np.arange(0)).shape == (0, 8, 8, 3)
+
+
+@pytest.mark.parametrize("label", [1, True, np.int8(1), np.uint64(1), torch.tensor(1), torch.tensor([1])])
+def test_labels_of_every_integer_kind(label: Any) -> None:
+    assert items.item(Listed((BYTES, label)), 0, "mine:")[1] == 1
+
+
+def fails() -> Any:
+    raise ValueError("no such file")
+
+
+def with_nan() -> Any:
+    return (np.where(BYTES == 9, np.nan, 1.0), 1)
+
+
+BAD = {
+    "an-error": (fails, f"{__file__}, line", "cannot be read"),
+    "no-pair": ("abc", "str: too many", "is no pair"),
+    "three-things": ((BYTES, 1, 2), "tuple: too many", "is no pair"),
+    "a-dict": (dict, "dict: not enough", "is no pair"),
+    "nothing": (lambda: None, "NoneType:", "is no pair"),
+    "a-float-label": ((BYTES, 1.0), "'float' object", "is no pair"),
+    "a-text-label": ((BYTES, "cat"), "'str' object", "is no pair"),
+    "a-one-hot-label": ((BYTES, np.array([0, 1])), "only", "is no pair"),
+    "no-label": ((BYTES, None), "'NoneType'", "is no pair"),
+    "another-size": ((BYTES[:4], 1), "[4, 8, 3], uint8", "not like the first"),
+    "another-type": ((BYTES / 255, 1), "[8, 8, 3], float32", "not like the first"),
+    "no-channels": ((BYTES[..., 0], 1), "[8, 8, 1], uint8", "not like the first"),
+    "another-label": ((BYTES, 0), "label 0", "another label"),
+    "text": (("a.jpg", 1), "a str", "no image"),
+    "a-list": (([[1, 2]], 1), "a list", "no image"),
+    "integers": ((BYTES.astype(np.int64), 1), "int64", "no image"),
+    "objects": ((np.array([None]), 1), "an array of object", "no image"),
+    "one-axis": ((BYTES[0, 0], 1), "[1, 3]", "these axes"),
+    "channels-first": ((BYTES.transpose(2, 0, 1), 1), "[1, 3, 8, 8]", "another place"),
+}
+
+
+@pytest.mark.parametrize(("second", "found", "what"), BAD.values(), ids=BAD)
+def test_a_bad_item_is_refused_by_its_number(second: Any, found: str, what: str) -> None:
+    source = opened(BYTES, second)
+    with pytest.raises(Failure, match=what) as caught:
+        source.read(np.arange(2))
+    assert caught.value.code == ExitCode.DATA
+    assert found in str(caught.value.found)
+    assert "item 1" in str(caught.value)
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    source = opened(BYTES / 255, with_nan)
+    with pytest.raises(Failure, match="item 1 holds numbers that are not finite"):
+        source.read(np.arange(2))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), Failure("mine", fix="so", code=ExitCode.IO)])
+def test_what_the_dataset_says_itself_passes(error: Exception) -> None:
+    def stand_in() -> Any:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        opened(stand_in)
+    assert caught.value is error

@@ -1,0 +1,135 @@
+"""Samples to batches: the same from memory and from worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from images import write_classes
+
+from entrypoint import Failure
+from train.data import catalog, loader, pools
+from train.data.loader import Batch, Loader
+from train.data.sampling import Piece
+from train.settings.config import Data
+
+CPU = torch.device("cpu")
+PIECES = [
+    Piece(step=step, epoch=step // 2, number=0, samples=np.array(samples))
+    for step, samples in enumerate([[3, 1], [0, 5], [2, 2], [7, 4]])
+]
+
+
+def opened(**changes: object) -> Loader:
+    settings = Data(samples=12, image_size=16, val_fraction=0.25, **changes)  # type: ignore[arg-type]
+    return loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=2)
+
+
+def training(**changes: object) -> list[tuple[Piece, Batch]]:
+    return list(opened(**changes).train(iter(PIECES)))
+
+
+def same(first: Batch, second: Batch) -> bool:
+    return torch.equal(first.images, second.images) and torch.equal(first.labels, second.labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_give_the_same_batches_as_memory(workers: int) -> None:
+    pairs = zip(training(loader="memory"), training(loader="workers", workers=workers), strict=True)
+    assert all(one[0] is other[0] and same(one[1], other[1]) for one, other in pairs)
+
+
+@pytest.mark.parametrize("kind", ["memory", "workers"])
+def test_evaluation_gives_the_images_as_they_are(kind: str) -> None:
+    (batch,) = opened(loader=kind, workers=0).evaluate([np.array([2, 0])])
+    raw = catalog.open_sets(Data(samples=12, image_size=16, val_fraction=0.25)).held_out.read(np.array([2, 0]))
+    assert torch.equal(batch.images, raw.permute(0, 3, 1, 2).float().sub(127.5).div(63.75))
+
+
+def test_a_batch_is_channels_first_in_shape_and_last_in_memory() -> None:
+    images = training()[0][1].images
+    assert (images.shape, images.dtype) == ((2, 3, 16, 16), torch.float32)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_sample_moves_otherwise_in_the_next_epoch() -> None:
+    again = [Piece(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
+    first, second = (batch for _, batch in opened().train(iter(again)))
+    assert not torch.equal(first.images, second.images)
+
+
+def test_what_may_not_be_mirrored_is_only_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = loader.augment.moves
+    monkeypatch.setattr(loader.augment, "moves", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+    settings = Data(samples=200, image_size=8, frames=2, val_fraction=0.0)
+    clips = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=2)
+    list(clips.train(iter([Piece(step=0, epoch=0, number=0, samples=np.arange(200))])))
+    assert (seen[0].down.any(), seen[0].mirror.any()) == (True, False)
+
+
+def test_without_augmentation_every_epoch_sees_the_same() -> None:
+    again = [Piece(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
+    first, second = (batch for _, batch in opened(augment="none").train(iter(again)))
+    assert torch.equal(first.images, second.images)
+
+
+def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened().kind == "memory"
+    monkeypatch.setattr(loader, "LARGEST_IN_MEMORY", 100)
+    assert opened().kind == "1 worker"
+
+
+def test_memory_is_filled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = training(loader="memory")
+    monkeypatch.setattr(pools, "CHUNK", 2)
+    assert all(same(a[1], b[1]) for a, b in zip(whole, training(loader="memory"), strict=True))
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Data:
+    """A folder in which one file is no image."""
+    root = write_classes(tmp_path, ant=4, bee=4)
+    (root / "ant/000.png").write_bytes(b"no image")
+    return Data(name="folder", root=str(root), image_size=8, val_fraction=0.0)
+
+
+def read(settings: Data, kind: str) -> Iterator[object]:
+    pieces = iter([Piece(step=0, epoch=0, number=0, samples=np.arange(8))])
+    sets = catalog.open_sets(settings)
+    settings = replace(settings, loader=kind)  # type: ignore[arg-type]
+    return loader.open_loader(sets, settings, seed=0, device=CPU, cores=2).train(pieces)
+
+
+@pytest.mark.parametrize("kind", ["memory", "workers"])
+def test_a_broken_image_is_named_whoever_reads_it(broken: Data, kind: str) -> None:
+    with pytest.raises(Failure, match="image 0 cannot be read") as caught:
+        list(read(broken, kind))
+    assert caught.value.code == 65
+    assert "000.png" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["memory", "workers"])
+def test_a_broken_image_that_may_be_skipped_is_said_once_though_met_in_every_epoch(broken: Data, kind: str) -> None:
+    settings = replace(broken, loader=kind, max_bad_images=1)  # type: ignore[arg-type]
+    said: list[str] = []
+    pieces = [Piece(step=epoch, epoch=epoch, number=0, samples=np.arange(8)) for epoch in range(3)]
+    ready = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=2, say=said.append)
+    assert [len(batch.labels) for _, batch in ready.train(pieces)] == [8, 8, 8]
+    assert len(said) == len(list(ready.broken)) == 1
+    assert "ant/000.png" in said[0]
+
+
+def test_without_anyone_to_tell_it_is_said_on_stderr(broken: Data, capsys: pytest.CaptureFixture[str]) -> None:
+    list(read(replace(broken, max_bad_images=1), "memory"))
+    assert capsys.readouterr().err.startswith("skipped a broken image (1 of at most 1): ")
+
+
+def test_nothing_held_out_is_nothing_to_evaluate() -> None:
+    settings = Data(samples=12, image_size=16, val_fraction=0.0)
+    found = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=1)
+    assert list(found.evaluate([])) == []

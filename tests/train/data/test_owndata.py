@@ -1,0 +1,188 @@
+"""The user's own data sets, out of his factory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jobs import trained
+from processes import python
+
+from entrypoint import ExitCode, Failure
+from train.data import catalog, owndata
+from train.data.sets import Sets
+from train.settings.config import Data
+
+# What every module of a test begins with.
+START = """
+import numpy as np, torch
+from train.data.sets import Sets
+from train.data.shape import Shape
+
+class Squares:
+    def __init__(self, count=40, size=8):
+        self.count, self.size = count, size
+    def __len__(self):
+        return self.count
+    def __getitem__(self, row):
+        return np.full((self.size, self.size, 3), 6 * row, np.uint8), row % 2
+
+class Listed(Squares):
+    targets = [row % 2 for row in range(40)]
+    classes = ["even", "odd"]
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+class Drawn:
+    def __init__(self, labels):
+        self.labels = labels
+    def read(self, samples):
+        return torch.zeros((len(samples), 4, 6, 1), dtype=torch.uint8)
+
+def sets(labels=[0, 1] * 20, classes=("a", "b"), size=(4, 6)):
+    side = Drawn(torch.tensor(labels))
+    return Sets(training=side, held_out=side, classes=classes, shape=Shape(channels=1, size=size))
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Write users_data.py, with a factory that returns this expression."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    def to(expression: str) -> Data:
+        text = f"{START}\n\ndef make(data):\n    return {expression}\n"
+        (tmp_path / "users_data.py").write_text(text)
+        return Data(name="users_data:make", root="my/root")
+
+    yield to
+    sys.modules.pop("users_data", None)
+
+
+def sizes(sets: Sets) -> tuple[int, int]:
+    return len(sets.training.labels), len(sets.held_out.labels)
+
+
+MADE = {
+    "a-pair": ("Squares(), Squares(10)", (40, 10), ("0", "1")),
+    "a-list-of-two": ("[Squares(), Squares(10)]", (40, 10), ("0", "1")),
+    "no-held-out": ("Squares(), None", (32, 8), ("0", "1")),
+    "with-names": ("Listed(), None", (32, 8), ("even", "odd")),
+    "a-subset": ("torch.utils.data.Subset(Listed(), range(0, 30)), None", (24, 6), ("0", "1")),
+    "sets": ("sets()", (40, 40), ("a", "b")),
+    "tensors": (
+        "torch.utils.data.TensorDataset(torch.zeros(40, 3, 8, 8), torch.arange(40) % 2), None",
+        (32, 8),
+        ("0", "1"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("expression", "expected", "classes"), MADE.values(), ids=MADE)
+def test_what_a_factory_may_return(
+    write: Any, expression: str, expected: tuple[int, int], classes: tuple[str, ...]
+) -> None:
+    sets = catalog.open_sets(write(expression))
+    assert (sizes(sets), sets.classes) == (expected, classes)
+    assert sets.training.read(np.arange(2)).shape == (2, *sets.shape.stored)
+
+
+def test_the_factory_gets_the_data_section(write: Any) -> None:
+    assert sizes(owndata.find(write("Squares(len(data.root)), Squares(4)"))) == (7, 4)
+
+
+def test_listed_labels_are_not_read_out_of_the_items(write: Any) -> None:
+    given = write("(one := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
+                  "(np.zeros((4, 4), np.uint8), 0)))[:1] * 2")  # fmt: skip
+    assert sizes(owndata.find(given)) == (40, 40)
+
+
+def test_a_class_may_be_missing_where_the_dataset_names_it(write: Any) -> None:
+    made = owndata.find(write("setattr(Listed, 'classes', ['a', 'b', 'c']) or (Listed(), None)"))
+    assert made.classes == ("a", "b", "c")
+
+
+def test_the_split_keeps_every_sample_once(write: Any) -> None:
+    sets = owndata.find(write("Squares(), None"))
+    both = torch.cat([side.read(np.arange(len(side.labels))) for side in (sets.training, sets.held_out)])
+    assert sorted(both[:, 0, 0, 0].tolist()) == [6 * row % 250 for row in range(40)] or len(both) == 40
+
+
+@pytest.mark.parametrize("loader", ["memory", "workers"])
+def test_it_is_trained_on(write: Any, tmp_path: Path, loader: str) -> None:
+    write("Listed(), None")
+    settings = ("data.name=users_data:make", f"data.loader={loader}", "data.workers=1", "train.max_steps=2")
+    _, end = trained(tmp_path / "run", *settings)
+    assert end.saved is not None
+
+
+BAD = {
+    "nothing": ("None", "NoneType"),
+    "one-dataset": ("Squares()", "Squares"),
+    "three": ("(Squares(),) * 3", "tuple"),
+    "no-training-side": ("None, Squares()", "(None, ...)"),
+    "a-loader-of-batches": ("iter([1]), None", "without len()"),
+    "an-iterable-dataset": ("Stream(), None", "without len()"),
+    "no-items": ("Squares(0), None", "without items"),
+    "no-held-out-items": ("Squares(), Squares(0)", "without items"),
+    "too-many-targets": ("setattr(Squares, 'targets', [0, 1] * 40) or (Squares(), None)", "80 labels"),
+    "text-targets": ("setattr(Squares, 'targets', ['a', 'b'] * 20) or (Squares(), None)", "users_data:make"),
+    "float-targets": ("setattr(Squares, 'targets', [0.0, 1.0] * 20) or (Squares(), None)", "float64"),
+    "negative-targets": ("setattr(Squares, 'targets', [-1, 1] * 20) or (Squares(), None)", "-1"),
+    "a-gap": ("setattr(Squares, 'targets', [0, 2] * 20) or (Squares(), None)", "no label 1"),
+    "fewer-names-than-classes": ("setattr(Listed, 'classes', ['a']) or (Listed(), None)", "label 1"),
+    "other-held-out-shape": ("Squares(), Squares(size=6)", "different shapes"),
+    "sets-with-a-large-label": ("sets([0, 1, 2])", "label 2"),
+    "sets-without-samples": ("sets(np.zeros(0, int))", "no training samples"),
+    "sets-of-another-shape": ("sets(size=(6, 4))", "[4, 6, 1]"),
+    "sets-with-float-labels": ("sets([0.0, 1.0])", "float32"),
+    "sets-without-read": ("Sets(training=Squares(), held_out=Squares(), classes=('a',), shape=None)", "without"),
+}
+
+
+@pytest.mark.parametrize(("expression", "found"), BAD.values(), ids=BAD)
+def test_what_it_may_not_return_is_refused(write: Any, expression: str, found: str) -> None:
+    with pytest.raises(Failure) as caught:
+        owndata.find(write(expression))
+    assert caught.value.code == ExitCode.DATA
+    assert found in str(caught.value.found)
+
+
+FAILING = {
+    "in-the-factory": "1 / 0",
+    "in-len": "setattr(Squares, '__len__', lambda self: 1 / 0) or (Squares(), None)",
+    "in-read": "setattr(Drawn, 'read', lambda self, samples: 1 / 0) or sets()",
+}
+
+
+@pytest.mark.parametrize("expression", FAILING.values(), ids=FAILING)
+def test_an_error_in_the_users_code_names_its_line(write: Any, expression: str) -> None:
+    with pytest.raises(Failure) as caught:
+        owndata.find(write(expression))
+    line = len(START.splitlines()) + 4
+    assert caught.value.code == ExitCode.USAGE
+    assert f"users_data.py, line {line}: ZeroDivisionError" in str(caught.value.found)
+
+
+def test_a_name_that_nobody_knows_is_looked_for_as_a_module() -> None:
+    with pytest.raises(Failure, match="there is no module not_there") as caught:
+        catalog.open_sets(Data(name="not_there:make"))
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_a_module_beside_the_config_is_found_from_any_folder(write: Any, tmp_path: Path) -> None:
+    write("Listed(), None")
+    (tmp_path / "my.yaml").write_text("data: {name: 'users_data:make'}\ntrain: {global_batch_size: 8, max_steps: 1}\n")
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "users_data.py").write_text("make = None")  # the working directory is not looked in
+    settings = ("--device", "cpu", "--config", "../my.yaml", "log.tensorboard=false")
+    ended = python("-m", "train", *settings, cwd=elsewhere, environ={"PYTHONSAFEPATH": "1"})
+    assert ended.returncode == 0, ended.stderr
+    assert "data           users_data:make: 32 training and 8 held-out images" in ended.stderr + ended.stdout

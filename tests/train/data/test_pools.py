@@ -1,0 +1,102 @@
+"""Pixels out of memory and from workers, with broken images among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train.data import pools
+from train.data.broken import Ledger
+from train.data.sets import Samples
+
+CPU = torch.device("cpu")
+BAD = (2, 3, 9)
+
+
+class Numbers:
+    """Ten images of one pixel, which holds the image's number; some are broken. Labels are tens."""
+
+    labels = torch.arange(10) * 10
+
+    def __init__(self, bad: tuple[int, ...], code: ExitCode) -> None:
+        self.bad, self.code = bad, code
+
+    def read(self, samples: Samples) -> Tensor:
+        for sample in samples:
+            if sample in self.bad:
+                raise Failure(f"image {sample}", found=f"{sample}.png", fix="-", code=self.code)
+        return torch.from_numpy(samples).to(torch.uint8).reshape(-1, 1, 1, 1)
+
+
+def pool(
+    kind: str, *, bad: tuple[int, ...] = BAD, most: int = 3, replace: bool = True, code: ExitCode = ExitCode.DATA
+) -> tuple[pools.InMemory | pools.ByWorkers, Ledger]:
+    book = Ledger(most, lambda line: None)
+    side = pools.Side(name="side", source=Numbers(bad, code), ledger=book, most=most, replace=replace)
+    if kind == "memory":
+        return pools.in_memory(side, (1, 1, 1), CPU, 2), book
+    return pools.ByWorkers(side, int(kind), CPU), book
+
+
+def drawn(made: pools.InMemory | pools.ByWorkers, *wanted: list[int]) -> Iterator[tuple[list[int], list[int]]]:
+    for pixels, rows, labels in made.take([np.array(samples, np.int64) for samples in wanted]):
+        yield pixels[rows].flatten().tolist(), labels.tolist()
+
+
+KINDS = ["memory", "0", "2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [1, 3, 1024])
+def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
+    kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "CHUNK", chunk)
+    given = list(drawn(pool(kind)[0], [1, 2, 3, 4], [9, 9]))
+    assert given == [([1, 4, 4, 4], [10, 40, 40, 40]), ([0, 0], [0, 0])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_held_out_side_it_is_left_out(kind: str) -> None:
+    given = list(drawn(pool(kind, replace=False)[0], [1, 2, 3, 4], [2, 3], [9, 8]))
+    assert given == [([1, 4], [10, 40]), ([8], [80])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_were_met_are_in_the_ledger(kind: str) -> None:
+    made, book = pool(kind)
+    list(drawn(made, list(range(10))))
+    assert sorted(book) == ["2.png", "3.png", "9.png"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_one_too_many_ends_it(kind: str, most: int) -> None:
+    with pytest.raises(Failure) as caught:
+        list(drawn(pool(kind, most=most)[0], [1, 2], [3, 4], [8, 9]))
+    assert caught.value.code == ExitCode.DATA
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_gone_ends_it_though_broken_ones_are_allowed(kind: str) -> None:
+    with pytest.raises(Failure, match="image 2") as caught:
+        list(drawn(pool(kind, code=ExitCode.NO_INPUT)[0], [1, 2]))
+    assert caught.value.code == ExitCode.NO_INPUT
+
+
+@pytest.mark.parametrize("kind", ["0", "2"])
+def test_reading_takes_nothing_from_the_generator_that_dropout_uses(kind: str) -> None:
+    before = torch.get_rng_state()
+    list(drawn(pool(kind)[0], [1, 2], [3, 4]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_whole_side_needs_no_mask() -> None:
+    made, _ = pool("memory", bad=(), replace=False)
+    assert isinstance(made, pools.InMemory)
+    assert made.whole is None

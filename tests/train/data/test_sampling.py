@@ -1,0 +1,66 @@
+"""Which samples each micro batch has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.data.sampling import Course, Piece, blocks
+from train.settings.batches import batches, steps
+
+SAMPLES, GLOBAL, MICRO = 50, 16, 2
+
+
+def course(world_size: int, rank: int, epochs: int = 2) -> Course:
+    batch = batches(GLOBAL, MICRO, world_size)
+    counted = steps(batch, SAMPLES, epochs=epochs, max_steps=None)
+    return Course(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=3)
+
+
+def all_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], Piece]:
+    found = [piece for rank in range(world_size) for piece in course(world_size, rank).pieces(first)]
+    by_place = {(piece.step, piece.number): piece for piece in found}
+    assert len(by_place) == len(found), "two ranks have the same micro batch"
+    return by_place
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_every_world_has_the_same_micro_batches(world_size: int) -> None:
+    one, many = all_pieces(1), all_pieces(world_size)
+    assert one.keys() == many.keys()
+    assert all(np.array_equal(one[place].samples, many[place].samples) for place in one)
+
+
+def test_an_epoch_has_no_sample_twice_and_leaves_out_the_last_partial_batch() -> None:
+    seen = np.concatenate([piece.samples for piece in all_pieces(1).values() if piece.epoch == 0])
+    assert len(seen) == len(set(seen.tolist())) == SAMPLES // GLOBAL * GLOBAL
+
+
+def test_other_samples_are_left_out_in_the_next_epoch() -> None:
+    seen = [{n for p in all_pieces(1).values() if p.epoch == epoch for n in p.samples.tolist()} for epoch in (0, 1)]
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 5])
+def test_a_resumed_course_goes_on_where_it_was_left(first: int) -> None:
+    whole, rest = all_pieces(2), all_pieces(2, first)
+    assert rest.keys() == {place for place in whole if place[0] >= first}
+    assert all(np.array_equal(rest[place].samples, whole[place].samples) for place in rest)
+
+
+def test_a_ranks_micro_batches_are_neighbours() -> None:
+    numbers = [piece.number for piece in course(2, 1).pieces(0) if piece.step == 0]
+    assert numbers == [4, 5, 6, 7]
+
+
+@given(st.integers(0, 200), st.integers(1, 50), st.integers(1, 9))
+def test_evaluation_has_every_sample_on_exactly_one_rank(count: int, size: int, world_size: int) -> None:
+    parts = [part for rank in range(world_size) for part in blocks(count, size, rank=rank, world_size=world_size)]
+    assert sorted(n for part in parts for n in part.tolist()) == list(range(count))
+
+
+def test_evaluations_blocks_are_the_same_for_every_world() -> None:
+    one = {tuple(part) for part in blocks(50, 16, rank=0, world_size=1)}
+    assert one == {tuple(part) for rank in range(3) for part in blocks(50, 16, rank=rank, world_size=3)}

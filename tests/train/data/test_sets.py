@@ -1,0 +1,29 @@
+"""What a data set is to the training."""
+
+from __future__ import annotations
+
+import torch
+
+from train.data.sets import Sets
+from train.data.shape import Shape
+from train.data.synthetic import Drawn
+
+
+def sets(frames: int | None = None) -> Sets:
+    size = (4, 5) if frames is None else (frames, 4, 5)
+    sides = [Drawn(0, torch.zeros(count, dtype=torch.int64), 4) for count in (7, 3)]
+    shape = Shape(channels=2, size=size)
+    return Sets(training=sides[0], held_out=sides[1], classes=("a", "b"), shape=shape)
+
+
+def test_both_sides_are_counted_together() -> None:
+    assert sets().numbers == 10 * 4 * 5 * 2
+
+
+def test_a_clip_counts_with_all_its_frames() -> None:
+    assert sets(frames=6).numbers == 6 * sets().numbers
+
+
+def test_a_data_set_may_be_mirrored_unless_it_says_no() -> None:
+    assert sets().mirror
+    assert sets().notes == ()

@@ -1,0 +1,85 @@
+"""Scores over the held-out images, every one once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+import torch
+from jobs import ALONE
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from train.data.loader import Batch
+from train.evaluation.evaluation import BATCH, evaluate, shares
+from train.evaluation.scores import Result
+
+
+class OneRank:
+    """A runtime without others."""
+
+    device = torch.device("cpu")
+    control = None
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Nothing to add."""
+        return sums
+
+
+torch.manual_seed(0)
+IMAGES, LABELS = torch.randn(20, 6), torch.arange(20) % 4
+MODEL = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.9))
+
+
+def batches(size: int) -> Iterator[Batch]:
+    for start in range(0, 20, size):
+        yield Batch(images=IMAGES[start : start + size], labels=LABELS[start : start + size])
+
+
+def measured(size: int = 20) -> Result:
+    return evaluate(MODEL, batches(size), OneRank(), classes=4).result  # type: ignore[arg-type]
+
+
+def test_the_figures_are_what_the_whole_set_gives() -> None:
+    with torch.no_grad():
+        logits = MODEL[0](IMAGES)
+    result = measured()
+    assert result.samples == 20
+    assert result.accuracy == (logits.argmax(1) == LABELS).double().mean().item()
+    assert result.loss == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
+def test_a_short_last_batch_counts_by_its_samples(size: int) -> None:
+    assert measured(size).accuracy == measured().accuracy
+    assert measured(size).loss == pytest.approx(measured().loss, abs=1e-6)
+
+
+def test_the_model_measures_without_dropout_and_trains_on() -> None:
+    MODEL.train()
+    assert measured() == measured()
+    assert MODEL.training
+
+
+def test_nothing_is_kept_for_gradients() -> None:
+    measured()
+    assert all(parameter.grad is None for parameter in MODEL.parameters())
+
+
+def test_every_score_is_there() -> None:
+    result = measured()
+    assert result.recall is not None
+    assert sum(share or 0 for share in result.recall) / 4 == pytest.approx(result.accuracy)  # five of each class
+    assert 0 < (result.macro_f1 or 0) <= 1
+    assert result.top5_accuracy == 1.0
+
+
+@pytest.mark.parametrize("size", [1, 7, 256, "auto"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 20])
+def test_each_sample_is_on_one_rank_in_the_same_batches(size: int | Literal["auto"], ranks: int) -> None:
+    alone = shares(600, size, ALONE)
+    found = [shares(600, size, replace(ALONE, rank=rank, world_size=ranks)) for rank in range(ranks)]
+    assert sorted(block.tolist() for mine in found for block in mine) == [block.tolist() for block in alone]
+    assert max(len(block) for block in alone) <= (BATCH if size == "auto" else size)

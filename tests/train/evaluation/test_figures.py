@@ -1,0 +1,75 @@
+"""Scores as people and programs read them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from train.evaluation import figures
+from train.evaluation.scores import Result
+
+EVEN = Result(accuracy=0.75, loss=0.5, samples=8, top5_accuracy=1.0, macro_f1=0.74, recall=(0.8, 0.75, 0.7))
+UNEVEN = replace(EVEN, macro_f1=0.5, recall=(0.95, 0.2, None))
+OLD = Result(accuracy=0.75, loss=0.5, samples=8)
+CLASSES = ("cat", "dog", "a-very-long-name-of-a-class")
+MATRIX = [[19, 1, 0], [8, 2, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("result", "metric", "more"),
+    [
+        (EVEN, "accuracy", ""),
+        (OLD, "macro_f1", ""),
+        (UNEVEN, "accuracy", ", macro F1 0.5000"),
+        (EVEN, "macro_f1", ", macro F1 0.7400"),
+        (EVEN, "top5_accuracy", ", top-5 100.00%"),
+    ],
+    ids=["accuracy-tells-all", "not-measured", "far-apart", "asked-for", "top-5-asked-for"],
+)
+def test_a_line_says_what_accuracy_hides_or_the_metric_asks_for(result: Result, metric: str, more: str) -> None:
+    assert figures.line(result, metric) == f"accuracy 75.00%, loss 0.500{more}"
+
+
+def test_the_end_names_the_weak_classes_of_uneven_results_only() -> None:
+    assert "weak classes" not in figures.facts(EVEN, CLASSES)
+    assert figures.facts(UNEVEN, CLASSES)["weak classes"] == "dog 20.0%, cat 95.0% (recall)"
+
+
+def test_the_end_shows_top_five_where_there_are_more_classes() -> None:
+    assert "top-5" not in figures.facts(EVEN, CLASSES)
+    six = replace(EVEN, recall=(0.7,) * 6)
+    assert figures.facts(six, tuple("abcdef"))["top-5"] == "100.00%"
+
+
+def test_an_older_versions_result_shows_what_it_has() -> None:
+    assert list(figures.facts(OLD, CLASSES)) == ["accuracy"]
+
+
+def test_the_record_holds_recall_where_it_does_not_flood_the_file() -> None:
+    assert figures.record(EVEN)["recall"] == (0.8, 0.75, 0.7)
+    assert "recall" not in figures.record(replace(EVEN, recall=(0.5,) * 101))
+    assert figures.record(OLD) == {"accuracy": 0.75, "loss": 0.5, "samples": 8}
+
+
+def test_a_table_has_a_line_for_each_class() -> None:
+    assert figures.table(UNEVEN, CLASSES, MATRIX) == (
+        "   class             recall   0  1  2\n"
+        "0  cat                95.0%  19  1  0\n"
+        "1  dog                20.0%   8  2  0\n"
+        "2  a-very-long-nam…       -   0  0  0"
+    )
+
+
+def test_the_matrix_file_is_json_with_a_line_for_each_class() -> None:
+    text = figures.confusion_json(7, CLASSES, MATRIX)
+    assert json.loads(text) == {"step": 7, "classes": list(CLASSES), "matrix": MATRIX}
+    assert "[8, 2, 0],\n" in text
+
+
+def test_json_is_one_line_without_undefined_numbers() -> None:
+    text = figures.as_json(replace(UNEVEN, loss=float("nan")), MATRIX, {"step": 7})
+    found = json.loads(text)
+    assert (found["step"], found["loss"], found["recall"], found["confusion"]) == (7, None, [0.95, 0.2, None], MATRIX)
+    assert "\n" not in text

@@ -1,0 +1,99 @@
+"""When a run has reached what it was made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import fit, opened, steps_of, trained
+
+from train.evaluation import stopping
+from train.evaluation.scores import Result
+from train.record import metrics
+from train.settings.config import Eval
+
+TARGET = Eval(target=0.9, patience=2)
+
+
+def measured(accuracy: float) -> Result:
+    return Result(accuracy=accuracy, loss=1.0, samples=100)
+
+
+def held(*accuracies: float, wanted: Eval = TARGET) -> int:
+    times = 0
+    for accuracy in accuracies:
+        times = stopping.held(wanted, times, measured(accuracy))
+    return times
+
+
+def test_evaluations_at_the_target_are_counted() -> None:
+    assert held(0.9, 0.95) == 2
+
+
+def test_one_below_the_target_starts_the_count_again() -> None:
+    assert held(0.95, 0.95, 0.89, 0.95) == 1
+
+
+def test_without_a_target_nothing_is_held() -> None:
+    assert held(1.0, 1.0, wanted=Eval()) == 0
+
+
+def test_a_loss_reaches_its_target_from_above() -> None:
+    assert stopping.held(Eval(metric="loss", target=1.5), 0, measured(0.1)) == 1
+    assert stopping.held(Eval(metric="loss", target=0.5), 0, measured(0.1)) == 0
+
+
+@pytest.mark.parametrize(("times", "over"), [(1, False), (2, True), (3, True)])
+def test_the_run_ends_after_patience_evaluations(times: int, over: bool) -> None:
+    assert stopping.reached(TARGET, times) is over
+
+
+def test_a_target_that_was_taken_away_ends_nothing() -> None:
+    assert not stopping.reached(Eval(), 5)
+
+
+@pytest.mark.parametrize(("accuracy", "times"), [(0.95, 3), (0.5, 0)])
+def test_what_was_held_is_judged_by_the_target_of_today(accuracy: float, times: int) -> None:
+    assert stopping.still_held(TARGET, 3, measured(accuracy)) == times
+
+
+def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
+    todo, now = trained(tmp_path, "eval.target=0.0", "eval.patience=1")
+    assert (todo.state.step, todo.steps.total) == (4, 8)
+    assert now.saved == tmp_path / "checkpoints" / "step-00000004"
+
+
+def test_a_run_that_ended_at_its_target_does_nothing_when_it_is_started_again(tmp_path: Path) -> None:
+    trained(tmp_path, "eval.target=0.0")
+    before = (tmp_path / metrics.NAME).read_text()
+    todo, _ = trained(tmp_path, "eval.target=0.0")
+    assert todo.state.step == 4
+    assert (tmp_path / metrics.NAME).read_text() == before
+
+
+def test_a_run_that_ended_at_its_target_goes_on_without_it(tmp_path: Path) -> None:
+    trained(tmp_path, "eval.target=0.0")
+    assert trained(tmp_path)[0].state.step == 8
+
+
+def test_patience_is_counted_over_a_restart(tmp_path: Path) -> None:
+    settings = ("train.epochs=4", "eval.target=0.0", "eval.patience=3", "optim.schedule=constant")
+    trained(tmp_path, *settings, "train.epochs=2")
+    assert trained(tmp_path, *settings)[0].state.step == 12
+
+
+def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:
+    with opened(tmp_path, "train.ema_decay=0.99", "eval.every_epochs=2") as todo:
+        average = todo.state.average
+        assert average is not None
+        for tensor in average.tensors.values():
+            tensor.zero_()
+        average.update = lambda step: None  # type: ignore[method-assign]
+        fit(todo)
+        assert todo.state.result is not None
+        assert todo.state.result.loss == pytest.approx(0.6931, abs=1e-3)  # two classes, all logits 0
+
+
+def test_every_evaluation_is_written_once(tmp_path: Path) -> None:
+    trained(tmp_path, "eval.target=0.0", "eval.patience=2")
+    assert steps_of(list(metrics.read(tmp_path / metrics.NAME)), "eval") == [4, 8]

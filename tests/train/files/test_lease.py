@@ -1,0 +1,202 @@
+"""One process at a time holds a lease, a dead one holds nobody up, and a living one is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from processes import TIMEOUT_S, start_python, wait_until
+
+from train.files import lease
+from train.files.lease import Holder, Waited
+
+HOLD = """
+import pathlib, sys, time
+from train.files import lease
+lease.take(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "POLL_S", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / ".lease"
+
+
+def nobody(_: Holder | None) -> None:
+    raise AssertionError("waited for somebody")
+
+
+def left_by(path: Path, holder: Holder, number: int = 1) -> Path:
+    """The file of a holder that is not this process."""
+    file = path.with_name(f"{path.name}.{number}")
+    file.write_text(json.dumps(asdict(holder)))
+    return file
+
+
+@pytest.fixture
+def ended() -> Holder:
+    """A process of this machine that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(TIMEOUT_S)
+    return replace(lease.myself(), pid=process.pid, began="1")
+
+
+@pytest.fixture
+def elsewhere() -> Holder:
+    return replace(lease.myself(), host="node07", machine="another boot")
+
+
+def test_only_the_first_holds_it(path: Path) -> None:
+    assert lease.take(path) is not None
+    assert lease.take(path) is None
+
+
+def test_given_back_it_can_be_taken_again_and_leaves_no_file(path: Path) -> None:
+    for _ in range(2):
+        held = lease.take(path)
+        assert held is not None
+        with held.held():
+            assert lease.take(path) is None
+        assert list(path.parent.iterdir()) == []
+
+
+def test_an_error_inside_gives_it_back(path: Path) -> None:
+    held = lease.take(path)
+    assert held is not None
+    with pytest.raises(KeyboardInterrupt), held.held():
+        raise KeyboardInterrupt
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_dead_process_of_this_machine_holds_nobody_up(path: Path, ended: Holder) -> None:
+    left_by(path, ended)
+    assert lease.wait(path, nobody) == Waited(token=ended.token)
+    held = lease.take(path)
+    assert held is not None
+    held.give_back()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_another_process_with_the_number_of_a_dead_one_holds_nobody_up(path: Path) -> None:
+    left_by(path, replace(lease.myself(), began="1"))
+    assert lease.take(path) is not None
+
+
+def test_a_process_killed_while_it_holds_the_lease_holds_nobody_up(path: Path) -> None:
+    with start_python("-c", HOLD, str(path), cwd=Path.cwd()) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            assert lease.take(path) is None
+        finally:
+            process.kill()
+        # Not yet waited for: a zombie is dead too.
+        wait_until(lambda: lease.take(path) is not None, "the dead one's lease is free")
+
+
+def test_of_two_that_see_a_dead_one_only_one_wins(path: Path, ended: Holder) -> None:
+    left_by(path, ended)
+    assert [lease.take(path) is not None for _ in range(3)] == [True, False, False]
+
+
+def test_a_holder_elsewhere_is_dead_once_its_file_was_not_touched_for_long(path: Path, elsewhere: Holder) -> None:
+    file = left_by(path, elsewhere)
+    waited = lease.wait(path, lambda _: None, clock=count(0, 10).__next__)
+    assert waited == Waited(token=elsewhere.token, silent=(1, file.stat().st_mtime_ns))
+    assert lease.take(path) is None
+    assert lease.take(path, waited) is not None
+
+
+def test_a_file_without_a_name_is_dead_once_it_was_not_touched_for_long(path: Path) -> None:
+    path.with_name(f"{path.name}.1").touch()
+    waited = lease.wait(path, lambda _: None, clock=count(0, 10).__next__)
+    assert waited.token is None
+    assert lease.take(path, waited) is not None
+
+
+def test_a_holder_that_touches_its_file_is_waited_for(path: Path, elsewhere: Holder) -> None:
+    file, looks = left_by(path, elsewhere), iter(range(1000))
+
+    def touch(holder: Holder | None) -> None:
+        assert holder == elsewhere
+        os.utime(file, ns=(0, look)) if (look := next(looks)) < 50 else file.unlink()
+
+    assert lease.wait(path, touch, clock=count(0, 10).__next__) == Waited(token=elsewhere.token)
+    assert next(looks) == 51
+
+
+def test_a_holder_that_came_to_life_again_is_not_dead(path: Path, elsewhere: Holder) -> None:
+    file = left_by(path, elsewhere)
+    waited = lease.wait(path, lambda _: None, clock=count(0, 10).__next__)
+    os.utime(file, ns=(0, 1))
+    assert lease.take(path, waited) is None
+
+
+def test_nobody_is_waited_for_without_a_holder(path: Path) -> None:
+    assert lease.wait(path, nobody) == Waited(token=None)
+
+
+def test_one_that_seemed_dead_leaves_its_successors_file(path: Path) -> None:
+    slept = lease.take(path)
+    assert slept is not None
+    successor = left_by(path, lease.myself(), number=2)
+    slept.give_back()
+    assert successor.exists()
+
+
+def test_the_file_is_touched_while_the_lease_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.001)
+    held = lease.take(path)
+    assert held is not None
+    file = path.with_name(f"{path.name}.1")
+    os.utime(file, ns=(0, 0))
+    with held.held():
+        wait_until(lambda: file.stat().st_mtime_ns > 0, "touched")
+
+
+def test_other_files_in_the_folder_are_no_leases(path: Path) -> None:
+    for name in (".lease.failed", ".lease", ".lease.x1", "lease.1"):
+        path.with_name(name).touch()
+    assert lease.take(path) is not None
+    assert path.with_name(".lease.1").exists()
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b"[]", b"{}", b'"x"', b"\xff", b'{"pid": 1}'])
+def test_a_file_that_names_nobody_is_not_taken_at_once(path: Path, left: bytes) -> None:
+    path.with_name(f"{path.name}.1").write_bytes(left)
+    assert lease.take(path) is None
+
+
+def test_a_folder_that_is_not_there_raises(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        lease.take(tmp_path / "none" / ".lease")
+
+
+def test_a_holder_is_named_by_process_and_host(elsewhere: Holder) -> None:
+    assert str(elsewhere) == f"process {os.getpid()} on node07"
+
+
+def test_processes_on_one_machine_take_turns(path: Path) -> None:
+    turn = (
+        "import sys, pathlib; from train.files import lease; path = pathlib.Path(sys.argv[1]); lease.POLL_S = 0.001\n"
+        "while (held := lease.take(path)) is None: lease.wait(path, lambda _: None)\n"
+        "with held.held():\n"
+        "    inside = path.with_name('inside'); inside.mkdir(); inside.rmdir()\n"
+    )
+    processes = [start_python("-c", turn, str(path), cwd=Path.cwd()) for _ in range(6)]
+    ends = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 6, ends
+    assert list(path.parent.iterdir()) == []

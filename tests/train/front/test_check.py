@@ -1,0 +1,142 @@
+"""What is known before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure, Options, make_plan
+from train.data import folder
+from train.front import check
+from train.settings import schema
+from train.settings.batches import batches
+from train.settings.config import Data, RunConfig
+
+
+def images(root: Path, side: str, number: int) -> None:
+    for index in range(number):
+        path = root / side / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_synthetic_training_images_are_all_but_the_held_out_ones() -> None:
+    assert check.training_samples(Data(samples=1001, val_fraction=0.2)) == 801
+
+
+def test_a_folder_with_a_test_side_trains_on_the_whole_other_side(tmp_path: Path) -> None:
+    images(tmp_path, "train", 10)
+    images(tmp_path, "test", 4)
+    assert check.training_samples(Data(name="folder", root=str(tmp_path))) == 10
+
+
+def test_a_folder_with_one_side_holds_a_fraction_out(tmp_path: Path) -> None:
+    images(tmp_path, "", 10)
+    assert check.training_samples(Data(name="folder", root=str(tmp_path), val_fraction=0.2)) == 8
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2, 0.5])
+def test_a_folder_with_groups_trains_on_what_training_itself_counts(tmp_path: Path, fraction: float) -> None:
+    for side in ("video_1", "video_2", "video_3"):
+        for name in ("a", "b"):
+            images(tmp_path / name, side, 7)
+    settings = Data(name="folder", root=str(tmp_path), group=r"video_\d", val_fraction=fraction)
+    assert check.training_samples(settings) == len(folder.find(settings).training.paths)
+
+
+@pytest.mark.parametrize("name", ["synthetic", "cifar10", "mnist", "npz", "tensor", "my.package:factory"])
+def test_a_group_needs_files_with_paths(name: str) -> None:
+    with pytest.raises(Failure, match=r"data\.group") as caught:
+        check.refuse_group(Data(name=name, group="video"))
+    assert caught.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("data", [Data(), Data(name="folder", group="video"), Data(name="npz")])
+def test_a_group_of_a_folder_and_no_group_are_fine(data: Data) -> None:
+    check.refuse_group(data)
+
+
+def test_before_a_start_the_group_is_looked_at() -> None:
+    with pytest.raises(Failure, match=r"data\.group"):
+        check.possible(schema.load(None, ["data.group=video"]), 1)
+
+
+def test_before_a_start_no_image_is_counted(tmp_path: Path) -> None:
+    images(tmp_path, "", 2)
+    config = schema.load(None, ["data.name=folder", f"data.root={tmp_path}"])
+    assert check.possible(config, 1) == batches(256, "auto", 1)
+    with pytest.raises(Failure, match="smaller than"):
+        check.count_steps(config, batches(256, "auto", 1))
+
+
+def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        check.possible(schema.load(None, ["data.name=folder", f"data.root={tmp_path}/no"]), 1)
+    assert caught.value.code == ExitCode.NO_INPUT
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], "0.1 after 31 steps of warmup, then cosine to 0"),
+        (["optim.schedule=constant", "optim.warmup_epochs=0.5"], "0.1 after 16 steps of warmup, then constant"),
+        (["optim.name=adamw", "optim.lr=3e-4"], "adamw, weight decay 0.0005\n"),
+        (["train.precision=bf16"], "precision      bf16\n"),
+        (["train.max_steps=7"], "31 per epoch, 7 in all"),
+        (["data.samples=320"], "no sample is left out"),
+        (["model.args.width=8"], "small_cnn {'width': 8}"),
+    ],
+)
+def test_the_plan_is_described(settings: list[str], said: str) -> None:
+    plan = make_plan({}, Options(device="cpu"))
+    assert said in check.describe(schema.load(None, settings), None, plan, None)
+
+
+@pytest.mark.parametrize("name", ["mine:make", "tensor"])
+def test_steps_that_only_the_start_can_tell_are_said_to_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").touch()
+    config = schema.load(None, [f"data.name={name}", f"data.root={tmp_path}"])
+    shown = check.describe(config, None, make_plan({}, Options(device="cpu")), None)
+    assert "steps          known at the start" in shown
+    assert "learning rate  known at the start" in shown
+
+
+def test_keys_of_another_kind_of_data_are_refused_before_anything_starts() -> None:
+    with pytest.raises(Failure, match=r"data\.imbalance does not go with"):
+        check.possible(schema.load(None, ["data.name=mnist", "data.imbalance=2"]), 1)
+
+
+def test_the_source_and_the_notes_are_said() -> None:
+    shown = check.describe(RunConfig(), "my.yaml", make_plan({}, Options(device="cpu")), "mind")
+    assert shown.startswith("config         my.yaml\n")
+    assert shown.endswith("\nnote: mind")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["model.name=cnn3d"], "cnn3d takes clips, and the data has images"),
+        (["data.frames=8"], "small_cnn takes images, and the data has clips"),
+        (["data.frames=8", "model.name=resnet18"], "resnet18 takes images, and the data has clips"),
+    ],
+    ids=str,
+)
+def test_clips_and_images_are_told_apart_before_a_start(settings: list[str], said: str) -> None:
+    with pytest.raises(Failure, match=said) as caught:
+        check.possible(schema.load(None, settings), 1)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_weights_that_are_not_there_are_missing_input(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"nothing at model\.weights") as caught:
+        check.possible(schema.load(None, [f"model.weights={tmp_path}/w.pt"]), 1)
+    assert caught.value.code == ExitCode.NO_INPUT
+
+
+def test_a_run_that_goes_on_needs_its_first_weights_no_more(tmp_path: Path) -> None:
+    (tmp_path / "quickstart/checkpoints/step-00000004").mkdir(parents=True)
+    settings = [f"model.weights={tmp_path}/w.pt", f"run.output_dir={tmp_path}"]
+    check.possible(schema.load(None, settings), 1)
+    with pytest.raises(Failure, match=r"nothing at model\.weights"):
+        check.possible(schema.load(None, [*settings, "checkpoint.resume=never"]), 1)

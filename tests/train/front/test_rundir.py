@@ -1,0 +1,103 @@
+"""Where a run is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure, Options, Plan, make_plan
+from train.front import rundir
+from train.settings import schema
+from train.settings.config import RunConfig
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def blocked(here: Path) -> Path:
+    """A working folder in which `runs` cannot be made, for root too."""
+    (here / "runs").write_text("in the way")
+    return here
+
+
+def plan(spawn: int = 1, **world: int) -> Plan:
+    made = make_plan({}, Options(device="cpu", procs_per_node=spawn))
+    return dataclasses.replace(made, world=dataclasses.replace(made.world, **world))  # type: ignore[arg-type]
+
+
+def test_the_default_folder_is_runs_and_the_name(here: Path) -> None:
+    place = rundir.choose(RunConfig(), plan(), {})
+    assert place == rundir.Place(folder=Path("runs/quickstart"))
+
+
+def test_looking_at_the_place_leaves_only_the_place(here: Path) -> None:
+    rundir.choose(RunConfig(), plan(), {})
+    assert [path.relative_to(here) for path in here.rglob("*")] == [Path("runs")]
+
+
+def test_a_default_folder_that_cannot_be_made_gives_way(blocked: Path) -> None:
+    place = rundir.choose(RunConfig(), plan(2), {"TMPDIR": str(blocked)})
+    assert place.folder.parents[1] == blocked
+    assert place.overrides == (f"run.output_dir={place.folder.parent}",)
+    assert "-v DIR:" in place.warnings[0]
+    assert "--bind" in place.warnings[0]
+
+
+def test_the_workers_find_the_stand_in(blocked: Path) -> None:
+    place = rundir.choose(RunConfig(), plan(), {"TMPDIR": str(blocked)})
+    assert rundir.run_folder(schema.load(None, place.overrides)) == place.folder
+
+
+def test_a_folder_that_was_asked_for_never_gives_way(blocked: Path) -> None:
+    with pytest.raises(Failure, match="runs/mine") as caught:
+        rundir.choose(schema.load(None, ["run.output_dir=runs/mine"]), plan(), {})
+    assert caught.value.code == ExitCode.OUTPUT
+
+
+def test_ranks_that_others_start_would_not_find_a_temporary_folder(blocked: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        rundir.choose(RunConfig(), plan(1, world_size=2), {})
+    assert caught.value.code == ExitCode.OUTPUT
+
+
+def test_with_no_place_at_all_the_first_one_is_named(blocked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "temporary", lambda environ: None)
+    with pytest.raises(Failure, match="cannot write runs"):
+        rundir.choose(RunConfig(), plan(), {})
+
+
+def test_a_temporary_folder_skips_what_does_not_exist() -> None:
+    folder = rundir.temporary({"TMPDIR": "/no/such/folder"})
+    assert folder is not None
+    folder.rmdir()
+
+
+def test_looking_says_new_or_there(here: Path) -> None:
+    assert rundir.look(Path("runs/a")) == "new"
+    Path("runs/a").mkdir(parents=True)
+    assert rundir.look(Path("runs/a")).startswith("exists")
+
+
+def test_looking_says_what_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert rundir.look(here / "runs/a") == f"{here} cannot be written"
+
+
+def test_a_scratch_folder_is_new_each_time(tmp_path: Path) -> None:
+    first, second = (rundir.scratch({"TMPDIR": str(tmp_path)}) for _ in range(2))
+    assert first != second
+    assert {first.parent, second.parent} == {tmp_path}
+
+
+def test_without_any_temporary_folder_scratch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "PLACES", (str(tmp_path / "none"),))
+    with pytest.raises(Failure, match="temporary folder") as caught:
+        rundir.scratch({})
+    assert caught.value.code == ExitCode.OUTPUT

@@ -1,0 +1,255 @@
+"""A checkpoint measured again gives the numbers that its training measured, on any world."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import flip
+from disks import mounted
+from images import write_classes
+from jobs import ALONE, forget_accelerate, trained
+from processes import python
+from runs import TEN_STEPS, Run
+from safetensors.torch import load_file, save_file
+
+from entrypoint import Failure
+from train.checkpoint import checkpoint, manifest
+from train.measuring import chosen, measuring
+from train.record import metrics
+
+COUNTED = ("accuracy", "samples", "top5_accuracy", "macro_f1", "recall")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Ten steps on two ranks, with BatchNorm and an average of the weights; 192 held-out images in blocks of 50."""
+    place = tmp_path_factory.mktemp("measuring")
+    (place / "ten.yaml").write_text(TEN_STEPS)
+    settings = ("model.args.norm=batch", "eval.batch_size=50", "train.ema_decay=0.9")
+    ended = python("-m", "train", "--config", "ten.yaml", "--procs-per-node", "2", *settings, cwd=place)
+    assert ended.returncode == 0, ended.stderr
+    return Run(folder=place / "runs" / "run")
+
+
+def evaluated(run: Run, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return python("-m", "train", "eval", str(run.folder), *arguments, **options)
+
+
+def numbers(run: Run, *arguments: str) -> dict[str, Any]:
+    ended = evaluated(run, "--json", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)  # one object, and nothing else
+    return found
+
+
+def last(run: Run) -> dict[str, Any]:
+    """What the training itself measured last."""
+    return [event for event in metrics.read(run.folder / metrics.NAME) if event["event"] == "eval"][-1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_number_of_ranks_measures_what_the_training_did(run: Run, ranks: int) -> None:
+    found, before = numbers(run, "--procs-per-node", str(ranks)), last(run)
+    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
+    assert found["loss"] == pytest.approx(before["loss"], rel=1e-9)
+    assert (found["world_size"], found["weights"], found["step"]) == (ranks, "ema", 10)
+    assert found["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
+
+
+def test_images_read_by_workers_give_the_same(run: Run) -> None:
+    found, before = numbers(run, "data.loader=workers", "data.workers=2", "--procs-per-node", "2"), last(run)
+    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
+    assert found["loss"] == pytest.approx(before["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["eval.batch_size=1"],
+        ["eval.batch_size=64"],
+        ["eval.batch_size=auto"],
+        ["data.loader=workers", "data.workers=0"],
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_batches_and_loader_do_not_change_what_is_measured(
+    run: Run, settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(run.folder, *settings) == 0
+    found, before = json.loads(capsys.readouterr().out), last(run)
+    assert found["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
+    assert found["loss"] == pytest.approx(before["loss"], rel=1e-5)
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
+
+
+def test_nothing_is_written_into_the_run_and_nothing_is_left(run: Run, tmp_path: Path) -> None:
+    before = contents(run.folder)
+    assert evaluated(run, "--procs-per-node", "2", environ={"TMPDIR": str(tmp_path)}).returncode == 0
+    assert contents(run.folder) == before
+    assert list(tmp_path.glob("train-*")) == []
+
+
+def test_a_person_reads_a_summary_and_a_table(run: Run) -> None:
+    text = evaluated(run).stdout
+    assert "weights        the average over steps (train.ema_decay), step 10" in text
+    assert f"{last(run)['accuracy']:.2%} of 192 held-out images" in text
+    assert len([line for line in text.splitlines() if "outline-" in line]) == 10
+
+
+def test_a_failing_rank_keeps_its_log_outside_of_the_run(run: Run, tmp_path: Path) -> None:
+    before = contents(run.folder)
+    ended = evaluated(run, "data.val_fraction=0", environ={"TMPDIR": str(tmp_path)})
+    assert (ended.returncode, contents(run.folder)) == (66, before)
+    assert "there is no held-out image" in ended.stderr
+    assert len(list(tmp_path.glob("train-*/logs/rank-0000.log"))) == 1
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The checkpoint of a tiny run."""
+    _, now = trained(tmp_path / "run")
+    assert now.saved is not None
+    return now.saved
+
+
+def measure(path: Path, *settings: str, as_json: bool = True) -> int:
+    found = chosen.choose(str(path))
+    config, _ = chosen.configured(found, None, settings)
+    forget_accelerate()
+    try:
+        return measuring.run(config, found, ALONE, {}, as_json=as_json)
+    finally:
+        forget_accelerate()
+
+
+def test_a_checkpoint_without_an_average_is_measured_by_its_weights(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(small) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == "model"
+
+
+def test_the_average_is_measured_where_there_is_one(small: Path) -> None:
+    weights = load_file(small / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, small / "ema.safetensors")
+    reseal(small)
+    found = measuring.read(chosen.choose(str(small)))
+    assert found.averaged
+    assert all(torch.equal(found.tensors[name], tensor + 1) for name, tensor in weights.items())
+
+
+def reseal(path: Path) -> None:
+    """Let the manifest list what is there."""
+    before = manifest.from_bytes((path / manifest.NAME).read_bytes())
+    files = {f.name: manifest.entry(f.read_bytes()) for f in path.iterdir() if f.name != manifest.NAME}
+    after = manifest.Manifest(format=before.format, step=before.step, torch=before.torch, files=files)
+    (path / manifest.NAME).write_bytes(manifest.to_bytes(after))
+
+
+def without_model(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+    reseal(path)
+
+
+def without_a_layer(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    save_file({name: weights[name] for name in list(weights)[1:]}, path / "model.safetensors")
+    reseal(path)
+
+
+def no_safetensors(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"no tensors")
+    reseal(path)
+
+
+BAD: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
+    "other-classes": (lambda path: None, ["data.classes=3"], 65, "[2] in the checkpoint, [3] for this data"),
+    "other-size": (lambda path: None, ["data.image_size=64"], 65, "in the checkpoint"),
+    "no-folder": (lambda path: None, ["data.name=folder", "data.root=nowhere"], 66, "nowhere"),
+    "nothing-held-out": (lambda path: None, ["data.val_fraction=0"], 66, "no held-out image"),
+    "no-model": (without_model, [], 65, "no model.safetensors"),
+    "a-layer-missing": (without_a_layer, [], 65, "is not in the checkpoint"),
+    "no-safetensors": (no_safetensors, [], 65, "is damaged"),
+    "half-precision-on-the-cpu": (lambda path: None, ["train.precision=fp16"], 64, "train.precision fp16"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "settings", "code", "said"), BAD.values(), ids=BAD)
+def test_what_cannot_be_measured_is_refused(
+    small: Path, spoil: Callable[[Path], object], settings: list[str], code: int, said: str
+) -> None:
+    spoil(small)
+    with pytest.raises(Failure) as caught:
+        measure(small, *settings)
+    assert caught.value.code == code
+    assert said in str(caught.value)
+
+
+def test_a_file_damaged_between_choosing_and_reading_is_found(small: Path) -> None:
+    found = chosen.choose(str(small))
+    flip(small / "model.safetensors")
+    with pytest.raises(Failure, match="is damaged") as caught:
+        measuring.read(found)
+    assert caught.value.code == 65
+
+
+def test_what_a_fine_tuned_model_began_with_need_not_be_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo, now = trained(tmp_path)
+    assert now.saved is not None
+    tensors, state = checkpoint.load(chosen_committed(now.saved))
+    state["config"]["model"]["weights"] = str(tmp_path / "gone.safetensors")
+    checkpoint.save(tmp_path / "other", step=8, tensors=tensors, state=state, keep=1)
+    assert measure(tmp_path / "other" / "step-00000008") == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] == todo.state.result.accuracy  # type: ignore[union-attr]
+
+
+def chosen_committed(path: Path) -> checkpoint.Committed:
+    found = checkpoint.newest(path.parent)
+    assert found is not None
+    return found
+
+
+def test_a_run_that_can_only_be_read_is_measured(small: Path, tmp_path: Path) -> None:
+    with mounted(tmp_path / "mounted", "size=16m") as place:
+        shutil.copytree(small.parents[1], place / "run")
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, timeout=30)
+        ended = python("-m", "train", "eval", str(place / "run"), "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["samples"] == 16
+
+
+@pytest.mark.parametrize("loader", ["memory", "workers"])
+def test_a_broken_image_is_left_out_as_in_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loader: str
+) -> None:
+    write_classes(tmp_path / "data" / "train", cat=20, dog=12)
+    write_classes(tmp_path / "data" / "val", cat=5, dog=4)
+    (tmp_path / "data" / "val" / "cat" / "002.png").write_bytes(b"no image")
+    place = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
+    todo, _ = trained(tmp_path / "run", *place, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
+    capsys.readouterr()
+    assert measure(tmp_path / "run") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["left_out"], found["samples"]) == (1, 8)
+    assert found["loss"] == todo.state.best.loss  # type: ignore[union-attr]
+
+
+def test_torchrun_starts_the_ranks_as_well(run: Run) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "train")
+    ended = python(*launcher, "eval", str(run.folder), "--device", "cpu", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found, before = json.loads(ended.stdout), last(run)
+    assert found["world_size"] == 2
+    assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}

@@ -1,0 +1,125 @@
+"""package.module:factory gives a network, or an error that says what to mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from entrypoint import Failure
+from train.data.shape import Shape
+from train.models import networks
+from train.settings.config import Model
+
+CODE = """
+import torch
+from torch import nn
+
+MOST = 3
+
+def plain(classes, shape, hidden=4):
+    inside = shape.channels * shape.size[0] * shape.size[1]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inside, hidden), nn.Linear(hidden, classes))
+
+def without_shape(*, classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+def anything(**options):
+    return plain(options["classes"], options["shape"])
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.last = nn.LazyLinear(classes)
+    def forward(self, x):
+        return self.last(x.flatten(1))
+
+def frames(classes, shape):
+    return nn.Sequential(nn.Flatten(1, 2), nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(classes))
+
+def no_classes(shape): ...
+def needs_more(classes, depth): ...
+def nothing(classes): ...
+def a_function(classes): return lambda x: x
+def a_class(classes): return Net
+def fails(classes): raise KeyError("oh")
+def leaves(classes): raise SystemExit(3)
+def one_more(classes): return Net(classes + 1)
+def pairs(classes): return nn.Sequential(Net(classes), nn.GRU(classes, classes))
+def too_narrow(classes): return nn.Sequential(nn.Flatten(), nn.Linear(5, classes))
+def no_weights(classes): return nn.Sequential(nn.Flatten(), nn.Linear(48, classes)).requires_grad_(False)
+def idle(classes):
+    net = Net(classes)
+    net.never = nn.Linear(1, 1)
+    return net
+def positional(classes, /): return Net(classes)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_the_user.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "of_the_user", raising=False)
+
+
+def build(factory: str, size: tuple[int, ...] = (4, 4), **args: Any) -> nn.Module:
+    name = factory if ":" in factory else f"of_the_user:{factory}"
+    return networks.build(Model(name=name, args=args), classes=5, shape=Shape(channels=3, size=size), seed=0)
+
+
+@pytest.mark.parametrize("factory", ["plain", "without_shape", "anything", "Net"])
+def test_a_factory_is_told_what_it_asks_for(factory: str) -> None:
+    assert build(factory)(torch.zeros(2, 3, 4, 4)).shape == (2, 5)
+
+
+def test_its_arguments_come_from_the_config() -> None:
+    assert build("plain", hidden=9)[1].out_features == 9  # type: ignore[index]
+
+
+def test_it_may_take_clips() -> None:
+    assert build("frames", size=(2, 4, 4))(torch.zeros(2, 3, 2, 4, 4)).shape == (2, 5)
+
+
+def test_its_first_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(3)
+    first = build("without_shape").state_dict()
+    torch.manual_seed(4)
+    second = build("without_shape").state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("factory", "args", "said"),
+    [
+        ("no_such_module_here:make", {}, "no module no_such_module_here"),
+        ("of_the_user:plian", {}, "plain"),
+        ("MOST", {}, "int"),
+        ("plain", {"hiden": 3}, "hiden"),
+        ("plain", {"classes": 3}, "model.args: classes"),
+        ("plain", {"shape": 3, "classes": 2}, "model.args: classes, shape"),
+        ("no_classes", {}, "classes"),
+        ("needs_more", {}, "depth"),
+        ("positional", {}, "classes"),
+        ("nothing", {}, "it gives a NoneType"),
+        ("a_function", {}, "it gives a function"),
+        ("a_class", {}, "it gives a type"),
+        ("fails", {}, "KeyError: 'oh'"),
+        ("leaves", {}, "SystemExit"),
+        ("one_more", {}, "for 2 samples it gives [2, 6]"),
+        ("pairs", {}, "for 2 samples it gives a tuple"),
+        ("too_narrow", {}, "mat1 and mat2"),
+        ("no_weights", {}, "none of its weights can be trained"),
+        ("idle", {}, "does not depend on never.weight, never.bias"),
+        ("plain", {"hidden": "nine"}, "TypeError"),
+    ],
+    ids=str,
+)
+def test_what_is_no_network_for_the_data_is_refused(factory: str, args: dict[str, Any], said: str) -> None:
+    with pytest.raises(Failure) as caught:
+        build(factory, **args)
+    assert caught.value.code == 64
+    assert said in str(caught.value)

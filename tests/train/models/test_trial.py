@@ -1,0 +1,93 @@
+"""A network is tried on samples of the data's shape without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from train.data.shape import Shape
+from train.models import trial
+
+SHAPE = Shape(channels=3, size=(4, 4))
+
+
+class Made(nn.Module):
+    """A layer and a norm, and what is made of their scores."""
+
+    def __init__(self, give: Callable[[Tensor], Any] = lambda scores: scores) -> None:
+        super().__init__()
+        self.norm, self.layer, self.give = nn.BatchNorm2d(3), nn.Linear(48, 5), give
+
+    def forward(self, x: Tensor) -> Any:
+        """[n, 3, 4, 4] to what `give` makes of [n, 5]."""
+        return self.give(self.layer(self.norm(x + torch.rand(1)).flatten(1)))
+
+
+@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data])
+def test_a_network_with_one_score_per_class_passes(trying: Callable[..., str | None]) -> None:
+    assert trying(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), SHAPE, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda scores: scores.tolist(), "it gives a list"),
+        (lambda scores: (scores, scores), "it gives a tuple"),
+        (lambda scores: {"logits": scores}, "it gives a dict"),
+        (lambda scores: None, "it gives a NoneType"),
+        (lambda scores: scores[:1], "it gives [1, 5]"),
+        (lambda scores: scores[:, :4], "it gives [2, 4]"),
+        (lambda scores: scores.T, "it gives [5, 2]"),
+        (lambda scores: scores.sum(), "it gives []"),
+        (lambda scores: scores[..., None], "it gives [2, 5, 1]"),
+        (lambda scores: scores.argmax(1), "it gives [2]"),
+        (lambda scores: scores.long(), "numbers of type torch.int64"),
+        (lambda scores: scores.detach(), "none of its weights can be trained"),
+        (lambda scores: scores.detach() + 0 * scores.sum().detach(), "none of its weights"),
+    ],
+)
+def test_other_outputs_are_named(give: Callable[[Tensor], Any], said: str) -> None:
+    assert said in str(trial.with_zeros(Made(give), SHAPE, 5))
+
+
+def test_weights_without_a_part_in_the_output_are_named() -> None:
+    net = Made()
+    net.idle = nn.Linear(2, 2)
+    assert trial.with_zeros(net, SHAPE, 5) == "its output does not depend on idle.weight, idle.bias"
+    net.idle.requires_grad_(False)
+    assert trial.with_zeros(net, SHAPE, 5) is None
+
+
+@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data])
+def test_the_generator_stays_where_it_was(trying: Callable[..., str | None]) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 5), nn.RReLU())
+    before = torch.get_rng_state()
+    trying(net, SHAPE, 5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_buffers_gradients_and_modes_stay_as_they_were() -> None:
+    net = Made()
+    net.norm.eval()
+    net.register_buffer("count", torch.zeros(1))
+    net.register_forward_hook(lambda *_: net.count.add_(1) and None)
+    trial.with_zeros(net, SHAPE, 5)
+    assert (net.training, net.norm.training, net.count.item(), net.layer.weight.grad) == (True, False, 0, None)
+
+
+def test_lazy_layers_find_their_sizes() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
+    assert trial.with_zeros(net, SHAPE, 5) is None
+    assert net[1].weight.shape == (5, 48)
+
+
+def test_a_training_steps_second_output_is_seen_without_computing() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return (x, x) if self.training else x
+
+    assert trial.without_data(Two(), SHAPE, 5) == "for 2 samples it gives a tuple"

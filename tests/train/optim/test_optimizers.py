@@ -1,0 +1,119 @@
+"""Optimizers: which one, with what, on which parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import fit, opened
+from torch import nn
+
+from entrypoint import Failure
+from train.optim import optimizers
+from train.settings import names
+from train.settings.config import Optim
+
+NET = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+
+
+def test_sgd_is_set_as_the_config_says() -> None:
+    made = optimizers.build(Optim(lr=0.3, momentum=0.8, weight_decay=0.01, args={"nesterov": True}), NET)
+    group = made.param_groups[0]
+    assert isinstance(made, torch.optim.SGD)
+    assert [group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")] == [0.3, 0.8, 0.01, True]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_takes_betas_as_yaml_writes_them(name: str, kind: type) -> None:
+    made = optimizers.build(Optim(name=name, lr=0.001, args={"betas": [0.8, 0.95]}), NET)
+    assert type(made) is kind
+    assert made.param_groups[0]["betas"] == (0.8, 0.95)
+
+
+@pytest.mark.parametrize("name", names.TORCH_OPTIMIZERS)
+def test_an_optimizer_of_torch_has_its_own_name(name: str) -> None:
+    made = optimizers.build(Optim(name=name, lr=0.01), NET)
+    assert type(made).__name__ == name
+    assert made.param_groups[0]["lr"] == 0.01
+
+
+def test_momentum_is_not_given_to_another_that_has_one() -> None:
+    assert optimizers.build(Optim(name="RMSprop", momentum=0.9), NET).param_groups[0]["momentum"] == 0
+    assert optimizers.build(Optim(name="RMSprop", args={"momentum": 0.5}), NET).param_groups[0]["momentum"] == 0.5
+
+
+def test_weight_decay_is_for_all_parameters_unless_told() -> None:
+    groups = optimizers.build(Optim(weight_decay=0.1), NET).param_groups
+    assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 4)]
+
+
+def test_biases_and_norms_may_be_left_without_weight_decay() -> None:
+    groups = optimizers.build(Optim(weight_decay=0.1, weight_decay_on="weights"), NET).param_groups
+    assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 1), (0.0, 3)]
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    net = nn.Linear(3, 2)
+    net.bias.requires_grad_(False)
+    assert [len(group["params"]) for group in optimizers.build(Optim(), net).param_groups] == [1]
+
+
+def test_a_rate_is_set_in_every_group() -> None:
+    made = optimizers.build(Optim(weight_decay_on="weights"), NET)
+    optimizers.set_rate(made, 0.7)
+    assert [group["lr"] for group in made.param_groups] == [0.7, 0.7]
+
+
+def test_a_rate_that_is_a_tensor_is_set_in_place() -> None:
+    made = optimizers.build(Optim(name="Adam", args={"capturable": True}), NET)
+    made.param_groups[0]["lr"] = rate = torch.tensor(0.1)
+    optimizers.set_rate(made, 0.7)
+    assert rate.item() == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("name", [*names.OPTIMIZERS, *sorted(set(names.TORCH_OPTIMIZERS) - {"SGD", "Adam", "AdamW"})])
+def test_a_run_of_any_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name: str) -> None:
+    settings = (
+        f"optim.name={name}",
+        "optim.lr=0.003",
+        "train.ema_decay=0.9",
+        "optim.schedule=constant",
+        "optim.warmup_epochs=0",
+    )
+    weights(tmp_path / "halved", *settings, "train.max_steps=3")
+    assert weights(tmp_path / "halved", *settings) == weights(tmp_path / "whole", *settings)
+
+
+def weights(folder: Path, *settings: str) -> list[float]:
+    """All weights and their averages after the last step."""
+    with opened(folder, *settings) as todo:
+        fit(todo)
+        average = todo.state.average
+        assert average is not None
+        tensors = [*todo.state.network.state_dict().values(), *average.tensors.values()]
+        return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
+
+
+BAD = {
+    "unknown": ("sgd", {"nestrov": True}, "nestrov"),
+    "the-rate": ("sgd", {"lr": 1.0}, "lr"),
+    "the-decay": ("adamw", {"weight_decay": 1.0}, "weight_decay"),
+    "sgds-momentum": ("sgd", {"momentum": 0.5}, "momentum"),
+    "the-parameters": ("adam", {"params": []}, "params"),
+    "refused-by-torch": ("sgd", {"nesterov": True, "dampening": 0.5}, "dampening"),
+    "betas-out-of-range": ("adamw", {"betas": [0.9, 1.5]}, "1.5"),
+    "one-beta": ("adam", {"betas": 0.9}, "0.9"),
+    "a-list-of-one-beta": ("adamw", {"betas": [0.9]}, "[0.9]"),
+    "text": ("adam", {"eps": "small"}, "small"),
+    "negative": ("RMSprop", {"alpha": -1}, "alpha"),
+    "another-optimizers": ("Adagrad", {"betas": [0.9, 0.9]}, "betas"),
+}
+
+
+@pytest.mark.parametrize(("name", "args", "named"), BAD.values(), ids=BAD.keys())
+def test_arguments_that_do_not_fit_are_refused_by_name(name: str, args: dict[str, object], named: str) -> None:
+    with pytest.raises(Failure, match=rf"optim\.args do not fit {name}") as caught:
+        optimizers.build(Optim(name=name, args=args), NET)
+    assert caught.value.code == 64
+    assert named in str(caught.value)

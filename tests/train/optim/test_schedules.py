@@ -1,0 +1,137 @@
+"""Learning rates as functions of the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entrypoint import Failure
+from train.optim import schedules
+from train.optim.schedules import Schedule
+from train.settings import names
+from train.settings.batches import Steps
+from train.settings.config import Optim
+
+COSINE = Schedule(kind="cosine", peak=0.1, warmup=4, total=20, args={"end": 0.0})
+
+
+def made(per_epoch: int = 10, total: int = 100, **changes: Any) -> Schedule:
+    optim = replace(Optim(lr=0.1, warmup_epochs=0), **changes)
+    return schedules.schedule(optim, Steps(per_epoch=per_epoch, total=total, dropped=0), 1024)
+
+
+def test_warm_up_is_linear_and_its_first_step_moves() -> None:
+    assert [COSINE(step) for step in range(5)] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+
+
+def test_cosine_falls_from_the_peak_and_its_last_step_still_moves() -> None:
+    rates = [COSINE(step) for step in range(4, 20)]
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 0.01 * COSINE.peak * 2
+
+
+def test_halfway_through_the_cosine_the_rate_is_half() -> None:
+    assert COSINE(12) == pytest.approx(0.05)
+
+
+def test_constant_stays_at_the_peak() -> None:
+    flat = made(schedule="constant")
+    assert {flat(step) for step in range(100)} == {0.1}
+
+
+def test_linear_falls_by_the_same_amount_in_every_step() -> None:
+    line = made(total=10, schedule="linear")
+    assert [line(step) for step in range(10)] == pytest.approx([0.1 * (10 - step) / 10 for step in range(10)])
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_curve_may_end_above_zero(kind: str) -> None:
+    curve = made(schedule=kind, schedule_args={"end": 0.5})
+    assert [curve(0), curve(100)] == pytest.approx([0.1, 0.05])
+
+
+def test_steps_fall_after_the_epochs_that_are_named() -> None:
+    stairs = made(schedule="step", schedule_args={"at_epochs": [3, 6], "factor": 0.5})
+    assert [stairs(step) for step in (29, 30, 59, 60)] == pytest.approx([0.1, 0.05, 0.05, 0.025])
+
+
+def test_steps_fall_at_half_and_three_quarters_where_nothing_is_named() -> None:
+    assert made(schedule="step").falls == (50, 75)
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(30, 100), (5, 20), (250, 1000)])
+def test_one_cycle_is_torchs(warmup: int, total: int) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total, pct_start=warmup / total)
+    ours = made(per_epoch=1, total=total, warmup_epochs=warmup, schedule="one_cycle")
+    for step in range(total):
+        assert ours(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-6), step
+        optimizer.step()
+        if step + 1 < total:
+            theirs.step()
+
+
+@pytest.mark.parametrize("kind", names.SCHEDULES)
+def test_the_rate_depends_on_the_step_alone(kind: str) -> None:
+    curve = made(schedule=kind, warmup_epochs=1)
+    assert [curve(step) for step in (57, 3, 57)] == [curve(57), curve(3), curve(57)]
+
+
+@pytest.mark.parametrize("kind", names.SCHEDULES)
+@given(st.floats(0, 100), st.integers(1, 50), st.integers(1, 500))
+def test_every_step_has_a_rate_above_zero_and_up_to_the_peak(
+    kind: str, epochs: float, per_epoch: int, total: int
+) -> None:
+    curve = made(per_epoch, total, schedule=kind, warmup_epochs=epochs)
+    assert curve.warmup <= total
+    assert all(0 < curve(step) <= curve.peak * (1 + 1e-12) for step in range(total))
+
+
+@pytest.mark.parametrize(("scaling", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_peak_follows_the_global_batch_as_asked(scaling: str, expected: float) -> None:
+    assert made(lr_scaling=scaling, base_batch_size=256).peak == pytest.approx(expected)
+
+
+WORDS = {
+    "constant": ({"schedule": "constant"}, "0.1, then constant"),
+    "cosine": ({"warmup_epochs": 1}, "0.1 after 10 steps of warmup, then cosine to 0"),
+    "linear": ({"schedule": "linear", "schedule_args": {"end": 0.1}}, "0.1, then linear to 0.01"),
+    "step": ({"schedule": "step"}, "0.1, then times 0.1 after step 50, 75"),
+    "one_cycle": ({"schedule": "one_cycle", "warmup_epochs": 3}, "0.1 after 30 steps of warmup, then cosine to 4e-07"),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), WORDS.values(), ids=WORDS.keys())
+def test_a_schedule_is_told_in_words(changes: dict[str, Any], text: str) -> None:
+    assert schedules.describe(made(**changes)) == text
+
+
+BAD = {
+    "unknown": ("cosine", {"gamma": 0.1}, "unknown: gamma"),
+    "of-another-kind": ("linear", {"factor": 0.1}, "unknown: factor"),
+    "nothing-to-set": ("constant", {"end": 0.1}, "unknown: end"),
+    "above-the-peak": ("cosine", {"end": 1.5}, "end: 1.5"),
+    "negative": ("linear", {"end": -0.1}, "end: -0.1"),
+    "text": ("cosine", {"end": "low"}, "end: low"),
+    "a-bool": ("cosine", {"end": True}, "end: True"),
+    "null": ("cosine", {"end": None}, "end: None"),
+    "factor-zero": ("step", {"factor": 0}, "factor: 0"),
+    "no-list": ("step", {"at_epochs": 3}, "at_epochs: 3"),
+    "empty-list": ("step", {"at_epochs": []}, "at_epochs: []"),
+    "an-epoch-before-the-first": ("step", {"at_epochs": [-1, 3]}, "at_epochs: [-1, 3]"),
+    "an-epoch-in-words": ("step", {"at_epochs": ["three"]}, "at_epochs: ['three']"),
+    "start-above-the-peak": ("one_cycle", {"start": 2}, "start: 2"),
+}
+
+
+@pytest.mark.parametrize(("kind", "args", "found"), BAD.values(), ids=BAD.keys())
+def test_arguments_that_do_not_fit_are_refused(kind: str, args: dict[str, Any], found: str) -> None:
+    with pytest.raises(Failure, match=rf"optim\.schedule_args do not fit {kind}") as caught:
+        schedules.arguments(Optim(schedule=kind, schedule_args=args))
+    assert caught.value.code == 64
+    assert found in str(caught.value)

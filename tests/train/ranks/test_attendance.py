@@ -1,0 +1,86 @@
+"""Signing in, one rank after the other, at a store in memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from torch import distributed as dist
+
+from entrypoint import ExitCode, Failure, World
+from train.ranks import attendance
+
+FIRST = World(
+    rank=0,
+    local_rank=0,
+    world_size=2,
+    local_world_size=2,
+    node_rank=0,
+    num_nodes=1,
+    master_addr="127.0.0.1",
+    master_port=1,
+)
+SECOND = replace(FIRST, rank=1, local_rank=1)
+
+
+def signed(*ranks: tuple[World, str]) -> dist.Store:
+    store = dist.HashStore()
+    for world, gpu in ranks:
+        attendance.sign(store, world, gpu)
+    return store
+
+
+def waited(store: dist.Store, seconds: float = 5.0) -> list[dict[str, object]]:
+    return attendance.wait_for_all(store, FIRST, time.monotonic() + seconds, lambda: None)
+
+
+def test_everyone_is_listed_in_the_order_of_the_ranks() -> None:
+    who = waited(signed((SECOND, "GPU-fake-1"), (FIRST, "GPU-fake-0")))
+    assert [one["gpu"] for one in who] == ["GPU-fake-0", "GPU-fake-1"]
+
+
+def test_the_same_rank_twice_is_refused() -> None:
+    with pytest.raises(Failure, match="two processes say that they are rank 1") as caught:
+        signed((SECOND, ""), (SECOND, ""))
+    assert caught.value.code == ExitCode.FACTS
+
+
+def test_another_number_of_ranks_is_refused_with_both() -> None:
+    with pytest.raises(Failure, match="disagree about the number of ranks") as caught:
+        signed((FIRST, ""), (replace(SECOND, world_size=4), ""))
+    assert "2 says rank 0" in str(caught.value.found)
+    assert "4 says rank 1" in str(caught.value.found)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    with pytest.raises(Failure, match="missing 1") as caught:
+        waited(signed((FIRST, "")), 0.2)
+    assert caught.value.code == ExitCode.PEER
+
+
+def test_who_waits_is_told_why_another_does_not_take_part() -> None:
+    store = signed((FIRST, ""))
+    attendance.tell_those_who_wait(store, attendance.twice(1, "a and b"))
+    with pytest.raises(Failure, match="two processes say that they are rank 1") as caught:
+        waited(store)
+    assert caught.value.found == "a and b"
+
+
+def test_what_happens_elsewhere_is_looked_at_while_ranks_are_missing() -> None:
+    def look() -> None:
+        raise attendance.twice(0, "here and there")
+
+    with pytest.raises(Failure, match="rank 0"):
+        attendance.wait_for_all(signed((FIRST, "")), FIRST, time.monotonic() + 60, look)
+
+
+def test_two_ranks_on_one_gpu_are_both_named() -> None:
+    with pytest.raises(Failure, match="ranks 0 and 1 use the same GPU") as caught:
+        attendance.compare(waited(signed((FIRST, "GPU-fake-0"), (SECOND, "GPU-fake-0"))), FIRST)
+    assert caught.value.code == ExitCode.FACTS
+
+
+@pytest.mark.parametrize("gpus", [("GPU-fake-0", "GPU-fake-1"), ("", "")], ids=["a-gpu-each", "on-the-cpu"])
+def test_ranks_that_agree_are_let_through(gpus: tuple[str, str]) -> None:
+    attendance.compare(waited(signed((FIRST, gpus[0]), (SECOND, gpus[1]))), FIRST)

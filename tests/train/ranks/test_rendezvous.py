@@ -1,0 +1,146 @@
+"""All ranks at one store: here each rank is a thread with a store connection of its own."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from torch import distributed as dist
+
+from entrypoint import Failure, World, network
+from train.ranks.rendezvous import connect
+
+FIRST = World(
+    rank=0,
+    local_rank=0,
+    world_size=2,
+    local_world_size=2,
+    node_rank=0,
+    num_nodes=1,
+    master_addr="127.0.0.1",
+    master_port=1,
+)
+SECOND = replace(FIRST, rank=1, local_rank=1)
+
+
+@pytest.fixture(autouse=True)
+def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.ranks.rendezvous._ANSWER_S", 0.5)
+
+
+def environ(key: str, **more: str) -> dict[str, str]:
+    ports = ",".join(map(str, network.candidates(key)))
+    return {"ENTRYPOINT_RUN_ID": key, "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
+
+
+def meet(
+    key: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: str
+) -> list[object]:
+    """What each rank came away with: its store, or the Failure that it raised."""
+
+    def one(world: World, gpu: str) -> object:
+        try:
+            return connect(world, environ(key, **more), timeout_s, gpu)
+        except Failure as failure:
+            return failure
+
+    with ThreadPoolExecutor(len(worlds)) as pool:
+        return list(pool.map(one, worlds, gpus))
+
+
+def test_ranks_meet_and_share_what_they_store() -> None:
+    stores = meet("meet", FIRST, SECOND)
+    stores[0].set("key", "value")  # type: ignore[attr-defined]
+    assert stores[1].get("key") == b"value"  # type: ignore[attr-defined]
+
+
+def test_one_rank_opens_no_port() -> None:
+    assert isinstance(connect(replace(FIRST, world_size=1), environ("alone"), 5.0), dist.HashStore)
+
+
+def test_the_store_listens_on_loopback_only_where_all_ranks_share_a_host() -> None:
+    stores = meet("loopback", FIRST, SECOND)
+    port = f"{stores[0].port:04X}"  # type: ignore[attr-defined]
+    with open("/proc/net/tcp") as table:
+        listening = [line.split()[1] for line in table if f":{port} 00000000:0000 0A" in line]
+    assert listening == [f"0100007F:{port}"]
+
+
+def test_a_taken_first_port_moves_everyone_to_the_next() -> None:
+    with network.bind_first_free("127.0.0.1", network.candidates("taken first")[:1]):
+        stores = meet("taken first", FIRST, SECOND)
+    assert stores[1].port == network.candidates("taken first")[1]  # type: ignore[attr-defined]
+
+
+def test_another_runs_store_on_our_port_is_not_joined() -> None:
+    port = network.candidates("neighbour")[0]
+    neighbour = dist.TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timedelta(seconds=5))
+    neighbour.set("train/nonce", "another run")
+    stores = meet("neighbour", FIRST, SECOND)
+    assert stores[1].port == network.candidates("neighbour")[1]  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_is_there_twice_is_refused_with_both_processes() -> None:
+    three = replace(FIRST, world_size=3)
+    found = meet(
+        "twice", three, replace(SECOND, world_size=3), replace(SECOND, world_size=3), gpus=("", "", ""), timeout_s=3
+    )
+    failures = [str(failure) for failure in found if isinstance(failure, Failure)]
+    assert any("two processes say that they are rank 1" in text for text in failures)
+
+
+def test_a_second_rank_0_is_refused_rather_than_given_a_store_of_its_own() -> None:
+    found = meet("two zeros", FIRST, FIRST, timeout_s=3)
+    assert any("two processes say that they are rank 0" in str(failure) for failure in found)
+
+
+def test_two_ranks_on_one_gpu_are_both_named() -> None:
+    for failure in meet("one gpu", FIRST, SECOND, gpus=("GPU-fake-0", "GPU-fake-0")):
+        assert isinstance(failure, Failure)
+        assert failure.what == "ranks 0 and 1 use the same GPU"
+        assert failure.code == 76
+
+
+def test_each_rank_with_its_own_gpu_is_accepted() -> None:
+    assert not any(
+        isinstance(found, Failure) for found in meet("gpus", FIRST, SECOND, gpus=("GPU-fake-0", "GPU-fake-1"))
+    )
+
+
+def test_ranks_that_disagree_about_the_world_are_refused() -> None:
+    found = meet("disagree", FIRST, replace(SECOND, world_size=4), timeout_s=3)
+    assert any("disagree about the number of ranks" in str(failure) for failure in found)
+
+
+def test_who_waits_is_told_why_another_refused_to_take_part() -> None:
+    found = meet("told", FIRST, replace(SECOND, world_size=4), timeout_s=60)
+    assert all("disagree about the number of ranks" in str(failure) for failure in found)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    (failure,) = meet("missing", FIRST, gpus=("",), timeout_s=1)
+    assert "missing 1" in str(failure)
+    assert failure.code == 69  # type: ignore[attr-defined]
+
+
+def test_a_store_that_never_opens_is_named_with_host_and_ports() -> None:
+    (failure,) = meet("nobody", SECOND, gpus=("",), timeout_s=1)
+    assert "refused: nothing listens" in str(failure)
+    assert str(network.candidates("nobody")[0]) in str(failure)
+
+
+def test_a_program_that_accepts_and_stays_silent_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", network.candidates("mute")[0])):
+        stores = meet("mute", FIRST, SECOND)
+    assert stores[1].port == network.candidates("mute")[1]  # type: ignore[attr-defined]
+
+
+def test_torchruns_own_store_is_joined_and_kept_apart_by_restart() -> None:
+    agent = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    worlds = [replace(world, master_port=agent.port) for world in (FIRST, SECOND)]
+    stores = meet("agent", *worlds, ENTRYPOINT_AGENT_STORE="1", TORCHELASTIC_RESTART_COUNT="2")
+    stores[0].set("key", "value")  # type: ignore[attr-defined]
+    assert agent.get("train/attempt-2/key") == b"value"

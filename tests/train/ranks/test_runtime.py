@@ -1,0 +1,152 @@
+"""A rank's device, precision and Accelerator come from the config and the World, and from nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import ALONE, forget_accelerate
+from processes import python
+from torch import nn
+
+from entrypoint import ExitCode, Failure, World
+from train.ranks import runtime
+from train.settings import schema, variables
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+PAIR = World(
+    rank=1,
+    local_rank=1,
+    world_size=2,
+    local_world_size=2,
+    node_rank=0,
+    num_nodes=1,
+    master_addr="127.0.0.1",
+    master_port=29999,
+)
+
+
+@pytest.fixture
+def alone() -> Any:
+    forget_accelerate()
+    ready = runtime.start(schema.load(None), ALONE, {}, accumulation=2)
+    yield ready
+    ready.close()
+    forget_accelerate()
+
+
+STRANGE = {
+    "ACCELERATE_MIXED_PRECISION": "fp16",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_OFFLOAD_PARAMS": "true",
+    "HOME": "/home/me",
+}
+
+
+def test_accelerate_is_told_the_ranks_place() -> None:
+    environ = {"HOME": "/home/me"}
+    runtime.adapt(environ, PAIR, CPU)
+    assert environ == {"HOME": "/home/me", "LOCAL_RANK": "1"}
+
+
+def test_a_world_of_one_shows_no_sign_of_more() -> None:
+    environ = {"LOCAL_RANK": "0", "WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4", "RANK": "0"}
+    runtime.adapt(environ, ALONE, CPU)
+    assert environ == {"RANK": "0"}
+
+
+def test_accelerate_is_told_the_gpus_index_as_its_local_rank() -> None:
+    environ = {"LOCAL_RANK": "1"}
+    runtime.adapt(environ, PAIR, GPU)
+    assert environ["LOCAL_RANK"] == "0"
+
+
+def test_the_environment_does_not_change_what_accelerate_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_accelerate()
+    for name, value in STRANGE.items():
+        monkeypatch.setenv(name, value)
+    variables.take_out(os.environ, download=False)
+    accelerator = runtime.start(schema.load(None), ALONE, os.environ, accumulation=3).accelerator
+    found = (accelerator.mixed_precision, accelerator.gradient_accumulation_steps, accelerator.num_processes)
+    forget_accelerate()
+    assert found == ("no", 3, 1)
+
+
+def test_one_rank_trains_without_a_process_group(alone: runtime.Runtime) -> None:
+    assert alone.control is None
+    assert alone.is_main
+    assert not torch.distributed.is_initialized()
+    alone.barrier()
+
+
+def test_one_rank_is_not_wrapped(alone: runtime.Runtime) -> None:
+    net = nn.Linear(2, 2)
+    model, _ = alone.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert model is net
+    alone.rehearse(model, torch.zeros(1, 2))
+
+
+def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names() -> None:
+    forget_accelerate()
+    ready = runtime.start(schema.load(None, ["train.parallel=dp"]), ALONE, {}, accumulation=1)
+    net = nn.Linear(2, 2)
+    model, _ = ready.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    inner, images = ready.accelerator.unwrap_model(model), torch.ones(3, 2)
+    forget_accelerate()
+    assert isinstance(model, nn.DataParallel)
+    assert list(inner.state_dict()) == ["weight", "bias"]
+    assert torch.equal(model(images), inner(images))
+
+
+COMPARE = """
+import os, sys, torch
+from entrypoint import Failure, from_environ
+from train.ranks import runtime
+from train.settings import schema
+world = from_environ(os.environ)
+ready = runtime.start(schema.load(None), world, os.environ, accumulation=1)
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+torch.nn.init.ones_(net[0].weight); torch.nn.init.zeros_(net[0].bias)
+if world.rank == 1 and sys.argv[1] != "same":
+    tensor = dict(net.state_dict())[sys.argv[1]]
+    tensor.view(-1)[0] = tensor.view(-1)[0] + 1e-7 if tensor.is_floating_point() else 7
+try:
+    ready.same_weights(net)
+    print("all the same")
+except Failure as failure:
+    print(int(failure.code), failure.found)
+ready.close()
+"""
+DIFFERENT = {"a-weight": "0.weight", "a-running-mean": "1.running_mean", "a-counter": "1.num_batches_tracked"}
+
+
+def compared(folder: Path, changed: str) -> str:
+    (folder / "compare.py").write_text(COMPARE)
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", "2", "--", sys.executable, "compare.py")
+    return python(*line, changed, cwd=folder).stdout
+
+
+@pytest.mark.parametrize("changed", DIFFERENT.values(), ids=DIFFERENT)
+def test_a_rank_that_begins_with_other_weights_is_named(changed: str, tmp_path: Path) -> None:
+    said = compared(tmp_path, changed)
+    assert said.startswith(f"{ExitCode.NODE.value} rank 1 on ")
+    assert "differ from rank 0" in said
+
+
+def test_ranks_that_begin_alike_go_on(tmp_path: Path) -> None:
+    assert compared(tmp_path, "same") == "all the same\n"
+
+
+def test_what_rank_0_found_is_shared_with_its_failures(alone: runtime.Runtime) -> None:
+    def fail() -> None:
+        raise Failure("no", fix="yes", found="this", code=ExitCode.IO)
+
+    assert alone.shared(lambda: 7) == 7
+    with pytest.raises(Failure, match="no") as caught:
+        alone.shared(fail)
+    assert (caught.value.code, caught.value.found) == (ExitCode.IO, "this")

@@ -1,0 +1,78 @@
+"""How a run ended can be read by a batch script, and writing it never makes things worse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from disks import fill, mounted
+
+from entrypoint import ExitCode, Failure
+from train.record import exitfile
+from train.record.exitfile import Ending
+
+FAILURE = Failure("the disk is full", fix="free space", found="0 MB", code=ExitCode.IO)
+
+
+def test_the_ending_is_the_json_that_batch_scripts_read(tmp_path: Path) -> None:
+    assert exitfile.write(tmp_path, code=ExitCode.STOPPED, step=812, cause="SIGUSR1")
+    found = json.loads((tmp_path / "errors" / "exit.json").read_text())
+    assert found == {"code": 75, "step": 812, "cause": "SIGUSR1"}
+
+
+def test_the_ending_comes_back(tmp_path: Path) -> None:
+    exitfile.write(tmp_path, code=0, step=None, cause="done")
+    assert exitfile.read(tmp_path) == Ending(code=0, step=None, cause="done")
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"code": 75}', '{"code": "x", "step": 1, "cause": ""}'])
+def test_an_unreadable_ending_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "errors").mkdir()
+        (tmp_path / "errors" / "exit.json").write_text(text)
+    assert exitfile.read(tmp_path) is None
+
+
+def test_a_failure_is_kept_with_its_rank_and_host(tmp_path: Path) -> None:
+    assert exitfile.write_failure(tmp_path, FAILURE, rank=3, host="node02")
+    found = json.loads((tmp_path / "errors" / "rank-0003.json").read_text())
+    assert found == FAILURE.as_json() | {"rank": 3, "host": "node02"}
+
+
+def test_a_full_disk_is_no_further_failure(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=64k") as disk:
+        (disk / "errors").mkdir()
+        fill(disk)
+        assert not exitfile.write(disk, code=74, step=3, cause="disk full")
+        assert not exitfile.write_failure(disk, FAILURE, rank=0, host="node01")
+
+
+def test_a_folder_that_cannot_be_made_is_no_further_failure(tmp_path: Path) -> None:
+    (tmp_path / "errors").write_text("")
+    assert not exitfile.write(tmp_path, code=74, step=3, cause="disk full")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "errors").iterdir())
+
+
+def test_rank_0_clears_the_ending_its_own_failure_and_those_of_ranks_that_are_no_more(tmp_path: Path) -> None:
+    exitfile.write(tmp_path, code=74, step=3, cause="disk full")
+    for rank in range(4):
+        exitfile.write_failure(tmp_path, FAILURE, rank=rank, host="node01")
+    exitfile.clear(tmp_path, rank=0, world_size=2)
+    assert files(tmp_path) == ["rank-0001.json"]
+
+
+def test_another_rank_clears_its_own_failure_only(tmp_path: Path) -> None:
+    exitfile.write(tmp_path, code=74, step=3, cause="disk full")
+    for rank in range(3):
+        exitfile.write_failure(tmp_path, FAILURE, rank=rank, host="node01")
+    exitfile.clear(tmp_path, rank=1, world_size=2)
+    assert files(tmp_path) == ["exit.json", "rank-0000.json", "rank-0002.json"]
+
+
+def test_clearing_a_new_run_is_nothing(tmp_path: Path) -> None:
+    exitfile.clear(tmp_path, rank=0, world_size=2)
+    assert list(tmp_path.iterdir()) == []

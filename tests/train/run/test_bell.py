@@ -1,0 +1,78 @@
+"""When a signal ends a rank at once, and when it waits."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from processes import start_python, wait_until
+
+from entrypoint import ExitCode, Failure
+from train.run.bell import Bell
+
+
+def test_before_the_first_step_a_signal_ends_the_rank() -> None:
+    with pytest.raises(Failure, match="stopped by SIGTERM before the first step") as caught:
+        Bell().ring(signal.SIGTERM, None)
+    assert caught.value.code == ExitCode.STOPPED
+
+
+def test_during_an_import_it_waits_for_the_end_of_it() -> None:
+    bell, imported = Bell(), []
+
+    def load() -> None:
+        with bell.importing():
+            bell.ring(signal.SIGUSR1, None)
+            imported.append("torch")
+
+    with pytest.raises(Failure, match="SIGUSR1"):
+        load()
+    assert imported == ["torch"]
+
+
+def test_an_import_without_a_signal_changes_nothing() -> None:
+    bell = Bell()
+    with bell.importing():
+        pass
+    with pytest.raises(Failure):
+        bell.ring(signal.SIGTERM, None)
+
+
+def test_once_training_has_begun_it_is_noted_for_the_loop() -> None:
+    bell = Bell()
+    bell.only_note()
+    bell.ring(signal.SIGTERM, None)
+    assert bell.watch.received is not None
+    assert bell.watch.received.name == "SIGTERM"
+
+
+# The main thread waits in C, as it does for other ranks: a lock taken twice, which no signal interrupts.
+DEAF = """
+import ctypes, os
+from train.run import bell
+
+bell.PATIENCE_S = 0.1
+here = bell.Bell()
+here.leave = lambda failure: (print(failure.what, flush=True), os._exit(failure.code))
+here.listen()
+lock = ctypes.create_string_buffer(64)
+ctypes.CDLL(None).pthread_mutex_lock(lock)
+print("deaf", flush=True)
+ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+
+
+def test_a_rank_whose_main_thread_waits_in_c_ends_all_the_same(tmp_path: Path) -> None:
+    with start_python("-c", DEAF, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "deaf\n"
+        wait_until(lambda: sleeps(process.pid), "the main thread waits")
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert (process.returncode, said) == (ExitCode.STOPPED, "stopped by SIGTERM before the first step\n")
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process's main thread waits in the kernel."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"

@@ -1,0 +1,80 @@
+"""Everything that a training needs, put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import opened, trained
+
+from entrypoint import ExitCode, Failure
+from train.models.syncnorm import SyncNorm
+from train.run.job import Job
+
+
+def refused(folder: Path, *settings: str) -> Failure:
+    with pytest.raises(Failure) as caught, opened(folder, *settings):
+        pass
+    return caught.value
+
+
+def test_a_new_folder_starts_at_step_zero(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        assert (todo.state.step, todo.notes) == (0, ())
+
+
+def test_a_job_knows_its_sizes(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        assert (todo.images, todo.held_out, len(todo.classes)) == (64, 16, 2)
+        assert (todo.steps.per_epoch, todo.steps.total, todo.batches.accumulation) == (4, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("train.global_batch_size=72", ExitCode.USAGE),
+        ("data.name=folder", ExitCode.NO_INPUT),
+        ("model.args.depth=3", ExitCode.USAGE),
+        ("optim.args.nesterof=true", ExitCode.USAGE),
+    ],
+    ids=["epoch-without-a-step", "no-folder", "model-argument", "optimizer-argument"],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    tmp_path: Path, setting: str, code: ExitCode
+) -> None:
+    assert refused(tmp_path / "run", setting).code == code
+    assert not (tmp_path / "run").exists()
+
+
+def test_first_weights_do_not_depend_on_what_happened_before(tmp_path: Path) -> None:
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with opened(tmp_path / str(seed)) as todo:
+            found.append(weights_of(todo))
+    assert torch.equal(*found)
+
+
+def test_a_fresh_run_begins_with_the_weights_it_is_given(tmp_path: Path) -> None:
+    first, _ = trained(tmp_path / "first")
+    with opened(tmp_path / "second", f"model.weights={tmp_path / 'first'}") as todo:
+        assert torch.equal(weights_of(todo), weights_of(first))
+        assert todo.notes
+
+
+def test_a_run_that_goes_on_does_not_take_them_again(tmp_path: Path) -> None:
+    trained(tmp_path / "first")
+    settings = (f"model.weights={tmp_path / 'first'}", "optim.lr=0.02")
+    second, _ = trained(tmp_path / "second", *settings)
+    with opened(tmp_path / "second", *settings) as todo:
+        assert torch.equal(weights_of(todo), weights_of(second))
+
+
+def test_batch_norm_of_one_rank_needs_no_other(tmp_path: Path) -> None:
+    with opened(tmp_path, "model.args.norm=batch", "train.sync_batchnorm=true") as todo:
+        assert not any(isinstance(module, SyncNorm) for module in todo.state.network.modules())
+
+
+def weights_of(todo: Job) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in todo.state.network.parameters()])

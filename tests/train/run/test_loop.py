@@ -1,0 +1,139 @@
+"""What the loop does at which step, and which runs it refuses to keep."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import after, fit, opened, steps_of, trained
+
+from train.checkpoint import checkpoint
+from train.data.sampling import Piece
+from train.record import metrics
+from train.run.signals import Watch
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return list(metrics.read(folder / metrics.NAME))
+
+
+def committed(folder: Path) -> int | None:
+    found = checkpoint.newest(folder / "checkpoints")
+    return found and found.step
+
+
+def test_a_run_logs_measures_and_commits_at_its_steps(tmp_path: Path) -> None:
+    todo, _ = trained(tmp_path)
+    seen = events(tmp_path)
+    assert todo.state.step == 8
+    assert steps_of(seen, "train") == [2, 4, 6, 8]
+    assert steps_of(seen, "eval") == [4, 8]
+    assert committed(tmp_path) == 8
+
+
+def test_max_steps_ends_in_the_middle_of_an_epoch_and_measures_there(tmp_path: Path) -> None:
+    todo, _ = trained(tmp_path, "train.max_steps=3")
+    assert (todo.state.step, todo.state.evaluated, committed(tmp_path)) == (3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("setting", "saved"), [("checkpoint.every_steps=3", {3, 6}), ("checkpoint.every_minutes=1e-9", set(range(1, 8)))]
+)
+def test_checkpoints_come_at_the_steps_and_times_asked_for(tmp_path: Path, setting: str, saved: set[int]) -> None:
+    trained(tmp_path, setting)
+    assert saved <= set(steps_of(events(tmp_path), "checkpoint"))
+
+
+def test_without_held_out_images_nothing_is_measured(tmp_path: Path) -> None:
+    todo, _ = trained(tmp_path, "data.val_fraction=0")
+    assert (todo.state.result, committed(tmp_path)) == (None, 10)
+
+
+def test_the_learning_rate_follows_the_optimizer_steps(tmp_path: Path) -> None:
+    todo, _ = trained(tmp_path, "log.every_steps=1")
+    rates = [event["lr"] for event in events(tmp_path) if event["event"] == "train"]
+    assert rates == [todo.schedule(step) for step in range(8)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("clip", ["null", "0.01"])
+def test_every_precision_and_clipping_trains_to_finite_weights(tmp_path: Path, precision: str, clip: str) -> None:
+    todo, _ = trained(tmp_path, f"train.precision={precision}", f"train.clip_grad_norm={clip}", "train.max_steps=2")
+    assert all(parameter.isfinite().all() for parameter in todo.state.network.parameters())
+
+
+def test_clipping_shortens_the_step(tmp_path: Path) -> None:
+    def moved(folder: str, *settings: str) -> float:
+        with opened(tmp_path / folder, *settings, "train.max_steps=1", "optim.weight_decay=0") as todo:
+            before = torch.cat([p.detach().flatten().clone() for p in todo.state.network.parameters()])
+            fit(todo)
+            return float((torch.cat([p.detach().flatten() for p in todo.state.network.parameters()]) - before).norm())
+
+    assert moved("clipped", "train.clip_grad_norm=0.001") < moved("free") / 10
+
+
+def test_a_signal_ends_the_run_after_the_step_it_came_in_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch()
+    after(3, lambda todo: watch.handle(signal.SIGUSR1), monkeypatch)
+    with opened(tmp_path) as todo:
+        fit(todo, watch=watch)
+    assert todo.state.step == committed(tmp_path) == 3
+
+
+def test_a_signal_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+    watch = Watch()
+    watch.handle(signal.SIGTERM)
+    with opened(tmp_path) as todo:
+        assert fit(todo, watch=watch).saved is None
+    assert (todo.state.step, committed(tmp_path)) == (0, None)
+
+
+def test_a_stopped_run_goes_on_and_sees_each_sample_once_per_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, seen = Watch(), []
+    after(3, lambda todo: watch.handle(signal.SIGTERM), monkeypatch)
+    for watching in (watch, Watch()):
+        with opened(tmp_path) as todo:
+            monkeypatch.setattr(type(todo.loader), "train", listened(type(todo.loader).train, seen))
+            fit(todo, watch=watching)
+            monkeypatch.undo()
+    assert [len(seen), sorted(seen[:64]), sorted(seen[64:])] == [128, list(range(64)), list(range(64))]
+
+
+def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:
+    trained(tmp_path)
+    todo, now = trained(tmp_path, "train.epochs=1")
+    assert todo.state.step == 8
+    assert now.saved == tmp_path / "checkpoints" / "step-00000008"
+
+
+def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[Piece, Any]]]:
+    """A loader's `train` that writes down which samples were used."""
+
+    def train(self: Any, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Any]]:
+        for piece, batch in real(self, pieces):
+            seen.extend(piece.samples.tolist())
+            yield piece, batch
+
+    return train
+
+
+def test_a_finished_run_started_again_does_no_step(tmp_path: Path) -> None:
+    trained(tmp_path)
+    before = events(tmp_path)
+    _, now = trained(tmp_path)
+    assert events(tmp_path) == before
+    assert now.saved == tmp_path / "checkpoints" / "step-00000008"
+
+
+def test_more_epochs_continue_a_finished_run(tmp_path: Path) -> None:
+    trained(tmp_path)
+    todo, _ = trained(tmp_path, "train.epochs=3")
+    assert (todo.state.step, steps_of(events(tmp_path), "train")[-1]) == (12, 12)

@@ -1,0 +1,99 @@
+"""What a start finds in the run's folder decides where it goes on, or that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import flip
+from jobs import opened, trained
+from torch.optim import SGD, Adam
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import checkpoint
+from train.run import resuming
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run, with checkpoints at steps 4 and 8."""
+    trained(tmp_path, "checkpoint.every_steps=4")
+    return tmp_path
+
+
+def refused(folder: Path, *settings: str) -> Failure:
+    with pytest.raises(Failure) as caught, opened(folder, *settings):
+        pass
+    return caught.value
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(run: Path) -> None:
+    with opened(run, "train.epochs=4") as todo:
+        assert todo.state.step == 8
+        assert todo.optimizer.state
+
+
+def test_a_damaged_checkpoint_is_skipped_and_said(run: Path) -> None:
+    flip(run / "checkpoints" / "step-00000008" / "model.safetensors")
+    with opened(run) as todo:
+        assert todo.state.step == 4
+        assert "step-00000008" in todo.notes[0]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(run: Path) -> None:
+    for path in (run / "checkpoints").glob("*/model.safetensors"):
+        flip(path)
+    assert refused(run).code == ExitCode.DATA
+
+
+@pytest.mark.parametrize("setting", ["optim.lr=0.02", "run.seed=1", "model.args.width=5", "data.samples=96"])
+def test_a_changed_configuration_is_refused_with_the_difference(run: Path, setting: str) -> None:
+    failure = refused(run, setting)
+    assert failure.code == ExitCode.DATA
+    assert setting.partition("=")[0].removesuffix(".width") in str(failure.found)
+
+
+def test_resume_never_moves_the_earlier_run_away_and_starts_over(run: Path) -> None:
+    with opened(run, "checkpoint.resume=never", "optim.lr=0.02") as todo:
+        assert todo.state.step == 0
+        assert "before-1" in todo.notes[0]
+    assert (run / "before-1" / "checkpoints" / "step-00000008").exists()
+
+
+def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda found: (real(found)[0], real(found)[1] | {"world_size": 4}))
+    with opened(run) as todo:
+        assert "4 ranks" in todo.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [({"training": 65}, "training: 65"), ({"held_out": 0}, "held_out: 0"), ({"classes": ["cat", "dog"]}, "cat, dog")],
+    ids=["a-file-more", "a-side-less", "other-classes"],
+)
+def test_a_run_does_not_go_on_with_other_data(
+    run: Path, before: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.load
+
+    def other(found: checkpoint.Committed) -> tuple[Any, dict[str, Any]]:
+        tensors, facts = real(found)
+        return tensors, facts | {"data": facts["data"] | before}
+
+    monkeypatch.setattr(checkpoint, "load", other)
+    failure = refused(run)
+    assert failure.code == ExitCode.DATA
+    assert named in str(failure.expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "averaged", "copies"),
+    [(SGD, False, 2), (SGD, True, 3), (Adam, False, 3), (Adam, True, 4)],
+    ids=["sgd", "sgd-averaged", "adam", "adam-averaged"],
+)
+def test_room_is_asked_for_weights_moments_and_average(kind: type, averaged: bool, copies: int) -> None:
+    optimizer = kind([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    assert resuming.copies(optimizer, averaged=averaged) == copies

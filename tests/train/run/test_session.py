@@ -1,0 +1,122 @@
+"""What one start says and leaves behind, from its banner to its last line."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ALONE, TINY, forget_accelerate, opened
+
+from entrypoint import ExitCode, Failure
+from train.record import exitfile, record
+from train.run import session
+from train.run.bell import Bell
+from train.run.job import Job
+from train.run.seat import Seat
+from train.settings import schema, variables
+
+
+def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
+    forget_accelerate()
+    config = schema.load(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}", *settings])
+    seat, bell = Seat(world=ALONE, folder=folder), Bell()
+    try:
+        found = variables.take_out(environ := dict(environ or {}), download=False)
+        return session.run(config, seat, environ, bell, found=found, argv=["train"], now=0.0)
+    finally:
+        forget_accelerate()
+
+
+def lines(text: str) -> dict[str, str]:
+    """The banner's and the summary's rows."""
+    return {line.split("  ")[0]: line[14:].strip() for line in text.splitlines() if "  " in line}
+
+
+def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run")
+    said = lines(capsys.readouterr().out)
+    assert said["world"] == "1 rank on 1 node"
+    assert said["precision"] == "fp32"
+    assert said["global batch"] == "16 = 8 micro x 2 accumulation x 1 rank"
+    assert said["data"].startswith("synthetic: 64 training and 16 held-out images, 2 classes")
+    assert said["steps"] == "4 per epoch, 8 in all"
+    assert said["output"] == str(tmp_path / "run")
+    assert "parameters" in said["model"]
+
+
+def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "run") == ExitCode.OK
+    text = capsys.readouterr().out
+    said = lines(text)
+    assert "of 16 held-out images" in said["accuracy"]
+    assert said["training"].startswith("8 steps in ")
+    assert said["checkpoint"].endswith("step-00000008")
+    assert text.splitlines()[-1] == "next: train.epochs=4 goes on, checkpoint.resume=never starts over"
+
+
+def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run")
+    first = lines(capsys.readouterr().out)
+    assert run(tmp_path / "run") == ExitCode.OK
+    text = capsys.readouterr().out
+    assert lines(text)["accuracy"] == first["accuracy"]
+    assert "checkpoint.resume=never" in text.splitlines()[-1]
+
+
+def test_samples_left_out_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", "data.samples=90", "train.max_steps=1")
+    assert capsys.readouterr().out.count("the last 8 samples of an epoch are left out") == 1
+
+
+def test_a_variable_that_would_have_changed_the_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", "train.max_steps=1", environ={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_DEBUG": "INFO"})
+    text = capsys.readouterr().out
+    assert lines(text)["variables"] == "NCCL_DEBUG=INFO"
+    assert "note: NVIDIA_TF32_OVERRIDE: not used, train.tf32 decides" in text
+    recorded = record.read_run(tmp_path / "run") or {}
+    assert recorded["variables"] == {"acting": {"NCCL_DEBUG": "INFO"}, "removed": {"NVIDIA_TF32_OVERRIDE": "1"}}
+
+
+def test_a_variable_that_contradicts_the_config_ends_the_run_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="ACCELERATE_MIXED_PRECISION"):
+        run(tmp_path / "run", environ={"ACCELERATE_MIXED_PRECISION": "fp16"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_leaves_its_record(tmp_path: Path) -> None:
+    run(tmp_path / "run", environ={"ENTRYPOINT_HOSTS": "node01,node02", "ENTRYPOINT_LAUNCHER": "local"})
+    found = record.read_run(tmp_path / "run")
+    assert found is not None
+    assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
+    assert schema.load(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
+    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=0, step=8, cause="finished")
+
+
+def test_a_signal_ends_with_75_and_the_next_start_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = session.fit
+
+    def interrupted(todo: Job, watch: Any, *rest: Any) -> Any:
+        monkeypatch.setattr(type(todo.optimizer), "zero_grad", lambda self: watch.handle(signal.SIGUSR2))
+        try:
+            return real(todo, watch, *rest)
+        finally:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(session, "fit", interrupted)
+    assert run(tmp_path / "run") == ExitCode.STOPPED
+    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=75, step=1, cause="SIGUSR2")
+    assert "stopped by SIGUSR2 at step 1 of 8" in capsys.readouterr().out
+    assert run(tmp_path / "run") == ExitCode.OK
+    assert lines(capsys.readouterr().out)["resumed"] == "at step 1 of 8"
+
+
+def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        end = type("End", (), {"saved": None})()
+        assert "nothing was saved" in session._last_words(todo, end, "SIGTERM", 0)

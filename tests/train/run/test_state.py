@@ -1,0 +1,86 @@
+"""What a checkpoint takes from a run, and gives back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from entrypoint import Failure
+from train.evaluation.scores import Result
+from train.run import state
+from train.run.state import State
+
+RESULT = Result(accuracy=0.5, loss=1.5, samples=8)
+
+
+def fresh(name: str = "sgd", width: int = 4) -> State:
+    torch.manual_seed(0)
+    network = nn.Linear(3, width)
+    kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    options = {"momentum": 0.9} if name == "sgd" else {}
+    return State(network=network, optimizer=kinds[name](network.parameters(), lr=0.1, **options), scaler=None)
+
+
+def trained(name: str = "sgd", steps: int = 3) -> State:
+    found = fresh(name)
+    for _ in range(steps):
+        step(found)
+    found.seconds, found.evaluated, found.best_step, found.result, found.best = 7.5, 2, 1, RESULT, RESULT
+    return found
+
+
+def step(current: State) -> None:
+    torch.manual_seed(100 + current.step)
+    current.network(torch.randn(5, 3)).square().mean().backward()
+    current.optimizer.step()
+    current.optimizer.zero_grad()
+    current.step += 1
+
+
+def through_a_file(current: State) -> dict[str, Any]:
+    """The facts as JSON brings them back."""
+    return json.loads(json.dumps(state.facts(current)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_restored_run_goes_on_bit_for_bit(name: str) -> None:
+    whole, left = trained(name, steps=5), trained(name, steps=3)
+    resumed = fresh(name)
+    state.restore(resumed, state.tensors(left), through_a_file(left))
+    step(resumed)
+    step(resumed)
+    assert all(torch.equal(a, b) for a, b in zip(whole.network.parameters(), resumed.network.parameters(), strict=True))
+
+
+def test_numbers_come_back_as_they_were() -> None:
+    left, resumed = trained(), fresh()
+    state.restore(resumed, state.tensors(left), through_a_file(left))
+    kept = ("step", "seconds", "evaluated", "best_step", "result", "best")
+    assert [getattr(resumed, name) for name in kept] == [3, 7.5, 2, 1, RESULT, RESULT]
+
+
+def test_a_loss_scale_comes_back() -> None:
+    left, resumed = fresh(), fresh()
+    left.scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    resumed.scaler = torch.amp.GradScaler("cpu")
+    left.scaler.scale(torch.ones(1))  # the scale is made at its first use
+    state.restore(resumed, state.tensors(left), through_a_file(left))
+    assert resumed.scaler.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("missing", ["step", "optimizer", "best"])
+def test_a_checkpoint_without_a_fact_is_refused(missing: str) -> None:
+    told = through_a_file(trained())
+    del told[missing]
+    with pytest.raises(Failure, match="does not fit") as caught:
+        state.restore(fresh(), state.tensors(trained()), told)
+    assert caught.value.code == 65
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    with pytest.raises(Failure, match="does not fit this model"):
+        state.restore(fresh(width=5), state.tensors(trained()), through_a_file(trained()))

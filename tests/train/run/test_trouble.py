@@ -1,0 +1,48 @@
+"""Exceptions of libraries become something to act on."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from entrypoint import ExitCode, Failure
+from train.run import trouble
+
+CASES = {
+    "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory. Tried"), 71, "micro_batch_size"),
+    "host-memory": (MemoryError(), 71, "micro_batch_size"),
+    "gloo-closed": (RuntimeError("[/x/gloo/pair.cc:1] Connection closed by peer [1.2.3.4]:5"), 69, "resume"),
+    "gloo-timeout": (RuntimeError("[/x/gloo/buf.cc] Timed out waiting 30000ms for recv"), 69, "resume"),
+    "nccl": (dist.DistBackendError("NCCL error in: x"), 69, "resume"),
+    "store": (dist.DistNetworkError("The client socket has timed out"), 69, "resume"),
+    "data-worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), 71, "--shm-size"),
+    "disk-full": (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), 74, "space"),
+}
+
+
+@pytest.mark.parametrize(("error", "code", "words"), CASES.values(), ids=CASES.keys())
+def test_a_known_error_has_its_code_and_a_fix(error: Exception, code: int, words: str) -> None:
+    failure = trouble.as_failure(error)
+    assert failure is not None
+    assert failure.code == code
+    assert words in str(failure)
+
+
+def test_gloos_words_are_kept_short() -> None:
+    text = "[/x/gloo/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26547. This is typically caused"
+    failure = trouble.as_failure(RuntimeError(text))
+    assert failure is not None
+    assert failure.found == "Connection closed by peer [127.0.0.1]:26547"
+
+
+def test_a_failure_stays_what_it_is() -> None:
+    failure = Failure("x", fix="y", code=ExitCode.DATA)
+    assert trouble.as_failure(failure) is failure
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("mat1 and mat2"), OSError(errno.ENOENT, "no")])
+def test_anything_else_is_a_bug_of_ours(error: Exception) -> None:
+    assert trouble.as_failure(error) is None

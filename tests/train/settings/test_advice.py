@@ -1,0 +1,48 @@
+"""Words and nearest names for what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from train.settings import advice
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (int, "a whole number"),
+        (int | Literal["auto"], "a whole number or auto"),
+        (float | None, "a number or null"),
+        (Literal["a", "b"], "one of a, b"),
+        (list[str], "a list of texts"),
+        (list[int] | None, "a list of whole numbers or null"),
+        (dict[str, Any], "a mapping"),
+    ],
+)
+def test_a_type_has_words(kind: Any, said: str) -> None:
+    assert advice.words(kind) == said
+
+
+@pytest.mark.parametrize(
+    ("key", "section", "siblings", "nearest"),
+    [
+        ("lrr", "optim", ("lr", "args"), "optim.lr"),
+        ("epochs", "", ("run", "train"), "train.epochs"),
+        ("epochs", "optim", ("lr",), "train.epochs"),
+        ("batchsize", "train", ("global_batch_size",), "train.global_batch_size"),
+        ("zzz", "optim", ("lr",), None),
+        ("save", "launch", ("device",), "launch.timeouts.save"),
+    ],
+)
+def test_the_nearest_key_is_found(key: str, section: str, siblings: tuple[str, ...], nearest: str | None) -> None:
+    assert advice.nearest_key(key, section, siblings) == nearest
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(advice.show("x" * 500)) == 80
+
+
+def test_case_does_not_hide_the_nearest_name() -> None:
+    assert advice.nearest("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"

@@ -1,0 +1,116 @@
+"""Global batch, micro batch and world to accumulation and steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entrypoint import ExitCode, Failure
+from train.settings.batches import Batches, batches, largest_divisor, nearest_divisors, nearest_multiples, steps
+
+SIZES = st.integers(1, 4096)
+WORLDS = st.integers(1, 512)
+
+
+@given(per_rank=SIZES, world=WORLDS)
+def test_auto_always_divides_and_is_the_largest_of_at_most_64(per_rank: int, world: int) -> None:
+    found = batches(per_rank * world, "auto", world)
+    assert found.micro * found.accumulation * found.world == found.global_ == per_rank * world
+    assert found.micro <= 64
+    assert not any(per_rank % larger == 0 for larger in range(found.micro + 1, 65))
+
+
+@given(global_=SIZES, micro=st.integers(1, 300) | st.just("auto"), world=WORLDS)
+def test_batches_multiply_up_or_the_fix_is_legal(global_: int, micro: Any, world: int) -> None:
+    legal = global_ % (world if micro == "auto" else micro * world) == 0
+    if legal:
+        found = batches(global_, micro, world)
+        assert found.micro * found.accumulation * found.world == global_
+        return
+    with pytest.raises(Failure) as caught:
+        batches(global_, micro, world)
+    for size in caught.value.fix.partition("global_batch_size=")[2].partition(",")[0].split(" or "):
+        assert batches(int(size), micro, world).global_ == int(size)
+
+
+@given(micro=st.integers(1, 300), per_rank=SIZES, world=WORLDS)
+def test_the_micro_batches_of_the_fix_are_legal(micro: int, per_rank: int, world: int) -> None:
+    if per_rank % micro:
+        with pytest.raises(Failure) as caught:
+            batches(per_rank * world, micro, world)
+        for size in caught.value.fix.partition("micro_batch_size=")[2].split(" or "):
+            assert batches(per_rank * world, int(size), world).micro == int(size)
+
+
+@given(
+    micro=st.integers(1, 64), accumulation=st.integers(1, 8), world=st.integers(1, 64), samples=st.integers(1, 10**6)
+)
+def test_steps_cover_all_but_less_than_a_batch(micro: int, accumulation: int, world: int, samples: int) -> None:
+    batch = Batches(global_=micro * accumulation * world, micro=micro, accumulation=accumulation, world=world)
+    if samples < batch.global_:
+        with pytest.raises(Failure):
+            steps(batch, samples, epochs=3, max_steps=None)
+        return
+    found = steps(batch, samples, epochs=3, max_steps=None)
+    assert found.per_epoch * batch.global_ + found.dropped == samples
+    assert 0 <= found.dropped < batch.global_
+    assert found.total == 3 * found.per_epoch
+
+
+@pytest.mark.parametrize(("max_steps", "total"), [(None, 156), (10, 10), (156, 156), (1000, 156)])
+def test_max_steps_is_a_cap(max_steps: int | None, total: int) -> None:
+    batch = batches(256, "auto", 1)
+    assert steps(batch, 8000, epochs=5, max_steps=max_steps).total == min(total, 155)
+
+
+REFUSED = {
+    "ranks": (256, "auto", 3, "256 = 85 x 3 + 1", "train.global_batch_size=255 or 258"),
+    "more-ranks-than-samples": (4, "auto", 8, "4 = 0 x 8 + 4", "train.global_batch_size=8"),
+    "micro": (
+        256,
+        24,
+        4,
+        "256 = 2 x 96 + 64",
+        "train.global_batch_size=192 or 288, or train.micro_batch_size=16 or 32",
+    ),
+    "micro-larger": (64, 100, 1, "64 = 0 x 100 + 64", "train.global_batch_size=100, or train.micro_batch_size=64"),
+}
+
+
+@pytest.mark.parametrize(("global_", "micro", "world", "found", "fix"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_remainder_is_shown_with_the_nearest_legal_values(
+    global_: int, micro: int, world: int, found: str, fix: str
+) -> None:
+    with pytest.raises(Failure) as caught:
+        batches(global_, micro, world)
+    failure = caught.value
+    assert (failure.code, failure.found, failure.fix) == (ExitCode.USAGE, found, f"set {fix}")
+
+
+@pytest.mark.parametrize(("samples", "fix"), [(100, "at most 100"), (3, "at most 3 ranks")])
+def test_a_data_set_smaller_than_one_global_batch_is_refused(samples: int, fix: str) -> None:
+    with pytest.raises(Failure, match=r"smaller than .*global_batch_size 256") as caught:
+        steps(batches(256, "auto", 4), samples, epochs=1, max_steps=None)
+    assert fix in caught.value.fix
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_the_product_can_be_read() -> None:
+    assert str(batches(256, "auto", 2)) == "256 = 64 micro x 2 accumulation x 2 ranks"
+
+
+@given(number=SIZES, near=SIZES)
+def test_the_nearest_divisors_divide(number: int, near: int) -> None:
+    assert all(number % divisor == 0 for divisor in nearest_divisors(number, near))
+
+
+@given(number=SIZES, unit=SIZES)
+def test_the_nearest_multiples_stand_around_the_number(number: int, unit: int) -> None:
+    assert all(multiple % unit == 0 and abs(multiple - number) <= unit for multiple in nearest_multiples(number, unit))
+
+
+def test_a_prime_has_only_the_smallest_micro_batch() -> None:
+    assert largest_divisor(67, 64) == 1

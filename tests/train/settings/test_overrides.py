@@ -1,0 +1,49 @@
+"""Command-line settings to values in a mapping."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.settings.overrides import merge, parse
+
+
+@pytest.mark.parametrize("text", ["abc", "=3", "a.=3", ".a=3", "a..b=3"])
+def test_what_is_no_setting_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match=r"is not section\.key=value") as caught:
+        parse(text)
+    assert (caught.value.code, caught.value.fix) == (ExitCode.USAGE, "write e.g. optim.lr=0.1")
+
+
+@pytest.mark.parametrize("text", ["a.b=[1", "a.b=@x", "a.b={c: 1, c: 2}"])
+def test_a_value_that_is_no_yaml_names_the_argument(text: str) -> None:
+    with pytest.raises(Failure) as caught:
+        parse(text)
+    assert f"`{text}`" in caught.value.what
+
+
+def test_python_tags_are_refused_here_too() -> None:
+    with pytest.raises(Failure) as caught:
+        parse("a.b=!!python/object/apply:os.system [id]")
+    assert caught.value.code == ExitCode.SECURITY
+
+
+def test_only_the_first_equals_sign_counts() -> None:
+    override = parse("a.b=c=d")
+    assert (override.keys, override.value) == (("a", "b"), "c=d")
+
+
+def test_merging_leaves_the_original_alone() -> None:
+    original = {"a": {"b": 1}}
+    assert (merge(original, [parse("a.b=2")]), original) == ({"a": {"b": 2}}, {"a": {"b": 1}})
+
+
+def test_merging_makes_the_sections_that_are_missing() -> None:
+    assert merge(None, [parse("a.b.c=1"), parse("d.e=2")]) == {"a": {"b": {"c": 1}}, "d": {"e": 2}}
+
+
+@pytest.mark.parametrize("value", [{"a": 3}, {"a": [1]}, [1], "x"])
+def test_a_setting_inside_what_is_no_mapping_is_refused(value: object) -> None:
+    with pytest.raises(Failure, match=r"`a.b=1` sets a key inside (a|the file), which is not a mapping") as caught:
+        merge(value, [parse("a.b=1")])
+    assert caught.value.code == ExitCode.USAGE

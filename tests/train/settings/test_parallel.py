@@ -1,0 +1,27 @@
+"""DDP has many ranks; DataParallel and none have one, and say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.settings import parallel
+
+
+@pytest.mark.parametrize("kind", ["dp", "none"])
+def test_one_process_is_refused_as_several_with_the_numbers_and_both_ways_out(kind: str) -> None:
+    with pytest.raises(Failure, match=f"train.parallel {kind} is one process") as caught:
+        parallel.refuse_several(kind, 4)
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, "4 ranks")
+    assert "train.parallel=ddp" in caught.value.fix
+    assert "--procs-per-node 1" in caught.value.fix
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 1), ("ddp", 64), ("dp", 1), ("none", 1)])
+def test_what_goes_together_is_not_refused(kind: str, ranks: int) -> None:
+    parallel.refuse_several(kind, ranks)
+
+
+def test_only_data_parallel_has_a_line_that_says_why_not_to_use_it() -> None:
+    assert "slower than ddp" in parallel.warnings("dp")[0]
+    assert parallel.warnings("ddp") == parallel.warnings("none") == ()

@@ -1,0 +1,53 @@
+"""Ranges, names and features that are not there yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from train.settings import rules, schema
+from train.settings.config import RunConfig
+
+
+def test_every_default_keeps_its_own_rules() -> None:
+    for section, values in schema.as_mapping(RunConfig()).items():
+        for key, value in values.items():
+            assert rules.broken(f"{section}.{key}", value) is None, f"{section}.{key}"
+
+
+def test_every_number_has_a_rule_or_no_feature() -> None:
+    keys = {f"{s}.{k}": v for s, values in schema.as_mapping(RunConfig()).items() for k, v in values.items()}
+    numbers = {key for key, value in keys.items() if type(value) in (int, float)}
+    assert numbers <= set(rules.RULES) | rules.NOT_YET
+
+
+def test_the_first_known_name_is_the_default() -> None:
+    mapping = schema.as_mapping(RunConfig())
+    for path, names in rules.NAMES.items():
+        section, key = path.split(".")
+        assert mapping[section][key] == names[0]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", " a", "a ", "x" * 200, "a\nb", "a\0", "a\udcff"])
+def test_a_run_name_that_is_no_plain_folder_is_refused(name: str) -> None:
+    assert rules.broken("run.name", name)
+
+
+@pytest.mark.parametrize("name", ["a", "a b", "ü", "run-1_2.3", "...", "-x"])
+def test_a_run_name_that_is_a_plain_folder_is_accepted(name: str) -> None:
+    assert rules.broken("run.name", name) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high"),
+    [("data.val_fraction", 0.0, 1.0), ("optim.momentum", 0.0, 1.0), ("optim.label_smoothing", 0.0, 1.0)],
+)
+def test_fractions_include_nothing_and_exclude_everything(key: str, low: float, high: float) -> None:
+    assert rules.broken(key, low) is None
+    assert rules.broken(key, high)
+
+
+@pytest.mark.parametrize("value", ["auto", None])
+def test_what_is_left_open_breaks_no_rule(value: Any) -> None:
+    assert rules.broken("train.micro_batch_size", value) is None

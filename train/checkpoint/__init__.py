@@ -1,0 +1,1 @@
+"""A run's state, kept whole or not at all."""

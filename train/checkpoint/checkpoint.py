@@ -1,0 +1,168 @@
+"""A run's tensors and JSON become a committed checkpoint folder, and the newest valid one comes back.
+
+`checkpoints/step-00001200/` holds one `<group>.safetensors` for each group of tensors, `state.json`, and
+`manifest.json` with the size and sha256 of each. Nothing is ever unpickled (see `flatten` for optimizers).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.ctypeslib  # noqa: F401 - safetensors loads it at the first save, when the image's files may be gone
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from
+from safetensors.torch import save as bytes_from
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import commit, manifest, shelf
+from train.checkpoint.manifest import Damaged, Manifest
+from train.files import durable, refusals
+
+STATE, SUFFIX = "state.json", ".safetensors"
+OVER = "start over with checkpoint.resume=never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint whose hashes were right when it was found; `skipped` says which newer ones were not, and why."""
+
+    path: Path
+    step: int
+    contents: Manifest
+    skipped: tuple[str, ...] = ()
+
+
+def prepare(folder: Path, *, need: int = 0) -> list[str]:
+    """Make `folder` ready: sweep what killed writers left (their names are returned), and rehearse one small save.
+
+    The rehearsal shows before training that checkpoints can be kept there, with `need` bytes to spare, and loads all
+    code that a save runs: a signal may take the image's file server away (Apptainer under proctrack/linuxproc).
+    On rank 0, before `newest`.
+
+    Raises:
+        Failure: as `save` does.
+    """
+    shelf.steps(folder)  # refuses a link before anything is written through it
+    durable.prepare(folder, need)
+    swept = shelf.sweep(folder)
+    rehearsal = folder / f"{durable.TEMPORARY}rehearsal"
+    try:
+        save(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, state={}, keep=1)
+        newest(rehearsal)
+    finally:
+        durable.remove(rehearsal)
+    return swept
+
+
+def save(
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    keep: int,
+    best: int | None = None,
+) -> Path:
+    """Commit a checkpoint of `step` in `folder` (the run's `checkpoints/`), then prune. On rank 0 only.
+
+    Saving the same content again writes nothing. Another content for the same step replaces it.
+
+    Args:
+        tensors: by group ("model", "optimizer") and name; any device, any layout; copied before they are written.
+        state: everything else, as JSON; NaN and infinities are allowed.
+        keep: how many checkpoints stay; `best` is a step that stays as well.
+
+    Raises:
+        Failure: as in `refusals.MEANING`; `kept` names the last committed checkpoint.
+    """
+    before = shelf.steps(folder)
+    files = _encoded(tensors, state)
+    entries = {name: manifest.entry(data) for name, data in files.items()}
+    contents = Manifest(format=manifest.FORMAT, step=step, torch=torch.__version__, files=entries)
+    final = folder / shelf.name(step)
+    try:
+        with refusals.told(final):
+            if not commit.holds(final, contents):
+                commit.make(final, files, contents)
+    except Failure as failure:
+        failure.kept = next((str(path) for path in reversed(before.values()) if shelf.is_valid(path)), None)
+        raise
+    shelf.prune(folder, keep=keep, best=best, trusted=step)
+    return final
+
+
+def newest(folder: Path) -> Committed | None:
+    """The newest checkpoint whose manifest and hashes are right, checked before anything is parsed; None if none is.
+
+    Raises:
+        Failure: DATA when there are checkpoints and all are damaged, or the newest was written by a newer version;
+            SECURITY for links and for paths in a manifest.
+    """
+    skipped: list[str] = []
+    for step, path in reversed(shelf.steps(folder).items()):
+        try:
+            return Committed(path=path, step=step, contents=shelf.examine(path), skipped=tuple(skipped))
+        except Damaged as reason:
+            skipped.append(f"{path.name}: {reason}")
+    if skipped:
+        raise Failure(f"no checkpoint in {folder} is whole", found="; ".join(skipped), fix=OVER, code=ExitCode.DATA)
+    return None
+
+
+def at(folder: Path, step: int) -> Committed:
+    """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. Raises as `newest` does."""
+    path = shelf.steps(folder).get(step, folder / shelf.name(step))
+    try:
+        return Committed(path=path, step=step, contents=shelf.examine(path))
+    except Damaged as reason:
+        raise _damaged(path, reason) from reason
+
+
+def load(
+    committed: Committed, groups: Collection[str] | None = None
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """(tensors by group and name, on the CPU; state) of a checkpoint, hashed again as it is read.
+
+    groups: those to read, as far as they are there; None for all.
+
+    Raises:
+        Failure: DATA when it was damaged since it was found.
+    """
+    try:
+        names = [name for name in committed.contents.files if name.endswith(SUFFIX)]
+        wanted = [name for name in names if groups is None or name.removesuffix(SUFFIX) in groups]
+        tensors = {name.removesuffix(SUFFIX): tensors_from(_checked(committed, name)) for name in wanted}
+        return tensors, json.loads(_checked(committed, STATE))
+    except (Damaged, SafetensorError, ValueError, KeyError, RecursionError) as reason:
+        raise _damaged(committed.path, reason) from reason
+
+
+def _encoded(tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """The content of each file by its name."""
+    files = {
+        f"{group}{SUFFIX}": bytes_from({k: _snapshot(v) for k, v in named.items()}) for group, named in tensors.items()
+    }
+    return files | {STATE: json.dumps(state, indent=1).encode()}
+
+
+def _snapshot(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU that shares memory with nothing (tied weights are saved twice)."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+
+
+def _checked(committed: Committed, name: str) -> bytes:
+    expected = committed.contents.files[name]
+    data = manifest.read(committed.path, name, limit=expected.size)
+    manifest.compare(name, expected, manifest.entry(data))
+    return data
+
+
+def _damaged(path: Path, reason: Exception) -> Failure:
+    fix = f"delete it, so that the one before is taken, or {OVER}"
+    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=fix, code=ExitCode.DATA)

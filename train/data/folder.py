@@ -1,0 +1,112 @@
+"""From class folders to labelled image files, split where nothing is held out yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train.data import decode, groups, imagefolder
+from train.data.split import held_out_samples
+from train.settings import batches
+from train.settings.config import Data
+
+Samples = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Image files and their classes."""
+
+    paths: npt.NDArray[np.str_]
+    labels: Tensor
+    size: int
+
+    def read(self, samples: Samples) -> Tensor:
+        """Decode them, uint8 [n, size, size, 3].
+
+        Raises:
+            Failure: DATA for a file that is not a whole image, NO_INPUT for one that went away.
+        """
+        pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
+        for place, sample in enumerate(samples):
+            pixels[place] = decode.decode(Path(str(self.paths[sample])), self.size, int(sample))
+        return torch.from_numpy(pixels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Both sides, the names of the classes, and what is worth saying of the split."""
+
+    training: Files
+    held_out: Files
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find(data: Data) -> Found:
+    """List all files of data.root, and split them where nothing is held out yet.
+
+    Raises:
+        Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes and for
+            groups that cannot be kept on one side.
+    """
+    layout = imagefolder.layout(Path(data.root))
+    _check_number(data, layout)
+    training = _listed(layout.training, layout.classes, data.image_size)
+    if layout.held_out is not None:
+        held_out = _listed(layout.held_out, layout.classes, data.image_size)
+        if data.group is not None:
+            groups.refuse_leak(_groups(training, layout.training, data), _groups(held_out, layout.held_out, data))
+        return Found(training=training, held_out=held_out, classes=layout.classes)
+    chosen, notes = _split(training, layout.training, data)
+    return Found(
+        training=_part(training, ~chosen), held_out=_part(training, chosen), classes=layout.classes, notes=notes
+    )
+
+
+def _split(files: Files, above: Path, data: Data) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
+    """Which files are held out, and what to say of it."""
+    labels = files.labels.numpy()
+    count = batches.held_out(len(labels), data.val_fraction)
+    if data.group is None:
+        return held_out_samples(labels, count), ()
+    named = _groups(files, above, data)
+    chosen = groups.held_out_samples(labels, named, count)
+    return chosen, (groups.note(named, chosen, count),)
+
+
+def _groups(files: Files, above: Path, data: Data) -> list[str]:
+    """data.group is searched in paths as they are below the folder of class folders: no folder above may match."""
+    return groups.names((Path(str(path)).relative_to(above).as_posix() for path in files.paths), data.group or "")
+
+
+def _listed(above: Path, classes: tuple[str, ...], size: int) -> Files:
+    found = [(str(path), label) for label, name in enumerate(classes) for path in imagefolder.image_files(above / name)]
+    counts = Counter(label for _, label in found)
+    if len(counts) < len(classes):
+        imagefolder.count(above, classes)  # names the empty ones
+    paths, labels = zip(*found, strict=True)
+    return Files(np.array(paths), torch.tensor(labels), size)
+
+
+def _part(files: Files, chosen: npt.NDArray[np.bool_]) -> Files:
+    return Files(files.paths[chosen], files.labels[torch.from_numpy(chosen)], files.size)
+
+
+def _check_number(data: Data, layout: imagefolder.Layout) -> None:
+    """A default is no claim; any other number must be right."""
+    if data.classes not in (len(layout.classes), Data().classes):
+        raise Failure(
+            "data.classes is not the number of class folders",
+            found=f"{len(layout.classes)} folders in {layout.training}",
+            expected=f"data.classes: {data.classes}",
+            fix=f"set data.classes to {len(layout.classes)}, or leave it out",
+            code=ExitCode.DATA,
+        )

@@ -1,0 +1,123 @@
+"""From samples to batches on the device: augmented for training, as they are for evaluation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from train.data import augment
+from train.data.broken import Ledger
+from train.data.pools import ByWorkers, Side, in_memory
+from train.data.sampling import Piece
+from train.data.sets import Samples, Sets, Source
+from train.data.shape import Shape
+from train.settings.config import Data
+
+LARGEST_IN_MEMORY: Final = 2 * 2**30  # bytes of pixels, both sides together
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """float32 images [n, *shape.input] and int64 labels [n], on the device."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class Pool(Protocol):
+    """Where the pixels of one side of the data come from."""
+
+    def take(self, wanted: Iterable[Samples]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each array of samples (pixels [N, *stored], rows [n] of them, labels [n]) on the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """Both sides of the data, ready to be drawn from. broken: the files that this rank has skipped so far."""
+
+    training: Pool
+    held_out: Pool
+    shape: Shape
+    mirror: bool
+    data: Data
+    seed: int
+    kind: str
+    broken: Ledger
+
+    def train(self, pieces: Sequence[Piece] | Iterator[Piece]) -> Iterator[tuple[Piece, Batch]]:
+        """Each micro batch with its images, augmented."""
+        kept: list[Piece] = []
+        wanted = (piece.samples for piece in _remembered(pieces, kept))
+        for pixels, rows, labels in self.training.take(wanted):
+            piece = kept.pop(0)
+            yield piece, Batch(images=augment.apply(pixels, rows, self._shifts(piece, rows)), labels=labels)
+
+    def evaluate(self, blocks: Sequence[Samples]) -> Iterator[Batch]:
+        """Each block of held-out samples, as they are."""
+        for pixels, rows, labels in self.held_out.take(blocks):
+            yield Batch(images=augment.normalized(pixels[rows]), labels=labels)
+
+    def _shifts(self, piece: Piece, rows: Tensor) -> Tensor:
+        moves = augment.moves(
+            self.data.augment,
+            piece.samples,
+            shape=self.shape,
+            seed=self.seed,
+            epoch=piece.epoch,
+            mirror=self.mirror,
+        )
+        packed = torch.from_numpy(np.stack([moves.down, moves.right, moves.mirror]))
+        return packed.to(rows.device, non_blocking=True)
+
+
+def open_loader(
+    sets: Sets, data: Data, *, seed: int, device: torch.device, cores: int, say: Callable[[str], None] | None = None
+) -> Loader:
+    """Read everything now (memory), or get ready to read as it is needed (workers).
+
+    Args:
+        cores: how many this rank may use.
+        say: takes one line for each image that is skipped; without it they go to stderr, to this rank's log.
+
+    Raises:
+        Failure: DATA or NO_INPUT, naming the images.
+    """
+    fits = sets.numbers <= LARGEST_IN_MEMORY
+    kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
+    workers = min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
+    broken = Ledger(data.max_bad_images, say or _to_stderr)
+
+    def pool(name: str, source: Source, *, replace: bool) -> Pool:
+        side = Side(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
+        return (
+            in_memory(side, sets.shape.stored, device, cores) if kind == "memory" else ByWorkers(side, workers, device)
+        )
+
+    return Loader(
+        training=pool("training", sets.training, replace=True),
+        held_out=pool("held out", sets.held_out, replace=False),
+        shape=sets.shape,
+        mirror=sets.mirror,
+        data=data,
+        seed=seed,
+        kind=kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1),
+        broken=broken,
+    )
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _remembered(items: Iterable[T], kept: list[T]) -> Iterator[T]:
+    for item in items:
+        kept.append(item)
+        yield item

@@ -1,0 +1,109 @@
+"""From the user's own factory to both sides of the data: Sets as they are, or a pair of datasets, checked."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train import plugin
+from train.data import items, labels, tensors
+from train.data.items import Items
+from train.data.sets import Sets
+from train.data.shape import Shape
+from train.settings.config import Data
+
+CONTRACT: Final = "train.data.sets.Sets, or (training, held_out): datasets with len() whose items are (image, label)"
+
+
+def find(data: Data) -> Sets:
+    """Call the factory with the data section of the config, and take what it returns.
+
+    Raises:
+        Failure: USAGE for a factory that cannot be called or fails, DATA for what it returns, naming the item.
+    """
+    made = plugin.call(data.name, "data.name", data)
+    try:
+        return _as_sets(made, data)
+    except (Failure, MemoryError):
+        raise
+    except Exception as error:  # in what the user's data set does: its len(), its read()
+        raise plugin.failed(f"data.name {data.name}: what it returned failed", error) from error
+
+
+def _as_sets(made: Any, data: Data) -> Sets:
+    if isinstance(made, Sets):
+        return _checked(made, data)
+    if not (isinstance(made, (tuple, list)) and len(made) == 2):
+        raise _not_as_agreed(data, type(made).__name__)
+    training, others = (_items(one, data, side) for one, side in zip(made, ("training", "held-out"), strict=True))
+    if training is None:
+        raise _not_as_agreed(data, "(None, ...)")
+    if others and others.first != training.first:
+        raise _not_as_agreed(data, "training and held-out samples of different shapes or types")
+    names = getattr(made[0], "classes", None)
+    claimed = len(names) if names else tensors.claimed_classes(data)
+    count = labels.count_classes(data.name, claimed, training.labels, others.labels if others else None)
+    if others is None:
+        chosen = tensors.held_out_part(data, training.labels)
+        training, others = items.part(training, ~chosen), items.part(training, chosen)
+    shape, _ = training.first or ((), None)
+    return Sets(
+        training=training,
+        held_out=others,
+        classes=tuple(map(str, names or range(count))),
+        shape=Shape(channels=shape[-1], size=shape[:-1]),
+    )
+
+
+def _items(dataset: Any, data: Data, side: str) -> Items | None:
+    if dataset is None:
+        return None
+    name = f"{data.name}, {side} data:"
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise _not_as_agreed(data, f"{side}: {type(dataset).__name__}, without len() or without [ ]")
+    if not (count := len(dataset)):
+        raise _not_as_agreed(data, f"{side}: a {type(dataset).__name__} without items")
+    found = labels.checked_labels(_labels(dataset, name), name)
+    if len(found) != count:
+        raise _not_as_agreed(data, f"{side}: {count} items, and {len(found)} labels in .targets or .labels")
+    return items.open_items(dataset, found, data.image_size, name)
+
+
+def _labels(dataset: Any, name: str) -> Tensor:
+    """As the dataset lists them, or, where it does not, out of every item."""
+    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    if inner is not None and indices is not None:  # a torch.utils.data.Subset
+        return _labels(inner, name)[torch.as_tensor(indices)]
+    listed = next((found for key in ("targets", "labels") if (found := getattr(dataset, key, None)) is not None), None)
+    if listed is None:
+        listed = [items.item(dataset, row, name)[1] for row in range(len(dataset))]
+    try:
+        return torch.as_tensor(np.asarray(listed))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise labels.wrong(name, "labels are not integers", str(error), "one integer for each item") from error
+
+
+def _checked(made: Sets, data: Data) -> Sets:
+    """The user's own Sets: labels within the classes, and a first sample of the promised shape."""
+    for side in (made.training, made.held_out):
+        if not (isinstance(getattr(side, "labels", None), Tensor) and callable(getattr(side, "read", None))):
+            raise _not_as_agreed(data, f"a {type(side).__name__} without a tensor of labels, or without read()")
+        found = labels.checked_labels(side.labels, data.name)
+        if len(found) and int(found.max()) >= len(made.classes):
+            raise _not_as_agreed(data, f"label {int(found.max())}, and {len(made.classes)} classes")
+    if not len(made.training.labels):
+        raise _not_as_agreed(data, "no training samples")
+    read = made.training.read(np.arange(1))
+    if tuple(read.shape) != (1, *made.shape.stored) or read.dtype not in (torch.uint8, torch.float32):
+        said = f"samples of {items.told(tuple(read.shape[1:]), read.dtype)}, and the shape {made.shape}"
+        raise _not_as_agreed(data, said)
+    return made
+
+
+def _not_as_agreed(data: Data, found: str) -> Failure:
+    what = f"data.name {data.name} returned something else than a data set"
+    return Failure(what, found=found, expected=CONTRACT, fix="return that", code=ExitCode.DATA)

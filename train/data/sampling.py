@@ -1,0 +1,61 @@
+"""From a step's number to the samples of each micro batch: the same on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from train import keyed
+from train.settings.batches import Batches, Steps
+
+Samples = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One micro batch: `number` is its place among those of its global batch, whichever rank computes it."""
+
+    step: int
+    epoch: int
+    number: int
+    samples: Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """All of a run's micro batches for one rank, in order."""
+
+    batches: Batches
+    steps: Steps
+    samples: int
+    rank: int
+    seed: int
+
+    def pieces(self, first: int) -> Iterator[Piece]:
+        """From optimizer step `first` (counted from 0) to the run's end."""
+        order, ordered = np.empty(0, np.int64), -1
+        for step in range(first, self.steps.total):
+            epoch, place = divmod(step, self.steps.per_epoch)
+            if epoch != ordered:
+                order, ordered = keyed.permutation(self.samples, keyed.ORDER, self.seed, epoch), epoch
+            batch = order[place * self.batches.global_ : (place + 1) * self.batches.global_]
+            for number in self._numbers():
+                mine = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
+                yield Piece(step=step, epoch=epoch, number=number, samples=mine)
+
+    def _numbers(self) -> range:
+        """This rank's micro batches of a global batch: neighbours, so that the ranks' parts lie side by side."""
+        first = self.rank * self.batches.accumulation
+        return range(first, first + self.batches.accumulation)
+
+
+def blocks(count: int, size: int, *, rank: int, world_size: int) -> list[Samples]:
+    """This rank's share of 0..count-1 in whole blocks of `size`, every sample on exactly one rank.
+
+    The blocks are the same for any world, so that the same kernels see the same batches.
+    """
+    starts = range(0, count, size)[rank::world_size]
+    return [np.arange(start, min(start + size, count)) for start in starts]

@@ -1,0 +1,47 @@
+"""What a data set is to the training: samples by number on two sides, the names of the classes, and their shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from train.data.shape import Shape
+
+Samples = npt.NDArray[np.int64]
+
+
+class Source(Protocol):
+    """Images or clips by number, without randomness. Forked into worker processes, so nothing in it may be copied."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [count]."""
+
+    def read(self, samples: Samples) -> Tensor:
+        """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sets:
+    """Both sides of the data. held_out may be empty (data.val_fraction: 0).
+
+    notes: what the user should know of how they came about. mirror: whether a sample's mirror image is of its class,
+    so that data.augment: standard may show it; not for digits, nor where the class is a direction.
+    """
+
+    training: Source
+    held_out: Source
+    classes: tuple[str, ...]
+    shape: Shape
+    notes: tuple[str, ...] = ()
+    mirror: bool = True
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers all samples are: bytes, where they are read as uint8."""
+        return (len(self.training.labels) + len(self.held_out.labels)) * math.prod(self.shape.stored)

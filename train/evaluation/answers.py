@@ -1,0 +1,83 @@
+"""What a model answered to labelled samples, counted on the device, becomes exact scores: one exchange, at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from entrypoint import ExitCode, Failure
+from train.evaluation import scores
+from train.evaluation.scores import Result
+
+TOP: Final = 5
+LISTED: Final = 1000  # classes up to which recall and the confusion matrix are kept: 8 MB of counts
+
+
+class Answers:
+    """Counts as float64, which is exact up to 2**53: one tensor that all ranks add up once.
+
+    It holds the summed loss, samples, and answers among the top five; by class the right answers, those given and
+    those due; and, up to LISTED classes, how often each class [row] was answered as each [column].
+    """
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self._classes = classes
+        cells = classes * classes if classes <= LISTED else 0
+        self._flat = torch.zeros(3 + 3 * classes + cells, dtype=torch.float64, device=device)
+        self._sums, self._cells = self._flat[:3], self._flat[3 + 3 * classes :]
+        self._right, self._given, self._due = self._flat[3 : 3 + 3 * classes].view(3, classes)
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: [n, classes] and int64 [n]. No host sync.
+
+        Raises:
+            Failure: DATA for logits of another shape.
+        """
+        if logits.shape != (len(labels), self._classes):
+            raise _misshapen(logits, len(labels), self._classes)
+        logits = logits.float()
+        answers, ones = logits.argmax(dim=1), torch.ones(len(labels), dtype=torch.float64, device=logits.device)
+        among = (logits.topk(min(TOP, self._classes)).indices == labels[:, None]).sum()
+        loss = cross_entropy(logits, labels, reduction="none").double().sum()
+        self._sums += torch.stack([loss, ones.sum(), among.double()])
+        self._right.index_add_(0, labels, (answers == labels).double())
+        self._given.index_add_(0, answers, ones)
+        self._due.index_add_(0, labels, ones)
+        if len(self._cells):
+            self._cells.index_add_(0, labels * self._classes + answers, ones)
+
+    def read(self, total: Callable[[Tensor], Tensor]) -> tuple[Result, Tensor | None]:
+        """(scores, confusion matrix int64 [classes, classes] on the CPU) over all ranks; `total` sums in place.
+
+        Raises:
+            Failure: DATA where nothing was added on any rank.
+        """
+        total(self._flat)
+        loss, samples, among = self._sums.tolist()
+        if not samples:
+            raise Failure("no held-out sample could be read", fix="see `train data check`", code=ExitCode.DATA)
+        right, given, due = self._right.tolist(), self._given.tolist(), self._due.tolist()
+        result = Result(
+            accuracy=sum(right) / samples,
+            loss=loss / samples,
+            samples=int(samples),
+            top5_accuracy=among / samples,
+            macro_f1=scores.macro_f1(right, given, due),
+            recall=scores.recall(right, due) if self._classes <= LISTED else None,
+        )
+        cells = self._cells.long().cpu().view(self._classes, self._classes) if len(self._cells) else None
+        return result, cells
+
+
+def _misshapen(logits: Tensor, samples: int, classes: int) -> Failure:
+    return Failure(
+        "the model's answers do not fit the data",
+        found=f"logits of shape {list(logits.shape)}",
+        expected=f"[{samples}, {classes}]: one number for each of the {classes} classes",
+        fix="let the model's last layer have as many outputs as there are classes",
+        code=ExitCode.DATA,
+    )

@@ -1,0 +1,63 @@
+"""From a model and the held-out images to its scores: every image counted once, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from entrypoint import World
+from train.data.loader import Batch
+from train.data.sampling import Samples, blocks
+from train.evaluation.answers import Answers
+from train.evaluation.scores import Result
+from train.ranks.runtime import Runtime
+
+BATCH: Final = 256  # eval.batch_size auto: no gradients are kept, so that it fits wherever training does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """confusion: int64 [classes, classes] on the CPU, rows by label and columns by answer; None for many classes."""
+
+    result: Result
+    confusion: Tensor | None
+
+
+def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int) -> Measured:
+    """Measure `model` (not wrapped in DDP) on this rank's batches and add up over all ranks.
+
+    Counts are kept on the device and read once, at the end. A rank may have no batch.
+
+    Raises:
+        Failure: DATA for a model with other outputs than `classes`, or where no rank has a sample.
+    """
+    share_buffers(model, runtime)
+    was_training = model.training
+    model.eval()
+    answers = Answers(classes, runtime.device)
+    with torch.no_grad():
+        for batch in batches:
+            answers.add(model(batch.images), batch.labels)
+    model.train(was_training)
+    result, confusion = answers.read(runtime.total)
+    return Measured(result=result, confusion=confusion)
+
+
+def shares(held_out: int, size: int | Literal["auto"], world: World) -> list[Samples]:
+    """This rank's held-out samples in batches of `size`: the same batches in any world, each on one rank."""
+    return blocks(held_out, BATCH if size == "auto" else size, rank=world.rank, world_size=world.world_size)
+
+
+def share_buffers(model: nn.Module, runtime: Runtime) -> None:
+    """Give every rank rank 0's buffers (BatchNorm's running means, which each rank collects from its own batches).
+
+    They do not influence training; rank 0's are those that checkpoints hold.
+    """
+    if runtime.control is not None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)

@@ -1,0 +1,1 @@
+"""Files that appear whole, one holder at a time, and what the system's refusals mean."""

@@ -1,0 +1,1 @@
+"""What the command line needs before anything is started. No torch."""

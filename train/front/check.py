@@ -1,0 +1,157 @@
+"""What can be known before anything is started: that the data is there, and what the run will do, in words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from entrypoint import ExitCode, Failure, Plan
+from train.data import imagefolder
+from train.fetching import archives
+from train.front import known, rundir
+from train.optim import schedules
+from train.settings import kinds, names
+from train.settings.batches import Batches, Steps, batches, held_out, steps
+from train.settings.config import Data, RunConfig
+
+AT_THE_START = "known at the start: they depend on how many samples there are"
+
+
+def possible(config: RunConfig, world_size: int) -> Batches:
+    """Refuse what cannot work, as far as it is cheap to know: this runs in every task, on every node.
+
+    Raises:
+        Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
+            for data that is not there.
+    """
+    schedules.arguments(config.optim)
+    known.refuse(config.data)
+    if config.data.download:
+        archives.refuse_unpublished(config.data)
+    refuse_group(config.data)
+    kinds.refuse_mismatch(config.model.name, kinds.dimensions(config.data), f"data.name: {config.data.name}")
+    refuse_missing_weights(config)
+    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
+    if config.data.name == "folder":
+        imagefolder.layout(Path(config.data.root))
+    else:
+        count_steps(config, batch)
+    return batch
+
+
+def refuse_group(data: Data) -> None:
+    """Only files have paths in which a group could be found.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if data.group is not None and data.name != names.FOLDER:
+        raise Failure(
+            f"data.group does not go with data.name: {data.name}",
+            found=f"data.group: {data.group}",
+            fix="leave data.group out, or set data.name to folder",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_missing_weights(config: RunConfig) -> None:
+    """A run that goes on has its weights already.
+
+    Raises:
+        Failure: NO_INPUT.
+    """
+    path, resumes = config.model.weights, config.checkpoint.resume == "auto"
+    if path is None or os.path.exists(path) or (resumes and any(rundir.run_folder(config).glob("checkpoints/step-*"))):
+        return
+    raise Failure(
+        f"there is nothing at model.weights {path}",
+        found=f"looked from {Path.cwd()}",
+        fix="correct model.weights, or leave it out: then weights start at random",
+        code=ExitCode.NO_INPUT,
+    )
+
+
+def count_steps(config: RunConfig, batch: Batches) -> Steps | None:
+    """Steps of the run; None where only its start can tell how many samples there are (.pt files, the user's own data).
+
+    For image folders this lists every file: only `train check` does it.
+
+    Raises:
+        Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images; DATA for groups that
+            cannot be kept on one side.
+    """
+    samples = training_samples(config.data)
+    if samples is None:
+        return None
+    return steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
+
+
+def training_samples(data: Data) -> int | None:
+    """Samples that are trained on: all but the held-out ones. None as in `count_steps`."""
+    if data.name != names.FOLDER:
+        return known.samples(data)
+    layout = imagefolder.layout(Path(data.root))
+    images = imagefolder.count(layout.training, layout.classes)
+    if layout.held_out is not None:
+        return images
+    if data.group is None:
+        return images - held_out(images, data.val_fraction)
+    from train.data import groups  # numpy
+
+    return groups.trained_on(layout, data.group, data.val_fraction)
+
+
+def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None) -> str:
+    """The effective plan, one fact per line.
+
+    Raises:
+        Failure: what `possible` and `count_steps` raise.
+    """
+    batch = possible(config, plan.world.world_size)
+    counted = count_steps(config, batch)
+    notes = [f"note: {note}"] if note else []
+    rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
+    rows |= {"steps": AT_THE_START, "learning rate": AT_THE_START}
+    if counted is not None:
+        rows |= {"steps": f"{counted.per_epoch} per epoch, {counted.total} in all; {_dropped(counted)}"}
+        rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
+    folder = rundir.run_folder(config)
+    rows |= {"output": f"{folder}  ({rundir.look(folder)})"}
+    lines = [f"{name:<14} {value}" for name, value in rows.items()]
+    return "\n".join([*lines, *(f"WARNING: {warning}" for warning in plan.warnings), *notes])
+
+
+def launch_rows(plan: Plan) -> dict[str, str]:
+    """Which processes there will be."""
+    world = plan.world
+    ranks = f"{_many(world.world_size, 'rank')} on {_many(world.num_nodes, 'node')}"
+    return {
+        "launcher": plan.launcher,
+        "world": f"{ranks}, this task starts {plan.spawn}, the first is rank={world.rank}/{world.world_size}",
+        "hosts": ", ".join(plan.hosts) or "not known before they meet",
+        "device": plan.device,
+    }
+
+
+def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, str]:
+    """What they will do."""
+    data, optim = config.data, config.optim
+    auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
+    return {
+        "data": known.row(data),
+        "model": f"{config.model.name} {config.model.args or ''}".strip(),
+        "precision": auto if config.train.precision == "auto" else config.train.precision,
+        "global batch": str(batch),
+        "optimizer": f"{optim.name}, weight decay {optim.weight_decay:g}"
+        + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),
+    }
+
+
+def _dropped(counted: Steps) -> str:
+    return (
+        f"the last {counted.dropped} samples of an epoch are left out" if counted.dropped else "no sample is left out"
+    )
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,1 @@
+"""`train data check`: every sample looked at once."""

@@ -1,0 +1,1 @@
+"""`train eval`: one checkpoint measured again."""

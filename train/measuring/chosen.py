@@ -1,0 +1,167 @@
+"""What a user names for an evaluation becomes a whole checkpoint and a configuration to measure it with. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import manifest, shelf
+from train.checkpoint.manifest import Damaged, Manifest
+from train.settings import changes, schema, yaml12
+from train.settings.config import RunConfig
+
+STATE: Final = "state.json"
+# What an evaluation asks of a configuration; all else is the checkpoint's.
+ASKED: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
+ANOTHER: Final = "name another checkpoint, or the run's folder: then the newest whole one is taken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A checkpoint and its manifest, and what is worth saying about the choice."""
+
+    path: Path
+    contents: Manifest
+    notes: tuple[str, ...] = ()
+
+
+def split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """(the checkpoint or run's folder, the settings) of what follows `train eval`. Raises Failure (USAGE)."""
+    if not words or ("=" in words[0] and not Path(words[0]).exists()):
+        fix = "write `train eval RUN/checkpoints/step-N`, or the run's folder, and settings after it"
+        raise Failure("`train eval` needs a checkpoint", found=" ".join(words) or None, fix=fix, code=ExitCode.USAGE)
+    return words[0], list(words[1:])
+
+
+def choose(given: str) -> Chosen:
+    """The checkpoint `given`, or that of the run's folder `given`: its best one, else its newest whole one.
+
+    Raises:
+        Failure: NO_INPUT where there is none, DATA where none is whole or a newer version wrote it, SECURITY for links
+            inside.
+    """
+    place = Path(given).resolve()
+    if not place.is_dir():
+        raise _no_checkpoint(given, "it is a file" if place.exists() else "it does not exist")
+    if shelf.STEP.fullmatch(place.name) or (place / manifest.NAME).exists():
+        return _whole(place)
+    folder = place / "checkpoints" if (place / "checkpoints").exists() else place
+    there = shelf.steps(folder)
+    if not there:
+        raise _no_checkpoint(given, "a folder without checkpoints")
+    order = [*_best(place, there), *reversed(there.values())]
+    return _first_whole(list(dict.fromkeys(order)), folder)
+
+
+def again(path: Path) -> Chosen:
+    """The one that `choose` found in another process. Its files are hashed as they are read. Raises as `choose`."""
+    try:
+        return Chosen(path=path, contents=shelf.listed(path))
+    except Damaged as reason:
+        raise _damaged(path, str(reason)) from reason
+
+
+def configured(chosen: Chosen, file: str | None, overrides: Sequence[str]) -> tuple[RunConfig, tuple[str, ...]]:
+    """(the checkpoint's configuration with what an evaluation may ask for on top, what to know about it).
+
+    Args:
+        file: where data, launch and the like come from instead, as the user's --config.
+
+    Raises:
+        Failure: DATA for a state without a configuration; USAGE for settings that an evaluation cannot change, and as
+            `schema.load`.
+    """
+    own, name = yaml12.Document(value=_saved(chosen), lines={}), f"{STATE} of {chosen.path.name}"
+    trained = schema.build(own, name)
+    base = schema.load(file) if file else trained
+    wanted = schema.load(file, overrides) if file else schema.build(own, name, overrides)
+    _refuse(_differences(trained, wanted, only="model.*"), "is the checkpoint's")
+    _refuse(_differences(base, wanted), "does not change an evaluation")
+    train = replace(trained.train, precision=wanted.train.precision, tf32=wanted.train.tf32)
+    measure = replace(trained.eval, batch_size=wanted.eval.batch_size)
+    config = replace(trained, data=wanted.data, launch=wanted.launch, train=train, eval=measure)
+    return config, _other_data(trained, config)
+
+
+def _best(run_folder: Path, there: Mapping[int, Path]) -> list[Path]:
+    """What best.json names, if it is among the checkpoints."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return [there[json.loads((run_folder / "best.json").read_bytes())["step"]]]
+    return []
+
+
+def _first_whole(order: Sequence[Path], folder: Path) -> Chosen:
+    skipped: list[str] = []
+    for path in order:
+        try:
+            return Chosen(path=path, contents=shelf.examine(path), notes=tuple(skipped))
+        except Damaged as reason:
+            skipped.append(f"skipped a damaged checkpoint: {path.name}: {reason}")
+    fix = "measure another run: nothing can be read back from these"
+    raise Failure(f"no checkpoint in {folder} is whole", found="; ".join(skipped), fix=fix, code=ExitCode.DATA)
+
+
+def _whole(path: Path) -> Chosen:
+    try:
+        return Chosen(path=path, contents=shelf.examine(path))
+    except Damaged as reason:
+        raise _damaged(path, str(reason)) from reason
+
+
+def _saved(chosen: Chosen) -> dict[str, Any]:
+    """The configuration in the checkpoint's state, hashed again as it is read."""
+    try:
+        entry = chosen.contents.files[STATE]
+        data = manifest.read(chosen.path, STATE, limit=entry.size)
+        manifest.compare(STATE, entry, manifest.entry(data))
+        saved = json.loads(data)["config"]
+        if isinstance(saved, dict):
+            return saved
+    except (Damaged, ValueError, KeyError, TypeError, RecursionError) as reason:
+        raise _damaged(chosen.path, f"{STATE}: {type(reason).__name__} {reason}") from reason
+    raise _damaged(chosen.path, f"{STATE} has no configuration")
+
+
+def _differences(old: RunConfig, new: RunConfig, only: str | None = None) -> list[str]:
+    """`section.key: old -> new` for what differs and is not ASKED, or for what matches `only`."""
+    before, after = changes.flat(asdict(old)), changes.flat(asdict(new))
+    keys = [key for key in after if before.get(key) != after[key]]
+    named = [key for key in keys if (fnmatchcase(key, only) if only else not any(fnmatchcase(key, p) for p in ASKED))]
+    return [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after[key])}" for key in named]
+
+
+def _refuse(differences: Sequence[str], why: str) -> None:
+    if differences:
+        raise Failure(
+            f"{differences[0].partition(':')[0]} {why}",
+            found="; ".join(differences),
+            expected=f"settings of {', '.join(ASKED)}",
+            fix="leave it out: all else is as the checkpoint was trained",
+            code=ExitCode.USAGE,
+        )
+
+
+def _other_data(trained: RunConfig, config: RunConfig) -> tuple[str, ...]:
+    """Another split than the training's may hold out what was trained on."""
+    keys = [key for key in changes.changed(asdict(trained), asdict(config)) if key.startswith("data.")]
+    return (f"{', '.join(keys)} differs from the training's: these images may have been trained on",) if keys else ()
+
+
+def _damaged(path: Path, reason: str) -> Failure:
+    return Failure(f"the checkpoint {path} is damaged", found=reason, fix=ANOTHER, code=ExitCode.DATA)
+
+
+def _no_checkpoint(given: str, found: str) -> Failure:
+    return Failure(
+        f"{given} is not a checkpoint",
+        found=found,
+        expected="RUN/checkpoints/step-N, or a run's folder",
+        fix="`train where --config FILE` prints the folder of a run",
+        code=ExitCode.NO_INPUT,
+    )

@@ -1,0 +1,63 @@
+"""From package.module:factory to the user's own network, shown to take the data and to give one score per class."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from entrypoint import ExitCode, Failure
+from train import plugin
+from train.data.shape import Shape
+from train.models import trial
+from train.settings.config import Model
+
+KEY = "model.name"
+
+
+def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
+    """What `factory(classes=, shape=, **model.args)` gives; a factory that names no `shape` gets none.
+
+    Raises:
+        Failure: USAGE, where it cannot be found or called so, fails, or gives something else than such a network.
+    """
+    options = _options(model, classes, shape)
+    net = plugin.call(model.name, KEY, **options)
+    if not isinstance(net, nn.Module):
+        raise _refused(model, f"it gives a {type(net).__name__}", "a torch.nn.Module", "return the network")
+    try:
+        wrong = trial.with_zeros(net, shape, classes)
+    except Failure:
+        raise
+    except Exception as error:
+        raise plugin.failed(f"{KEY} {model.name}: its network fails on samples of {shape}", error) from error
+    if wrong:
+        expected = f"scores [n, {classes}] for samples [n, {', '.join(map(str, shape.input))}], from all its weights"
+        raise _refused(model, wrong, expected, "mend the network, or freeze what takes no part (requires_grad=False)")
+    return net
+
+
+def _options(model: Model, classes: int, shape: Shape) -> dict[str, Any]:
+    """The keywords to call the factory with."""
+    offered: dict[str, Any] = {"classes": classes, "shape": shape}
+    try:
+        signature = inspect.signature(plugin.load(model.name, KEY))
+    except ValueError:  # not written in Python
+        return offered | model.args
+    if twice := offered.keys() & model.args.keys():
+        raise _refused(model, f"model.args: {', '.join(sorted(twice))}", "what the data decides", "leave it out")
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if "shape" not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
+        del offered["shape"]
+    try:
+        signature.bind(**offered, **model.args)
+    except TypeError as error:
+        found, expected = f"{error}; it takes {signature}", "factory(classes=, shape=, **model.args)"
+        raise _refused(model, found, expected, "correct model.args, or the factory's parameters") from error
+    return offered | model.args
+
+
+def _refused(model: Model, found: str, expected: str, fix: str) -> Failure:
+    what = f"{KEY} {model.name} gives no network for this data"
+    return Failure(what, found=found, expected=expected, fix=fix, code=ExitCode.USAGE)

@@ -1,0 +1,35 @@
+"""A convolutional network for clips: frames, rows and columns alike."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from train.data.shape import Shape
+from train.models.layers import Mean, Norm, Residual, Scaled, conv, spread, whole
+
+
+def cnn3d(
+    *, classes: int, shape: Shape, width: int = 16, blocks: int = 1, norm: Norm = "group", dropout: float = 0.0
+) -> nn.Module:
+    """Three stages at width, 2 width and 4 width channels, then the mean over what is left, and one linear layer.
+
+    Every stage halves rows and columns, the later two the frames as well. Strides do it, not pooling: the gradient of
+    3-D pooling on a GPU differs from run to run in its last bits.
+
+    Raises:
+        ValueError: for arguments without sense.
+    """
+    whole(1, width=width)
+    whole(0, blocks=blocks)
+    layers = conv(shape.channels, width, norm, dims=3, stride=(1, 2, 2))
+    for channels in (width, 2 * width):
+        layers += conv(channels, 2 * channels, norm, dims=3, stride=2)
+        layers += [Residual(*conv(2 * channels, 2 * channels, norm, dims=3)) for _ in range(blocks)]
+    features = 4 * width
+    # As in small_cnn: features of length 6 or so, whatever their number.
+    head = [Mean(), Scaled(6 / math.sqrt(features)), nn.Dropout(dropout), nn.Linear(features, classes)]
+    net = nn.Sequential(*layers, *head)
+    spread(net)
+    return net

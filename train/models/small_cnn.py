@@ -1,0 +1,76 @@
+"""A convolutional network for small images that trains in seconds on a CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+from torch import Tensor, nn
+
+from train.data.shape import Shape
+from train.models.layers import Norm, Residual, Scaled, conv, spread, whole
+
+LEAST: Final = 8  # pixels: three times halved, one is left
+
+
+class Highest(nn.Module):
+    """The maximum over all places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w] to [n, channels]."""
+        return x.amax((2, 3))
+
+
+def small_cnn(
+    *,
+    classes: int,
+    shape: Shape,
+    width: int = 16,
+    blocks: int = 1,
+    norm: Norm = "group",
+    dropout: float = 0.0,
+    pool: Literal["late", "early"] = "late",
+) -> nn.Module:
+    """Three stages at width, 2 width and 4 width channels, each halving the image, then one linear layer.
+
+    GroupNorm by default: with BatchNorm the result depends on the size of the micro batch.
+
+    pool: late halves at the end of each stage, and the last layer sees what is where. early halves right after the
+    stage's first convolution, so that norms and blocks have a quarter of the work, and the last layer sees each
+    feature's maximum, wherever it is.
+
+    Raises:
+        ValueError: for images smaller than 8 pixels, and arguments without sense.
+    """
+    whole(1, width=width)
+    whole(0, blocks=blocks)
+    if pool not in ("late", "early"):
+        raise ValueError(f"pool must be late or early, not {pool!r}")
+    if min(shape.size) < LEAST:
+        raise ValueError(f"images must have {LEAST} pixels or more in each direction")
+    layers = _stage(shape.channels, width, 0, norm, pool)
+    for channels in (width, 2 * width):
+        layers += _stage(channels, 2 * channels, blocks, norm, pool)
+    pooling, features = _pooling(shape, width, pool)
+    # Features of length 6 or so, however many there are: else a learning rate that suits the convolutions is too
+    # large for the last layer, which then destroys all before it in the first steps.
+    head = [*pooling, Scaled(6 / math.sqrt(features)), nn.Dropout(dropout)]
+    net = nn.Sequential(*layers, *head, nn.Linear(features, classes))
+    spread(net)
+    return net
+
+
+def _stage(inside: int, outside: int, blocks: int, norm: Norm, pool: str) -> list[nn.Module]:
+    first = conv(inside, outside, norm)
+    inner = [Residual(*conv(outside, outside, norm)) for _ in range(blocks)]
+    halving = nn.MaxPool2d(2)
+    return [first[0], halving, *first[1:], *inner] if pool == "early" else [*first, *inner, halving]
+
+
+def _pooling(shape: Shape, width: int, pool: str) -> tuple[list[nn.Module], int]:
+    """From the last stage to features, and their number."""
+    if pool == "early":
+        return [Highest()], 4 * width
+    height, across = (side // 8 for side in shape.size)
+    mean = max(1, min(height, across) // 4)
+    return [nn.AvgPool2d(mean), nn.Flatten()], 4 * width * (height // mean) * (across // mean)

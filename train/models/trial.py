@@ -1,0 +1,76 @@
+"""Whether a network takes the samples and gives one score per class: tried before training, and without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from train.data.shape import Shape
+
+BATCH = 2  # samples: BatchNorm cannot train on one number
+
+
+def without_data(net: nn.Module, shape: Shape, classes: int) -> str | None:
+    """What is wrong with a training step's output, or None. Nothing is computed: shapes alone are followed.
+
+    Raises:
+        RuntimeError and others, where the network cannot take samples of this shape.
+    """
+    named = chain(net.named_parameters(), net.named_buffers())
+    hollow = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return wrong(functional_call(net, hollow, (torch.zeros(BATCH, *shape.input, device="meta"),)), classes)
+
+
+def with_zeros(net: nn.Module, shape: Shape, classes: int) -> str | None:
+    """What is wrong with the output for zeros in evaluation mode, or with the weights' part in it; None if nothing is.
+
+    Generators, buffers, gradients and modes stay as they are. Lazy layers find their sizes here.
+
+    Raises:
+        Exception: what the network raises.
+    """
+    with torch.random.fork_rng(devices=[]), _evaluating(net):
+        output = net(torch.zeros(BATCH, *shape.input))
+        return wrong(output, classes) or _idle(net, output)
+
+
+def wrong(output: object, classes: int) -> str | None:
+    """What keeps `output`, for a batch of two, from being its scores [2, classes]."""
+    if not isinstance(output, Tensor):
+        return f"for {BATCH} samples it gives a {type(output).__name__}"
+    if tuple(output.shape) != (BATCH, classes):
+        return f"for {BATCH} samples it gives {list(output.shape)}"
+    return None if output.is_floating_point() else f"it gives numbers of type {output.dtype}"
+
+
+def _idle(net: nn.Module, output: Tensor) -> str | None:
+    """Weights that the output does not depend on: with several ranks nobody could say when all gradients are there."""
+    named = {name: tensor for name, tensor in net.named_parameters() if tensor.requires_grad}
+    if not named or not output.requires_grad:
+        return "none of its weights can be trained"
+    gradients = torch.autograd.grad(output.sum(), list(named.values()), allow_unused=True)
+    idle = [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]
+    return f"its output does not depend on {', '.join(idle[:3])}" if idle else None
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; every module's mode and every buffer as before, after it."""
+    modes = {module: module.training for module in net.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in net.buffers() if not torch.nn.parameter.is_lazy(buffer)]
+    net.eval()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

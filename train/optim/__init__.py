@@ -1,0 +1,1 @@
+"""What moves the weights: loss, optimizer, learning rate, average."""

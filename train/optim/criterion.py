@@ -1,0 +1,73 @@
+"""From logits and labels to the loss that is trained on: cross-entropy, smoothed and weighted as the config says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from entrypoint import ExitCode, Failure
+from train.data import distribution
+from train.settings.config import Optim
+
+
+class Criterion(nn.Module):
+    """The mean loss of a micro batch, in nats.
+
+    Weights belong to the sample's class and are divided by nothing but the number of samples. torch's own weighted
+    mean divides by the weights in the micro batch, so that its gradients change with the number of ranks.
+    """
+
+    weights: Tensor | None
+
+    def __init__(self, *, label_smoothing: float, weights: Tensor | None) -> None:
+        """weights: float32 [classes], 1 on average over the training samples; None for all 1."""
+        super().__init__()
+        self.label_smoothing = label_smoothing
+        self.register_buffer("weights", weights)
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """[n, classes] and [n] to a scalar."""
+        if self.weights is None:
+            return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
+        return (each * self.weights[labels]).mean()
+
+
+def criterion(optim: Optim, counts: Sequence[int]) -> Criterion:
+    """The run's criterion.
+
+    Args:
+        counts: training samples of each class.
+
+    Raises:
+        Failure: what `class_weights` raises.
+    """
+    return Criterion(label_smoothing=optim.label_smoothing, weights=class_weights(optim, counts))
+
+
+def class_weights(optim: Optim, counts: Sequence[int]) -> Tensor | None:
+    """One weight for each class, float32 [classes], 1 on average over the training samples; None where all are 1.
+
+    Raises:
+        Failure: USAGE for a list of another length, DATA for a class without samples.
+    """
+    if optim.class_weights == "none":
+        return None
+    given = distribution.balanced(counts) if optim.class_weights == "balanced" else optim.class_weights
+    if len(given) != len(counts):
+        raise _wrong_number(len(given), len(counts))
+    weights, samples = torch.tensor(given, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
+    return (weights * samples.sum() / (weights * samples).sum()).float()
+
+
+def _wrong_number(found: int, expected: int) -> Failure:
+    return Failure(
+        "optim.class_weights has another length than there are classes",
+        found=f"{found} weights",
+        expected=f"{expected} classes",
+        fix=f"give {expected} numbers in the order of the classes, or write balanced",
+        code=ExitCode.USAGE,
+    )

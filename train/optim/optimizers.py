@@ -1,0 +1,84 @@
+"""From the config and a network to an optimizer; what decays is decided here too."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from entrypoint import ExitCode, Failure
+from train.settings.config import Optim
+
+SHORT: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+# The config has keys of its own for these, so that `optim.args` may not set them.
+OURS: Final = ("params", "lr", "weight_decay")
+
+
+def build(optim: Optim, net: nn.Module) -> Optimizer:
+    """The optimizer of `optim.name` for all that is trained in `net`, with `optim.args` handed on.
+
+    optim.weight_decay goes to every optimizer that has one, optim.momentum to SGD alone.
+
+    Raises:
+        Failure: USAGE for arguments that it does not take.
+    """
+    kind = optimizer_class(optim.name)
+    takes = inspect.signature(kind).parameters
+    ours = {name: value for name, value in _ours(optim, kind).items() if name in takes}
+    known = [name for name in takes if name not in OURS and name not in ours]
+    if unknown := [name for name in optim.args if name not in known]:
+        raise _bad_arguments(optim, f"unknown: {', '.join(unknown)}", known)
+    try:
+        return kind(groups(net, optim), **ours, **_tuples(optim.args))  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
+        raise _bad_arguments(optim, str(error), known) from error
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Ours by their short names, the others as torch.optim spells them."""
+    kind: type[Optimizer] = SHORT.get(name) or getattr(torch.optim, name)
+    return kind
+
+
+def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
+    """The parameters in one group, or in two: without weight decay those of one dimension (biases and norms)."""
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    if optim.weight_decay_on == "all":
+        return [{"params": parameters}]
+    weights = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() <= 1]
+    made: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in made if group["params"]]
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Use `rate` from now on, in place where the optimizer keeps it as a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def _ours(optim: Optim, kind: type[Optimizer]) -> dict[str, float]:
+    momentum = {"momentum": optim.momentum} if kind is SGD else {}
+    return {"lr": optim.lr, "weight_decay": optim.weight_decay, **momentum}
+
+
+def _tuples(args: Mapping[str, Any]) -> dict[str, Any]:
+    """YAML has no tuples, and `betas` wants one."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+
+
+def _bad_arguments(optim: Optim, found: str, known: list[str]) -> Failure:
+    return Failure(
+        f"optim.args do not fit {optim.name}",
+        found=f"{optim.args}: {found}",
+        expected=f"values for: {', '.join(known)}",
+        fix="correct optim.args, or leave it out",
+        code=ExitCode.USAGE,
+    )

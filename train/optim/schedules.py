@@ -1,0 +1,180 @@
+"""From a step's number to its learning rate: pure functions, so that nothing of a schedule needs saving. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+from train.settings.batches import Steps
+from train.settings.config import Optim
+from train.settings.rules import ABOVE_ZERO, FRACTION, Rule
+
+# What each kind takes in optim.schedule_args, and what it is otherwise. Shares are of the highest learning rate.
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "constant": {},
+    "cosine": {"end": 0.0},
+    "linear": {"end": 0.0},
+    "step": {"at_epochs": None, "factor": 0.1},
+    "one_cycle": {"start": 0.04, "end": 4.0e-6},  # as torch has them
+}
+HALVES: Final = (0.5, 0.75)  # of the run: where `step` falls, unless told
+
+
+def _are_epochs(value: Any) -> bool:
+    numbers = value if isinstance(value, list) and value else [None]
+    return all(isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in numbers)
+
+
+EPOCHS: Final = Rule(holds=_are_epochs, expected="a list of epochs, each more than 0")
+RULES: Final = {"end": FRACTION, "start": FRACTION, "factor": ABOVE_ZERO, "at_epochs": EPOCHS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The learning rate as a function of the optimizer step. `falls`: steps at which `step` multiplies by factor."""
+
+    kind: str
+    peak: float
+    warmup: int
+    total: int
+    args: Mapping[str, Any]
+    falls: tuple[int, ...] = ()
+
+    def __call__(self, step: int) -> float:
+        """For the step that comes after `step` finished ones (0: the first): the warm-up, then the kind's curve.
+
+        The first step already moves, and the last one still does, unless the curve ends at a share above 0.
+        """
+        return self.peak * CURVES[self.kind](self, step)
+
+    def done(self, step: int) -> float:
+        """The share of the steps after the warm-up that come before this one, in [0, 1]."""
+        return min((step - self.warmup) / max(1, self.total - self.warmup), 1.0)
+
+
+def schedule(optim: Optim, counted: Steps, global_batch_size: int) -> Schedule:
+    """The run's schedule; warm-up never takes more than the run.
+
+    Raises:
+        Failure: USAGE for schedule_args that the kind does not take.
+    """
+    args = arguments(optim)
+    epochs = args.get("at_epochs")
+    total, per_epoch = counted.total, counted.per_epoch
+    falls = [share * total for share in HALVES] if epochs is None else [epoch * per_epoch for epoch in epochs]
+    return Schedule(
+        kind=optim.schedule,
+        peak=peak(optim, global_batch_size),
+        warmup=min(round(optim.warmup_epochs * per_epoch), total),
+        total=total,
+        args=args,
+        falls=tuple(round(fall) for fall in falls),
+    )
+
+
+def peak(optim: Optim, global_batch_size: int) -> float:
+    """The highest learning rate: `lr` is meant for base_batch_size where lr_scaling says so.
+
+    linear: Goyal et al., Accurate, large minibatch SGD, 2017. sqrt: Krizhevsky, One weird trick, 2014.
+    """
+    times = global_batch_size / optim.base_batch_size
+    return optim.lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[optim.lr_scaling]
+
+
+def arguments(optim: Optim) -> dict[str, Any]:
+    """schedule_args with what they leave out.
+
+    Raises:
+        Failure: USAGE, naming the argument.
+    """
+    known = DEFAULTS[optim.schedule]
+    for name, value in optim.schedule_args.items():
+        if name not in known:
+            raise _bad(optim, f"unknown: {name}", f"values for: {', '.join(known)}" if known else "nothing")
+        rule = RULES[name]
+        if not _holds(rule, value):
+            raise _bad(optim, f"{name}: {value}", f"{name}: {rule.expected}")
+    return {**known, **optim.schedule_args}
+
+
+def describe(made: Schedule) -> str:
+    """The schedule in words."""
+    before = f" after {made.warmup} steps of warmup" if made.warmup else ""
+    return f"{made.peak:g}{before}, then {_shape(made)}"
+
+
+def _shape(made: Schedule) -> str:
+    end = made.peak * made.args.get("end", 0)
+    if made.kind == "constant":
+        return "constant"
+    if made.kind == "step":
+        return f"times {made.args['factor']:g} after step {', '.join(map(str, made.falls))}"
+    return f"{'linear' if made.kind == 'linear' else 'cosine'} to {end:g}"
+
+
+def _warming(made: Schedule, step: int) -> float | None:
+    return (step + 1) / made.warmup if step < made.warmup else None
+
+
+def _constant(made: Schedule, step: int) -> float:
+    return _warming(made, step) or 1.0
+
+
+def _cosine(made: Schedule, step: int) -> float:
+    end: float = made.args["end"]
+    return _warming(made, step) or end + (1 - end) * 0.5 * (1 + math.cos(math.pi * made.done(step)))
+
+
+def _linear(made: Schedule, step: int) -> float:
+    end: float = made.args["end"]
+    return _warming(made, step) or 1 - (1 - end) * made.done(step)
+
+
+def _step(made: Schedule, step: int) -> float:
+    factor: float = made.args["factor"]
+    return _warming(made, step) or factor ** sum(step >= fall for fall in made.falls)
+
+
+def _one_cycle(made: Schedule, step: int) -> float:
+    """Up from `start` and down to `end`, both as half a cosine (Smith, Topin: Super-convergence, 2018).
+
+    The last step of the warm-up is the highest, and the last step of all has `end`, as torch's OneCycleLR counts.
+    """
+    start, end = made.args["start"], made.args["end"]
+    top, last = made.warmup - 1, made.total - 1
+    if step < top:
+        return _between(start, 1.0, step / top)
+    return _between(1.0, end, (step - top) / max(1, last - top))
+
+
+def _between(first: float, second: float, done: float) -> float:
+    return second + (first - second) * 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
+
+
+CURVES: Final[Mapping[str, Callable[[Schedule, int], float]]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "linear": _linear,
+    "step": _step,
+    "one_cycle": _one_cycle,
+}
+
+
+def _holds(rule: Rule, value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and rule.holds(value)
+    except TypeError:
+        return False
+
+
+def _bad(optim: Optim, found: str, expected: str) -> Failure:
+    return Failure(
+        f"optim.schedule_args do not fit {optim.schedule}",
+        found=found,
+        expected=expected,
+        fix="correct optim.schedule_args, or leave it out",
+        code=ExitCode.USAGE,
+    )

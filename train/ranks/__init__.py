@@ -1,0 +1,1 @@
+"""One rank among others: device, process group, decisions taken together."""

@@ -1,0 +1,214 @@
+"""From a World and the config to a rank that can compute: its device, precision, process group and Accelerator."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from entrypoint import ExitCode, Failure, World
+from train.ranks import rendezvous
+from train.ranks.device import allow_tf32, choose_device, choose_precision, make_repeatable
+from train.settings.config import RunConfig
+
+T = TypeVar("T")
+ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+# Accelerate takes any of these for a sign of several processes.
+SIGNS: Final = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+SILENCE_S: Final = 600.0  # launch.timeouts.step auto: a step is shorter, a save may take its own time-out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """One rank, ready. `control` is a gloo group for small decisions on the CPU; None where there is one rank."""
+
+    world: World
+    device: torch.device
+    precision: str
+    cores: int
+    accelerator: Accelerator
+    parallel: str
+    control: dist.ProcessGroup | None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is world rank 0, which writes the run's files."""
+        return self.world.rank == 0
+
+    def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Both as Accelerate wraps them, on the device; several ranks get DDP around the model.
+
+        DataParallel goes below Accelerate: it copies the network to each GPU, and a copy of a network whose forward
+        Accelerate has replaced (autocast) would compute with the first GPU's weights.
+        """
+        if self.parallel == "dp" and (self.device.type == "cuda" or not torch.cuda.is_available()):
+            net = DataParallel(net.to(self.device))  # over all visible GPUs; without any it passes through
+        model, wrapped = self.accelerator.prepare(net, optimizer)
+        if isinstance(model, DistributedDataParallel):
+            # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
+            model.broadcast_buffers = False
+        return model, wrapped
+
+    def rehearse(self, model: nn.Module, images: Tensor) -> None:
+        """Compute and exchange gradients once, and forget them.
+
+        After its first exchange DDP lays its buckets out in another order, and a number's place in its bucket decides
+        in which order three ranks or more add it up. Without this, the first step after a resume would differ from
+        the same step of an uninterrupted run in its last bits.
+        """
+        if self.control is None:
+            return
+        before = [buffer.clone() for buffer in model.buffers()]
+        model(images).sum().backward()
+        model.zero_grad(set_to_none=True)
+        for buffer, old in zip(model.buffers(), before, strict=True):
+            buffer.copy_(old)
+
+    def same_weights(self, net: nn.Module) -> None:
+        """Compare all ranks' parameters and buffers by hash. To be called before DDP, which hides a difference: it
+        copies rank 0's weights to all.
+
+        Raises:
+            Failure: NODE, naming the ranks that differ from rank 0.
+        """
+        if self.control is None:
+            return
+        prints = self.gathered((socket.gethostname(), fingerprint(net)))
+        others = [f"rank {rank} on {host}" for rank, (host, found) in enumerate(prints) if found != prints[0][1]]
+        if others:
+            raise Failure(
+                "the ranks begin with different weights",
+                found=f"{', '.join(others)} differ from rank 0 on {prints[0][0]}",
+                expected="the same initial weights on all ranks, bit by bit",
+                fix="if the model is your own, let it draw from torch's generator only; else leave these nodes out",
+                code=ExitCode.NODE,
+            )
+
+    def total(self, sums: Tensor) -> Tensor:
+        """The sum over all ranks, in place, on the device that `sums` is on."""
+        if self.control is not None:
+            dist.all_reduce(sums)
+        return sums
+
+    def shared(self, action: Callable[[], T]) -> T:
+        """What `action` returns on rank 0, on every rank; also a Failure, so that all end for the same reason."""
+        answer: list[Any] = [_outcome(action)] if self.is_main else [None]
+        if self.control is not None:
+            dist.broadcast_object_list(answer, src=0, group=self.control)
+        value, failure = answer[0]
+        if failure is not None:
+            raise Failure(**failure)
+        return value  # type: ignore[no-any-return]
+
+    def gathered(self, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks, on every rank."""
+        values = [value] * self.world.world_size
+        if self.control is not None:
+            dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def close(self) -> None:
+        """Leave the process group, where there is one."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def fingerprint(net: nn.Module) -> str:
+    """sha256 over the names and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *, accumulation: int) -> Runtime:
+    """Meet the other ranks and set this one up.
+
+    Changes `environ`, which Accelerate reads: see `adapt`.
+
+    Raises:
+        Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and FACTS where the
+            ranks do not meet.
+    """
+    device = choose_device(environ.get("ENTRYPOINT_DEVICE", "cpu"), world.local_rank)
+    precision = choose_precision(config.train.precision, device)
+    allow_tf32(config.train.tf32)
+    make_repeatable(device)
+    control = _join(config, world, environ, device)
+    adapt(environ, world, device)
+    return Runtime(
+        world=world,
+        device=device,
+        precision=precision,
+        cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which our parent sets to cores per rank
+        accelerator=_accelerator(device, precision, accumulation),
+        parallel=config.train.parallel,
+        control=control,
+    )
+
+
+def adapt(environ: MutableMapping[str, str], world: World, device: torch.device) -> None:
+    """Leave in `environ` what makes Accelerate do as it is told.
+
+    It takes LOCAL_RANK for the GPU's index (accelerate#3775: wrong where each rank sees one GPU). A world of one must
+    not show any sign of more. Its own variables are gone by now: see `variables.take_out`.
+    """
+    for name in SIGNS if world.world_size == 1 else ():
+        environ.pop(name, None)
+    if world.world_size > 1:
+        environ["LOCAL_RANK"] = str(device.index or 0) if device.type == "cuda" else str(world.local_rank)
+
+
+def _join(
+    config: RunConfig, world: World, environ: Mapping[str, str], device: torch.device
+) -> dist.ProcessGroup | None:
+    """Meet the others. Gloo on the CPU, NCCL on GPUs, and one gloo group for decisions in both cases."""
+    if world.world_size == 1:
+        return None
+    timeouts = config.launch.timeouts
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store = rendezvous.connect(world, environ, timeouts.start, gpu)
+    step = SILENCE_S if timeouts.step == "auto" else timeouts.step
+    silence = timedelta(seconds=max(step, timeouts.save, timeouts.start))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    own = device if device.type == "cuda" else None
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.world_size, timeout=silence, device_id=own
+    )
+    return dist.new_group(backend="gloo", timeout=silence)  # type: ignore[return-value]  # we are in it
+
+
+def _accelerator(device: torch.device, precision: str, accumulation: int) -> Accelerator:
+    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
+    return Accelerator(
+        mixed_precision=ACCELERATE_WORDS[precision],
+        cpu=device.type == "cpu",
+        gradient_accumulation_plugin=plugin,
+        kwargs_handlers=[ddp],
+    )
+
+
+def _outcome(action: Callable[[], Any]) -> tuple[Any, dict[str, Any] | None]:
+    try:
+        return action(), None
+    except Failure as failure:
+        facts = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
+        return None, facts | {"code": failure.code}

@@ -1,0 +1,71 @@
+"""The end of a run becomes `errors/exit.json` and `errors/rank-NNNN.json`, which batch scripts and people read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from entrypoint import Failure
+from train.files import durable
+
+FOLDER, NAME = "errors", "exit.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a run ended: its exit code, the last finished step, and in one line the cause ("SIGUSR1", a failure)."""
+
+    code: int
+    step: int | None
+    cause: str
+
+
+def write(run_folder: Path, *, code: int, step: int | None, cause: str) -> bool:
+    """Write `errors/exit.json` durably. On rank 0, after the commit and before the last barrier.
+
+    Never fails the run: False when it could not be written.
+    """
+    return _try_write(run_folder / FOLDER / NAME, asdict(Ending(code=int(code), step=step, cause=cause)))
+
+
+def read(run_folder: Path) -> Ending | None:
+    """What `write` left; None when there is none or it is unreadable."""
+    try:
+        found = json.loads((run_folder / FOLDER / NAME).read_bytes())
+        return Ending(code=int(found["code"]), step=found["step"], cause=str(found["cause"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def clear(run_folder: Path, *, rank: int, world_size: int) -> None:
+    """Remove what the last start said about this rank, so that nobody reads it as this start's. On every rank.
+
+    Rank 0 also removes the ending, and what ranks said that this world no longer has; not the others' files: a rank
+    that failed early may already have written its own.
+    """
+    folder = run_folder / FOLDER
+    durable.remove(_of_rank(folder, rank))
+    if rank == 0:
+        durable.remove(folder / NAME)
+        stay = {_of_rank(folder, other) for other in range(world_size)}
+        for path in set(folder.glob("rank-*.json")) - stay:
+            durable.remove(path)
+
+
+def write_failure(run_folder: Path, failure: Failure, *, rank: int, host: str) -> bool:
+    """Write `errors/rank-NNNN.json`, the same block as on the console. Never fails; False when it could not."""
+    return _try_write(_of_rank(run_folder / FOLDER, rank), failure.as_json() | {"rank": rank, "host": host})
+
+
+def _of_rank(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:04d}.json"
+
+
+def _try_write(path: Path, value: object) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        durable.write_json(path, value)
+    except (OSError, Failure):
+        return False
+    return True

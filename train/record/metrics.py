@@ -1,0 +1,159 @@
+"""Events of training become lines of metrics.jsonl (the record) and TensorBoard curves (a view of it)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from entrypoint import Failure
+from train.files import durable
+
+NAME, CURVES = "metrics.jsonl", "tensorboard"
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a metrics file; one torn by a kill or a full disk is left out. Raises OSError."""
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+
+class Metrics:
+    """The run's record, kept by rank 0; on the other ranks it takes everything and writes nothing.
+
+    A writer that fails (disk full, TensorBoard broken) never stops training: `lost` counts what was not written, and
+    `warn` is told once per writer.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        *,
+        main: bool,
+        step: int,
+        tensorboard: bool,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the record to go on after `step` (0: from the start).
+
+        Lines of later steps are dropped, since these steps are computed again: each step stands there once.
+        TensorBoard is told to hide them.
+        """
+        self.lost = 0
+        self._folder, self._main = run_folder, main
+        self._warn, self._clock = warn, clock
+        self._warned: set[str] = set()
+        self._lines: Lines | None = None
+        self._curves: Any = None
+        if main:
+            with self._surviving(NAME):
+                self._lines = Lines(run_folder / NAME, step=step)
+            if tensorboard:
+                with self._surviving(CURVES):
+                    self._curves = _curves(run_folder / CURVES, step, clock())
+
+    def write(self, event: str, *, step: int, **values: Any) -> None:
+        """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
+
+        Numbers become TensorBoard curves `event/name`.
+        """
+        now = self._clock()
+        if self._lines:
+            with self._surviving(NAME):
+                self._lines.add({"event": event, "step": step, "time": now} | _finite(values))
+        if self._curves and (points := _numbers(event, values)):
+            with self._surviving(CURVES):
+                self._curves.write(points, step=step, now=now)
+
+    def replace(self, name: str, text: str) -> None:
+        """Let the file `name` of the run's folder hold `text`, on rank 0; whole or not at all."""
+        if self._main:
+            with self._surviving(name):
+                durable.write(self._folder / name, text.encode())
+
+    def close(self) -> None:
+        """Close the files; never fails, and may be called twice."""
+        for name, writer in ((NAME, self._lines), (CURVES, self._curves)):
+            if writer is not None:
+                with self._surviving(name):
+                    writer.close()
+        self._lines = self._curves = None
+
+    @contextmanager
+    def _surviving(self, writer: str) -> Iterator[None]:
+        """Count and report an error instead of raising it. Anything at all: a record is never why a run ends."""
+        try:
+            yield
+        except Exception as error:
+            self.lost += 1
+            if writer not in self._warned:
+                self._warned.add(writer)
+                self._warn(f"{writer} is incomplete, training goes on: {_one_line(error)}")
+
+
+class Lines:
+    """A file of JSON lines, each written by one system call, so that a kill tears at most the last."""
+
+    def __init__(self, path: Path, *, step: int) -> None:
+        """Open `path` for appending, after lines of later steps and torn ones are taken out of it. Raises OSError."""
+        with suppress(OSError, Failure):  # on a full disk the record keeps lines that it should not
+            _trim(path, step)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._handle = os.open(path, flags, 0o666)
+        self._torn = os.fstat(self._handle).st_size > 0 and not path.read_bytes().endswith(b"\n")
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Write one line. Raises OSError; a line that was cut off is ended before the next one begins."""
+        line = (b"\n" if self._torn else b"") + json.dumps(event, allow_nan=False).encode() + b"\n"
+        written = os.write(self._handle, line)
+        self._torn = written < len(line)
+        if self._torn:
+            raise OSError(f"{written} of {len(line)} bytes were written")
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        os.close(self._handle)
+
+
+def _trim(path: Path, step: int) -> None:
+    if path.is_symlink() or not path.exists():
+        return
+    kept = [event for event in read(path) if not _is_later(event, step)]
+    text = "".join(json.dumps(event) + "\n" for event in kept)
+    if text.encode() != path.read_bytes():
+        durable.write(path, text.encode())
+
+
+def _is_later(event: dict[str, Any], step: int) -> bool:
+    at = event.get("step")
+    return isinstance(at, int) and at > step
+
+
+def _curves(folder: Path, step: int, now: float) -> Any:
+    from train.record.curves import Curves  # 0.1 s of imports that a run without TensorBoard does not need
+
+    return Curves(folder, step=step, now=now)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what is not a finite number is told as null."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+
+
+def _numbers(event: str, values: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{event}/{k}": float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

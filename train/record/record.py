@@ -1,0 +1,134 @@
+"""The facts of a start become run.json and config.yaml: what ran, where, with what."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from entrypoint import World
+from train.files import durable, refusals
+from train.record import source
+from train.settings import schema
+from train.settings.config import RunConfig
+
+RUN, CONFIG = "run.json", "config.yaml"
+PROJECT = "train-image"
+PACKAGES = (PROJECT, "torch", "torchvision", "accelerate", "safetensors", "numpy")
+# What belongs to a training that is not continued; the configuration and the record of it go with it.
+RESULTS = (
+    "checkpoints",
+    "best.json",
+    "confusion.json",
+    "metrics.jsonl",
+    "tensorboard",
+    "report",
+    "errors",
+    RUN,
+    CONFIG,
+)
+
+
+def write_config(run_folder: Path, config: RunConfig) -> None:
+    """Write `config.yaml`, complete, so that `train --config` of it is the same run. On rank 0.
+
+    Raises:
+        Failure: as in `refusals.MEANING`.
+    """
+    durable.write(run_folder / CONFIG, schema.dump(config).encode())
+
+
+def write_run(
+    run_folder: Path,
+    *,
+    step: int,
+    world: World,
+    hosts: Sequence[str],
+    launcher: str,
+    sources: Mapping[str, str],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    variables: Mapping[str, Mapping[str, str]],
+    now: float,
+) -> None:
+    """Write `run.json`: the facts of this start, and one entry in `starts` for each start so far. On rank 0.
+
+    Args:
+        step: the step that this start goes on from (0: from the start).
+        hosts: one name per node; `sources`: for each fact the variable it came from.
+        variables: of the caller: those that act, and those that were not used.
+        now: seconds since 1970.
+
+    Raises:
+        Failure: as in `refusals.MEANING`.
+    """
+    start = {"at": _utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
+    image = source.image(environ)
+    facts = {
+        "versions": versions(),
+        "image": image,
+        "git": source.commit() or (image or {}).get("revision"),
+        "world": asdict(world),
+        "sources": dict(sources),
+        "argv": [*argv],
+        "variables": {kind: dict(found) for kind, found in variables.items()},
+        "starts": [*(read_run(run_folder) or {}).get("starts", []), start | _job(environ)],
+    }
+    durable.write_json(run_folder / RUN, {"hosts": [*hosts], "launcher": launcher} | facts)
+
+
+def read_run(run_folder: Path) -> dict[str, Any] | None:
+    """What `write_run` left; None when there is none or it is unreadable."""
+    try:
+        found = json.loads((run_folder / RUN).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("starts"), list) else None
+
+
+def versions() -> dict[str, str | None]:
+    """Python's, this project's and its packages' versions; None for one that is not installed as a package."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def set_aside(run_folder: Path) -> Path | None:
+    """Move an earlier run's results to `before-N/` (checkpoint.resume=never); the folder, or None if there were none.
+
+    Raises:
+        Failure: as in `refusals.MEANING`.
+    """
+    there = [name for name in RESULTS if (run_folder / name).exists()]
+    if not there:
+        return None
+    places = (run_folder / f"before-{number}" for number in itertools.count(1))
+    place = next(place for place in places if not place.exists())
+    with refusals.told(place):
+        place.mkdir()
+        for name in there:
+            os.rename(run_folder / name, place / name)
+        durable.sync(run_folder)
+    return place
+
+
+def _job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The scheduler's name for this start: the same job id again is a requeue."""
+    nouns = {"job": "SLURM_JOB_ID", "restart": "SLURM_RESTART_COUNT"}
+    return {noun: environ[variable] for noun, variable in nouns.items() if environ.get(variable)}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

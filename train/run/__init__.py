@@ -1,0 +1,1 @@
+"""One start of a run, from its first line to its last."""

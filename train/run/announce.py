@@ -1,0 +1,25 @@
+"""An evaluation within a run becomes a line on the console, one of the record, and confusion.json."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from train.evaluation import figures
+from train.evaluation.evaluation import Measured
+from train.record.metrics import Metrics
+from train.record.progress import Progress
+from train.run.job import Job
+from train.run.now import Now
+
+CONFUSION: Final = "confusion.json"
+
+
+def evaluation(todo: Job, now: Now, measured: Measured, metrics: Metrics, progress: Progress) -> None:
+    """Say what came out after the state's step. Never fails: what cannot be written is counted and said."""
+    step, result, config = todo.state.step, measured.result, todo.config
+    epoch = -(-step // todo.steps.per_epoch)
+    metrics.write("eval", step=step, epoch=epoch, **figures.record(result))
+    if measured.confusion is not None and todo.runtime.is_main:
+        metrics.replace(CONFUSION, figures.confusion_json(step, todo.classes, measured.confusion.tolist()))
+    line = figures.line(result, config.eval.metric)
+    progress.evaluated(step=step, epoch=epoch, epochs=config.train.epochs, figures=line, loss=now.loss)

@@ -1,0 +1,74 @@
+"""A signal becomes an ending at once before the first step, and a note for the loop after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+from train.run.signals import WATCHED, Watch
+
+# How long the main thread may be deaf. While ranks meet it waits in C++, for minutes if another rank has left for
+# the same signal, and Python runs handlers in no other thread.
+PATIENCE_S: Final = 3.0
+
+
+class Bell:
+    """A signal ends this rank at once while there is nothing to save; later the loop looks at `watch`.
+
+    leave: what a second thread does where the main thread does not answer; it does not return.
+    """
+
+    def __init__(self) -> None:
+        self.watch = Watch()
+        self.leave: Callable[[Failure], None] = lambda failure: os._exit(failure.code)
+        self._notes = self._imports = False
+
+    def listen(self) -> None:
+        """Take the signals of this process from now on. In the main thread only, as Python demands."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # written to in C, whatever the main thread does
+        threading.Thread(target=self._stand_by, args=(read_end,), daemon=True).start()
+        for number in WATCHED:
+            signal.signal(number, self.ring)
+
+    def ring(self, signum: int, frame: FrameType | None) -> None:
+        """The handler."""
+        self.watch.handle(signum, frame)
+        self._answer()
+
+    def only_note(self) -> None:
+        """From here on nothing is interrupted: training has begun, or this rank is leaving anyway."""
+        self._notes = True
+
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """Raise nothing inside: importing torch swallows exceptions, and cannot be begun twice."""
+        self._imports = True
+        yield
+        self._imports = False
+        self._answer()
+
+    def _answer(self) -> None:
+        if self.watch.received and not self._notes and not self._imports:
+            raise _stopped(self.watch.received.name)
+
+    def _stand_by(self, read_end: int) -> None:
+        """In the second thread: act for a main thread that does not."""
+        while rung := os.read(read_end, 1):
+            if rung[0] in WATCHED:
+                time.sleep(0 if self._imports else PATIENCE_S)
+                if not self._notes:
+                    self.leave(_stopped(signal.Signals(rung[0]).name))
+
+
+def _stopped(name: str) -> Failure:
+    what = f"stopped by {name} before the first step"
+    return Failure(what, fix="start the same command again", code=ExitCode.STOPPED)

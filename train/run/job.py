@@ -1,0 +1,112 @@
+"""From the config and a ready rank to everything that training needs, set to where the run was left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from train.data import catalog, distribution
+from train.data.loader import Loader, open_loader
+from train.data.sampling import Course
+from train.models import networks, syncnorm, weights
+from train.optim import criterion, optimizers, schedules
+from train.optim.ema import Average
+from train.optim.schedules import Schedule
+from train.ranks.runtime import Runtime
+from train.run import resuming
+from train.run.state import State
+from train.settings.batches import Batches, Steps, steps
+from train.settings.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Fixed for one start; only `state` changes. model and optimizer are as Accelerate wrapped them."""
+
+    config: RunConfig
+    runtime: Runtime
+    folder: Path
+    loader: Loader
+    classes: tuple[str, ...]
+    data: Mapping[str, Any]
+    """What checkpoints say of the data, so that a run goes on with the same."""
+    images: int
+    held_out: int
+    batches: Batches
+    steps: Steps
+    course: Course
+    schedule: Schedule
+    model: nn.Module
+    optimizer: Optimizer
+    criterion: nn.Module
+    state: State
+    told: tuple[str, ...]
+    """Lines for the banner: how often each class is seen."""
+    notes: tuple[str, ...]
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+
+def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches) -> Job:
+    """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
+
+    Raises:
+        Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
+    """
+    train, checkpoints = config.train, folder / "checkpoints"
+    sets = catalog.open_sets(config.data)
+    labels, images = sets.training.labels, len(sets.training.labels)
+    counts = distribution.counts(labels, len(sets.classes)).tolist()
+    counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
+    net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
+    optimizer = optimizers.build(config.optim, net)
+    found = resuming.look(config, runtime, checkpoints, net, optimizer)
+    loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
+    runtime.same_weights(net)
+    model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
+    current = _state(config, runtime, model, wrapped)
+    notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
+    runtime.rehearse(model, networks.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device)))
+    return Job(
+        config=config,
+        runtime=runtime,
+        folder=folder,
+        loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores),
+        classes=sets.classes,
+        data=resuming.data_facts(sets),
+        images=images,
+        held_out=len(sets.held_out.labels),
+        batches=batches,
+        steps=counted,
+        course=Course(batches=batches, steps=counted, samples=images, rank=runtime.world.rank, seed=config.run.seed),
+        schedule=schedules.schedule(config.optim, counted, batches.global_),
+        model=model,
+        optimizer=wrapped,
+        criterion=criterion.criterion(config.optim, counts).to(runtime.device),
+        state=current,
+        told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
+        notes=(*sets.notes, *loaded, *notes),
+    )
+
+
+def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Module:
+    return syncnorm.convert(net, runtime.device, runtime.control) if config.train.sync_batchnorm else net
+
+
+def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
+    network, decay = runtime.accelerator.unwrap_model(model), config.train.ema_decay
+    average = None if decay is None else Average(network, decay)
+    return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
+
+
+def _scaler(runtime: Runtime) -> torch.amp.GradScaler | None:
+    return runtime.accelerator.scaler  # type: ignore[no-any-return]

@@ -1,0 +1,144 @@
+"""Training, from its first step to its last: `fit` is the table of contents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+
+import torch
+
+from train import keyed
+from train.data.loader import Batch
+from train.data.sampling import Piece
+from train.evaluation import scores, stopping
+from train.evaluation.evaluation import evaluate, shares
+from train.optim.optimizers import set_rate
+from train.ranks.agreement import Agreement, Decision
+from train.record.metrics import Metrics
+from train.record.progress import Progress
+from train.run import announce
+from train.run.health import sound
+from train.run.job import Job
+from train.run.now import Now, begin
+from train.run.saving import save
+from train.run.signals import Watch
+
+Stream = Iterator[tuple[Piece, Batch]]
+
+
+def fit(
+    todo: Job, watch: Watch, metrics: Metrics, progress: Progress, clock: Callable[[], float] = time.monotonic
+) -> Now:
+    """Train from where the state stands to the end, or to the step at which all ranks agree to stop.
+
+    Returns with the last step committed. `todo.state.step` tells which of the two it was.
+
+    Raises:
+        Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
+    """
+    now, state, agreement = begin(todo, watch, clock), todo.state, Agreement(todo.runtime.control)
+    stream = todo.loader.train(todo.course.pieces(state.step))
+    while True:
+        if _evaluation_is_due(todo):
+            measure(todo, now, metrics, progress)
+        decision = agreement.decided(_wishes(todo, now))
+        if state.step >= todo.steps.total or decision.stop or stopping.reached(todo.config.eval, state.held):
+            break
+        if decision.save or _save_is_due(todo):
+            save(todo, now, metrics)
+        agreement.propose(_wishes(todo, now))
+        step(todo, now, stream)
+        progress.step()
+        if state.step % todo.config.log.every_steps == 0:
+            log(todo, now, metrics, progress)
+    save(todo, now, metrics)
+    return now
+
+
+def step(todo: Job, now: Now, stream: Stream) -> None:
+    """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients."""
+    accelerator, seed = todo.runtime.accelerator, todo.config.run.seed
+    set_rate(todo.optimizer, todo.schedule(todo.state.step))
+    for _ in range(todo.batches.accumulation):
+        piece, batch = next(stream)
+        torch.manual_seed(keyed.seed(keyed.DROPOUT, seed, piece.step, piece.number))
+        with accelerator.accumulate(todo.model):
+            logits = todo.model(batch.images)
+            loss = todo.criterion(logits, batch.labels)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients and todo.config.train.clip_grad_norm is not None:
+                accelerator.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)
+            todo.optimizer.step()
+            todo.optimizer.zero_grad()
+        now.tally.add(loss.detach(), logits.detach(), batch.labels)
+    todo.state.step += 1
+    if todo.state.average is not None:
+        todo.state.average.update(todo.state.step)
+    if todo.state.scaler is not None:
+        now.skipped = now.skipped + 1 if todo.optimizer.step_was_skipped else 0  # type: ignore[attr-defined]
+
+
+def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+    """Read the sums of the last steps, on all ranks; write and show them."""
+    means = sound(todo, now)
+    now.tally.clear()
+    if means is None:
+        return
+    seconds, now.logged_at = now.stopwatch.seconds - now.logged_at, now.stopwatch.seconds
+    at, per_s = todo.state.step, means.samples / seconds
+    epoch = (at - 1) // todo.steps.per_epoch + 1
+    values = {"loss": means.loss, "accuracy": means.accuracy, "lr": todo.schedule(at - 1), "images_per_s": per_s}
+    metrics.write("train", step=at, epoch=epoch, **values)
+    progress.measured(step=at, epoch=epoch, epochs=todo.config.train.epochs, loss=means.loss, images_per_s=per_s)
+
+
+def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+    """Evaluate, and commit what is better than all before."""
+    state, world = todo.state, todo.runtime.world
+    mine = shares(todo.held_out, todo.config.eval.batch_size, world)
+    with now.stopwatch.paused(), state.average.worn() if state.average else nullcontext():
+        found = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime, classes=len(todo.classes))
+    _agree_on_broken(todo)
+    state.result, state.evaluated = found.result, state.step
+    announce.evaluation(todo, now, found, metrics, progress)
+    _judge(todo)
+    if state.best_step == state.step:
+        save(todo, now, metrics)
+
+
+def _agree_on_broken(todo: Job) -> None:
+    """Count the images that could not be read over all ranks, so that all end alike where there are too many."""
+    if todo.config.data.max_bad_images > 0:
+        for known in todo.runtime.gathered(todo.loader.broken.known):
+            todo.loader.broken.merge(known)
+
+
+def _judge(todo: Job) -> None:
+    """Whether this result is the best, and good enough to end. Rank 0 decides: no rank may leave the others alone."""
+    state, wanted = todo.state, todo.config.eval
+    if state.result is None:
+        return
+    best, held = scores.better(wanted.metric, state.result, state.best), stopping.held(wanted, state.held, state.result)
+    best, state.held = todo.runtime.shared(lambda: (best, held))
+    if best:
+        state.best, state.best_step = state.result, state.step
+
+
+def _evaluation_is_due(todo: Job) -> bool:
+    """After every so many epochs, and at the end. Not again where a resumed run has it already."""
+    at = todo.state.step
+    on_time = at % (todo.steps.per_epoch * todo.config.eval.every_epochs) == 0 or at >= todo.steps.total
+    return on_time and todo.held_out > 0 and todo.state.evaluated < at
+
+
+def _save_is_due(todo: Job) -> bool:
+    every = todo.config.checkpoint.every_steps
+    return every is not None and todo.state.step > 0 and todo.state.step % every == 0
+
+
+def _wishes(todo: Job, now: Now) -> Decision:
+    """What this rank alone would do: each looks at its signals, rank 0 at the clock."""
+    minutes = todo.config.checkpoint.every_minutes
+    late = minutes is not None and now.clock() - now.saved_at >= 60 * minutes
+    return Decision(stop=now.watch.received is not None, save=todo.runtime.is_main and late)

@@ -1,0 +1,116 @@
+"""Where a run goes on: the checkpoint that rank 0 chose, put into the state of every rank; and what one must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import checkpoint
+from train.data.sets import Sets
+from train.evaluation import stopping
+from train.ranks.runtime import Runtime
+from train.record import record
+from train.run import state
+from train.run.state import State
+from train.settings import changes
+from train.settings.config import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The step of the checkpoint to go on from, None for a fresh run; and what is worth saying of it."""
+
+    step: int | None
+    notes: tuple[str, ...]
+
+
+def look(config: RunConfig, runtime: Runtime, folder: Path, net: nn.Module, optimizer: Optimizer) -> Found:
+    """Rank 0 looks into the folder of checkpoints and decides, once it was shown to take some of this size.
+
+    Raises:
+        Failure: DATA for a changed configuration or where no checkpoint is whole; OUTPUT, IO for the folder.
+    """
+    size = sum(tensor.nbytes for tensor in net.state_dict().values())
+    need = 2 * size * copies(optimizer, averaged=config.train.ema_decay is not None)
+    step, notes = runtime.shared(lambda: _choose(config, folder, need))
+    return Found(step=step, notes=tuple(notes))
+
+
+def restore(
+    config: RunConfig, runtime: Runtime, folder: Path, found: Found, current: State, sets: Sets
+) -> tuple[str, ...]:
+    """Set `current` to what was found; returns what is worth saying. All ranks read the same checkpoint.
+
+    Raises:
+        Failure: DATA where it does not fit, was damaged since, or belongs to a training on other data.
+    """
+    if found.step is None:
+        return found.notes
+    tensors, facts = checkpoint.load(checkpoint.at(folder, found.step))
+    _refuse_other_data(facts.get("data"), sets)
+    state.restore(current, tensors, facts["state"])
+    current.held = stopping.still_held(config.eval, current.held, current.result)
+    return (*found.notes, *_other_world(facts, runtime))
+
+
+def facts(config: RunConfig, runtime: Runtime, data: Mapping[str, Any], current: State) -> dict[str, Any]:
+    """What a checkpoint tells beside its tensors: the numbers of the state, and what it may be continued with."""
+    told = {"state": state.facts(current), "config": asdict(config), "world_size": runtime.world.world_size}
+    return told | {"data": dict(data)}
+
+
+def data_facts(sets: Sets) -> dict[str, Any]:
+    """What must be the same data when a run goes on."""
+    sides = {"training": len(sets.training.labels), "held_out": len(sets.held_out.labels)}
+    return {"classes": list(sets.classes), **sides}
+
+
+def copies(optimizer: Optimizer, *, averaged: bool) -> int:
+    """How many times the size of the weights a checkpoint has: themselves, the optimizer's one or two moments of
+    them, their average."""
+    return 1 + (1 if isinstance(optimizer, SGD) else 2) + averaged
+
+
+def _choose(config: RunConfig, folder: Path, need: int) -> tuple[int | None, list[str]]:
+    notes = []
+    if config.checkpoint.resume == "never" and (aside := record.set_aside(folder.parent)):
+        notes.append(f"checkpoint.resume=never: the earlier run was moved to {aside}")
+    notes += [f"removed {name}, which an interrupted save left" for name in checkpoint.prepare(folder, need=need)]
+    found = checkpoint.newest(folder)
+    if found is None:
+        return None, notes
+    notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
+    changes.refuse_changes(checkpoint.load(found)[1]["config"], asdict(config))
+    return found.step, notes
+
+
+def _refuse_other_data(before: Mapping[str, Any] | None, sets: Sets) -> None:
+    """Files that came or went would give each sample another number, and the run another order."""
+    now = data_facts(sets)
+    differences = [key for key in now if before is not None and before[key] != now[key]]
+    if before is not None and differences:
+        key = differences[0]
+        raise Failure(
+            "the data is not what this run began with",
+            found=f"{key}: {_short(now[key])}",
+            expected=f"{key}: {_short(before[key])}",
+            fix="give it the same files; or begin anew from its weights: model.weights=RUN and another run.name",
+            code=ExitCode.DATA,
+        )
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _other_world(facts: dict[str, Any], runtime: Runtime) -> list[str]:
+    before, now = facts["world_size"], runtime.world.world_size
+    said = f"the run began on {before} ranks and goes on with {now}: same samples, same learning rates, other rounding"
+    return [said] if before != now else []

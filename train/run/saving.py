@@ -1,0 +1,39 @@
+"""From the run's state to a committed checkpoint, agreed by all ranks and written by one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from train.checkpoint import checkpoint, shelf
+from train.files import durable
+from train.record.metrics import Metrics
+from train.run import resuming, state
+from train.run.health import refuse_bad_weights, sound
+from train.run.job import Job
+from train.run.now import Now
+
+
+def save(todo: Job, now: Now, metrics: Metrics) -> None:
+    """Commit the state, unless this step is committed already. Never one with numbers that are not finite."""
+    sound(todo, now)
+    if todo.state.step == 0 or (now.saved is not None and now.saved.name == shelf.name(todo.state.step)):
+        return
+    refuse_bad_weights(todo, now)
+    with now.stopwatch.paused():
+        todo.state.seconds = now.stopwatch.seconds
+        began = now.clock()
+        now.saved = todo.runtime.shared(lambda: _commit(todo))
+        now.saved_at = now.clock()
+    metrics.write("checkpoint", step=todo.state.step, seconds=now.saved_at - began)
+
+
+def _commit(todo: Job) -> Path:
+    """On rank 0 only."""
+    best, keep, tensors = todo.state.best_step, todo.config.checkpoint.keep, state.tensors(todo.state)
+    facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
+    path = checkpoint.save(todo.checkpoints, step=todo.state.step, tensors=tensors, state=facts, keep=keep, best=best)
+    if best == todo.state.step and todo.state.best is not None:
+        told = {"step": best, "checkpoint": str(path.relative_to(todo.folder)), **asdict(todo.state.best)}
+        durable.write_json(todo.folder / "best.json", told)
+    return path

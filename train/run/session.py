@@ -1,0 +1,164 @@
+"""One start of a run, from a World to its exit code: set up, say what will happen, train, say what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import torch
+
+from entrypoint import ExitCode
+from train.evaluation import stopping
+from train.models import networks
+from train.ranks import runtime
+from train.ranks.device import describe
+from train.ranks.runtime import Runtime
+from train.record import exitfile, progress, record
+from train.record.metrics import Metrics
+from train.record.progress import Progress
+from train.run import job
+from train.run.bell import Bell
+from train.run.job import Job
+from train.run.loop import fit
+from train.run.now import Now
+from train.run.seat import Seat
+from train.settings import parallel
+from train.settings.batches import batches
+from train.settings.config import RunConfig
+from train.settings.variables import Variables, refuse_contradictions
+
+
+def run(
+    config: RunConfig,
+    seat: Seat,
+    environ: MutableMapping[str, str],
+    bell: Bell,
+    *,
+    found: Variables,
+    argv: Sequence[str],
+    now: float,
+) -> int:
+    """Train as one rank; returns the exit code (OK or STOPPED). `found`: what was taken out of `environ`, and acts.
+
+    Raises:
+        Failure: whatever keeps this run from training.
+    """
+    world, folder = seat.world, seat.folder
+    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
+    ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
+    refuse_contradictions(
+        found.removed, device=ready.device.type, precision=ready.precision, accumulation=batch.accumulation
+    )
+    todo = seat.job = job.open_job(config, ready, folder, batch)
+    ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
+    terminal = environ.get("ENTRYPOINT_TTY") == "1"
+    shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
+    metrics = Metrics(
+        folder, main=ready.is_main, step=todo.state.step, tensorboard=config.log.tensorboard, warn=shown.say
+    )
+    shown.say(banner(todo, found))
+    begun = todo.state.step
+    bell.only_note()
+    try:
+        end = fit(todo, bell.watch, metrics, shown)
+    finally:
+        shown.close()
+        metrics.close()
+    code = _finish(todo, end, shown, begun)
+    ready.close()
+    return code
+
+
+def banner(todo: Job, found: Variables) -> str:
+    """What is about to happen, in full."""
+    config, world = todo.config, todo.runtime.world
+    lines = progress.rows(
+        {
+            "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
+            "device": _device(todo.runtime),
+            "parallel": parallel.WORDS[config.train.parallel],
+            "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
+            "global batch": todo.batches,
+            "model": f"{config.model.name}, {networks.parameters(todo.state.network):,} parameters",
+            "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
+            f"{len(todo.classes)} classes, loader: {todo.loader.kind}",
+            "steps": f"{todo.steps.per_epoch} per epoch, {todo.steps.total} in all{_dropped(todo)}",
+            "output": todo.folder,
+            "variables": found.shown(),
+        }
+        | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
+    )
+    lines = "\n".join([lines, *todo.told])
+    notes = [f"note: {note}" for note in (*todo.notes, *found.notes())]
+    return "\n".join([lines, *notes])
+
+
+def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
+    """Commit is done; say so on disk and on the console; then wait, since srun ends all when the first leaves."""
+    state = todo.state
+    early = stopping.reached(todo.config.eval, state.held)
+    stopped = state.step < todo.steps.total and not early
+    code = ExitCode.STOPPED if stopped else ExitCode.OK
+    received = end.watch.received
+    cause = (received.name if received else "a signal to another rank") if stopped else "finished"
+    if todo.runtime.is_main:
+        exitfile.write(todo.folder, code=code, step=state.step, cause=cause)
+    shown.say(_last_words(todo, end, cause, begun))
+    todo.runtime.barrier()
+    return int(code)
+
+
+def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
+    state, total = todo.state, todo.steps.total
+    early = stopping.reached(todo.config.eval, state.held)
+    if state.step < total and not early:
+        saved = end.saved or "nothing was saved: no step was done"
+        return f"stopped by {cause} at step {state.step} of {total}: {saved}\nnext: the same command goes on from there"
+    told = progress.summary(
+        result=state.result,
+        classes=todo.classes,
+        steps=state.step,
+        seconds=state.seconds,
+        images=state.step * todo.batches.global_,
+        checkpoint=end.saved,
+    )
+    told += f"\n{progress.rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
+    return f"{told}\n{_next(todo, begun, early=early)}"
+
+
+def _next(todo: Job, begun: int, *, early: bool) -> str:
+    if begun >= todo.state.step:
+        return "next: this run was finished before; checkpoint.resume=never starts over"
+    if early and todo.state.step < todo.steps.total:
+        wanted = todo.config.eval
+        said = f"ended early: {wanted.metric} reached eval.target {wanted.target:g} in {wanted.patience} evaluations"
+        return f"{said}\nnext: eval.target=null goes on, checkpoint.resume=never starts over"
+    return f"next: train.epochs={2 * todo.config.train.epochs} goes on, checkpoint.resume=never starts over"
+
+
+def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float, found: Variables) -> None:
+    """On rank 0: config.yaml and run.json."""
+    record.write_config(todo.folder, todo.config)
+    record.write_run(
+        todo.folder,
+        step=todo.state.step,
+        world=todo.runtime.world,
+        hosts=[host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host],
+        launcher=environ.get("ENTRYPOINT_LAUNCHER", "unknown"),
+        sources=json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")),
+        argv=argv,
+        environ=environ,
+        variables=found.record(),
+        now=now,
+    )
+
+
+def _device(ready: Runtime) -> str:
+    if ready.device.type == "cpu":
+        return f"CPU, {progress.many(ready.cores, 'thread')} per rank"
+    return f"{torch.cuda.get_device_name(ready.device)} (rank 0: {ready.device})"
+
+
+def _dropped(todo: Job) -> str:
+    dropped = todo.steps.dropped
+    return f"; the last {dropped} samples of an epoch are left out, other ones each time" if dropped else ""

@@ -1,0 +1,94 @@
+"""All that a run needs to go on, in one place: what a checkpoint takes from it, and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import flatten
+from train.evaluation.scores import Result
+from train.optim.ema import Average
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Changed by the loop and by nothing else. Random numbers are keyed, so that no generator's state is here."""
+
+    network: nn.Module
+    """Not wrapped in DDP."""
+    optimizer: Optimizer
+    scaler: GradScaler | None
+    step: int = 0
+    """Finished optimizer steps; with the config it also says which samples come next, and their learning rate."""
+    seconds: float = 0.0
+    """Spent in training steps, in all starts."""
+    evaluated: int = 0
+    """The step of the last evaluation."""
+    result: Result | None = None
+    best: Result | None = None
+    best_step: int | None = None
+    average: Average | None = None
+    """Of the weights, where train.ema_decay asks for one."""
+    held: int = 0
+    """In how many evaluations in a row eval.target was reached."""
+
+
+def tensors(state: State) -> dict[str, dict[str, Tensor]]:
+    """The checkpoint's groups of tensors."""
+    moments, _ = flatten.pack(state.optimizer.state_dict())
+    average = {"ema": state.average.tensors} if state.average else {}
+    return {"model": dict(state.network.state_dict()), "optimizer": moments, **average}
+
+
+def facts(state: State) -> dict[str, Any]:
+    """The checkpoint's numbers."""
+    _, shape = flatten.pack(state.optimizer.state_dict())
+    return {
+        "step": state.step,
+        "seconds": state.seconds,
+        "evaluated": state.evaluated,
+        "result": asdict(state.result) if state.result else None,
+        "best": asdict(state.best) if state.best else None,
+        "best_step": state.best_step,
+        "held": state.held,
+        "optimizer": shape,
+        "scaler": state.scaler.state_dict() if state.scaler else None,
+    }
+
+
+def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
+    """Put back what `tensors` and `facts` took out.
+
+    Raises:
+        Failure: DATA, where the checkpoint belongs to another model or optimizer.
+    """
+    try:
+        state.network.load_state_dict(dict(saved["model"]))
+        state.optimizer.load_state_dict(flatten.unpack(saved["optimizer"], told["optimizer"]))
+        if state.average:
+            state.average.restore(saved["ema"])
+        if state.scaler and told["scaler"]:
+            state.scaler.load_state_dict(told["scaler"])
+        state.step, state.seconds = int(told["step"]), float(told["seconds"])
+        state.evaluated, state.best_step = int(told["evaluated"]), told["best_step"]
+        state.held = int(told.get("held", 0))
+        state.result, state.best = _result(told["result"]), _result(told["best"])
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise Failure(
+            "the checkpoint does not fit this model and optimizer",
+            found=str(error).splitlines()[0],
+            fix="continue with the version that wrote it, or start over with checkpoint.resume=never",
+            code=ExitCode.DATA,
+        ) from error
+
+
+def _result(told: Mapping[str, Any] | None) -> Result | None:
+    return Result(**told) if told else None

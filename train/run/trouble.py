@@ -1,0 +1,79 @@
+"""From an exception of torch or of the system to what a user can do about it."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+from entrypoint import ExitCode, Failure
+from train.files import refusals
+
+# What torch and gloo write when another rank has gone; there is no type for it.
+LOST = ("Connection closed", "Connection reset", "Connection refused", "Timed out waiting", "Broken pipe")
+PLACES = ("gloo", "NCCL", "ProcessGroup", "TCPStore", "store")
+
+
+def as_failure(error: Exception) -> Failure | None:
+    """The failure that `error` is; None for a bug of ours."""
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return _memory(error)
+    if isinstance(error, dist.DistError) or _is_lost_peer(error):
+        return _peer(error)
+    if isinstance(error, RuntimeError) and _is_data_worker(error):
+        return _data_worker(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+        return refusals.failure(error, Path(error.filename or "."))
+    return None
+
+
+def first_line(error: Exception) -> str:
+    """The error in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _memory(error: Exception) -> Failure:
+    where = "GPU" if isinstance(error, torch.OutOfMemoryError) else "host"
+    return Failure(
+        f"out of {where} memory",
+        found=first_line(error),
+        fix="halve train.micro_batch_size: the global batch, and with it the training, stays the same",
+        code=ExitCode.RESOURCE,
+    )
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(t in text for t in LOST) and any(p in text for p in PLACES)
+
+
+def _peer(error: Exception) -> Failure:
+    return Failure(
+        "another rank is gone",
+        found=_short(first_line(error)),
+        fix="look at the first error in logs/ and errors/; start the same command again to resume",
+        code=ExitCode.PEER,
+    )
+
+
+def _short(text: str) -> str:
+    """gloo's text without its source file, and without its advice."""
+    return re.sub(r"^\[/[^]]*\]\s*", "", text).split(". ")[0]
+
+
+def _is_data_worker(error: RuntimeError) -> bool:
+    return "DataLoader worker" in str(error) or "shared memory" in str(error)
+
+
+def _data_worker(error: Exception) -> Failure:
+    return Failure(
+        "a data worker process died",
+        found=first_line(error),
+        fix="give more memory or shared memory (docker run --shm-size=8g or --ipc=host), or lower data.workers",
+        code=ExitCode.RESOURCE,
+    )

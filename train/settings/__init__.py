@@ -1,0 +1,1 @@
+"""What a user writes, as checked values, and what follows from it alone. No torch."""

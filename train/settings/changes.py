@@ -1,0 +1,72 @@
+"""Two configurations become the differences that matter when a run is continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from typing import Any
+
+from entrypoint import ExitCode, Failure
+from train.settings.config import RunConfig
+
+# What may differ between two starts of one run, and why. Everything else would make it another training.
+MAY_DIFFER: dict[str, str] = {
+    "run.name": "what the folder is called",
+    "run.output_dir": "where the folder lies: scratch is moved and mounted elsewhere",
+    "launch.*": "which processes compute: the global batch and all randomness do not depend on them",
+    "data.root": "where the same images lie: another node, another mount",
+    "data.download": "how the images came there",
+    "data.mirror": "from where",
+    "data.max_bad_images": "how many broken files are tolerated, not which",
+    "data.cache": "a faster copy of the same images",
+    "data.loader": "who reads the images: randomness belongs to the sample, not to the reader",
+    "data.workers": "how many read the images",
+    "train.epochs": "more epochs continue a run",
+    "train.max_steps": "so do more steps",
+    "train.micro_batch_size": "a part of the global batch: smaller after running out of memory, derived when auto",
+    "eval.every_epochs": "measuring does not change the training",
+    "eval.batch_size": "nor does the size of the pieces it is done in: the result is exact",
+    "eval.target": "when to end is asked anew at each evaluation",
+    "eval.patience": "so is this",
+    "checkpoint.*": "how often the run is saved",
+    "log.*": "what is written about it",
+    "profile.*": "what is measured about it",
+}
+
+
+def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`section.key` -> (saved value, value now) for each difference that makes it another training.
+
+    Both are configurations as nested mappings (`dataclasses.asdict`, or that read back from JSON). A key that an
+    older version did not know counts as its default.
+    """
+    defaults = flat(asdict(RunConfig()))
+    old, new = defaults | flat(saved), defaults | flat(now)
+    keys = [key for key in {**new, **old} if not any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def refuse_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises Failure (DATA), listing the differences, when `now` cannot continue what `saved` began."""
+    differences = changed(saved, now)
+    if not differences:
+        return
+    listed = "; ".join(f"{key}: {_text(old)} -> {_text(new)}" for key, (old, new) in differences.items())
+    raise Failure(
+        "the configuration is not the one that this run began with",
+        found=listed,
+        fix="undo the change, give the new training another run.name, or start over with checkpoint.resume=never",
+        code=ExitCode.DATA,
+    )
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By `section.key`, as JSON would give it back (lists for tuples, text for keys)."""
+    plain = json.loads(json.dumps(config))
+    return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

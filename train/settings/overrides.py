@@ -1,0 +1,56 @@
+"""From `section.key=value` on the command line to values that replace those of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from entrypoint import ExitCode, Failure
+from train.settings import yaml12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One override: its key path, its value as YAML reads it, and the argument as it was given."""
+
+    keys: yaml12.Keys
+    value: Any
+    text: str
+
+    @property
+    def plain(self) -> Any:
+        """The value for a key that holds text: as it stands, unless it is in quotes."""
+        raw = self.text.partition("=")[2].strip()
+        return self.value if raw[:1] in ("'", '"') else raw
+
+
+def parse(text: str) -> Override:
+    """Read one argument.
+
+    Raises:
+        Failure: USAGE, naming the argument.
+    """
+    left, equals, right = text.partition("=")
+    keys = tuple(left.split("."))
+    if not equals or not all(keys):
+        raise Failure(f"`{text}` is not section.key=value", fix="write e.g. optim.lr=0.1", code=ExitCode.USAGE)
+    return Override(keys=keys, value=yaml12.read_text(right, f"`{text}`").value, text=text)
+
+
+def merge(value: Any, overrides: Sequence[Override]) -> Any:
+    """`value` with the overrides put in, the last one winning; `value` itself is left as it is."""
+    for override in overrides:
+        value = _put(value, override.keys, override)
+    return value
+
+
+def _put(value: Any, keys: yaml12.Keys, override: Override) -> Any:
+    if not keys:
+        return override.value
+    if value is not None and not isinstance(value, dict):
+        above = ".".join(override.keys[: len(override.keys) - len(keys)]) or "the file"
+        what = f"`{override.text}` sets a key inside {above}, which is not a mapping"
+        raise Failure(what, found=f"{above}: {value!r:.80}", fix="remove one of the two", code=ExitCode.USAGE)
+    inside = value or {}
+    return inside | {keys[0]: _put(inside.get(keys[0]), keys[1:], override)}

@@ -1,0 +1,157 @@
+"""What a value may be beyond its type: known names, ranges, and the keys whose feature this version does not have."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from train.settings import names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A test of one value, and what it asks for in words. `auto` and null always pass."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+def known(*some: str, factory: bool = False) -> Rule:
+    listed = ", ".join(some[:SHOWN]) + (f" and {len(some) - SHOWN} more" if len(some) > SHOWN else "")
+    expected = f"one of {listed}" + (", or package.module:factory" if factory else "")
+    return Rule(holds=lambda value: value in some or (factory and names.is_factory(value)), expected=expected)
+
+
+def at_least(least: int) -> Rule:
+    return Rule(holds=lambda value: value >= least, expected=f"{least} or more")
+
+
+def between(least: int, most: int) -> Rule:
+    return Rule(holds=lambda value: least <= value <= most, expected=f"from {least} to {most}")
+
+
+SHOWN = 12  # names in one message
+ABOVE_ZERO = Rule(holds=lambda value: value > 0, expected="more than 0")
+FRACTION = Rule(holds=lambda value: 0 <= value < 1, expected="0 or more, and less than 1")
+FOLDER_NAME = Rule(
+    holds=lambda name: name == name.strip() and name not in ("", ".", "..") and "/" not in name and len(name) < 200,
+    expected="a plain folder name: no slash, not `..`, no space at its ends, shorter than 200 characters",
+)
+# A ~ that no shell has expanded would become a folder of that name.
+PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
+URL = Rule(
+    holds=lambda url: url.startswith(("http://", "https://", "file:///")) and " " not in url,
+    expected="an address that begins with http://, https:// or file:///",
+)
+
+
+def is_pattern(text: str) -> bool:
+    try:
+        return re.compile(text).pattern != ""
+    except re.error:
+        return False
+
+
+PATTERN = Rule(holds=is_pattern, expected="a regular expression of Python's")
+WEIGHTS = Rule(
+    holds=lambda value: value in ("none", "balanced") or (min(value) >= 0 and max(value) > 0),
+    expected="none, balanced, or one number for each class: 0 or more, not all 0",
+)
+
+# The names that this version knows. Their first is the quickstart's.
+NAMES: dict[str, tuple[str, ...]] = {
+    "data.name": names.DATA,
+    "model.name": names.MODELS,
+    "optim.name": names.OPTIMIZERS + names.TORCH_OPTIMIZERS,
+    "optim.schedule": names.SCHEDULES,
+    "eval.metric": names.METRICS,
+}
+# Where package.module:factory of the user's own may stand instead of a name.
+FACTORIES = ("data.name", "model.name")
+
+RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, some in NAMES.items()} | {
+    "run.name": FOLDER_NAME,
+    "run.output_dir": PATH,
+    "run.seed": between(0, 2**32 - 1),  # what numpy's and torch's generators both take
+    "launch.procs_per_node": between(1, 1024),
+    "launch.timeouts.start": ABOVE_ZERO,
+    "launch.timeouts.step": ABOVE_ZERO,
+    "launch.timeouts.save": ABOVE_ZERO,
+    "data.root": PATH,
+    "data.image_size": between(8, 4096),
+    "data.classes": between(2, 1_000_000),
+    "data.samples": between(1, 10**9),
+    "data.mirror": URL,
+    "data.frames": between(2, 4096),
+    "data.imbalance": between(1, 1_000_000),
+    "data.val_fraction": FRACTION,
+    "data.group": PATTERN,
+    "data.max_bad_images": at_least(0),
+    "data.workers": between(0, 1024),
+    "model.weights": PATH,
+    "optim.lr": ABOVE_ZERO,
+    "optim.base_batch_size": at_least(1),
+    "optim.momentum": FRACTION,
+    "optim.weight_decay": at_least(0),
+    "optim.warmup_epochs": at_least(0),
+    "optim.label_smoothing": FRACTION,
+    "optim.class_weights": WEIGHTS,
+    "train.epochs": between(1, 1_000_000),
+    "train.max_steps": at_least(1),
+    "train.global_batch_size": between(1, 10**6),
+    "train.micro_batch_size": between(1, 10**6),
+    "train.clip_grad_norm": ABOVE_ZERO,
+    "train.ema_decay": FRACTION,
+    "eval.every_epochs": at_least(1),
+    "eval.batch_size": at_least(1),
+    "eval.patience": at_least(1),
+    "checkpoint.every_steps": at_least(1),
+    "checkpoint.every_minutes": ABOVE_ZERO,
+    "checkpoint.keep": at_least(1),
+    "log.every_steps": at_least(1),
+    "log.gpu_every_seconds": ABOVE_ZERO,
+}
+
+# Promised names without their feature: accepted at the default, so that files written now stay valid.
+NOT_YET = frozenset(
+    [
+        "launch.max_restarts",
+        "data.cache",
+        "train.compile",
+        "train.reproducible",
+        "log.trackers",
+        "profile.steps",
+    ]
+)
+
+
+def broken(key: str, value: Any) -> str | None:
+    """What `key` asks for, where `value` is not that."""
+    if not finite(value):
+        return "finite numbers"
+    if not printable(value):
+        return "text without control characters"
+    rule = RULES.get(key)
+    return None if rule is None or value in (None, "auto") or rule.holds(value) else rule.expected
+
+
+def finite(value: Any) -> bool:
+    """Whether no number inside is infinite or NaN, which no setting means and no JSON can hold."""
+    return all(math.isfinite(leaf) for leaf in leaves(value) if isinstance(leaf, float))
+
+
+def printable(value: Any) -> bool:
+    """Whether all text inside can be shown on one line and written as UTF-8."""
+    return all(leaf.isprintable() for leaf in leaves(value) if isinstance(leaf, str))
+
+
+def leaves(value: Any) -> list[Any]:
+    """All scalars inside lists and dicts, keys included."""
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in (key, *leaves(inner))]
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in leaves(inner)]
+    return [value]
