@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -37,13 +38,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, cl
         Failure: DATA for a model with other outputs than `classes`, or where no rank has a sample.
     """
     share_buffers(model, runtime)
-    was_training = model.training
-    model.eval()
     answers = Answers(classes, runtime.device)
-    with torch.no_grad():
+    with torch.no_grad(), _measuring(model):
         for batch in batches:
             answers.add(model(batch.images), batch.labels)
-    model.train(was_training)
     result, confusion = answers.read(runtime.total)
     return Measured(result=result, confusion=confusion)
 
@@ -51,6 +49,18 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, cl
 def shares(held_out: int, size: int | Literal["auto"], world: World) -> list[Samples]:
     """This rank's held-out samples in batches of `size`: the same batches in any world, each on one rank."""
     return blocks(held_out, BATCH if size == "auto" else size, rank=world.rank, world_size=world.world_size)
+
+
+@contextmanager
+def _measuring(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode; after it each in its own again: a model may have frozen some of them."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def share_buffers(model: nn.Module, runtime: Runtime) -> None:

@@ -21,7 +21,7 @@ from train.run import announce
 from train.run.health import sound
 from train.run.job import Job
 from train.run.now import Now, begin
-from train.run.saving import save
+from train.run.saving import save, tell_best
 from train.run.signals import Watch
 
 Stream = Iterator[tuple[Piece, Batch]]
@@ -38,6 +38,7 @@ def fit(
         Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
     """
     now, state, agreement = begin(todo, watch, clock), todo.state, Agreement(todo.runtime.control)
+    todo.runtime.shared(lambda: tell_best(todo))
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
         if _evaluation_is_due(todo):
@@ -97,7 +98,8 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     """Evaluate, and commit what is better than all before."""
     state, world = todo.state, todo.runtime.world
     mine = shares(todo.held_out, todo.config.eval.batch_size, world)
-    with now.stopwatch.paused(), state.average.worn() if state.average else nullcontext():
+    averaged = state.average.worn() if state.average else nullcontext()
+    with now.stopwatch.paused(), averaged, todo.runtime.accelerator.autocast():  # of dp, state.network has none itself
         found = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime, classes=len(todo.classes))
     _agree_on_broken(todo)
     state.result, state.evaluated = found.result, state.step

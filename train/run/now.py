@@ -16,8 +16,9 @@ from train.run.signals import Watch
 class Now:
     """A resumed run begins with a fresh one.
 
-    Times are the clock's seconds, `logged_at` the stopwatch's. `saved` is the newest checkpoint, `loss` the last mean
-    read, `skipped` how many steps in a row fp16's scaler has left out.
+    Times are the clock's seconds, `logged_at` the stopwatch's. `saved` is the newest checkpoint, `evaluated` the step
+    of the last evaluation that it knows of, `loss` the last mean read, `skipped` how many steps in a row fp16's scaler
+    has left out.
     """
 
     tally: Tally
@@ -27,6 +28,7 @@ class Now:
     saved_at: float
     logged_at: float
     saved: Path | None
+    evaluated: int
     loss: float | None = None
     skipped: int = 0
 
@@ -43,4 +45,5 @@ def begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
         saved_at=clock(),
         logged_at=stopwatch.seconds,
         saved=todo.checkpoints / shelf.name(at) if at else None,
+        evaluated=todo.state.evaluated,
     )

@@ -63,6 +63,13 @@ def test_the_model_measures_without_dropout_and_trains_on() -> None:
     assert MODEL.training
 
 
+def test_a_part_that_its_maker_has_frozen_stays_so() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.9))
+    model[1].eval()
+    evaluate(model, batches(20), OneRank(), classes=4)  # type: ignore[arg-type]
+    assert [module.training for module in (model, *model)] == [True, True, False]
+
+
 def test_nothing_is_kept_for_gradients() -> None:
     measured()
     assert all(parameter.grad is None for parameter in MODEL.parameters())

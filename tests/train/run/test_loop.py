@@ -66,6 +66,15 @@ def test_every_precision_and_clipping_trains_to_finite_weights(tmp_path: Path, p
     assert all(parameter.isfinite().all() for parameter in todo.state.network.parameters())
 
 
+@pytest.mark.parametrize("kind", ["ddp", "dp", "none"])
+def test_every_kind_of_parallel_measures_in_the_precision_it_trains_in(tmp_path: Path, kind: str) -> None:
+    def loss(folder: str, *settings: str) -> object:
+        todo, _ = trained(tmp_path / folder, *settings, "train.precision=bf16", "train.max_steps=2")
+        return todo.state.result
+
+    assert loss(kind, f"train.parallel={kind}") == loss("other")
+
+
 def test_clipping_shortens_the_step(tmp_path: Path) -> None:
     def moved(folder: str, *settings: str) -> float:
         with opened(tmp_path / folder, *settings, "train.max_steps=1", "optim.weight_decay=0") as todo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,24 @@ def test_the_best_result_names_a_checkpoint_that_is_there(tmp_path: Path) -> Non
     best = json.loads((tmp_path / "best.json").read_text())
     assert (tmp_path / best["checkpoint"] / "manifest.json").exists()
     assert best["accuracy"] == max(event["accuracy"] for event in events(tmp_path) if event["event"] == "eval")
+
+
+def test_a_kill_between_a_checkpoint_and_best_json_is_made_up_for_at_the_next_start(tmp_path: Path) -> None:
+    trained(tmp_path)
+    before = (tmp_path / "best.json").read_bytes()
+    (tmp_path / "best.json").unlink()
+    trained(tmp_path)
+    assert (tmp_path / "best.json").read_bytes() == before
+
+
+def test_what_a_resumed_run_measures_at_its_first_step_is_kept(tmp_path: Path) -> None:
+    trained(tmp_path, "eval.every_epochs=2", "checkpoint.every_steps=4")
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000008")
+    (tmp_path / "best.json").unlink()
+    for _ in range(2):
+        trained(tmp_path, "train.max_steps=4")
+    assert steps_of(events(tmp_path), "eval") == [4]
+    assert json.loads((tmp_path / "best.json").read_text())["step"] == 4
 
 
 def test_a_checkpoint_holds_what_a_start_needs_and_what_it_belongs_to(tmp_path: Path) -> None:
