@@ -52,7 +52,7 @@ def class_weights(optim: Optim, counts: Sequence[int]) -> Tensor | None:
     """One weight for each class, float32 [classes], 1 on average over the training samples; None where all are 1.
 
     Raises:
-        Failure: USAGE for a list of another length, DATA for a class without samples.
+        Failure: USAGE for a list of another length or without weight on any sample, DATA for a class without samples.
     """
     if optim.class_weights == "none":
         return None
@@ -60,7 +60,19 @@ def class_weights(optim: Optim, counts: Sequence[int]) -> Tensor | None:
     if len(given) != len(counts):
         raise _wrong_number(len(given), len(counts))
     weights, samples = torch.tensor(given, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
-    return (weights * samples.sum() / (weights * samples).sum()).float()
+    made = (weights * samples.sum() / (weights * samples).sum()).float()
+    if not made.isfinite().all():
+        raise _weightless(given, counts)
+    return made
+
+
+def _weightless(given: Sequence[float], counts: Sequence[int]) -> Failure:
+    return Failure(
+        "optim.class_weights gives no weight to what is trained on",
+        found=f"weights {list(given)}, training samples {list(counts)}",
+        fix="give a weight above 0 to a class that has training samples",
+        code=ExitCode.USAGE,
+    )
 
 
 def _wrong_number(found: int, expected: int) -> Failure:

@@ -16,10 +16,15 @@ from train.settings.config import Optim
 SHORT: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 # The config has keys of its own for these, so that `optim.args` may not set them.
 OURS: Final = ("params", "lr", "weight_decay")
+CPU: Final = torch.device("cpu")
+# What arguments without sense end in, inside torch.
+UNFIT: Final = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 
-def build(optim: Optim, net: nn.Module) -> Optimizer:
+def build(optim: Optim, net: nn.Module, device: torch.device = CPU) -> Optimizer:
     """The optimizer of `optim.name` for all that is trained in `net`, with `optim.args` handed on.
+
+    device: where `net` will be trained; steps of one number are tried there, since torch looks at much only then.
 
     optim.weight_decay goes to every optimizer that has one, optim.momentum to SGD alone.
 
@@ -32,10 +37,13 @@ def build(optim: Optim, net: nn.Module) -> Optimizer:
     known = [name for name in takes if name not in OURS and name not in ours]
     if unknown := [name for name in optim.args if name not in known]:
         raise _bad_arguments(optim, f"unknown: {', '.join(unknown)}", known)
+    if vague := [name for name, value in optim.args.items() if _is_switch(takes[name]) and not _is_setting(value)]:
+        raise _bad_arguments(optim, f"{vague[0]} is true or false, not {optim.args[vague[0]]!r}", known)
     try:
+        _try_step(kind, ours | _tuples(optim.args), device)
         return kind(groups(net, optim), **ours, **_tuples(optim.args))  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError, LookupError) as error:
-        raise _bad_arguments(optim, str(error), known) from error
+    except UNFIT as error:
+        raise _bad_arguments(optim, str(error) or type(error).__name__, known) from error
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -67,6 +75,23 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 def _ours(optim: Optim, kind: type[Optimizer]) -> dict[str, float]:
     momentum = {"momentum": optim.momentum} if kind is SGD else {}
     return {"lr": optim.lr, "weight_decay": optim.weight_decay, **momentum}
+
+
+def _is_switch(parameter: inspect.Parameter) -> bool:
+    """Any text would count as true: `nesterov: no`, which YAML 1.2 reads as text, too."""
+    return isinstance(parameter.default, bool) or "bool" in str(parameter.annotation)
+
+
+def _is_setting(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _try_step(kind: type[Optimizer], options: Mapping[str, Any], device: torch.device) -> None:
+    one = nn.Parameter(torch.ones((1, 1), device=device))
+    one.grad = torch.zeros_like(one)
+    made = kind([one], **options)
+    for _ in range(2):  # SGD looks at dampening in its second step
+        made.step()
 
 
 def _tuples(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.settings.batches import Steps
 from train.settings.config import Optim
-from train.settings.rules import ABOVE_ZERO, FRACTION, Rule
+from train.settings.rules import FRACTION, Rule
 
 # What each kind takes in optim.schedule_args, and what it is otherwise. Shares are of the highest learning rate.
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -29,7 +29,8 @@ def _are_epochs(value: Any) -> bool:
 
 
 EPOCHS: Final = Rule(holds=_are_epochs, expected="a list of epochs, each more than 0")
-RULES: Final = {"end": FRACTION, "start": FRACTION, "factor": ABOVE_ZERO, "at_epochs": EPOCHS}
+FACTOR: Final = Rule(holds=lambda value: 0 < value <= 1, expected="more than 0, up to 1")
+RULES: Final = {"end": FRACTION, "start": FRACTION, "factor": FACTOR, "at_epochs": EPOCHS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

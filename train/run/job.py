@@ -68,7 +68,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     counts = distribution.counts(labels, len(sets.classes)).tolist()
     counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
-    optimizer = optimizers.build(config.optim, net)
+    optimizer = optimizers.build(config.optim, net, runtime.device)
     found = resuming.look(config, runtime, checkpoints, net, optimizer)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)

@@ -35,6 +35,7 @@ def between(least: int, most: int) -> Rule:
 
 SHOWN = 12  # names in one message
 ABOVE_ZERO = Rule(holds=lambda value: value > 0, expected="more than 0")
+RATE = Rule(holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000")  # products stay finite
 FRACTION = Rule(holds=lambda value: 0 <= value < 1, expected="0 or more, and less than 1")
 FOLDER_NAME = Rule(
     holds=lambda name: name == name.strip() and name not in ("", ".", "..") and "/" not in name and len(name) < 200,
@@ -57,8 +58,8 @@ def is_pattern(text: str) -> bool:
 
 PATTERN = Rule(holds=is_pattern, expected="a regular expression of Python's")
 WEIGHTS = Rule(
-    holds=lambda value: value in ("none", "balanced") or (min(value) >= 0 and max(value) > 0),
-    expected="none, balanced, or one number for each class: 0 or more, not all 0",
+    holds=lambda value: value in ("none", "balanced") or (all(0 <= one <= 1e6 for one in value) and any(value)),
+    expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
 )
 
 # The names that this version knows. Their first is the quickstart's.
@@ -92,11 +93,11 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),
     "model.weights": PATH,
-    "optim.lr": ABOVE_ZERO,
+    "optim.lr": RATE,
     "optim.base_batch_size": at_least(1),
     "optim.momentum": FRACTION,
-    "optim.weight_decay": at_least(0),
-    "optim.warmup_epochs": at_least(0),
+    "optim.weight_decay": between(0, 1_000_000),
+    "optim.warmup_epochs": between(0, 1_000_000),
     "optim.label_smoothing": FRACTION,
     "optim.class_weights": WEIGHTS,
     "train.epochs": between(1, 1_000_000),

@@ -62,6 +62,12 @@ def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
     assert caught.value.code == ExitCode.USAGE
 
 
+def test_weights_on_nothing_but_an_empty_class_are_refused() -> None:
+    with pytest.raises(Failure, match="gives no weight") as caught:
+        criterion.class_weights(Optim(class_weights=[0, 1, 0]), [3, 0, 2])
+    assert caught.value.code == ExitCode.USAGE
+
+
 def test_a_class_without_samples_cannot_be_balanced() -> None:
     with pytest.raises(Failure) as caught:
         criterion.class_weights(Optim(class_weights="balanced"), [3, 0, 2])

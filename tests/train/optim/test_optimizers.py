@@ -66,7 +66,7 @@ def test_a_rate_is_set_in_every_group() -> None:
 
 
 def test_a_rate_that_is_a_tensor_is_set_in_place() -> None:
-    made = optimizers.build(Optim(name="Adam", args={"capturable": True}), NET)
+    made = optimizers.build(Optim(name="Adam"), NET)
     made.param_groups[0]["lr"] = rate = torch.tensor(0.1)
     optimizers.set_rate(made, 0.7)
     assert rate.item() == pytest.approx(0.7)
@@ -107,6 +107,13 @@ BAD = {
     "a-list-of-one-beta": ("adamw", {"betas": [0.9]}, "[0.9]"),
     "text": ("adam", {"eps": "small"}, "small"),
     "negative": ("RMSprop", {"alpha": -1}, "alpha"),
+    "a-word-for-a-switch": ("sgd", {"nesterov": "no"}, "nesterov is true or false, not 'no'"),
+    "a-word-for-an-open-switch": ("adam", {"foreach": "off"}, "foreach is true or false"),
+    "three-factors-of-two": ("Rprop", {"etas": [0.5, 1.2, 3]}, "too many values"),
+    "text-where-a-step-needs-a-number": ("ASGD", {"t0": "soon"}, "t0"),
+    "not-a-number-in-words": ("sgd", {"dampening": "nan"}, "nan"),
+    "not-on-this-device": ("adam", {"capturable": True}, "capturable"),
+    "what-keeps-weights-from-moving": ("sgd", {"differentiable": True}, "differentiable"),
     "another-optimizers": ("Adagrad", {"betas": [0.9, 0.9]}, "betas"),
 }
 

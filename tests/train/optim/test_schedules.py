@@ -121,6 +121,7 @@ BAD = {
     "a-bool": ("cosine", {"end": True}, "end: True"),
     "null": ("cosine", {"end": None}, "end: None"),
     "factor-zero": ("step", {"factor": 0}, "factor: 0"),
+    "a-factor-without-end": ("step", {"factor": 1e300}, "factor: 1e+300"),
     "no-list": ("step", {"at_epochs": 3}, "at_epochs: 3"),
     "empty-list": ("step", {"at_epochs": []}, "at_epochs: []"),
     "an-epoch-before-the-first": ("step", {"at_epochs": [-1, 3]}, "at_epochs: [-1, 3]"),

@@ -51,3 +51,20 @@ def test_fractions_include_nothing_and_exclude_everything(key: str, low: float, 
 @pytest.mark.parametrize("value", ["auto", None])
 def test_what_is_left_open_breaks_no_rule(value: Any) -> None:
     assert rules.broken("train.micro_batch_size", value) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optim.lr", 1e308),
+        ("optim.weight_decay", 1e308),
+        ("optim.warmup_epochs", 1e308),
+        ("optim.class_weights", [1e308]),
+    ],
+)
+def test_numbers_that_would_overflow_are_refused(key: str, value: Any) -> None:
+    assert rules.broken(key, value)
+
+
+def test_an_empty_list_of_class_weights_is_refused() -> None:
+    assert rules.broken("optim.class_weights", [])
