@@ -63,6 +63,7 @@ def _npz(file: Path, pick: Pick) -> dict[str, Tensor]:
         archive = np.load(stream, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("one array, and no archive of several")
+        headers.shapes(file)  # refuses arrays larger than their bytes, for which numpy would ask for memory
         return {name: _as_tensor(name, archive[name]) for name in pick(archive.files)}
 
 
@@ -87,7 +88,13 @@ def _pt(file: Path, pick: Pick) -> dict[str, Tensor]:
     if not isinstance(content, Mapping):
         raise ValueError(f"a {type(content).__name__}, and no mapping of names to tensors")
     found = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
-    return {name: found[name] for name in pick(found)}
+    return {name: _plain(name, found[name]) for name in pick(found)}
+
+
+def _plain(name: str, tensor: Tensor) -> Tensor:
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise ValueError(f"{name} is a sparse, nested or quantized tensor, or one without numbers")
+    return tensor
 
 
 LOADERS: Final[Mapping[str, Callable[[Path, Pick], dict[str, Tensor]]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,7 +14,8 @@ from entrypoint import ExitCode, Failure
 
 LARGEST, LARGEST_NPY = 10_000_000, 10_000  # bytes: more is no header; numpy's own limit
 FIX: Final = "set data.root to the file, or to the folder that holds it (in a container: mount it)"
-BROKEN: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError, EOFError, RecursionError)
+BROKEN: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, SyntaxError, EOFError, RecursionError,
+                 OverflowError)  # fmt: skip
 
 
 def shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -41,11 +43,11 @@ def _of_npz(stream: BinaryIO) -> dict[str, tuple[int, ...]]:
         for name in archive.namelist():
             if name.endswith(".npy"):
                 with archive.open(name) as entry:
-                    found[name.removesuffix(".npy")] = _of_npy(entry)
+                    found[name.removesuffix(".npy")] = _of_npy(entry, archive.getinfo(name).file_size)
         return found
 
 
-def _of_npy(entry: Any) -> tuple[int, ...]:
+def _of_npy(entry: Any, size: int) -> tuple[int, ...]:
     """numpy.lib.format: a magic word, a version, a length, and a dict as Python writes it."""
     start = entry.read(8)
     if start[:6] != b"\x93NUMPY":
@@ -53,8 +55,10 @@ def _of_npy(entry: Any) -> tuple[int, ...]:
     length = int.from_bytes(entry.read(2 if start[6] == 1 else 4), "little")
     if length > LARGEST_NPY:
         raise ValueError(f"a header of {length} bytes")
-    shape = ast.literal_eval(entry.read(length).decode("utf-8"))["shape"]
-    return _checked(shape)
+    shape = _checked(ast.literal_eval(entry.read(length).decode("utf-8"))["shape"])
+    if math.prod(shape) > size:  # numpy would ask for the memory
+        raise ValueError(f"the shape {shape}, in {size} bytes")
+    return shape
 
 
 def _of_safetensors(stream: BinaryIO) -> dict[str, tuple[int, ...]]:

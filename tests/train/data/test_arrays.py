@@ -222,6 +222,8 @@ BROKEN: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "empty-pt": ("a.pt", Path.touch, "no whole"),
     "cut-pt": ("a.pt", cut(pt), ""),
     "zip-without-a-pickle": ("a.pt", npz, ""),
+    "sparse": ("a.pt", lambda path: torch.save((FIRST.to_sparse(), TARGETS), path), "sparse"),
+    "without-numbers": ("a.pt", lambda path: torch.save((FIRST.to("meta"), TARGETS), path), "without numbers"),
     "a-number": ("a.pt", lambda path: torch.save(3, path), "a int"),
     "a-tensor": ("a.pt", lambda path: torch.save(FIRST, path), "a Tensor"),
     "three-tensors": ("a.pt", lambda path: torch.save([FIRST] * 3, path), "a list"),

@@ -58,6 +58,8 @@ BAD_ENTRIES = {
     "negative": npy("{'shape': (-1, 3)}"),
     "text-for-a-side": npy("{'shape': ('3',)}"),
     "a-bool-for-a-side": npy("{'shape': (True,)}"),
+    "larger-than-its-bytes": npy("{'shape': (1000000000000, 3)}"),
+    "larger-than-any-number": npy("{'shape': (100000000000000000000000, 3)}"),
     "one-number": npy("{'shape': 3}"),
     "too-long": b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
     "deep": npy("(" * 5000),
