@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 from entrypoint import ExitCode, Failure
 
 
@@ -29,11 +31,13 @@ def counts(samples: int, classes: int, imbalance: float) -> list[int]:
 
 
 def _take_back(found: list[int], surplus: int) -> None:
-    """What the rarest classes got beyond their share comes from the commonest."""
-    for label in range(len(found)):
-        taken = max(0, min(surplus, found[label] - 1))
-        found[label] -= taken
-        surplus -= taken
+    """What the rarest classes got beyond their share comes from the commonest, one by one, so that they stay so."""
+    largest = [(-count, -label) for label, count in enumerate(found)]
+    heapq.heapify(largest)
+    for _ in range(surplus):
+        count, label = largest[0]
+        heapq.heapreplace(largest, (count + 1, label))
+        found[-label] -= 1
 
 
 def _too_few(samples: int, classes: int) -> Failure:

@@ -55,7 +55,8 @@ def restore(
     tensors, facts = checkpoint.load(checkpoint.at(folder, found.step))
     _refuse_other_data(facts.get("data"), sets)
     state.restore(current, tensors, facts["state"])
-    current.held = stopping.still_held(config.eval, current.held, current.result)
+    target = facts["config"]["eval"].get("target")
+    current.held = stopping.still_held(config.eval, current.held, current.result, target)
     return (*found.notes, *_other_world(facts, runtime))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import fit, opened, steps_of, trained
 
+from entrypoint import ExitCode, Failure
 from train.evaluation import stopping
 from train.evaluation.scores import Result
 from train.record import metrics
@@ -52,9 +53,9 @@ def test_a_target_that_was_taken_away_ends_nothing() -> None:
     assert not stopping.reached(Eval(), 5)
 
 
-@pytest.mark.parametrize(("accuracy", "times"), [(0.95, 3), (0.5, 0)])
-def test_what_was_held_is_judged_by_the_target_of_today(accuracy: float, times: int) -> None:
-    assert stopping.still_held(TARGET, 3, measured(accuracy)) == times
+@pytest.mark.parametrize(("accuracy", "before", "times"), [(0.95, 0.9, 3), (0.95, 0.5, 1), (0.5, 0.5, 0)])
+def test_what_was_held_is_judged_by_the_target_of_today(accuracy: float, before: float, times: int) -> None:
+    assert stopping.still_held(TARGET, 3, measured(accuracy), before) == times
 
 
 def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
@@ -97,3 +98,21 @@ def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:
 def test_every_evaluation_is_written_once(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0", "eval.patience=2")
     assert steps_of(list(metrics.read(tmp_path / metrics.NAME)), "eval") == [4, 8]
+
+
+UNFIT = {
+    "nothing-to-compare": (Eval(target=0.5), 0, 10, "held-out"),
+    "always-right": (Eval(metric="top5_accuracy"), 100, 5, "more than 5 classes"),
+}
+
+
+@pytest.mark.parametrize(("wanted", "held_out", "classes", "said"), UNFIT.values(), ids=UNFIT.keys())
+def test_what_cannot_be_measured_is_refused(wanted: Eval, held_out: int, classes: int, said: str) -> None:
+    with pytest.raises(Failure, match=said) as caught:
+        stopping.refuse_unmeasurable(wanted, held_out=held_out, classes=classes)
+    assert caught.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("wanted", [Eval(), Eval(metric="loss", target=0.3), Eval(metric="top5_accuracy", target=0.9)])
+def test_what_can_be_measured_is_not(wanted: Eval) -> None:
+    stopping.refuse_unmeasurable(wanted, held_out=1, classes=6)
