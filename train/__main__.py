@@ -21,7 +21,7 @@ from train.fetching.telling import Teller
 from train.files import durable
 from train.front import check, datacommands, rundir
 from train.measuring import chosen
-from train.settings import parallel, schema, variables
+from train.settings import idle, parallel, schema, variables
 from train.settings.config import RunConfig
 
 EXAMPLES = """examples:
@@ -145,7 +145,7 @@ def train_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
     place = rundir.choose(config, plan, environ)
     if config.data.download:
         fetch.ensure(config.data, Teller(sys.stderr))
-    plan = replace(plan, warnings=(*plan.warnings, *place.warnings, *parallel.warnings(config.train.parallel)))
+    plan = with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
     source = ["--config", arguments.config] if arguments.config else []
     command = [sys.executable, "-m", "train.worker", *source, *overrides, *place.overrides]
     ignore_signals()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
@@ -164,6 +164,12 @@ def planned(config: RunConfig, asked: Options, environ: Mapping[str, str]) -> Pl
     # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
     alone = make_plan(environ, replace(asked, procs_per_node=1))
     return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
+
+
+def with_warnings(plan: Plan, config: RunConfig) -> Plan:
+    """The plan, and what is to be said of the configuration."""
+    said = (*parallel.warnings(config.train.parallel), *idle.warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *said))
 
 
 def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -207,7 +213,7 @@ def check_command(arguments: argparse.Namespace, overrides: Sequence[str], envir
         plan = planned(config, replace(asked, device="cpu"), environ)
     if note is None:
         refuse_impossible(config, plan, environ)
-    print(check.describe(config, arguments.config, plan, note))
+    print(check.describe(config, arguments.config, with_warnings(plan, config), note))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,7 +83,8 @@ def _safetensors(file: Path, pick: Pick) -> dict[str, Tensor]:
 def _pt(file: Path, pick: Pick) -> dict[str, Tensor]:
     """A mapping of tensors, or (images, labels)."""
     mapped = zipfile.is_zipfile(file)  # what torch wrote before 1.6 is none
-    content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    with warnings.catch_warnings(action="ignore"):  # of kinds of tensors that are refused here
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     if isinstance(content, (tuple, list)) and len(content) == 2:
         content = dict(zip(("images", "labels"), content, strict=True))
     if not isinstance(content, Mapping):

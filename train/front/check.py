@@ -12,7 +12,7 @@ from train.front import known, rundir
 from train.optim import schedules
 from train.settings import kinds, names
 from train.settings.batches import Batches, Steps, batches, held_out, steps
-from train.settings.config import Data, RunConfig
+from train.settings.config import Data, Eval, RunConfig
 
 AT_THE_START = "known at the start: they depend on how many samples there are"
 
@@ -26,6 +26,7 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     """
     schedules.arguments(config.optim)
     known.refuse(config.data)
+    refuse_target(config.eval)
     if config.data.download:
         archives.refuse_unpublished(config.data)
     refuse_group(config.data)
@@ -52,6 +53,26 @@ def refuse_group(data: Data) -> None:
             fix="leave data.group out, or set data.name to folder",
             code=ExitCode.USAGE,
         )
+
+
+def refuse_target(wanted: Eval) -> None:
+    """Refuse a target that is never reached (per cent), or always.
+
+    Raises:
+        Failure: USAGE.
+    """
+    target, share = wanted.target, wanted.metric != "loss"
+    if target is None or (target > 0 and (target <= 1 or not share)):
+        return
+    raise Failure(
+        f"eval.target {target:g} is no value of eval.metric {wanted.metric}",
+        found=f"eval.target: {target:g}",
+        expected="more than 0, up to 1" if share else "more than 0",
+        fix=f"write eval.target={target / 100:g}"
+        if share and 1 < target <= 100
+        else "correct eval.target, or set null",
+        code=ExitCode.USAGE,
+    )
 
 
 def refuse_missing_weights(config: RunConfig) -> None:

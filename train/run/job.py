@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from train.data import catalog, distribution
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
+from train.evaluation import stopping
 from train.models import networks, syncnorm, weights
 from train.optim import criterion, optimizers, schedules
 from train.optim.ema import Average
@@ -64,6 +65,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     """
     train, checkpoints = config.train, folder / "checkpoints"
     sets = catalog.open_sets(config.data)
+    stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
     labels, images = sets.training.labels, len(sets.training.labels)
     counts = distribution.counts(labels, len(sets.classes)).tolist()
     counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)

@@ -140,3 +140,16 @@ def test_a_run_that_goes_on_needs_its_first_weights_no_more(tmp_path: Path) -> N
     check.possible(schema.load(None, settings), 1)
     with pytest.raises(Failure, match=r"nothing at model\.weights"):
         check.possible(schema.load(None, [*settings, "checkpoint.resume=never"]), 1)
+
+
+@pytest.mark.parametrize(("metric", "target"), [("accuracy", 95), ("macro_f1", -1), ("accuracy", 0), ("loss", 0)])
+def test_a_target_that_is_never_reached_or_always_is_refused(metric: str, target: float) -> None:
+    with pytest.raises(Failure, match=r"eval\.target") as caught:
+        check.possible(schema.load(None, [f"eval.metric={metric}", f"eval.target={target}"]), 1)
+    assert caught.value.code == ExitCode.USAGE
+    assert ("eval.target=0.95" in caught.value.fix) == (target == 95)
+
+
+@pytest.mark.parametrize(("metric", "target"), [("accuracy", 1), ("macro_f1", 0.2), ("loss", 1.5)])
+def test_a_target_that_can_be_reached_is_not(metric: str, target: float) -> None:
+    check.possible(schema.load(None, [f"eval.metric={metric}", f"eval.target={target}"]), 1)

@@ -1,0 +1,44 @@
+"""Keys that do nothing are said."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.settings import idle, schema
+from train.settings.config import RunConfig
+
+SAID = {
+    "a-root-of-nothing": ["data.root=/my/images"],
+    "samples-of-files": ["data.samples=50", "data.name=npz"],
+    "a-share-of-published-data": ["data.val_fraction=0.1", "data.name=cifar10"],
+    "momentum-of-another": ["optim.momentum=0.5", "optim.name=RMSprop"],
+    "decay-of-none": ["optim.weight_decay=0.1", "optim.name=Rprop"],
+    "a-scale-without-scaling": ["optim.base_batch_size=64"],
+    "patience-for-nothing": ["eval.patience=3"],
+}
+
+
+@pytest.mark.parametrize("settings", SAID.values(), ids=SAID.keys())
+def test_a_key_that_does_nothing_is_said_with_a_way_out(settings: list[str]) -> None:
+    (line,) = idle.warnings(schema.load(None, settings))
+    assert line.startswith(settings[0].partition("=")[0])
+    assert "fix: " in line
+
+
+ACTS = {
+    "root": ["data.root=/my/images", "data.name=folder"],
+    "samples": ["data.samples=50"],
+    "a-factorys": ["data.samples=50", "data.name=my:factory", "data.root=/x"],
+    "momentum": ["optim.momentum=0.5", "optim.name=SGD"],
+    "scale": ["optim.base_batch_size=64", "optim.lr_scaling=sqrt"],
+    "patience": ["eval.patience=3", "eval.target=0.5"],
+}
+
+
+@pytest.mark.parametrize("settings", ACTS.values(), ids=ACTS.keys())
+def test_a_key_that_acts_is_not(settings: list[str]) -> None:
+    assert idle.warnings(schema.load(None, settings)) == ()
+
+
+def test_defaults_claim_nothing() -> None:
+    assert idle.warnings(RunConfig()) == ()
