@@ -157,8 +157,8 @@ def leave(failure: Failure, seat: Seat | None) -> int:
     """Leave the reason in errors/, and return its code."""
     if seat is not None:
         exitfile.write_failure(seat.folder, failure, rank=seat.world.rank, host=socket.gethostname())
-        # Who only lost a peer does not know why; the one that does may have said so already.
-        if failure.code != ExitCode.PEER or exitfile.read(seat.folder) is None:
+        # Who lost a peer, or was told to stop because of it, does not know why; who does may have said so already.
+        if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exitfile.read(seat.folder) is None:
             exitfile.write(seat.folder, code=failure.code, step=seat.step, cause=failure.what)
     return int(failure.code)
 

@@ -97,9 +97,10 @@ def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads((tmp_path / "run/errors/rank-0000.json").read_text())["rank"] == 0
 
 
-def test_who_lost_a_peer_does_not_hide_why_the_peer_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [ExitCode.PEER, ExitCode.STOPPED])
+def test_who_lost_a_peer_or_was_stopped_for_it_does_not_hide_why_the_peer_left(tmp_path: Path, code: ExitCode) -> None:
     exitfile.write(tmp_path, code=66, step=None, cause="no data")
-    assert worker.leave(peer(), Seat(world=ALONE, folder=tmp_path)) == ExitCode.PEER
+    assert worker.leave(Failure("gone", fix="look there", code=code), Seat(world=ALONE, folder=tmp_path)) == code
     assert exitfile.read(tmp_path) == exitfile.Ending(code=66, step=None, cause="no data")
 
 
