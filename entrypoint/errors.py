@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 
 class ExitCode(IntEnum):
@@ -28,6 +28,10 @@ class ExitCode(IntEnum):
     DIVERGED = 90  # not a number
     HANG = 91  # alive but silent
     NO_PROGRESS = 93  # no progress over the last starts of this job
+
+
+# Control characters but the newline, as Python writes them.
+CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
 
 
 class Failure(Exception):
@@ -60,7 +64,8 @@ class Failure(Exception):
         """The block a user reads: `ERROR[code] what`, then one indented line for each fact."""
         facts = {"found": self.found, "expected": self.expected, "fix": self.fix, "kept": self.kept}
         lines = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
-        return "\n".join([f"ERROR[{int(self.code)}] {self.what}", *lines])
+        # A file's name may hold anything, what a terminal would obey included.
+        return "\n".join([f"ERROR[{int(self.code)}] {self.what}", *lines]).translate(CONTROL)
 
     def as_json(self) -> dict[str, Any]:
         """The same facts for `entrypoint show --json` and `errors/`."""

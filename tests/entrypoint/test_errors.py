@@ -25,3 +25,8 @@ def test_the_json_form_holds_code_what_and_fix() -> None:
 @pytest.mark.parametrize(("name", "number"), [("PEER", 69), ("STOPPED", 75), ("FACTS", 76), ("DIVERGED", 90)])
 def test_codes_that_batch_scripts_know_keep_their_numbers(name: str, number: int) -> None:
     assert ExitCode[name] == number
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    shown = str(Failure("a\nb", found="x\x1b[31m\r\x9b2J ü", fix="y", code=ExitCode.DATA))
+    assert shown == "ERROR[65] a\nb\n  found: x\\x1b[31m\\x0d\\x9b2J ü\n  fix: y"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -36,11 +38,18 @@ def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
             where the system failed; all name path and index.
     """
     try:
-        with Image.open(path) as image:
+        with opened(path) as image:
             image.draft("RGB", (size, size))
             return np.asarray(_square(rgb(image), size))
     except BROKEN as error:
         raise unreadable(path, sample, error) from error
+
+
+def opened(path: Path) -> Image.Image:
+    """The image, not yet decoded. Raises one of BROKEN; also for a pipe, which would be waited for."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("no regular file")
+    return Image.open(path)
 
 
 def rgb(image: Image.Image) -> Image.Image:

@@ -60,10 +60,28 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def image_files(folder: Path) -> Iterator[Path]:
-    """Every image below a class folder, in sorted order, folders inside folders included."""
+    """Every image below a class folder, in sorted order, folders inside folders included.
+
+    Raises:
+        Failure: NO_INPUT for a link to a folder above it, which would be walked without end.
+    """
     for above, folders, names in os.walk(folder, followlinks=True):
         folders.sort()
+        for link in (Path(above, name) for name in folders if os.path.islink(os.path.join(above, name))):
+            _refuse_circle(link, folder)
         yield from (Path(above, name) for name in sorted(names) if name.lower().endswith(SUFFIXES))
+
+
+def _refuse_circle(link: Path, top: Path) -> None:
+    target = link.resolve()
+    walked = [above.resolve() for above in link.parents if above.is_relative_to(top)]
+    if any(above.is_relative_to(target) for above in walked):
+        raise Failure(
+            "a link in data.root leads back to a folder above it",
+            found=f"{link} -> {target}",
+            fix="remove the link",
+            code=ExitCode.NO_INPUT,
+        )
 
 
 def count(folder: Path, classes: tuple[str, ...]) -> int:

@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from PIL import Image
 
 from entrypoint import ExitCode, Failure
 from train.data import decode
@@ -62,7 +61,7 @@ def of_file(path: Path, sample: int) -> Look:
     """Look at one image file."""
     began = time.perf_counter()
     try:
-        with Image.open(path) as image:
+        with decode.opened(path) as image:
             size, mode = image.size, image.mode
             pixels = decode.rgb(image).tobytes()
     except decode.BROKEN as error:

@@ -91,3 +91,10 @@ def test_pixels_of_an_unknown_range_are_refused(tmp_path: Path, pixels: np.ndarr
     with pytest.raises(Failure, match="32 bits") as caught:
         decode.decode(tmp_path / "a.tif", 8, 0)
     assert caught.value.code == 65
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(Failure, match="no regular file") as caught:
+        decode.decode(tmp_path / "a.png", 8, 3)
+    assert caught.value.code == 65

@@ -71,3 +71,19 @@ def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
         imagefolder.layout(tmp_path)
     assert caught.value.found is not None
     assert caught.value.found.endswith("c0, c1, c2, c3, c4 and 4 more")
+
+
+def test_linked_folders_are_walked(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.png", "elsewhere/2.png")
+    (tmp_path / "a" / "more").symlink_to(tmp_path / "elsewhere")
+    assert [path.name for path in imagefolder.image_files(tmp_path / "a")] == ["1.png", "2.png"]
+
+
+@pytest.mark.parametrize("links", [{"a/up": "."}, {"a/self": "a"}, {"a/x": "b", "b/y": "a"}], ids=str)
+def test_links_in_a_circle_are_refused(links: dict[str, str], tmp_path: Path) -> None:
+    make(tmp_path, "a/1.png", "b/2.png")
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    with pytest.raises(Failure, match="leads back") as caught:
+        list(imagefolder.image_files(tmp_path / "a"))
+    assert caught.value.code == 66

@@ -95,13 +95,14 @@ def test_a_broken_file_is_a_fact_with_path_and_reason(tmp_path: Path, make: Call
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ESTALE])
-def test_where_the_system_fails_the_check_fails(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_fails_the_check_fails(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Image, "open", fail)
+    (tmp_path / "a.png").touch()
     with pytest.raises(Failure) as caught:
-        inspection.of_file(Path("a.png"), 1)
+        inspection.of_file(tmp_path / "a.png", 1)
     assert caught.value.code in (ExitCode.IO, ExitCode.RESOURCE)
 
 
