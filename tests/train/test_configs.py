@@ -14,7 +14,7 @@ from made_up import pixels, write_mnist
 from processes import python
 from runs import Run
 
-from train import metrics
+from train.record import metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHORT = ("train.max_steps=2", "log.every_steps=1")
