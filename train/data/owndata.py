@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,8 +12,9 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train import plugin
 from train.data import items, labels, tensors
+from train.data.folder import Files
 from train.data.items import Items
-from train.data.sets import Sets
+from train.data.sets import Samples, Sets, Source
 from train.data.shape import Shape
 from train.settings.config import Data
 
@@ -97,11 +99,48 @@ def _checked(made: Sets, data: Data) -> Sets:
             raise _not_as_agreed(data, f"label {int(found.max())}, and {len(made.classes)} classes")
     if not len(made.training.labels):
         raise _not_as_agreed(data, "no training samples")
-    read = made.training.read(np.arange(1))
-    if tuple(read.shape) != (1, *made.shape.stored) or read.dtype not in (torch.uint8, torch.float32):
-        said = f"samples of {items.told(tuple(read.shape[1:]), read.dtype)}, and the shape {made.shape}"
-        raise _not_as_agreed(data, said)
-    return made
+    training, held_out = (
+        side
+        if isinstance(side, Files)
+        else Agreed(side, labels.checked_labels(side.labels, data.name), made.shape, data)
+        for side in (made.training, made.held_out)
+    )
+    training.read(np.arange(1))
+    return replace(made, training=training, held_out=held_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A source of the user's own, held to what it says in every read: one row too few would be given to all samples."""
+
+    source: Source
+    labels: Tensor
+    shape: Shape
+    data: Data
+
+    def read(self, samples: Samples) -> Tensor:
+        """As `Source.read`. Raises Failure: DATA for other shapes and types, USAGE for an error in the user's code."""
+        try:
+            read = self.source.read(samples)
+        except (Failure, MemoryError):
+            raise
+        except Exception as error:
+            raise plugin.failed(f"data.name {self.data.name}: reading samples failed", error) from error
+        if not isinstance(read, Tensor):
+            raise _not_as_agreed(self.data, f"samples as {type(read).__name__}")
+        if tuple(read.shape) != (len(samples), *self.shape.stored) or read.dtype not in (torch.uint8, torch.float32):
+            rows = (
+                f"{read.shape[0]} samples of {items.told(tuple(read.shape[1:]), read.dtype)}"
+                if read.dim()
+                else "one number"
+            )
+            found = f"{rows} for {len(samples)}, and the shape {self.shape}"
+            raise _not_as_agreed(self.data, found)
+        if not read.isfinite().all():
+            raise _not_as_agreed(
+                self.data, f"NaN or infinity in one of the samples {', '.join(map(str, samples[:5]))}, ..."
+            )
+        return read
 
 
 def _not_as_agreed(data: Data, found: str) -> Failure:

@@ -46,6 +46,16 @@ class Drawn:
     def read(self, samples):
         return torch.zeros((len(samples), 4, 6, 1), dtype=torch.uint8)
 
+class Later(Drawn):
+    def __init__(self, then):
+        self.labels, self.then = torch.arange(40) % 2, then
+    def read(self, samples):
+        return self.then(super().read(samples)) if len(samples) > 1 else super().read(samples)
+
+def later(then):
+    side = Later(then)
+    return Sets(training=side, held_out=side, classes=("a", "b"), shape=Shape(channels=1, size=(4, 6)))
+
 def sets(labels=[0, 1] * 20, classes=("a", "b"), size=(4, 6)):
     side = Drawn(torch.tensor(labels))
     return Sets(training=side, held_out=side, classes=classes, shape=Shape(channels=1, size=size))
@@ -186,3 +196,21 @@ def test_a_module_beside_the_config_is_found_from_any_folder(write: Any, tmp_pat
     ended = python("-m", "train", *settings, cwd=elsewhere, environ={"PYTHONSAFEPATH": "1"})
     assert ended.returncode == 0, ended.stderr
     assert "data           users_data:make: 32 training and 8 held-out images" in ended.stderr + ended.stdout
+
+
+LATER = {
+    "one-sample-for-all": ("later(lambda read: read[:1])", 65),
+    "another-size": ("later(lambda read: read[:, :2])", 65),
+    "another-type": ("later(lambda read: read.double())", 65),
+    "not-a-number": ("later(lambda read: read.float() / 0)", 65),
+    "no-tensor": ("later(lambda read: read.numpy())", 65),
+    "an-error": ("later(lambda read: 1 / 0)", 64),
+}
+
+
+@pytest.mark.parametrize(("expression", "code"), LATER.values(), ids=LATER.keys())
+def test_every_read_is_held_to_what_was_promised(write: Any, expression: str, code: int) -> None:
+    sets = owndata.find(write(expression))
+    with pytest.raises(Failure) as caught:
+        sets.training.read(np.arange(5))
+    assert caught.value.code == code
