@@ -127,13 +127,23 @@ def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
 
 
 def _next(todo: Job, begun: int, *, early: bool) -> str:
-    if begun >= todo.state.step:
-        return "next: this run was finished before; checkpoint.resume=never starts over"
-    if early and todo.state.step < todo.steps.total:
-        wanted = todo.config.eval
-        said = f"ended early: {wanted.metric} reached eval.target {wanted.target:g} in {wanted.patience} evaluations"
-        return f"{said}\nnext: eval.target=null goes on, checkpoint.resume=never starts over"
-    return f"next: train.epochs={2 * todo.config.train.epochs} goes on, checkpoint.resume=never starts over"
+    before = "this run was finished before; " if begun >= todo.state.step else ""
+    said = f"next: {before}{' '.join(_longer(todo, early=early))} goes on, checkpoint.resume=never starts over"
+    if not early or todo.state.step >= todo.steps.total:
+        return said
+    wanted = todo.config.eval
+    found = f"{wanted.metric} reached eval.target {wanted.target:g} in {progress.many(wanted.patience, 'evaluation')}"
+    return f"ended early: {found}\n{said}"
+
+
+def _longer(todo: Job, *, early: bool) -> list[str]:
+    """The settings without which the run would end here again."""
+    steps, wanted = todo.steps, todo.config.train
+    longer = ["eval.target=null"] if early else []
+    if todo.state.step >= steps.total:
+        longer += ["train.max_steps=null"] if steps.total == wanted.max_steps else []
+        longer += [f"train.epochs={2 * wanted.epochs}"] if steps.total >= steps.per_epoch * wanted.epochs else []
+    return longer
 
 
 def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float, found: Variables) -> None:

@@ -56,6 +56,26 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
     assert text.splitlines()[-1] == "next: train.epochs=4 goes on, checkpoint.resume=never starts over"
 
 
+@pytest.mark.parametrize(
+    ("settings", "longer"),
+    [
+        (["train.max_steps=2"], "train.max_steps=null"),
+        (["train.max_steps=8"], "train.max_steps=null train.epochs=4"),
+        (["train.max_steps=9"], "train.epochs=4"),
+        (["eval.target=0.01"], "eval.target=null"),
+        (["eval.target=0.01", "eval.patience=2"], "eval.target=null train.epochs=4"),
+    ],
+    ids=["few-steps", "as-many-steps", "more-steps", "target-early", "target-at-the-end"],
+)
+def test_what_is_to_be_done_next_lifts_what_ended_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], longer: str
+) -> None:
+    run(tmp_path / "run", *settings)
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next: {longer} goes on,")
+    assert run(tmp_path / "run", *settings, *longer.split()) == ExitCode.OK
+    assert "resumed" in lines(capsys.readouterr().out)
+
+
 def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run")
     first = lines(capsys.readouterr().out)
