@@ -81,7 +81,9 @@ def _weak(result: Result, classes: Sequence[str]) -> list[tuple[str, float]]:
         return []
     known = [(name, share) for name, share in zip(classes, result.recall, strict=True) if share is not None]
     worst = sorted(known, key=lambda pair: pair[1])[:WORST]
-    return worst if worst and worst[0][1] < result.accuracy - WEAK else []
+    if not worst or worst[0][1] >= result.accuracy - WEAK:
+        return []
+    return [(name, share) for name, share in worst if share < result.accuracy]
 
 
 def _short(name: str) -> str:
