@@ -69,7 +69,10 @@ def rgb(image: Image.Image) -> Image.Image:
 def unreadable(path: Path, sample: int, error: Exception) -> Failure:
     """What an error of Pillow's or of the system's means, with the way to mend it."""
     number = error.errno if isinstance(error, OSError) else None
-    code, fix = SYSTEM.get(number, (ExitCode.DATA, "replace the file by a whole image, or delete it"))
+    code, fix = SYSTEM.get(
+        number,
+        (ExitCode.DATA, "replace or delete it, or skip some with data.max_bad_images (`train data check` finds all)"),
+    )
     reason = "it is gone" if number == errno.ENOENT else str(error)
     if isinstance(error, UnidentifiedImageError):  # whose text repeats the path
         reason = "no image that Pillow knows"

@@ -136,7 +136,7 @@ def refuse_unpublished(data: Data) -> None:
         raise Failure(
             f"data.name {data.name} is not a published data set: there is nothing to download",
             expected=f"data.name: one of {', '.join(PUBLISHED)}",
-            fix="set data.download=false, or data.name to one of these",
+            fix="set data.name to one of these, or leave data.download out",
             code=ExitCode.USAGE,
         )
     if "@" in (data.mirror or "").partition("://")[2].partition("/")[0]:
