@@ -103,7 +103,7 @@ def arguments(optim: Optim) -> dict[str, Any]:
 
 def describe(made: Schedule) -> str:
     """The schedule in words."""
-    before = f" after {made.warmup} steps of warmup" if made.warmup else ""
+    before = f" after {made.warmup} step{'' if made.warmup == 1 else 's'} of warmup" if made.warmup else ""
     return f"{made.peak:g}{before}, then {_shape(made)}"
 
 
