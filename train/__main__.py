@@ -25,7 +25,7 @@ from train.settings import idle, parallel, schema, variables
 from train.settings.config import RunConfig
 
 EXAMPLES = """examples:
-  train                                     the quickstart: embedded data, any machine
+  train                                     the quickstart: drawn images, any machine
   train --config cfg.yaml                   your configuration
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
   train check --config cfg.yaml             validate and show the plan; nothing is started or written

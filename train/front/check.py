@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from entrypoint import ExitCode, Failure, Plan
 from train.data import imagefolder
@@ -11,6 +13,7 @@ from train.fetching import archives
 from train.front import known, rundir
 from train.optim import schedules
 from train.settings import kinds, names
+from train.settings.advice import show
 from train.settings.batches import Batches, Steps, batches, held_out, steps
 from train.settings.config import Data, Eval, RunConfig
 
@@ -134,7 +137,7 @@ def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
     rows |= {"steps": AT_THE_START, "learning rate": AT_THE_START}
     if counted is not None:
-        rows |= {"steps": f"{counted.per_epoch} per epoch, {counted.total} in all; {_dropped(counted)}"}
+        rows |= {"steps": f"{counted.per_epoch:,} per epoch, {counted.total:,} in all; {_dropped(counted)}"}
         rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     folder = rundir.run_folder(config)
     rows |= {"output": f"{folder}  ({rundir.look(folder)})"}
@@ -160,12 +163,20 @@ def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, st
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
         "data": known.row(data),
-        "model": f"{config.model.name} {config.model.args or ''}".strip(),
+        "model": _with(config.model.name, config.model.args),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch),
-        "optimizer": f"{optim.name}, weight decay {optim.weight_decay:g}"
-        + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),
+        "optimizer": _with(
+            f"{optim.name}, weight decay {optim.weight_decay:g}"
+            + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),
+            optim.args,
+        ),
     }
+
+
+def _with(name: str, args: Mapping[str, Any]) -> str:
+    """A name with its arguments, as the file writes them."""
+    return f"{name} {show(dict(args))}" if args else name
 
 
 def _dropped(counted: Steps) -> str:

@@ -23,3 +23,4 @@ def evaluation(todo: Job, now: Now, measured: Measured, metrics: Metrics, progre
         metrics.replace(CONFUSION, figures.confusion_json(step, todo.classes, measured.confusion.tolist()))
     line = figures.line(result, config.eval.metric)
     progress.evaluated(step=step, epoch=epoch, epochs=config.train.epochs, figures=line, loss=now.loss)
+    now.loss = None  # of the steps before this evaluation: the next one is not to show it again

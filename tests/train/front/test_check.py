@@ -85,7 +85,7 @@ def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:
         (["train.precision=bf16"], "precision      bf16\n"),
         (["train.max_steps=7"], "31 per epoch, 7 in all"),
         (["data.samples=320"], "no sample is left out"),
-        (["model.args.width=8"], "small_cnn {'width': 8}"),
+        (["model.args.width=8"], "small_cnn {width: 8}"),
     ],
 )
 def test_the_plan_is_described(settings: list[str], said: str) -> None:

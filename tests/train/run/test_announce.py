@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
-from jobs import trained
+from jobs import opened, trained
 
 from train.record import metrics
+from train.record.progress import Progress
+from train.run import loop
 from train.run.announce import CONFUSION
+from train.run.job import Job
+from train.run.signals import Watch
 
 
 def last(folder: Path) -> dict[str, object]:
@@ -40,3 +45,19 @@ def test_a_matrix_that_cannot_be_written_does_not_end_the_run(
     todo, _ = trained(tmp_path)
     assert todo.state.step == 8
     assert capsys.readouterr().out.count("confusion.json is incomplete, training goes on") == 1
+
+
+def test_a_training_loss_is_shown_beside_one_evaluation_only(tmp_path: Path) -> None:
+    with opened(tmp_path, "log.every_steps=6", "train.epochs=3") as todo:
+        lines = said(todo)
+    assert [("training loss" in line) for line in lines] == [False, True, True]
+
+
+def said(todo: Job) -> list[str]:
+    """The lines of a training's evaluations."""
+    out = io.StringIO()
+    shown = Progress(main=True, terminal=False, total=todo.steps.total, step=0, out=out)
+    record = metrics.Metrics(todo.folder, main=True, step=0, tensorboard=False, warn=print)
+    loop.fit(todo, Watch(), record, shown)
+    record.close()
+    return [line for line in out.getvalue().splitlines() if "accuracy" in line]
