@@ -138,14 +138,16 @@ def test_a_variable_that_chooses_kernels_is_shown_and_changes_last_bits_only(
     assert plain.record["variables"]["acting"]["ATEN_CPU_CAPABILITY"] == "default"
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_variable_that_contradicts_the_config_is_refused_by_every_rank_before_anything_is_written(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, rank: int
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    contract = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environ = {**contract, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29777", "ACCELERATE_MIXED_PRECISION": "bf16"}
     line = ("-m", "train", "--config", "ten.yaml", "--device", "cpu", "run.name=refused")
-    ended = python(*torchrun, *line, cwd=place)
-    assert ended.stderr.count("ERROR[64] ACCELERATE_MIXED_PRECISION and the config contradict each other") == 2
+    ended = python(*line, cwd=place, environ=environ)
+    assert ended.returncode == 64
+    assert "ERROR[64] ACCELERATE_MIXED_PRECISION and the config contradict each other" in ended.stderr
     assert not (place / "runs" / "refused").exists()
 
 
