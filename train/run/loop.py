@@ -13,6 +13,7 @@ from train.data.loader import Batch
 from train.data.sampling import Piece
 from train.evaluation import scores, stopping
 from train.evaluation.evaluation import evaluate, shares
+from train.evaluation.scores import Result
 from train.optim.optimizers import set_rate
 from train.ranks.agreement import Agreement, Decision
 from train.record.metrics import Metrics
@@ -104,7 +105,7 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     _agree_on_broken(todo)
     state.result, state.evaluated = found.result, state.step
     announce.evaluation(todo, now, found, metrics, progress)
-    _judge(todo)
+    _judge(todo, found.result)
     if state.best_step == state.step:
         save(todo, now, metrics)
 
@@ -116,15 +117,13 @@ def _agree_on_broken(todo: Job) -> None:
             todo.loader.broken.merge(known)
 
 
-def _judge(todo: Job) -> None:
+def _judge(todo: Job, result: Result) -> None:
     """Whether this result is the best, and good enough to end. Rank 0 decides: no rank may leave the others alone."""
     state, wanted = todo.state, todo.config.eval
-    if state.result is None:
-        return
-    best, held = scores.better(wanted.metric, state.result, state.best), stopping.held(wanted, state.held, state.result)
+    best, held = scores.better(wanted.metric, result, state.best), stopping.held(wanted, state.held, result)
     best, state.held = todo.runtime.shared(lambda: (best, held))
     if best:
-        state.best, state.best_step = state.result, state.step
+        state.best, state.best_step = result, state.step
 
 
 def _evaluation_is_due(todo: Job) -> bool:

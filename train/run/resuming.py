@@ -93,10 +93,10 @@ def _choose(config: RunConfig, folder: Path, need: int) -> tuple[int | None, lis
 
 def _refuse_other_data(before: Mapping[str, Any] | None, sets: Sets) -> None:
     """Files that came or went would give each sample another number, and the run another order."""
+    if before is None:  # of a version that did not say
+        return
     now = data_facts(sets)
-    differences = [key for key in now if before is not None and before[key] != now[key]]
-    if before is not None and differences:
-        key = differences[0]
+    if (key := next((key for key in now if before[key] != now[key]), None)) is not None:
         raise Failure(
             "the data is not what this run began with",
             found=f"{key}: {_short(now[key])}",

@@ -103,17 +103,16 @@ def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
     cause = (received.name if received else "a signal to another rank") if stopped else "finished"
     if todo.runtime.is_main:
         exitfile.write(todo.folder, code=code, step=state.step, cause=cause)
-    shown.say(_last_words(todo, end, cause, begun))
+    shown.say(_last_words(todo, end, begun, stopped_by=cause if stopped else None, early=early))
     todo.runtime.barrier()
     return int(code)
 
 
-def _last_words(todo: Job, end: Now, cause: str, begun: int) -> str:
-    state, total = todo.state, todo.steps.total
-    early = stopping.reached(todo.config.eval, state.held)
-    if state.step < total and not early:
-        saved = end.saved or "nothing was saved: no step was done"
-        return f"stopped by {cause} at step {state.step} of {total}: {saved}\nnext: the same command goes on from there"
+def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, early: bool) -> str:
+    state = todo.state
+    if stopped_by is not None:
+        saved, at = end.saved or "nothing was saved: no step was done", f"step {state.step} of {todo.steps.total}"
+        return f"stopped by {stopped_by} at {at}: {saved}\nnext: the same command goes on from there"
     told = progress.summary(
         result=state.result,
         classes=todo.classes,

@@ -139,4 +139,4 @@ def test_a_signal_ends_with_75_and_the_next_start_goes_on(
 def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
         end = type("End", (), {"saved": None})()
-        assert "nothing was saved" in session._last_words(todo, end, "SIGTERM", 0)
+        assert "nothing was saved" in session._last_words(todo, end, 0, stopped_by="SIGTERM", early=False)
