@@ -24,6 +24,21 @@ WORDS = {
 # What YAML 1.1 and old habits write for a bool.
 BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
+# What other tools call our keys, where no likeness leads to them, or to one that means something else.
+ELSEWHERE = {
+    "learning_rate": "optim.lr",
+    "batch_size": "train.global_batch_size",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "num_workers": "data.workers",
+    "num_epochs": "train.epochs",
+    "max_epochs": "train.epochs",
+    "mixed_precision": "train.precision",
+    "max_grad_norm": "train.clip_grad_norm",
+    "lr_scheduler": "optim.schedule",
+    "optimizer": "optim.name",
+    "num_classes": "data.classes",
+}
+
 
 def words(kind: Any) -> str:
     """A type in words: `int | Literal["auto"]` is "a whole number or auto"."""
@@ -66,7 +81,9 @@ def nearest(name: str, names: Iterable[str], likeness: float = 0.6) -> str | Non
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
-    """The known `section.key` that an unknown key most likely means: here, or of the same name elsewhere."""
+    """The known `section.key` that an unknown key most likely means: by another tool's name, here, or elsewhere."""
+    if key in ELSEWHERE:
+        return ELSEWHERE[key]
     elsewhere = {path.rpartition(".")[2]: path for path in reversed(key_paths(RunConfig))}
     if key in elsewhere:
         return elsewhere[key]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from train.settings import advice
+from train.settings.config import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,9 @@ def test_a_long_value_is_cut() -> None:
 
 def test_case_does_not_hide_the_nearest_name() -> None:
     assert advice.nearest("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
+
+
+@pytest.mark.parametrize(("key", "ours"), advice.ELSEWHERE.items(), ids=advice.ELSEWHERE)
+def test_another_tools_name_leads_to_a_key_that_exists(key: str, ours: str) -> None:
+    assert ours in advice.key_paths(RunConfig)
+    assert advice.nearest_key(key, "train", ("epochs",)) == ours
