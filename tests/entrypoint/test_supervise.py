@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def run(tmp_path: Path, script: str, ranks: int = 2) -> subprocess.CompletedProc
 
 def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     (tmp_path / "script.py").write_text(script)
-    process = start_python(*RUN, "--procs-per-node", "2", "--", "python3", "script.py", cwd=tmp_path)
+    process = start_python(*RUN, "--procs-per-node", "2", "--", sys.executable, "script.py", cwd=tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
     return process
 
@@ -109,9 +110,9 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Pat
 
 def test_a_run_under_nohup_survives_the_terminals_hangup(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PATIENT)
-    command = [*RUN, "--procs-per-node", "2", "--", "python3", "script.py"]
+    command = [*RUN, "--procs-per-node", "2", "--", sys.executable, "script.py"]
     ignore = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-    process = start_python("-c", f"{ignore} os.execv(sys.executable, {['python', *command]!r})", cwd=tmp_path)
+    process = start_python("-c", f"{ignore} os.execv(sys.executable, {[sys.executable, *command]!r})", cwd=tmp_path)
     wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGUSR1)
@@ -136,7 +137,9 @@ def test_ranks_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_console_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
-    command = "python3 -m entrypoint run --device cpu -- sh -c 'for i in 1 2 3 4 5; do echo $i; done; touch done'"
+    command = (
+        f"{sys.executable} -m entrypoint run --device cpu -- sh -c 'for i in 1 2 3 4 5; do echo $i; done; touch done'"
+    )
     python("-c", f"import os; os.system({command!r} + ' | head -1')", cwd=tmp_path)
     assert (tmp_path / "done").exists()
     assert (tmp_path / "logs/rank-0000.log").read_text() == "1\n2\n3\n4\n5\n"

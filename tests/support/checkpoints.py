@@ -59,3 +59,14 @@ def plant(path: Path, name: str, data: bytes) -> None:
     (path / name).write_bytes(data)
     files = [file for file in path.iterdir() if file.name != "manifest.json"]
     reseal(path, files={file.name: manifest.entry(file.read_bytes()) for file in files})
+
+
+def weight(folder: Path) -> tuple[int, float] | None:
+    """The step and the weight that a start would take."""
+    committed = checkpoint.newest(folder)
+    return committed and (committed.step, checkpoint.load(committed)[0]["model"]["w"][0].item())
+
+
+def hidden(folder: Path) -> list[str]:
+    """What a writer that was interrupted would leave."""
+    return [path.name for path in folder.rglob(".*")]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from worlds import ALONE
 
 from entrypoint import World
 from train.ranks import runtime
@@ -22,16 +23,6 @@ from train.run.signals import Watch
 from train.settings import schema
 from train.settings.batches import batches
 
-ALONE = World(
-    rank=0,
-    local_rank=0,
-    world_size=1,
-    local_world_size=1,
-    node_rank=0,
-    num_nodes=1,
-    master_addr="127.0.0.1",
-    master_port=29999,
-)
 # Four steps an epoch, eight in all.
 TINY = (
     "data.samples=80",

@@ -11,31 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DAMAGES, flip, plant, reseal, saved
+from checkpoints import DAMAGES, flip, hidden, plant, reseal, saved, weight
 from disks import mounted
 from torch import nn
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
-from train.files import durable
-
-SUPPORT = Path(__file__).parents[2] / "support"
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "PAUSE_S", 0.0)
-
-
-def weight(folder: Path) -> tuple[int, float] | None:
-    """The step and the weight that a start would take."""
-    committed = checkpoint.newest(folder)
-    return committed and (committed.step, checkpoint.load(committed)[0]["model"]["w"][0].item())
-
-
-def hidden(folder: Path) -> list[str]:
-    return [path.name for path in folder.rglob(".*")]
-
 
 TENSORS = {
     "fp32": torch.tensor([1.0, -0.0, 1e-45]),

@@ -13,29 +13,13 @@ from typing import Any
 
 import pytest
 from calls import fail, intercepted
-from checkpoints import flip, saved
+from checkpoints import flip, hidden, saved, weight
 from disks import fill, mounted
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
-from train.files import durable
 
 SUPPORT = Path(__file__).parents[2] / "support"
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "PAUSE_S", 0.0)
-
-
-def weight(folder: Path) -> tuple[int, float] | None:
-    """The step and the weight that a start would take."""
-    committed = checkpoint.newest(folder)
-    return committed and (committed.step, checkpoint.load(committed)[0]["model"]["w"][0].item())
-
-
-def hidden(folder: Path) -> list[str]:
-    return [path.name for path in folder.rglob(".*")]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])

@@ -9,21 +9,10 @@ from datetime import timedelta
 
 import pytest
 from torch import distributed as dist
+from worlds import FIRST, SECOND
 
 from entrypoint import Failure, World, network
 from train.ranks.rendezvous import connect
-
-FIRST = World(
-    rank=0,
-    local_rank=0,
-    world_size=2,
-    local_world_size=2,
-    node_rank=0,
-    num_nodes=1,
-    master_addr="127.0.0.1",
-    master_port=1,
-)
-SECOND = replace(FIRST, rank=1, local_rank=1)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,12 @@
+"""What all tests of checkpoints share."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.files import durable
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "PAUSE_S", 0.0)
