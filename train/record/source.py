@@ -13,16 +13,18 @@ PROJECT = Path(__file__).resolve().parents[2]
 IMAGE = Path("/opt/image.json")  # written when the image is built
 # Where a container's engine says which file or image it runs.
 VARIABLES = ("ENTRYPOINT_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+DIGEST = "ENTRYPOINT_IMAGE_DIGEST"  # an image cannot hold its own: the job scripts say it
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def image(environ: Mapping[str, str], path: Path = IMAGE) -> dict[str, Any] | None:
-    """What the image says about itself (name, digest, commit), and the file it was started from; None outside one."""
+    """What the image says about itself, and what its start says (its file, its digest); None outside one."""
     facts: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):
         facts |= json.loads(path.read_bytes())
     started = next((environ[variable] for variable in VARIABLES if environ.get(variable)), None)
-    return facts | ({"started_from": started} if started else {}) or None
+    said = {"started_from": started, "digest": environ.get(DIGEST)}
+    return facts | {name: value for name, value in said.items() if value} or None
 
 
 def commit(project: Path = PROJECT) -> str | None:

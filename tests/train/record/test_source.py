@@ -79,9 +79,9 @@ def test_git_says_the_same(tmp_path: Path) -> None:
 
 
 def test_the_image_says_what_it_is_and_where_it_was_started_from(tmp_path: Path) -> None:
-    (tmp_path / "image.json").write_text(json.dumps({"name": "train", "digest": "sha256:ab"}))
-    environ = {"APPTAINER_CONTAINER": "/images/train.sif"}
-    expected = {"name": "train", "digest": "sha256:ab", "started_from": "/images/train.sif"}
+    (tmp_path / "image.json").write_text(json.dumps({"version": "1.0"}))
+    environ = {"APPTAINER_CONTAINER": "/images/train.sif", "ENTRYPOINT_IMAGE_DIGEST": "sha256:ab"}
+    expected = {"version": "1.0", "started_from": "/images/train.sif", "digest": "sha256:ab"}
     assert source.image(environ, tmp_path / "image.json") == expected
 
 
