@@ -1,6 +1,7 @@
 """From a scheduler's environment to N running processes. `train` may import the names offered here, and no others."""
 
 from entrypoint import network
+from entrypoint.binds import unseen
 from entrypoint.console import shield
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launch import make_plan, run_plan
@@ -21,4 +22,5 @@ __all__ = [
     "options_from",
     "run_plan",
     "shield",
+    "unseen",
 ]

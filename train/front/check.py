@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoint import ExitCode, Failure, Plan
+from entrypoint import ExitCode, Failure, Plan, unseen
 from train.data import imagefolder
 from train.fetching import archives
 from train.front import known, rundir
@@ -29,6 +29,7 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     """
     schedules.arguments(config.optim)
     known.refuse(config.data)
+    refuse_unseen(config.data)
     refuse_target(config.eval)
     if config.data.download:
         archives.refuse_unpublished(config.data)
@@ -41,6 +42,17 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     else:
         count_steps(config, batch)
     return batch
+
+
+def refuse_unseen(data: Data) -> None:
+    """What lies outside the folders that the container shows is missing for another reason than a wrong path.
+
+    Raises:
+        Failure: NO_INPUT.
+    """
+    local = data.name != names.SYNTHETIC and not names.is_factory(data.name) and not data.download
+    if local and (failure := unseen("data.root", Path(data.root))):
+        raise failure
 
 
 def refuse_group(data: Data) -> None:
@@ -87,12 +99,13 @@ def refuse_missing_weights(config: RunConfig) -> None:
     path, resumes = config.model.weights, config.checkpoint.resume == "auto"
     if path is None or os.path.exists(path) or (resumes and any(rundir.run_folder(config).glob("checkpoints/step-*"))):
         return
-    raise Failure(
+    missing = Failure(
         f"there is nothing at model.weights {path}",
         found=f"looked from {Path.cwd()}",
         fix="correct model.weights, or leave it out: then weights start at random",
         code=ExitCode.NO_INPUT,
     )
+    raise unseen("model.weights", Path(path)) or missing
 
 
 def count_steps(config: RunConfig, batch: Batches) -> Steps | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, Plan
+from entrypoint import ExitCode, Failure, Plan, unseen
 from train.files import durable
 from train.settings.config import Run, RunConfig
 
@@ -45,7 +45,7 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
     except Failure as failure:
         unasked = config.run.output_dir == Run().output_dir
         if failure.code != ExitCode.OUTPUT or not unasked or plan.spawn < plan.world.world_size:
-            raise
+            raise (unseen("run.output_dir", folder.parent, code=ExitCode.OUTPUT) or failure) from failure
         stand_in = temporary(environ)
         if stand_in is None:
             raise

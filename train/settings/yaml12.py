@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, unseen
 
 # A configuration has about 60 values. An anchor bomb of 80 aliases would otherwise become 9**8 values.
 MAX_BYTES, MAX_NODES, MAX_ALIASES, MAX_DEPTH = 256 * 1024, 10_000, 100, 20
@@ -88,7 +88,10 @@ def read_file(path: Path) -> Document:
             return read_text(file.read(MAX_BYTES + 1).decode("utf-8-sig"), str(path))
     except FileNotFoundError as error:
         fix = "give the path of a YAML file, or leave --config out to train the quickstart"
-        raise Failure(f"--config {path} does not exist", fix=fix, code=ExitCode.NO_INPUT) from error
+        missing = Failure(
+            f"--config {path} does not exist", found=f"looked in {Path.cwd()}", fix=fix, code=ExitCode.NO_INPUT
+        )
+        raise (unseen("--config", path) or missing) from error
     except OSError as error:
         fix = f"make it readable for this user: chmod +r {path}"
         raise Failure(f"--config {path} cannot be read: {error.strerror}", fix=fix, code=ExitCode.USAGE) from error

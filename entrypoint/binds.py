@@ -1,0 +1,56 @@
+"""A path that is not there becomes a Failure that says so, where only the container does not show it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.host import Container, container
+
+# On the image's own file systems; what the host gives is mounted over them. (With `underlay`, / is not the image's.)
+OWN = (Path("/"), Path("/usr"))
+
+
+def unseen(
+    name: str,
+    path: Path,
+    *,
+    code: ExitCode = ExitCode.NO_INPUT,
+    engine: Container | None = None,
+    own: Iterable[Path] = OWN,
+) -> Failure | None:
+    """The Failure for `path` (said as `name` and the path), if it is not there and its place is the container's own.
+
+    None outside Apptainer, for what is there, and below a folder of the host that is mounted. (Under docker a whole
+    machine may live in the container, and a wrong path is only a wrong path.)
+    """
+    if (engine or container()) != "apptainer" or os.path.lexists(path):
+        return None
+    there = _own_place(path, own)
+    if there is None:
+        return None
+    return Failure(
+        f"{name} {path} is not visible inside the container",
+        found=f"of {path.absolute()} only {there} is there, and it is the container's own",
+        fix=_fix(path.absolute(), there),
+        code=code,
+    )
+
+
+def _own_place(path: Path, own: Iterable[Path] = OWN) -> Path | None:
+    """The nearest folder above `path` that is there, if it is the container's own and not mounted from the host."""
+    whole = path.absolute()
+    there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+    try:
+        return there if there.stat().st_dev in {place.stat().st_dev for place in own} else None
+    except OSError:
+        return None
+
+
+def _fix(path: Path, there: Path) -> str:
+    """Apptainer mounts the working directory, but not one that is reached through a symbolic link."""
+    folder = path.parent if path.suffix else path
+    link = 'cd "$(pwd -P)" before you start or submit; or ' if Path.cwd() == there else ""
+    return f"{link}apptainer exec --bind {folder} ..., or for srun and sbatch: export APPTAINER_BIND={folder}"

@@ -1,0 +1,48 @@
+"""What a container does not show is told from what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, binds
+
+ELSEWHERE = (Path("/proc"),)  # never the file system of a test's folder
+
+
+def test_a_path_in_a_place_of_the_containers_own_is_not_visible(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "cifar"
+    failure = binds.unseen("data.root", path, engine="apptainer", own=(tmp_path,))
+    assert failure is not None
+    assert failure.what == f"data.root {path} is not visible inside the container"
+    assert failure.fix.startswith(f"apptainer exec --bind {path} ")
+    assert failure.code == ExitCode.NO_INPUT
+
+
+def test_a_file_is_mounted_with_its_folder(tmp_path: Path) -> None:
+    failure = binds.unseen("--config", tmp_path / "site" / "cfg.yaml", engine="apptainer", own=(tmp_path,))
+    assert failure is not None
+    assert failure.fix.startswith(f"apptainer exec --bind {tmp_path / 'site'} ")
+
+
+def test_a_working_directory_that_is_not_mounted_may_be_behind_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failure = binds.unseen("--config", Path("cfg.yaml"), engine="apptainer", own=(tmp_path,))
+    assert failure is not None
+    assert 'cd "$(pwd -P)"' in failure.fix
+
+
+def test_below_a_mounted_folder_a_path_is_only_wrong(tmp_path: Path) -> None:
+    assert binds.unseen("--config", tmp_path / "no.yaml", engine="apptainer", own=ELSEWHERE) is None
+
+
+def test_what_is_there_is_visible(tmp_path: Path) -> None:
+    assert binds.unseen("data.root", tmp_path, engine="apptainer", own=(tmp_path,)) is None
+
+
+@pytest.mark.parametrize("engine", ["none", "docker"])
+def test_without_apptainer_a_path_is_only_wrong(tmp_path: Path, engine: binds.Container) -> None:
+    assert binds.unseen("data.root", tmp_path / "no", engine=engine, own=(tmp_path,)) is None
