@@ -7,6 +7,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# How many test files run at a time.
+JOBS ?= $(shell nproc)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-header --no-annotate
 SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
@@ -22,7 +24,7 @@ run: env ## make .venv and train the quickstart
 test: env-dev ## run every test that this machine can run (REQUIRE_ALL=1: a skip is a failure)
 	@if [[ $$(id -u) == 0 && -e /etc/debian_version ]]; then tests/testbed; fi
 	rm -f .coverage .coverage.*
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/coverage run -m pytest $(TESTS)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='entrypoint/*' --fail-under=90
 	$(BIN)/coverage report --include='train/*' --fail-under=85
