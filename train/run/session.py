@@ -16,7 +16,7 @@ from train.ranks.runtime import Runtime
 from train.record import exitfile, progress, record
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import job
+from train.run import job, onefolder
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.loop import fit
@@ -49,6 +49,7 @@ def run(
     refuse_contradictions(
         found.removed, device=ready.device.type, precision=ready.precision, accumulation=batch.accumulation
     )
+    onefolder.refuse_apart(ready, folder)
     todo = seat.job = job.open_job(config, ready, folder, batch)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"

@@ -1,0 +1,51 @@
+"""Ranks on several nodes keep one folder, not one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.ranks.runtime import Runtime
+from train.run import onefolder
+
+
+@dataclass
+class Second:
+    """A stand-in for what the second of two ranks sees; the first one's folder is `first`."""
+
+    first: Path
+    control: object = "a group"
+    is_main: bool = False
+
+    def shared(self, action: Callable[[], Any]) -> Any:
+        return onefolder._leave(self.first)
+
+    def gathered(self, value: Any) -> list[Any]:
+        return [("node01", True), ("node02", value[1])]
+
+
+def refuse(first: Path, second: Path) -> None:
+    onefolder.refuse_apart(cast(Runtime, Second(first)), second)
+
+
+def test_one_folder_is_accepted(tmp_path: Path) -> None:
+    refuse(tmp_path, tmp_path)
+
+
+def test_a_folder_of_each_nodes_own_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onefolder, "PATIENCE_S", 0.0)
+    with pytest.raises(Failure, match="not the same one on all nodes") as caught:
+        refuse(tmp_path / "a", tmp_path / "b")
+    assert caught.value.code == ExitCode.OUTPUT
+    assert caught.value.found == f"what node01 writes in {tmp_path / 'b'} is not there on node02"
+
+
+def test_one_rank_asks_nothing(tmp_path: Path) -> None:
+    alone = Second(tmp_path, control=None)
+    onefolder.refuse_apart(cast(Runtime, alone), tmp_path)
+    assert list(tmp_path.iterdir()) == []
