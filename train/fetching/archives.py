@@ -172,7 +172,7 @@ def refuse_missing(data: Data) -> None:
         return
     first = next((archive for archive in PUBLISHED[data.name] if not _named(archive, root)), PUBLISHED[data.name][0])
     path = next((root / file.path for file in first.files if not os.path.isfile(root / file.path)), root)
-    command = f"train data fetch data.name={data.name} data.root={shlex.quote(data.root)}"
+    command = fetch_command(data.name, root)
     raise Failure(
         f"data.name {data.name}: its files are not in data.root",
         found=f"no {path}",
@@ -180,6 +180,11 @@ def refuse_missing(data: Data) -> None:
         fix=f"run `{command}` where there is a network; without one, put {first.name} at {root / first.path} first",
         code=ExitCode.NO_INPUT,
     )
+
+
+def fetch_command(name: str, root: Path) -> str:
+    """What a user types to bring data set `name` into `root`."""
+    return f"train data fetch data.name={name} data.root={shlex.quote(str(root))}"
 
 
 def _named(archive: Archive, root: Path) -> bool:

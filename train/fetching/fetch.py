@@ -88,11 +88,14 @@ def _download(archive: Archive, missing: list[Archive], data: Data, teller: Tell
 
 
 def by_hand(missing: list[Archive], data: Data) -> str:
-    """What to do without a network: which files to put where."""
+    """What to do without a network: the command for where there is one, or which files to put where."""
+    command = archives.fetch_command(data.name, Path(data.root).absolute())
     folder = (Path(data.root) / missing[0].path).parent.absolute()
     files = ", ".join(f"{archive.name} (md5 {archive.md5}, from {archive.addresses(None)[0]})" for archive in missing)
-    then = "start again with data.download=true, or run `train data fetch`: what is there is verified and unpacked"
-    return f"put {files} into {folder}; then {then}. Or set data.mirror to the address of a folder that has it"
+    return (
+        f"where there is a network (on a cluster: its login node) run `{command}`; or put {files} into {folder} and "
+        "start again: what is there is verified and unpacked; or set data.mirror to the address of a folder that has it"
+    )
 
 
 def _waiting(data: Data, holder: Holder | None) -> str:

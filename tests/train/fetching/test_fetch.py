@@ -119,12 +119,16 @@ def test_a_damaged_file_is_unpacked_again_without_a_network(root: Path) -> None:
     assert left(root) == everything(CIFAR)
 
 
+def test_without_a_network_the_message_says_what_to_type_where_there_is_one(root: Path) -> None:
+    assert f"`train data fetch data.name=mnist data.root={root.absolute()}`" in refused(root, "mnist").fix
+
+
 def test_without_a_network_the_message_says_which_files_to_put_where(root: Path) -> None:
     told = refused(root, "mnist")
     assert told.code == ExitCode.NO_INPUT
     for archive in archives.PUBLISHED["mnist"]:
         assert f"{archive.name} (md5 {archive.md5}, from {archive.folders[0]}/{archive.name})" in told.fix
-    assert f"into {root}/MNIST/raw;" in told.fix
+    assert f"into {root}/MNIST/raw and start again" in told.fix
     assert "Connection refused" in str(told.found)
 
 
