@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,10 +19,9 @@ def clean(environ: Mapping[str, str], *, foreign: bool, scratch: Path | None) ->
     `foreign` is a user's own command, whose script must find the modules beside it. `scratch` stands in for a home
     that cannot be written.
     """
-    child, notes = dict(environ), []
-    for name in LEAKS:
-        if child.pop(name, None):
-            notes.append(f"{name} was set and is not used: it would change what this program imports")
+    child = dict(environ)
+    leaks = [*(name for name in LEAKS if child.pop(name, None)), *_user_site(environ)]
+    notes = [f"not used, it would change what is imported: {', '.join(leaks)}"] if leaks else []
     child["PYTHONNOUSERSITE"] = "1"
     child["PYTHONUTF8"] = "1"  # an ASCII locale must not decide how file names and logs are read
     child["PYTHONUNBUFFERED"] = "1"  # the last lines before a death are the ones that matter
@@ -63,6 +63,13 @@ def first_writable(folders: Iterable[str | None]) -> Path | None:
 def scratch_parent(environ: Mapping[str, str]) -> Path | None:
     """Where a scratch folder may be made: a read-only root often leaves only /dev/shm."""
     return first_writable((environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", "."))
+
+
+def _user_site(environ: Mapping[str, str]) -> list[str]:
+    """What the user has installed with `pip install --user` for this version of Python."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = Path(environ.get("HOME") or "/nonexistent", ".local/lib", version, "site-packages")
+    return [str(folder)] if folder.is_dir() else []
 
 
 def _home(child: dict[str, str], scratch: Path | None) -> list[str]:

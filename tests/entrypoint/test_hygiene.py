@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def notes(environ: dict[str, str], scratch: Path | None = None) -> list[str]:
 def test_the_hosts_python_settings_are_kept_out_and_said(name: str) -> None:
     assert name not in cleaned({name: "/evil"})
     assert any(name in note for note in notes({name: "/evil"}))
+
+
+def test_what_is_kept_out_is_said_in_one_line(tmp_path: Path) -> None:
+    user_site = tmp_path / ".local/lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    user_site.mkdir(parents=True)
+    said = notes({"PYTHONPATH": "/evil", "PYTHONHOME": "/evil", "HOME": str(tmp_path)})
+    assert said == [f"not used, it would change what is imported: PYTHONPATH, PYTHONHOME, {user_site}"]
 
 
 def test_a_clean_environment_needs_no_notes() -> None:
