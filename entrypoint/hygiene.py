@@ -69,7 +69,7 @@ def _user_site(environ: Mapping[str, str]) -> list[str]:
     """What the user has installed with `pip install --user` for this version of Python."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     folder = Path(environ.get("HOME") or "/nonexistent", ".local/lib", version, "site-packages")
-    return [str(folder)] if folder.is_dir() else []
+    return [str(folder)] if os.path.isdir(folder) else []  # False too where this user may not look
 
 
 def _home(child: dict[str, str], scratch: Path | None) -> list[str]:
