@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+if torch.version.cuda is None:  # an index that offers a CPU build must end here, not on a cluster
+    sys.exit(f"torch {torch.__version__} is not a CUDA build: look at the package index that pip used")
 source, revision = Path(sys.argv[1]), sys.argv[2]
 facts = {
     "version": tomllib.loads((source / "pyproject.toml").read_text())["project"]["version"],

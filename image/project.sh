@@ -14,12 +14,14 @@ cp -R "$source/." "$work/source"
 (cd "$work/source" && "$python" -I -c 'import setuptools.build_meta as build; build.build_wheel("..")' >/dev/null)
 mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
 "$python" -I -m zipfile -e "$work"/*.whl "$site"
+find "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + # the date is in the bytecode: dependencies.sh
 "$python" -I -m compileall -q "$site/train" "$site/entrypoint"
 
 cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
-cp "$source/image/train" "$source/image/entrypoint" "$dest/usr/local/bin/"
+cp "$source/image/train" "$source/image/entrypoint" "$source/image/pip" "$dest/usr/local/bin/"
+cut -d" " -f1 /opt/train-image/wheels.txt >"$dest/opt/train-image/constraints.txt"
 "$python" -I "$source/image/facts.py" "$source" "$revision" >"$dest/opt/image.json"
 # Whatever the builder's umask was.
 chmod -R a+rX,go-w "$dest/opt/train-image" "$dest/opt/image.json" "$site/train" "$site/entrypoint" "$site"/train_image-*
-chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/opt/train-image/start"
+chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/usr/local/bin/pip" "$dest/opt/train-image/start"
 rm -rf "$work"

@@ -1,16 +1,17 @@
 #!/bin/sh
 # First layer: Debian's Python, the compiler and headers that torch.compile needs, an init, and the user.
 set -eu
-export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC1091  # it is beside this script
+. "$(dirname "$0")/site.sh"
 
-apt-get update -q
+apt-get update -q --error-on=any
 apt-get install -y -q --no-install-recommends ca-certificates g++ python3 python3-dev tini
-apt-get clean
-rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/*.log /var/cache/debconf/*-old
+tidy
 
 # Nothing here may give more rights than the user started with.
 find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 
 # A fixed number, so that a mounted folder can be given to it; its home is the one place that is writable and not mounted.
 useradd --uid 1000 --user-group --home-dir /tmp --no-create-home --shell /bin/bash train
+chage --lastday 2020-01-01 train # not the day of the build
 mkdir -p /workspace
