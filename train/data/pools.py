@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import Failure
+from entrypoint import ExitCode, Failure
 from train.data.broken import Ledger, Tolerant
 from train.data.sets import Samples, Source
 
 CHUNK: Final = 1024  # images decoded by one thread at a time
 PREFETCH: Final = 2  # batches that each worker process has ready
+SHM: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container, unless it is told otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +124,32 @@ class _Reading(Dataset[Any]):
 
     def __getitem__(self, samples: Samples) -> tuple[Tensor | None, Samples, dict[int, str]] | dict[str, Any]:
         try:
-            return self._source.read(samples)
+            pixels, taken, bad = self._source.read(samples)
+            if pixels is not None and get_worker_info():
+                share(pixels)
+            return pixels, taken, bad
         except Failure as failure:
             facts = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
             return facts | {"code": int(failure.code)}
+
+
+def share(pixels: Tensor) -> None:
+    """Move what is on its way to the parent into shared memory, here, where an error can be told: in torch's own thread
+    the batch would be lost, and the parent would wait for it for ever.
+
+    Raises:
+        Failure: RESOURCE, where /dev/shm is full.
+    """
+    try:
+        pixels.share_memory_()
+    except RuntimeError as error:
+        shm = os.statvfs(SHM)
+        raise Failure(
+            "the batches of the data workers do not fit into shared memory",
+            found=f"{SHM} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes {pixels.nbytes / 2**20:.1f} MiB",
+            fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
+            code=ExitCode.RESOURCE,
+        ) from error
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

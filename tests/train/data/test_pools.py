@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -100,3 +102,28 @@ def test_a_whole_side_needs_no_mask() -> None:
     made, _ = pool("memory", bad=(), replace=False)
     assert isinstance(made, pools.InMemory)
     assert made.whole is None
+
+
+FULL = """
+import numpy as np, torch
+from entrypoint import Failure
+from train.data import pools
+from train.data.broken import Ledger
+class Large:
+    labels = torch.arange(8)
+    def read(self, samples): return torch.zeros((len(samples), 3, 1024, 1024), dtype=torch.uint8)
+side = pools.Side(name="side", source=Large(), ledger=Ledger(0, print), most=0, replace=True)
+try: list(pools.ByWorkers(side, 2, torch.device("cpu")).take([np.array([0]), np.array([1])]))
+except Failure as failure: print(failure)
+"""
+
+
+def test_full_shared_memory_is_told_with_the_sizes_and_the_option_that_gives_more() -> None:
+    shut_in = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    mount = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    command = [*shut_in, mount, "sh", sys.executable, "-c", FULL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "unshare failed" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"machine: no private /dev/shm: {done.stderr.strip()}")
+    assert "ERROR[71]" in done.stdout, done.stdout + done.stderr
+    assert ("/dev/shm of 1 MiB; one batch takes 3.0 MiB" in done.stdout, "--shm-size" in done.stdout) == (True, True)
