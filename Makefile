@@ -13,7 +13,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 	--no-emit-index-url --no-header --no-annotate
 SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif clean
+.PHONY: help run test lint format env env-dev lock testbed image sif sign verify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -80,6 +80,14 @@ image: ## build the OCI image `train` with docker, podman or buildah
 
 sif: ## build train.sif
 	@tests/build-image sif train.sif
+
+SIF ?= train.sif
+
+sign: ## sign SIF (train.sif) with the private key KEY (docs/image.md)
+	@tests/signature sign "$(SIF)" "$(KEY)"
+
+verify: ## check the signature of SIF (train.sif) with the public key KEY
+	@tests/signature verify "$(SIF)" "$(KEY)"
 
 clean: ## remove what was built here (not the caches)
 	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
