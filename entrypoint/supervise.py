@@ -25,6 +25,9 @@ FORWARDED = {
     signal.SIGUSR2: signal.SIGUSR2,
     signal.SIGHUP: signal.SIGTERM,
 }
+# A terminal's signals, which stay ignored where the caller ignores them: nohup's wish, and a shell's for `train &` in a
+# script. TERM and USR are always taken: a job script that ignores them for itself still wants the save.
+TERMINALS = (signal.SIGHUP, signal.SIGINT)
 REPEAT_S = 2.0  # the same signal again within this time is Slurm's and Apptainer's double delivery, not a second wish
 GRACE_S = 10.0  # after a failure: for the others to leave by themselves
 T = TypeVar("T")
@@ -44,7 +47,7 @@ class Inbox:
     def __enter__(self) -> Inbox:
         self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for signum in (*FORWARDED, signal.SIGCHLD):
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # else: nohup's wish
+            if signum not in TERMINALS or signal.getsignal(signum) != signal.SIG_IGN:
                 self._old[signum] = signal.signal(signum, self._note)
         return self
 

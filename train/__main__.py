@@ -77,9 +77,7 @@ def build_parser() -> Parser:
 def main() -> int:
     """The console command; returns the exit code."""
     shield()
-    for signum in STOPPING:
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, stop)
+    handle(stop)
     return run(sys.argv[1:], os.environ)
 
 
@@ -196,8 +194,14 @@ def stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 def ignore_signals() -> None:
     """From now on, requests to stop are somebody else's or come too late."""
+    handle(lambda signum, frame: None)  # not SIG_IGN, which says that the caller ignores it
+
+
+def handle(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Give requests to stop to `handler`, but for Ctrl-C where the caller ignores it (`train &` in a script)."""
     for signum in STOPPING:
-        signal.signal(signum, signal.SIG_IGN)
+        if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, handler)
 
 
 def check_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -108,18 +108,36 @@ def test_a_rank_that_does_not_leave_is_killed_after_the_grace_time(tmp_path: Pat
     assert not any(alive(pid) for pid in pids)
 
 
-def test_a_run_under_nohup_survives_the_terminals_hangup(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(PATIENT)
-    command = [*RUN, "--procs-per-node", "2", "--", sys.executable, "script.py"]
-    ignore = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-    process = start_python("-c", f"{ignore} os.execv(sys.executable, {[sys.executable, *command]!r})", cwd=tmp_path)
-    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
-    process.send_signal(signal.SIGHUP)
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"], ids=["nohup", "in the background of a script"])
+def test_what_a_terminal_sends_stays_ignored_where_the_caller_ignores_it(tmp_path: Path, name: str) -> None:
+    process = start_deaf(tmp_path, name)
+    process.send_signal(signal.Signals[name])
     process.send_signal(signal.SIGUSR1)
     wait_until(lambda: len(list(tmp_path.glob("usr1-*"))) == 2, "both ranks live on")
     process.terminate()
     process.communicate(timeout=60)
     assert process.returncode == 7
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_what_a_scheduler_sends_is_taken_also_where_the_caller_ignores_it(tmp_path: Path, name: str) -> None:
+    process = start_deaf(tmp_path, name)
+    process.send_signal(signal.Signals[name])
+    if name == "SIGUSR1":
+        wait_until(lambda: len(list(tmp_path.glob("usr1-*"))) == 2, "both ranks counted")
+        process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 7
+
+
+def start_deaf(tmp_path: Path, name: str) -> subprocess.Popen[str]:
+    """Two patient ranks under a caller that ignores one signal."""
+    (tmp_path / "script.py").write_text(PATIENT)
+    command = [*RUN, "--procs-per-node", "2", "--", sys.executable, "script.py"]
+    ignore = f"import os, signal, sys; signal.signal(signal.{name}, signal.SIG_IGN);"
+    process = start_python("-c", f"{ignore} os.execv(sys.executable, {[sys.executable, *command]!r})", cwd=tmp_path)
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "both ranks are ready")
+    return process
 
 
 def test_what_a_rank_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:

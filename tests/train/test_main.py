@@ -347,6 +347,19 @@ sys.exit(front.main())
     assert python("-c", script).returncode == code
 
 
+@pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 75), ("SIGINT", 0)])
+def test_of_signals_that_the_caller_ignores_only_ctrl_c_stays_ignored(signum: str, code: int) -> None:
+    script = f"""
+import os, signal, sys
+signal.signal(signal.{signum}, signal.SIG_IGN)
+from train import __main__ as front
+front.COMMANDS["check"] = lambda *_: os.kill(os.getpid(), signal.{signum}) or 0
+sys.argv = ["train", "check"]
+sys.exit(front.main())
+"""
+    assert python("-c", script).returncode == code
+
+
 def test_torch_is_not_imported() -> None:
     script = "import sys; from train import __main__; __main__.run(['check'], {}); print('torch' in sys.modules)"
     assert python("-c", script, CUDA_VISIBLE_DEVICES="").stdout.splitlines()[-1] == "False"
