@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,11 +65,20 @@ def cluster(nodes: Cluster, sif: Path) -> Cluster:
     return nodes
 
 
+@pytest.fixture(scope="session")
+def place(nodes: Cluster) -> Callable[[str], str]:
+    """Makes a folder in which the user may write; returns its path on the nodes."""
+
+    def make(name: str) -> str:
+        folder = nodes.shared / name
+        folder.mkdir()
+        folder.chmod(0o777)
+        return f"/shared/{name}"
+
+    return make
+
+
 @pytest.fixture
-def work(nodes: Cluster, request: pytest.FixtureRequest) -> str:
+def work(place: Callable[[str], str], request: pytest.FixtureRequest) -> str:
     """A folder of the test's own that the user may write in, as the nodes see it."""
-    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
-    place = nodes.shared / name
-    place.mkdir()
-    place.chmod(0o777)
-    return f"/shared/{name}"
+    return place("".join(letter if letter.isalnum() else "-" for letter in request.node.name))

@@ -31,6 +31,10 @@ class Cluster:
         """The parallel file system, as this machine sees it."""
         return self.folder / "shared"
 
+    def here(self, path: str) -> Path:
+        """A path below /shared, as this machine sees it."""
+        return self.shared / path.removeprefix("/shared").strip("/")
+
     def login(self, *command: str, cwd: str = "/shared", seconds: float = 60) -> Done:
         """Run a command on the controller as the user (variables: `env NAME=value ...`); its output is one text."""
         words = ["login", "env", "-C", cwd, *command]
@@ -47,7 +51,7 @@ class Cluster:
             *options,
         ]
         if script is not None:
-            path = self.shared / cwd.removeprefix("/shared").strip("/") / "job.sh"
+            path = self.here(cwd) / "job.sh"
             path.write_text(f"#!/bin/bash\nset -euo pipefail\n{script}\n")
             words.append("job.sh")
         done = self.login(*words, cwd=cwd)
@@ -68,7 +72,7 @@ class Job:
     @property
     def output(self) -> str:
         """What it has printed so far."""
-        path = self.cluster.shared / self.cwd.removeprefix("/shared").strip("/") / f"job-{self.number}.out"
+        path = self.cluster.here(self.cwd) / f"job-{self.number}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def facts(self) -> dict[str, str]:
