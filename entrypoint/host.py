@@ -103,6 +103,32 @@ def parents_job(pid: int, proc: Path = Path("/proc"), most: int = 16) -> dict[st
     return {}
 
 
+def oom_kills(cgroups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How often the kernel has killed in this process's cgroup for want of memory; 0 where it does not say.
+
+    A container's cgroup may lie at the root that it sees, while /proc has the host's path of it.
+    """
+    for line in _text(cgroups).splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        base, name = _OOM_FILES.get(controllers, ("", ""))
+        places = (root / base / path.lstrip("/"), root / base) if name else ()
+        if counted := next(filter(None, (_OOM_KILL.search(_text(place / name)) for place in places)), None):
+            return int(counted[1])
+    return 0
+
+
+# From a cgroup's controllers (version 2 names none) to the folder of its kind, and the file in it that counts.
+_OOM_FILES = {"memory": ("memory", "memory.oom_control"), "": (".", "memory.events")}
+_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.M)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def _environ_of(process: Path) -> dict[str, str]:
     try:
         entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")

@@ -16,7 +16,7 @@ from entrypoint import hygiene, network
 from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID, detect
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.host import read_machine
+from entrypoint.host import oom_kills, read_machine
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
 from entrypoint.supervise import Inbox, Watch, supervise
@@ -51,8 +51,9 @@ def run_plan(planned: Plan, command: Sequence[str], environ: Mapping[str, str], 
         base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
         _tell(planned, notes, console)
         shared = base | _common(planned, environ, console) | _own_port(planned, foreign)
+        before = oom_kills()
         children = _start_all(planned, command, shared, log_dir, console)
-        return supervise(Watch(children, planned.hostname, foreign, console), inbox)
+        return supervise(Watch(children, planned.hostname, foreign, console, oom_kills, before), inbox)
 
 
 def _start_all(

@@ -8,7 +8,7 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -73,12 +73,14 @@ class Inbox:
 
 @dataclass(slots=True)
 class Watch:
-    """The state of one supervision."""
+    """The state of one supervision. oom_kills: how often the kernel has killed here for want of memory."""
 
     children: list[Child]
     hostname: str
     foreign: bool
     console: Console
+    oom_kills: Callable[[], int] = int
+    oom_kills_before: int = 0
     alive: list[Child] = field(default_factory=list)
     first: tuple[Child, int] | None = None
     asked: int | None = None
@@ -118,7 +120,12 @@ class Watch:
             return code
         if self.asked == -code:  # it had no handler yet (or none at all)
             return 128 - code if self.foreign else int(ExitCode.STOPPED)
-        return int(ExitCode.PEER)
+        return int(ExitCode.RESOURCE if self.out_of_memory() else ExitCode.PEER)
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed the first to fail for want of memory."""
+        killed = self.first is not None and self.first[1] == -signal.SIGKILL
+        return killed and self.oom_kills() > self.oom_kills_before
 
     def report(self) -> None:
         """Say who failed first. Rank 0's own words are on the console already."""
@@ -129,7 +136,9 @@ class Watch:
             self.console.say(f"stopped by {signal.Signals(-code).name}")
             return
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if code < 0:
+        if self.out_of_memory():
+            self.console.say(str(_starved(who)))
+        elif code < 0:
             self.console.say(str(_killed(who, -code)))
         else:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
@@ -188,6 +197,14 @@ def _pump(selector: selectors.BaseSelector, timeout_s: float) -> int:
 def first_to_blame(failed: Iterable[tuple[T, int]]) -> tuple[T, int]:
     """Among ranks that ended in one instant: the killed first, then those with a cause, then those that lost a peer."""
     return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)
+
+
+def _starved(who: str) -> Failure:
+    return Failure(
+        f"{who} was killed by the kernel: out of host memory",
+        fix="ask for more memory (docker run --memory, sbatch --mem), or lower data.workers or train.micro_batch_size",
+        code=ExitCode.RESOURCE,
+    )
 
 
 def _killed(who: str, signum: int) -> Failure:

@@ -88,3 +88,28 @@ def test_a_job_is_known_by_slurmstepds_title_where_no_environment_can_be_read(tm
 
 def test_the_machine_tells_its_own_name_not_the_shells() -> None:
     assert host.read_machine({"HOSTNAME": "elsewhere"}).hostname == socket.gethostname().split(".")[0]
+
+
+V1 = "4:memory:/job\n9:name=systemd:/job\n0::/job\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "file", "text"),
+    [
+        pytest.param(V1, "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", id="v1"),
+        pytest.param(V1, "memory/memory.oom_control", "under_oom 0\noom_kill 3\n", id="v1 in a container"),
+        pytest.param("0::/job\n", "job/memory.events", "oom 5\noom_kill 3\noom_group_kill 1\n", id="v2"),
+        pytest.param("0::/\n", "memory.events", "oom 5\noom_kill 3\n", id="v2 in a container"),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted(tmp_path: Path, cgroups: str, file: str, text: str) -> None:
+    (tmp_path / "cgroup").write_text(cgroups)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert host.oom_kills(tmp_path / "cgroup", tmp_path) == 3
+
+
+@pytest.mark.parametrize("cgroups", [V1, "", "what is this"])
+def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) -> None:
+    (tmp_path / "cgroup").write_text(cgroups)
+    assert host.oom_kills(tmp_path / "cgroup", tmp_path) == 0

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import worlds
 from processes import alive, python, start_python, wait_until
 
-from entrypoint.supervise import REPEAT_S, Inbox, first_to_blame
+from entrypoint.children import Child
+from entrypoint.supervise import REPEAT_S, Inbox, Watch, first_to_blame
+from entrypoint.tee import Console
 
 RUN = ("-m", "entrypoint", "run", "--device", "cpu")
 # Says that it is ready, then leaves with 7 on TERM, and counts what else comes.
@@ -61,6 +64,14 @@ def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: P
     assert done.returncode == 69
     assert "ERROR[69] rank 1 of 2" in done.stderr
     assert "killed by SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize(("kills", "code"), [(5, 69), (6, 71)], ids=["by someone", "by the kernel, meanwhile"])
+def test_a_rank_killed_for_want_of_memory_is_71(kills: int, code: int) -> None:
+    child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
+    watch = Watch([child], "host", False, Console(is_terminal=False), lambda: kills, 5)
+    watch.first = (child, -signal.SIGKILL)
+    assert watch.exit_code() == code
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
