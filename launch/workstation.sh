@@ -1,27 +1,50 @@
 #!/usr/bin/env bash
-# Train on this machine with docker or podman:  launch/workstation.sh [--config CONFIG] [section.key=value ...]
-# The current folder is mounted as the working directory, so that paths mean the same inside. IMAGE names the image
-# (default: train); ENGINE chooses docker or podman.
+# Train on this machine with docker or podman:  launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]
+# N: how many GPUs (default: all, or those of CUDA_VISIBLE_DEVICES; 0: the CPU). The current folder is the working directory inside.
+# BINDS=FOLDER[:PLACE[:ro]],... shows others too, such as the data. Also IMAGE (train), ENGINE (docker, podman), SHM (half the memory).
 set -euo pipefail
-readonly image=${IMAGE:-train}
-engine=${ENGINE:-$(command -v docker || command -v podman || true)}
-[[ -n $engine ]] || { echo "ERROR[69] neither docker nor podman is here; fix: apt-get install podman" >&2; exit 69; }
-
-options=(
-  --rm
-  --user "$(id -u):$(id -g)"              # what is written belongs to you
-  --volume "$PWD:/workspace" --workdir /workspace
-  --ipc=host                              # data workers share memory; the default of 64 MB is too small
-  --stop-timeout 120                      # docker stop: time to finish the step and save
-)
-case $(basename "$engine") in
-  podman)
-    options+=(--security-opt label=disable)
-    all=(--device nvidia.com/gpu=all)
-    if [[ $(id -u) != 0 ]]; then options+=(--userns=keep-id); fi # rootless: your number inside is yours outside
-    ;;
-  *) all=(--gpus all) ;;
+image=${IMAGE:-train} count=${1:-} info='' engine='' gpus=() access=()
+die() { printf 'ERROR[%s] %s; fix: %s\n' "$@" >&2; exit "$1"; }
+case $count in
+  '' | --* | *=* | check | where | eval | data) count=all ;;
+  *[!0-9]* | ?????*) die 64 "'$count' is not a number of GPUs" "launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]" ;;
+  *) count=$((10#$count)); shift ;;
 esac
-if nvidia-smi -L >/dev/null 2>&1; then options+=("${all[@]}"); else echo "note: no GPU on this machine" >&2; fi
+
+if [[ $count != 0 ]] && command -v nvidia-smi >/dev/null; then
+  list=$(nvidia-smi -L 2>&1) || die 78 "nvidia-smi fails: ${list%%$'\n'*}" "mend the driver, or use the CPU: launch/workstation.sh 0"
+  mapfile -t gpus < <(sed -nE 's/^GPU ([0-9]+):.*UUID: (GPU-[^)]*).*/\1 \2/p' <<<"$list")
+fi
+names=${CUDA_VISIBLE_DEVICES-${gpus[*]%% *}} all=("${gpus[@]}") gpus=()
+for name in ${names//,/ }; do # an index, or the beginning of a UUID; -1 ends the list
+  if [[ $name == -1 || $count == 0 ]]; then break; fi
+  for gpu in "${all[@]}"; do if [[ $gpu == "$name "* || $gpu == *" $name"* ]]; then gpus+=("${gpu%% *}"); continue 2; fi; done
+  die 78 "CUDA_VISIBLE_DEVICES=$names: there is no GPU $name here" "unset it, or take names of nvidia-smi -L"
+done
+[[ $count == all || $count -le ${#gpus[@]} ]] || die 78 "$count GPUs wanted, ${#gpus[@]} here" "launch/workstation.sh ${#gpus[@]}"
+[[ $count == all ]] || gpus=("${gpus[@]:0:count}")
+
+for name in ${ENGINE:-docker podman}; do # the first that answers and has the image: a docker without its daemon does not
+  info=$(timeout 20 "$name" info 2>&1) || { ! command -v "$name" >/dev/null || echo "note: $name is here and does not answer" >&2; continue; }
+  engine=$name
+  if "$name" image inspect "$image" >/dev/null 2>&1; then break; fi
+done
+[[ $engine ]] || die 69 "no engine answers (${ENGINE:-docker, podman}): ${info##*ERROR: }" "sudo systemctl start docker, or apt-get install podman"
+"$engine" image inspect "$image" >/dev/null 2>&1 || die 66 "$engine has no image $image" "make image ENGINE=$engine, or $engine pull IMAGE"
+if ((${#gpus[@]} == 0)); then echo "note: on the CPU" >&2; access=(--env ENTRYPOINT_DEVICE=cpu)
+elif [[ $engine == *podman ]]; then access=("${gpus[@]/#/--device=nvidia.com/gpu=}")
+  nvidia-ctk cdi list 2>/dev/null | grep nvidia.com/gpu= >/dev/null || die 78 "podman finds no GPU: there is no CDI specification" \
+    "apt-get install nvidia-container-toolkit; sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+else access=(--gpus "\"device=$(IFS=,; echo "${gpus[*]}")\"")
+  grep -qi nvidia <<<"$info" || die 78 "docker finds no GPU: it does not know NVIDIA's runtime" \
+    "apt-get install nvidia-container-toolkit; sudo nvidia-ctk runtime configure; sudo systemctl restart docker"
+fi
+# Not --ipc=host: what a killed worker leaves in shared memory is to go with the container. Labels: SELinux's would change your folders.
+options=(--rm --stop-timeout 120 --shm-size "${SHM:-$(awk '/MemTotal/ {print int($2 / 2) "k"}' /proc/meminfo)}" --user "$(id -u):$(id -g)"
+  --security-opt label=disable --env HOME=/tmp --mount "type=bind,\"source=$PWD\",target=/workspace" --workdir /workspace)
+if [[ $engine == *docker && $info == *rootless* ]]; then options+=(--user 0:0); fi             # its root is you
+if [[ $engine == *podman && $(id -u) != 0 ]]; then options+=(--userns=keep-id); fi             # your number inside is yours outside
+for bind in ${BINDS:+${BINDS//,/ }}; do [[ $bind == *:* ]] || bind+=:$bind; options+=(--volume "$bind"); done
+for name in $(compgen -e); do if [[ $name == @(ENTRYPOINT|NCCL|OMP)_* ]]; then options+=(--env "$name"); fi; done
 if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
-exec "$engine" run "${options[@]}" "$image" train "$@"
+exec "$engine" run "${options[@]}" "${access[@]}" "$image" train "$@"
