@@ -29,7 +29,7 @@ for name in ${ENGINE:-docker podman}; do # the first that answers and has the im
   engine=$name
   if "$name" image inspect "$image" >/dev/null 2>&1; then break; fi
 done
-[[ $engine ]] || die 69 "no engine answers (${ENGINE:-docker, podman}): ${info##*ERROR: }" "sudo systemctl start docker, or apt-get install podman"
+[[ $engine ]] || die 69 "no engine answers (${ENGINE:-docker, podman}): ${info##*$'\n'}" "sudo systemctl start docker, or apt-get install podman"
 "$engine" image inspect "$image" >/dev/null 2>&1 || die 66 "$engine has no image $image" "make image ENGINE=$engine, or $engine pull IMAGE"
 if ((${#gpus[@]} == 0)); then echo "note: on the CPU" >&2; access=(--env ENTRYPOINT_DEVICE=cpu)
 elif [[ $engine == *podman ]]; then access=("${gpus[@]/#/--device=nvidia.com/gpu=}")
