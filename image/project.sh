@@ -21,7 +21,11 @@ cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-
 cp "$source/image/train" "$source/image/entrypoint" "$source/image/pip" "$dest/usr/local/bin/"
 cut -d" " -f1 /opt/train-image/wheels.txt >"$dest/opt/train-image/constraints.txt"
 "$python" -I "$source/image/facts.py" "$source" "$revision" >"$dest/opt/image.json"
+mkdir -p "$dest/etc/profile.d" # a login shell (bash -l) begins with Debian's own PATH
+# shellcheck disable=SC2016  # that shell's PATH
+echo 'PATH=/opt/venv/bin:$PATH' >"$dest/etc/profile.d/train-image.sh"
 # Whatever the builder's umask was.
-chmod -R a+rX,go-w "$dest/opt/train-image" "$dest/opt/image.json" "$site/train" "$site/entrypoint" "$site"/train_image-*
+chmod 755 "$dest/etc" "$dest/etc/profile.d"
+chmod -R a+rX,go-w "$dest/etc/profile.d/train-image.sh" "$dest/opt/train-image" "$dest/opt/image.json" "$site/train" "$site/entrypoint" "$site"/train_image-*
 chmod 755 "$dest/usr/local/bin/train" "$dest/usr/local/bin/entrypoint" "$dest/usr/local/bin/pip" "$dest/opt/train-image/start"
 rm -rf "$work"
