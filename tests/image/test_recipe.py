@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from pathlib import Path
 
+import pytest
 from machines import REPOSITORY
 
 OCI = (REPOSITORY / "Containerfile").read_text()
 APPTAINER = (REPOSITORY / "apptainer.def").read_text()
 BUILD = (REPOSITORY / "tests" / "build-image").read_text()
+RECIPE = sorted(
+    [
+        *(REPOSITORY / "image").iterdir(),
+        *(REPOSITORY / name for name in ("Containerfile", "apptainer.def", "tests/build-image")),
+    ]
+)
 
 
 def section(name: str) -> str:
@@ -54,8 +62,30 @@ def test_both_set_the_same_variables() -> None:
     assert {name: re.sub(r'"\$\{\w+:-(.*)\}"', r"\1", value) for name, value in apptainer.items()} == oci
 
 
+def test_both_have_the_same_labels() -> None:
+    oci = set(re.findall(r"(org\.opencontainers\.image\.[\w.]+)=", OCI))
+    assert oci == set(re.findall(r"(org\.opencontainers\.image\.[\w.]+) ", section("labels") + section("post")))
+
+
+@pytest.mark.parametrize("path", RECIPE, ids=lambda path: path.name)
+def test_no_architecture_is_named(path: Path) -> None:
+    assert not re.search(r"amd64|x86|arm64|aarch64|i[36]86|TARGETARCH|--platform", path.read_text(), re.I)
+
+
 def test_a_machine_without_an_engine_is_told_what_to_install() -> None:
     command = [REPOSITORY / "tests" / "build-image", "image"]
     environ = {**os.environ, "ENGINE": "no-such-engine"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "fix: apt-get install podman" in done.stderr) == (1, True)
+
+
+def test_a_base_with_a_digest_is_never_replaced_by_a_stand_in(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "TESTBED_CACHE": str(tmp_path),
+        "BASE": f"localhost:1/debian:trixie-slim@sha256:{'0' * 64}",
+    }
+    command = [REPOSITORY / "tests" / "build-image", "base"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert re.search(r"cannot be pulled; fix: BASE=IMAGE|none of .* works here", done.stderr), done.stderr
