@@ -37,7 +37,8 @@ def by_hand(options: Options, machine: Machine) -> Allocation:
         hosts=(machine.hostname,) if nodes == 1 else (),
         master_addr=addr,
         master_port=options.master_port,
-        key=f"hand:{addr}:{options.master_port}",  # not the number of nodes: who disagrees must meet to be told
+        # Not the number of nodes: who disagrees must meet to be told.
+        key=f"hand:{_without_interface(addr)}:{options.master_port}",
         sources={"node_rank": "--node-rank", "num_nodes": "--nodes", "master_addr": "--master-addr"},
     )
 
@@ -65,7 +66,7 @@ def pet(environ: Mapping[str, str], machine: Machine) -> Allocation:
         master_addr=addr,
         master_port=port("PET_MASTER_PORT", given) if given else None,
         procs_per_node=None if procs in ("auto", "gpu", "cpu") else _at_least_one("PET_NPROC_PER_NODE", procs),
-        key=f"pet:{addr}:{given}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
+        key=f"pet:{_without_interface(addr)}:{given}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
         sources={
             "node_rank": "PET_NODE_RANK",
             "num_nodes": "PET_NNODES",
@@ -74,6 +75,11 @@ def pet(environ: Mapping[str, str], machine: Machine) -> Allocation:
             "master_port": "PET_MASTER_PORT",
         },
     )
+
+
+def _without_interface(address: str) -> str:
+    """`fe80::1%eth0` may be `fe80::1%ib0` on the next machine, and both must derive the same key."""
+    return address.partition("%")[0]
 
 
 def _one_task(*, node_rank: int, num_nodes: int) -> dict[str, Any]:

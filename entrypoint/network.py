@@ -68,7 +68,7 @@ def _cannot_bind(host: str, port: int, error: OSError) -> Failure:
 
 
 def resolve(host: str) -> str:
-    """The address of `host`, IPv4 where there is one.
+    """The address of `host`, IPv4 where there is one; a link-local one keeps its interface (`fe80::1%eth0`).
 
     Raises:
         Failure: PEER, for a name that does not resolve here.
@@ -82,8 +82,9 @@ def resolve(host: str) -> str:
             fix=f"set MASTER_ADDR to the IP address of {host}, or correct the name",
             code=ExitCode.PEER,
         ) from error
-    addresses = [str(entry[4][0]) for entry in sorted(found, key=lambda entry: entry[0] != socket.AF_INET)]
-    return addresses[0]
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    scope = address[3] if family == socket.AF_INET6 and len(address) == 4 else 0
+    return f"{address[0]}%{socket.if_indextoname(scope)}" if scope else str(address[0])
 
 
 def probe(address: str, port: int, timeout_s: float) -> OSError | None:
@@ -116,6 +117,8 @@ def unreachable(host: str, ports: Iterable[int], error: OSError | None, waited_s
 
 def interface_towards(address: str) -> str | None:
     """The network interface whose own address the kernel would use to reach `address` (no packet is sent)."""
+    if "%" in address:
+        return address.partition("%")[2]
     own = _source_address(address)
     if own is None:
         return None

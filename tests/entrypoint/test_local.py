@@ -67,3 +67,10 @@ def test_a_pet_set_that_cannot_be_is_refused_by_name(change: dict[str, str], nam
     with pytest.raises(Failure, match=named) as caught:
         local.pet(PET | change, machine())
     assert caught.value.code == 76
+
+
+def test_the_interface_of_a_link_local_address_may_have_another_name_on_each_machine() -> None:
+    first, second = (Options(nodes=2, node_rank=0, master_addr=f"fe80::1%{name}") for name in ("eth0", "ib0"))
+    assert local.by_hand(first, machine()).key == local.by_hand(second, machine()).key
+    pets = [PET | {"PET_MASTER_ADDR": f"fe80::1%{name}"} for name in ("eth0", "ib0")]
+    assert len({local.pet(pet, machine()).key for pet in pets}) == 1

@@ -100,3 +100,14 @@ def test_an_address_without_a_route_has_no_interface(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket.socket, "connect", no_route)
     assert network.interface_towards("192.0.2.1") is None
+
+
+def test_a_link_local_address_keeps_its_interface() -> None:
+    """fe80::1 alone says nothing: each interface has such addresses."""
+    assert network.resolve("fe80::1%lo") == "fe80::1%lo"
+    assert network.interface_towards("fe80::1%lo") == "lo"
+
+
+def test_a_link_local_address_on_an_interface_that_is_not_there_is_named() -> None:
+    with pytest.raises(Failure, match="fe80::1%nowhere0"):
+        network.resolve("fe80::1%nowhere0")
