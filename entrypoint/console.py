@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -61,4 +62,6 @@ def _open_closed() -> None:
 
 
 def _shielded(stream: TextIO) -> TextIO:
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":  # a path's character may not cost its line
+        stream.reconfigure(errors="backslashreplace")
     return stream if isinstance(stream, Shielded) else Shielded(stream)  # type: ignore[return-value]

@@ -76,3 +76,12 @@ def test_output_to_a_full_disk_stops_nothing(tmp_path: os.PathLike[str]) -> None
         done = subprocess.run([sys.executable, "-c", TALKS, kept], stdout=full, stderr=full, timeout=60, check=False)
     with open(kept) as file:
         assert (done.returncode, file.read()) == (0, "done, lost True")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", b"gr\\xf6\\xdfe \\udcff\n"), ("utf-8", b"gr\xc3\xb6\xc3\x9fe \\udcff\n")]
+)
+def test_what_the_console_cannot_write_is_shown_in_ascii_and_not_left_out(encoding: str, shown: bytes) -> None:
+    script = "from entrypoint.console import shield; shield(); print('gr\\xf6\\xdfe \\udcff')"
+    environ = {**os.environ, "PYTHONIOENCODING": encoding}
+    assert subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60).stdout == shown
