@@ -6,8 +6,7 @@
 ##SBATCH --mem=64G  # many sites give a few GB for each CPU, and loading data may need more
 ##SBATCH --exclusive  # no neighbours: speed that can be compared, and all of the node's network
 set -euo pipefail
-cd -P . # Apptainer does not bind a folder that was reached through a link
-refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
+refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }; cd -P . # Apptainer binds no folder that was reached through a link
 options=(); while [[ ${1:-} == -* ]]; do options+=("$1"); shift; done # sbatch's, when this is run directly
 # shellcheck source=/dev/null  # -u: modules read variables that are not set
 if [[ -n ${SITE_ENV:-} || -r launch/site.env ]]; then set +u; . "${SITE_ENV:-launch/site.env}"; set -u; fi
