@@ -41,7 +41,7 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
+            listener.bind(socket.getaddrinfo(host, port, family)[0][4])  # (host, port) alone loses an interface
             listener.listen(2048)
         except OSError as error:
             listener.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -106,6 +108,21 @@ def test_a_link_local_address_keeps_its_interface() -> None:
     """fe80::1 alone says nothing: each interface has such addresses."""
     assert network.resolve("fe80::1%lo") == "fe80::1%lo"
     assert network.interface_towards("fe80::1%lo") == "lo"
+
+
+def link_local() -> str:
+    """One of this machine's own link-local addresses."""
+    lines = (line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines())
+    found = [(ipaddress.IPv6Address(int(words[0], 16)), words[5]) for words in lines if words[3] == "20"]
+    if not found:
+        pytest.skip("machine: no interface has a link-local address")
+    return "%".join(map(str, found[0]))
+
+
+def test_a_listener_on_a_link_local_address_answers_a_probe() -> None:
+    address = network.resolve(link_local())
+    with network.bind_first_free(address, network.candidates("link-local")) as listener:
+        assert network.probe(address, listener.getsockname()[1], 5.0) is None
 
 
 def test_a_link_local_address_on_an_interface_that_is_not_there_is_named() -> None:
