@@ -13,7 +13,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 	--no-emit-index-url --no-header --no-annotate
 SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif sign verify clean
+.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -80,6 +80,9 @@ image: ## build the OCI image `train` with docker, podman or buildah
 
 sif: ## build train.sif
 	@tests/build-image sif train.sif
+
+sbom: env-dev ## list every package of the built image in sbom/train.cdx.json
+	@$(BIN)/python tests/sbom
 
 SIF ?= train.sif
 
