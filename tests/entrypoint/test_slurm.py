@@ -22,13 +22,17 @@ ONE_EACH = "node01:0 node02:0"
 # Situation -> launcher, then where each rank sits as host:local_rank. Written from the situations' commands.
 TASKS = {
     "array": ("slurm-node", ONE_EACH),
+    "cpus-inherited": ("slurm-node", "node01:0"),
+    "cpus-passed-on": ("slurm-node", "node01:0"),
     "cyclic": ("slurm-task", "node01:0 node02:0 node01:1 node02:1"),
+    "exclusive": ("slurm-task", "node01:0 node01:1"),
     "gpu-bind-none": ("slurm-task", TWO_BY_TWO),
     "gpus-per-task": ("slurm-task", TWO_BY_TWO),
     "het": ("slurm-task", "node01:0 node02:0 node02:1 node03:0 node03:1"),
     "node-order": ("slurm-task", "node01:0 node01:1 node03:0 node03:1"),
     "one-task": ("slurm-node", "node01:0"),
     "openmpi-slurm": ("openmpi", TWO_BY_TWO),
+    "overlap": ("slurm-task", "node01:0 node01:1"),
     "per-gpu": ("slurm-task", TWO_BY_TWO),
     "per-node": ("slurm-node", ONE_EACH),
     "pmi2": ("slurm-task", TWO_BY_TWO),
@@ -39,11 +43,12 @@ TASKS = {
     "srun-pty": ("slurm-node", "node01:0"),
     "sub-step": ("slurm-node", ONE_EACH),
     "sub-step-inherited": ("slurm-node", ONE_EACH),
+    "tasks-only": ("slurm-task", "node01:0 node01:1 node01:2 node02:0 node02:1 node02:2"),
     "torchrun-srun": ("torchrun", TWO_BY_TWO),
     "uneven": ("slurm-task", "node01:0 node01:1 node01:2 node01:3 node02:0 node02:1 node03:0"),
 }
 # Shells (batch script, salloc) of jobs with one node and one task: this node is the world. All others are refused.
-ALONE = {"batch-one-node", "one-task"}
+ALONE = {"batch-one-node", "cpus-inherited", "cpus-passed-on", "one-task"}
 FILES = sorted(ENVIRONS.glob("slurm-*/*/*.env"))
 
 
