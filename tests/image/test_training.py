@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,43 @@ def test_stopping_a_container_saves_and_says_so(image: Image, tmp_path: Path) ->
 def text(path: Path) -> str:
     """What is in the file, if it is there yet."""
     return path.read_text() if path.exists() else ""
+
+
+FOREIGN = """
+run: {name: läufe 実行, output_dir: ausgabe-größe}
+data: {name: folder, root: /data/bilder-画像, image_size: 16, max_bad_images: 1}
+train: {epochs: 1, global_batch_size: 16}
+"""
+
+
+@pytest.fixture(scope="module")
+def foreign(image: Image, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+    """A training whose paths are not ASCII, under a locale that is; one file's name is no text at all."""
+    data, work = tmp_path_factory.mktemp("data"), writable(tmp_path_factory.mktemp("there") / "work")
+    root = folders_of_images(data / "bilder-画像")
+    (root / "red").rename(root / "rot-å")
+    Path(os.fsdecode(os.fsencode(root / "blue") + b"/no-text-\xff.png")).write_bytes(b"broken")
+    (work / "größe-設定.yaml").write_text(FOREIGN)
+    places = (mounted(data, "/data") + ":ro", mounted(work, "/workspace"))
+    data.chmod(0o755)
+    return image.run("train", "--config", "größe-設定.yaml", options=(*places, *ASCII)), work
+
+
+ASCII = ("--env=LC_ALL=C", "--env=LANG=C", "--env=PYTHONUTF8=0")
+
+
+def test_paths_that_are_not_ascii_work_under_an_ascii_locale(foreign: tuple[Ended, Path]) -> None:
+    ended, work = foreign
+    assert ended.code == 0, ended.output
+    assert committed(work / "ausgabe-größe" / "läufe 実行")
+
+
+def test_they_are_shown_as_they_are(foreign: tuple[Ended, Path]) -> None:
+    assert "ausgabe-größe/läufe 実行" in foreign[0].output
+
+
+def test_a_file_whose_name_is_no_text_is_skipped_by_name(foreign: tuple[Ended, Path]) -> None:
+    assert "no-text-" in foreign[0].output
 
 
 def test_python_modules_of_the_host_stay_outside_and_are_named(image: Image, tmp_path: Path) -> None:

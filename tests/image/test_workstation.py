@@ -1,4 +1,4 @@
-"""launch/workstation.sh: what it refuses before anything starts, the words that GPUs need, and whole runs on the CPU."""
+"""launch/workstation.sh: what it refuses before anything starts, the words that GPUs need, whole runs on the CPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from containers import Image
+from bed import until
+from containers import Image, settings
 from machines import REPOSITORY
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
 SCRIPT = REPOSITORY / "launch" / "workstation.sh"
-SHORT = ("data.samples=600", "train.max_steps=2", "train.global_batch_size=64")
+CONFIG = "{run: {name: here}, train: {max_steps: 2, global_batch_size: 64}}"
 # Stand-ins for what a machine with GPUs has. The engine writes down what it was to run, and runs nothing.
 NVIDIA_SMI = """#!/bin/sh
 for i in $(seq 0 $((GPUS - 1))); do echo "GPU $i: NVIDIA H100 (UUID: GPU-${i}a1b2c3d-0000)"; done
@@ -171,3 +172,45 @@ def test_the_words_of_train_and_the_variables_of_ours_are_passed_on(bench: Bench
     assert started[started.index("mine") :] == ["mine", "train", "--config", "my cfg.yaml", "run.name=ä b"]
     assert "NCCL_DEBUG" in started
     assert "--tty" not in started
+
+
+@pytest.fixture
+def real(image: Image, tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A folder with a configuration beside the working directory, and what leads the script to the real engine."""
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings" / "größe.yaml").write_text(
+        "{run: {name: here}, train: {max_steps: 2, global_batch_size: 64}}"
+    )
+    (tmp_path / "a, b").mkdir()
+    chosen = {"ENGINE": image.engine, "IMAGE": image.name, "BINDS": str(tmp_path / "settings")}
+    return tmp_path, {**os.environ, **settings(image, tmp_path), **chosen}
+
+
+def test_a_run_on_the_cpu_leaves_files_of_the_user_in_the_working_directory(real: tuple[Path, dict[str, str]]) -> None:
+    folder, environ = real
+    command = [SCRIPT, "0", "--config", folder / "settings" / "größe.yaml", "data.samples=600"]
+    done = subprocess.run(
+        command, cwd=folder / "a, b", env=environ, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.returncode, "WARNING" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
+    committed = next((folder / "a, b" / "runs" / "here").glob("checkpoints/step-*/manifest.json"))
+    assert committed.stat().st_uid == os.getuid()
+
+
+def test_a_signal_to_the_script_saves_and_ends_with_75(real: tuple[Path, dict[str, str]]) -> None:
+    folder, environ = real
+    work, written = folder / "a, b", folder / "output"
+    with written.open("w") as output:
+        command = [SCRIPT, "0", "train.epochs=9999", "data.samples=100", "data.image_size=8", "eval.every_epochs=9999"]
+        running = subprocess.Popen(command, cwd=work, env=environ, stdout=output, stderr=output)
+    try:
+        until(lambda: '"step"' in text(work / "runs" / "quickstart" / "metrics.jsonl"), 200, written.read_text)
+        running.terminate()
+        assert running.wait(100) == 75, written.read_text()
+    finally:
+        running.kill()
+    assert list((work / "runs" / "quickstart").glob("checkpoints/step-*/manifest.json"))
+
+
+def text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""

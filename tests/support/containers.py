@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,15 @@ class Container:
         """Wait for its end; subprocess.TimeoutExpired where it does not come in time."""
         done = call(self.engine, "wait", self.number, seconds=seconds)
         return Ended(code=int(done.stdout.split()[-1]), output=self.output())
+
+    def exec(self, *words: str) -> str:
+        """What a command prints that is run beside the others."""
+        return call(self.engine, "exec", self.number, *words).stdout
+
+    def kill(self, signal: str, seconds: float = 60) -> Ended:
+        """`docker kill -s`: one signal to the first process."""
+        call(self.engine, "kill", "-s", signal, self.number)
+        return self.wait(seconds)
 
     def stop(self, seconds: int = 60) -> Ended:
         """`docker stop`: SIGTERM, and SIGKILL after the given time."""
@@ -89,6 +99,20 @@ def built() -> Image | str:
         if tried.returncode == 0:
             return Image(engine=engine, name=name, options=options)
     return f"{engine} builds images here, and runs none"
+
+
+def settings(image: Image, folder: Path) -> dict[str, str]:
+    """Variables that make the engine itself start what it is told to here, for scripts that take no options of ours."""
+    if image.engine != "podman" or not image.options:
+        return {}
+    given = dict.fromkeys(("runtime", "cgroups"), "")
+    given |= dict(option.removeprefix("--").split("=", 1) for option in image.options if "ulimit" not in option)
+    limits = [option.removeprefix("--ulimit=") for option in image.options if option.startswith("--ulimit=")]
+    lines = ["[containers]", f"default_ulimits = {json.dumps(limits)}"]
+    lines += [f'cgroups = "{given["cgroups"]}"'] if given["cgroups"] else []
+    lines += ["[engine]", f'runtime = "{given["runtime"]}"'] if given["runtime"] else []
+    (folder / "containers.conf").write_text("\n".join(lines) + "\n")
+    return {"CONTAINERS_CONF": str(folder / "containers.conf")}
 
 
 def writable(folder: Path) -> Path:

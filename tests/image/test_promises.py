@@ -1,0 +1,38 @@
+"""The README's command for docker, on a machine without GPUs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from containers import Image, writable
+from machines import REPOSITORY
+
+pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def promised() -> list[str]:
+    """The words of the README's `docker run`."""
+    found = re.search(r"^docker run (.*?) *(#.*)?$", README, re.M)
+    assert found, "the README has no `docker run`"
+    return found[1].split()
+
+
+def test_the_readme_promises_all_gpus_and_nothing_but_the_image_s_name() -> None:
+    assert promised()[:2] == ["--gpus", "all"]
+    assert promised()[-1] == "train"
+
+
+def test_docker_run_train_without_gpus_all_trains_the_quickstart_into_the_mounted_folder(
+    image: Image, tmp_path: Path
+) -> None:
+    work = writable(tmp_path / "work")
+    words = [word.strip('"').replace("$PWD", str(work)) for word in promised()[2:-1]]
+    command = [image.engine, "run", "--rm", "--network=none", *image.options, *words, image.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert (done.returncode, "WARNING" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
+    assert list(work.glob("runs/quickstart/checkpoints/step-*/manifest.json"))
