@@ -2,77 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import pytest
-from bed import Cluster, Job, until
-from runs import ENDLESS, Run
+from bed import Cluster, Ended, until
+from launching import Launched, launch
+from runs import ENDLESS, TEN_STEPS
 
-SCRIPTS = {
-    "multigpu": "--cpus-per-task=4 --gpus-per-node=4 /shared/launch/multigpu.sh config.yaml",
-    "multinode": "--nodes=3 --cpus-per-task=4 --gpus-per-node=4 /shared/launch/multinode.sh config.yaml",
-}
+# A model that one node cannot build: a GPU is missing there, say.
+BROKEN_ON_NODE02 = """
+import socket
+from entrypoint import ExitCode, Failure
+from torch import nn
+def build(classes, shape):
+    if socket.gethostname() == "node02":
+        raise Failure("this node is broken", fix="use another", code=ExitCode.NODE)
+    inside = shape.channels * shape.size[0] * shape.size[1]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inside, classes))
+"""
 
 
-def submit(cluster: Cluster, work: str, script: str, requeues: int = 0) -> Job:
-    """A training of two ranks or of three that nothing but a signal ends."""
-    place = cluster.shared / work.removeprefix("/shared/")
-    (place / "config.yaml").write_text(ENDLESS)
-    ranks = {"multigpu": "2", "multinode": "1"}[script]
-    return cluster.submit(
-        *SCRIPTS[script].split(), cwd=work, IMAGE="/shared/train.sif", OMP_NUM_THREADS="1",
-        ENTRYPOINT_PROCS_PER_NODE=ranks, MAX_REQUEUES=str(requeues),
+@pytest.fixture(scope="module")
+def limited(cluster: Cluster, place: Callable[[str], str]) -> Launched:
+    """A run of a minute that is to be warned before it: it trains while the others are looked at."""
+    work = place("limited")
+    (cluster.here(work) / "config.yaml").write_text(ENDLESS)
+    return launch(cluster, work, "singlegpu", "--time=1", "--signal=USR1@10", "config.yaml", MAX_REQUEUES="1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A run of two ranks that was told to stop twice, and might be requeued once."""
+
+    launched: Launched
+    ended: Ended
+    went_on_from: int
+    first_stop: int
+
+
+@pytest.fixture(scope="module")
+def stopped(cluster: Cluster, limited: Launched, place: Callable[[str], str]) -> Stopped:
+    work = place("stopped")
+    (cluster.here(work) / "config.yaml").write_text(ENDLESS)
+    variables = {"ENTRYPOINT_PROCS_PER_NODE": "2", "MAX_REQUEUES": "1"}
+    one = launch(cluster, work, "multigpu", "config.yaml", **variables)
+    one.train_until(3)
+    one.job.signal("-s", "USR1")
+    first = one.stopped_at("SIGUSR1")
+    again = one.starts_again()
+    one.train_until(again + 2)
+    one.job.signal("-s", "USR1")
+    return Stopped(launched=one, ended=one.job.wait(60), went_on_from=again, first_stop=first)
+
+
+def test_a_run_that_was_told_to_stop_goes_on_with_the_next_step(stopped: Stopped) -> None:
+    assert stopped.went_on_from == stopped.first_stop
+    assert stopped.launched.run.logged() == list(range(1, stopped.launched.stopped_at("SIGUSR1") + 1))
+
+
+def test_its_script_puts_it_back_into_the_queue_as_often_as_allowed(stopped: Stopped) -> None:
+    assert "exit code 75: requeued, start 2" in stopped.ended.output
+    assert (stopped.ended.state, stopped.ended.code, stopped.launched.restarts) == ("FAILED", 75, 1)
+
+
+def test_the_log_of_the_first_start_is_kept(stopped: Stopped) -> None:
+    assert stopped.ended.output.count("image /shared/train.sif sha256:") == 2
+
+
+def test_a_cancelled_run_is_saved_and_not_requeued(cluster: Cluster, work: str) -> None:
+    (cluster.here(work) / "config.yaml").write_text(ENDLESS)
+    one = launch(cluster, work, "multinode_srun", "--ntasks-per-node=1", "config.yaml")
+    one.train_until(3)
+    one.job.signal()
+    assert (one.job.wait(60).state, one.restarts) == ("CANCELLED", 0)
+    one.stopped_at("SIGTERM")
+
+
+def test_a_run_under_torchrun_is_saved_and_requeued_as_well(cluster: Cluster, work: str) -> None:
+    (cluster.here(work) / "config.yaml").write_text(ENDLESS)
+    one = launch(cluster, work, "torchrun", "config.yaml", MAX_REQUEUES="1")
+    one.train_until(3)
+    one.job.signal("-s", "TERM")
+    one.stopped_at("SIGTERM")
+    until(lambda: one.restarts == 1, 60, lambda: one.job.output)
+    one.job.signal()
+
+
+def test_a_run_goes_on_without_the_node_that_failed(cluster: Cluster, work: str) -> None:
+    (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("small_cnn", '"broken:build"'))
+    (cluster.here(work) / "broken.py").write_text(BROKEN_ON_NODE02)
+    one = launch(cluster, work, "multinode", "config.yaml")
+    ended = one.job.wait(280)
+    assert "exit code 78: requeued, start 2, not on node02" in ended.output
+    assert (ended.state, one.run.record["hosts"]) == ("COMPLETED", ["node01", "node03"])
+
+
+def test_a_job_on_a_node_without_gpus_moves_to_another(cluster: Cluster, work: str) -> None:
+    (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("device: cpu", "device: cuda"))
+    one = launch(cluster, work, "multigpu", "config.yaml", MAX_REQUEUES="1")
+    ended, facts = one.job.wait(280), one.job.facts()
+    assert (ended.state, ended.code, facts["Restarts"]) == ("FAILED", 78, "1")
+    assert f"exit code 78: requeued, start 2, not on {facts['ExcNodeList']}" in ended.output
+    assert facts["NodeList"] != facts["ExcNodeList"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """Two tasks of an array, one of which had to make room for an urgent job."""
+
+    left_alone: Launched
+    preempted: Launched
+
+
+@pytest.fixture(scope="module")
+def array(cluster: Cluster, place: Callable[[str], str]) -> Iterator[Preempted]:
+    work = place("array")
+    (cluster.here(work) / "config.yaml").write_text(ENDLESS)
+    (cluster.here(work) / "lr.txt").write_text("optim.lr=0.1\noptim.lr=0.2\n")
+    words = ("--cpus-per-task=4", "config.yaml", "lr.txt")
+    first = launch(cluster, work, "sweep", *words, name="lr-1", task="1")
+    second = Launched(
+        job=type(first.job)(cluster=cluster, number=first.job.number.replace("_1", "_2"), cwd=work),
+        run=type(first.run)(folder=first.run.folder.with_name("lr-2")), said="",
     )  # fmt: skip
+    first.train_until(3)
+    second.train_until(3)
+    node = second.job.facts()["NodeList"]
+    urgent = cluster.submit("-p", "urgent", "--exclusive", "-w", node, script="sleep 1", cwd=work)
+    urgent.wait(90)
+    yield Preempted(left_alone=first, preempted=second)
+    first.job.signal()
+    second.job.signal()
 
 
-def run_of(cluster: Cluster, work: str) -> Run:
-    return Run(folder=cluster.shared / work.removeprefix("/shared/") / "runs" / "run")
+def test_a_preempted_task_is_saved_requeued_and_goes_on(array: Preempted) -> None:
+    task = array.preempted
+    again = task.starts_again()
+    task.train_until(again + 1)
+    assert again > 3
+    logged = task.run.logged()
+    assert logged == list(range(1, len(logged) + 1))
 
 
-def train_until(run: Run, job: Job, step: int) -> None:
-    """Wait until more than `step` steps stand in the record."""
-    until(lambda: max(run.logged(), default=0) > step, 120, lambda: f"no step {step} yet:\n{job.output}")
+def test_the_other_tasks_of_its_array_train_on(array: Preempted) -> None:
+    assert array.left_alone.restarts == 0
+    assert len(array.left_alone.run.record["starts"]) == 1
 
 
-def stopped_at(run: Run, cause: str) -> int:
-    """The step that the run says it ended with, after comparing all that tells of it."""
-    ending = run.ending
-    assert ending is not None
-    assert (ending.code, ending.cause) == (75, cause)
-    assert ending.step == run.committed() == max(run.logged())
-    return ending.step
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize(
-    ("how", "cause", "state"),
-    [(("-s", "USR1"), "SIGUSR1", "FAILED"), ((), "SIGTERM", "CANCELLED")],
-    ids=["scancel -s USR1", "scancel"],
-)
-def test_a_stopped_run_is_saved_and_goes_on_with_the_next_step(
-    cluster: Cluster, work: str, script: str, how: tuple[str, ...], cause: str, state: str
-) -> None:
-    run, job = run_of(cluster, work), submit(cluster, work, script)
-    train_until(run, job, 3)
-    job.signal(*how)
-    assert job.wait(60).state == state
-    step = stopped_at(run, cause)
-
-    again = submit(cluster, work, script)
-    train_until(run, again, step + 2)
-    again.signal()
-    again.wait(60)
-    assert run.record["starts"][-1]["step"] == step
-    assert run.logged() == list(range(1, stopped_at(run, "SIGTERM") + 1))
-
-
-def test_a_run_that_was_told_to_stop_is_put_back_into_the_queue(cluster: Cluster, work: str) -> None:
-    run, job = run_of(cluster, work), submit(cluster, work, "multinode", requeues=1)
-    train_until(run, job, 3)
-    job.signal("-s", "USR1")
-    until(lambda: job.facts().get("Restarts") == "1", 60, lambda: job.output)
-    until(lambda: len(run.record["starts"]) == 2, 120, lambda: job.output)
-    train_until(run, job, run.record["starts"][-1]["step"] + 2)
-    job.signal()
-    ended = job.wait(60)
-    assert ended.state == "CANCELLED"
-    assert "exit code 75: requeued, start 2" in ended.output
-    assert run.logged() == list(range(1, stopped_at(run, "SIGTERM") + 1))
+def test_a_run_that_is_warned_of_its_time_limit_is_requeued(limited: Launched) -> None:
+    until(lambda: limited.restarts == 1, 90, lambda: limited.job.output)
+    limited.job.signal()
+    assert "exit code 75: requeued, start 2" in limited.job.output

@@ -2,76 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-from bed import Cluster
+from bed import Cluster, Ended, Job
 from runs import TEN_STEPS, Run
 
 TRAIN = "apptainer --quiet exec /shared/train.sif train --config config.yaml"
-MULTIGPU = "--cpus-per-task=4 --gpus-per-node=4 /shared/launch/multigpu.sh config.yaml"
-MULTINODE = "--nodes=3 --cpus-per-task=4 --gpus-per-node=4 /shared/launch/multinode.sh config.yaml"
 TORCHRUN = TRAIN.replace("sif train", "sif torchrun --nproc-per-node 2 -m train")
-# sbatch's words, the batch script (None: it is among the words), variables, and the world: launcher, ranks, nodes.
+# sbatch's words; the batch script, if not among them; ranks of a task that starts them; launcher, ranks, nodes.
 WAYS = {
-    "sbatch launch/multigpu.sh": (MULTIGPU, None, {"ENTRYPOINT_PROCS_PER_NODE": "2"}, ("slurm-node", 2, 1)),
-    "sbatch launch/multinode.sh": (MULTINODE, None, {"ENTRYPOINT_PROCS_PER_NODE": "2"}, ("slurm-node", 6, 3)),
-    "a task per GPU by srun": (
-        "-N3 --ntasks-per-node=2 --gpus-per-node=2",
-        f"srun --kill-on-bad-exit=1 {TRAIN}",
-        {},
-        ("slurm-task", 6, 3),
-    ),
-    "torchrun without srun": ("-N1 --gpus-per-node=2", TORCHRUN, {}, ("torchrun", 2, 1)),
-    "mpirun": ("-N2 --ntasks-per-node=2", f"mpirun {TRAIN}", {}, ("openmpi", 4, 2)),
+    "singlegpu.sh": ("singlegpu.sh", None, None, ("slurm-node", 1, 1)),
+    "multigpu.sh": ("multigpu.sh", None, "2", ("slurm-node", 2, 1)),
+    "multigpu_srun.sh": ("--ntasks-per-node=2 multigpu_srun.sh", None, None, ("slurm-task", 2, 1)),
+    "multinode.sh": ("multinode.sh", None, "2", ("slurm-node", 4, 2)),
+    "multinode_srun.sh": ("--ntasks-per-node=2 multinode_srun.sh", None, None, ("slurm-task", 4, 2)),
+    "torchrun.sh": ("--gpus-per-node=2 torchrun.sh", None, None, ("torchrun", 4, 2)),
+    "torchrun without srun": ("-N1 --gpus-per-node=2", TORCHRUN, None, ("torchrun", 2, 1)),
+    "mpirun": ("-N3 --ntasks-per-node=1", f"mpirun {TRAIN}", None, ("openmpi", 3, 3)),
 }
+SETTINGS = """
+export SBATCH_PARTITION=urgent SBATCH_ACCOUNT=physics
+. /shared/launch/fabric/ethernet.env
+"""
 
 
-def run_in(cluster: Cluster, work: str) -> Run:
-    """The run that a job in `work` makes; its configuration is written there."""
-    place = cluster.shared / work.removeprefix("/shared/")
-    (place / "config.yaml").write_text(TEN_STEPS)
-    return Run(folder=place / "runs" / "run")
+class Started:
+    """A job in a folder of its own, and the run that it makes."""
+
+    def __init__(self, cluster: Cluster, folder: str, words: str, script: str | None, **variables: str) -> None:
+        self.run = Run(folder=cluster.shared / folder.removeprefix("/shared/") / "runs" / "run")
+        (self.run.folder.parents[1] / "config.yaml").write_text(TEN_STEPS)
+        options = [f"/shared/launch/{word}" if word.endswith(".sh") else word for word in words.split()]
+        tail = [] if script else ["config.yaml"]
+        self.job: Job = cluster.submit(
+            "--cpus-per-task=1", *options, *tail, script=script, cwd=folder, IMAGE="/shared/train.sif",
+            OMP_NUM_THREADS="1", **variables,
+        )  # fmt: skip
+
+    def ended(self) -> Ended:
+        """How it ended, which must be well."""
+        ended = self.job.wait(280)
+        assert ended.code == 0, ended.output
+        return ended
 
 
 @pytest.fixture(scope="module")
-def alone(cluster: Cluster) -> Run:
-    """The same training by one process."""
-    (cluster.shared / "alone").mkdir()
-    (cluster.shared / "alone").chmod(0o777)
-    run = run_in(cluster, "/shared/alone")
-    ended = cluster.submit("-n1", script=f"srun {TRAIN}", cwd="/shared/alone", OMP_NUM_THREADS="1").wait()
-    if ended.code:
-        raise RuntimeError(ended.output)
-    return run
+def started(cluster: Cluster, place: Callable[[str], str]) -> dict[str, Started]:
+    """All ways at once: the queue decides when."""
+    (cluster.shared / "site.env").write_text(SETTINGS)
+    jobs = {}
+    for way, (words, script, ranks, _) in WAYS.items():
+        variables = {"ENTRYPOINT_PROCS_PER_NODE": ranks} if ranks else {}
+        variables |= {"SITE_ENV": "/shared/site.env"} if way == "multinode.sh" else {}
+        jobs[way] = Started(cluster, place(way.replace(" ", "-")), words, script, **variables)
+    once = f"srun {TRAIN} train.max_steps=1"
+    return jobs | {"one step": Started(cluster, place("one-step"), "-n1", once)}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_however_it_is_started_the_weights_are_those_of_one_process(
-    cluster: Cluster, work: str, alone: Run, way: str
-) -> None:
-    words, script, variables, world = WAYS[way]
-    run = run_in(cluster, work)
-    job = cluster.submit(
-        *words.split(), script=script, cwd=work, IMAGE="/shared/train.sif", OMP_NUM_THREADS="1", **variables
-    )
-    ended = job.wait(240)
-    assert ended.code == 0, ended.output
-    told = run.record
-    assert (told["launcher"], told["world"]["world_size"], told["world"]["num_nodes"]) == world
-    one, many = alone.weights(10), run.weights(10)
-    assert one.keys() == many.keys()
+def test_however_it_is_started_the_weights_are_those_of_one_process(started: dict[str, Started], way: str) -> None:
+    alone, many = started["singlegpu.sh"], started[way]
+    assert [alone.ended().state, many.ended().state] == ["COMPLETED"] * 2
+    one, other = alone.run.weights(10), many.run.weights(10)
+    assert one.keys() == other.keys()
     for name, weights in one.items():
-        np.testing.assert_allclose(many[name], weights, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(other[name], weights, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_ten_steps_move_the_weights(cluster: Cluster, alone: Run) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_is_the_world_that_it_says(started: dict[str, Started], way: str) -> None:
+    started[way].ended()
+    told = started[way].run.record
+    assert (told["launcher"], told["world"]["world_size"], told["world"]["num_nodes"]) == WAYS[way][3]
+
+
+def test_ten_steps_move_the_weights(started: dict[str, Started]) -> None:
     """Or the comparison above would hold for a training that does nothing."""
-    first = cluster.shared / "first"
-    first.mkdir()
-    first.chmod(0o777)
-    run = run_in(cluster, "/shared/first")
-    ended = cluster.submit(
-        "-n1", script=f"srun {TRAIN} train.max_steps=1", cwd="/shared/first", OMP_NUM_THREADS="1"
-    ).wait()
-    assert ended.code == 0, ended.output
-    assert any(np.abs(run.weights(1)[name] - weights).max() > 1e-3 for name, weights in alone.weights(10).items())
+    started["one step"].ended()
+    started["singlegpu.sh"].ended()
+    first, tenth = started["one step"].run.weights(1), started["singlegpu.sh"].run.weights(10)
+    assert any(np.abs(first[name] - weights).max() > 1e-3 for name, weights in tenth.items())
+
+
+def test_the_image_s_digest_is_in_the_log_and_in_the_record(cluster: Cluster, started: dict[str, Started]) -> None:
+    digest = "sha256:" + cluster.login("sha256sum", "train.sif", seconds=120).stdout.split()[0]
+    assert f"image /shared/train.sif {digest}" in started["multigpu.sh"].ended().output
+    assert started["multigpu.sh"].run.record["image"]["digest"] == digest
+
+
+def test_a_job_reads_the_site_s_settings_too(started: dict[str, Started]) -> None:
+    """Plain sbatch: the fabric is the job's, account and partition come too late."""
+    started["multinode.sh"].ended()
+    assert started["multinode.sh"].run.record["variables"]["acting"]["NCCL_NET"] == "Socket"
+    assert started["multinode.sh"].job.facts()["Partition"] == "main"
