@@ -39,7 +39,7 @@ def ran(cluster: Cluster, place: Callable[[str], str], request: pytest.FixtureRe
     """The exit code, and what each rank's log says, by rank."""
     work = place(f"foreign-{[*WAYS].index(request.param)}")
     (cluster.here(work) / "script.py").write_text(SCRIPT)
-    done = cluster.login("env", "OMP_NUM_THREADS=1", "bash", "-c", WAYS[request.param], cwd=work, seconds=150)
+    done = cluster.login("env", "OMP_NUM_THREADS=1", "bash", "-c", WAYS[request.param], cwd=work, seconds=300)
     logs = sorted((cluster.here(work) / "logs").glob("rank-*.log"))
     said = [line for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
     return done.returncode, [json.loads(line) for line in said]

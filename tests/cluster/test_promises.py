@@ -23,10 +23,10 @@ def trained(cluster: Cluster, project: str) -> int | None:
 
 def test_apptainer_exec_nv_train_sif_train_config_cfg_yaml_less_the_gpu(cluster: Cluster, project: str) -> None:
     command = "apptainer exec --nv train.sif train --config cfg.yaml"
-    done = cluster.login("bash", "-c", command, cwd=project, seconds=120)
+    done = cluster.login("bash", "-c", command, cwd=project, seconds=300)
     assert (done.returncode, trained(cluster, project)) == (0, 10), done.stdout
 
 
 def test_sbatch_launch_multigpu_sh_cfg_yaml_less_the_gpus_with_4_cpus(cluster: Cluster, project: str) -> None:
-    ended = cluster.submit("--cpus-per-task=4", "launch/multigpu.sh", "cfg.yaml", cwd=project).wait()
+    ended = cluster.submit("--cpus-per-task=4", "launch/multigpu.sh", "cfg.yaml", cwd=project).wait(300)
     assert (ended.code, trained(cluster, project)) == (0, 10), ended.output
