@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
-from containers import Image, call
+from containers import BUILD, Image, call
 from machines import REPOSITORY
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build it
@@ -17,6 +19,22 @@ import torch
 double = torch.compile(lambda x: x.sin() * 2)
 torch.testing.assert_close(double(torch.ones(8)), torch.ones(8).sin() * 2)
 """
+
+
+CAPABLE = """
+import os
+places = ("/bin", "/etc", "/home", "/opt", "/root", "/sbin", "/srv", "/usr", "/var")
+files = [os.path.join(folder, name) for place in places for folder, _, names in os.walk(place) for name in names]
+capable = [path for path in files if not os.path.islink(path) and "security.capability" in os.listxattr(path)]
+print(capable or ("none of many" if len(files) > 10000 else "none of few"))
+"""
+
+
+def as_root(image: Image, script: str) -> list[str]:
+    """What a shell of root prints, who sees everything."""
+    ended = image.run("sh", "-c", script, options=("--user=0",))
+    assert ended.code == 0, ended.output
+    return ended.output.splitlines()
 
 
 def printed(image: Image, script: str) -> list[str]:
@@ -37,11 +55,21 @@ def test_facts_name_version_and_lock(image: Image) -> None:
     assert set(facts) == {"version", "revision", "architecture", "python", "torch", "cuda", "lock_sha256"}
 
 
-def test_labels_name_the_version(image: Image) -> None:
-    shown = call(image.engine, "image", "inspect", image.name).stdout
-    labels = dict(re.findall(r'"org\.opencontainers\.image\.(\w+)": "([^"]*)"', shown))
+def test_labels_name_what_it_is_and_what_it_is_made_of(image: Image) -> None:
+    shown = json.loads(call(image.engine, "image", "inspect", image.name).stdout)[0]["Config"]["Labels"]
+    labels = {name.removeprefix("org.opencontainers.image."): value for name, value in shown.items()}
     assert labels["version"] == tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert labels["title"] == "train-image"
+    assert (labels["title"], labels["licenses"]) == ("train-image", "Apache-2.0")
+    assert labels["base.name"].startswith(os.environ.get("BASE", "docker.io/library/debian:"))
+    assert labels["base.digest"] in ("", labels["base.name"].rpartition("@")[2])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", labels["created"])
+    assert labels["revision"] == json.loads("\n".join(printed(image, "cat /opt/image.json")))["revision"]
+
+
+def test_the_sif_is_small_enough_to_copy(image: Image) -> None:
+    done = call(str(BUILD), "sif", seconds=580)
+    assert done.returncode == 0, done.stdout
+    assert Path(done.stdout.splitlines()[-1]).stat().st_size <= 3.5e9
 
 
 def test_the_user_is_not_root_and_may_write_only_where_everyone_may(image: Image) -> None:
@@ -49,13 +77,33 @@ def test_the_user_is_not_root_and_may_write_only_where_everyone_may(image: Image
     assert (number, sorted(places)) == ("1000", ["/run/lock", "/tmp", "/var/tmp"])
 
 
+def test_nothing_but_sticky_folders_may_be_written_by_everyone(image: Image) -> None:
+    assert as_root(image, "find / -xdev -perm /0002 ! -type l ! -path '/proc/*' ! -perm -1000") == []
+
+
 def test_no_file_gives_more_rights(image: Image) -> None:
-    assert printed(image, "find / -xdev -type f -perm /6000 2>/dev/null || true") == []
+    assert as_root(image, "find / -xdev -type f -perm /6000") == []
+
+
+def test_no_file_has_capabilities(image: Image) -> None:
+    assert as_root(image, f"/opt/venv/bin/python -I -c '{CAPABLE}'") == ["none of many"]
+
+
+def test_no_account_can_log_in(image: Image) -> None:
+    assert as_root(image, "cut -d: -f2 /etc/shadow | sort -u | grep -v '^[*!]' || true") == []
 
 
 def test_no_cache_and_no_setting_of_the_builder_is_left(image: Image) -> None:
-    places = "/etc/pip.conf ~root/.cache /source /built /tmp/* /var/lib/apt/lists/* /var/cache/apt/archives/*.deb"
-    assert printed(image, f"ls -d {places} 2>/dev/null || true") == []
+    places = (
+        "/etc/pip.conf /run/secrets ~/.cache ~/.config ~/.local /source /built /tmp/* /var/tmp/* /var/lib/apt/lists/*"
+    )
+    more = "/var/cache/apt/archives/*.deb /var/cache/apt/*.bin /var/log/*.log /var/log/apt /etc/apt/apt.conf.d/*proxy*"
+    assert as_root(image, f"ls -d {places} {more} 2>/dev/null || true") == []
+
+
+def test_no_proxy_of_the_builder_is_left_in_the_settings(image: Image) -> None:
+    shown = call(image.engine, "image", "inspect", image.name).stdout
+    assert not re.search(r"_proxy=|pip\.conf=|BEGIN CERTIFICATE", shown, re.I)
 
 
 def test_no_variable_stands_in_the_way_of_a_site(image: Image) -> None:
