@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def provisioned() -> None:
-    """What a cluster needs, or a skip that says what is missing."""
+def can_make_nodes() -> None:
+    """What a cluster needs of the machine, or a skip that says what is missing."""
     missing = [name for name in NEEDS if shutil.which(name) is None]
     if os.geteuid() != 0:
         pytest.skip("a real cluster needs root: as root on Debian, make testbed")
@@ -34,8 +34,25 @@ def provisioned() -> None:
         pytest.skip(f"a real cluster needs {', '.join(missing)}: make testbed")
     if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], timeout=30).returncode:
         pytest.skip("a real cluster needs namespaces, and this machine (a container?) may make none")
-    if subprocess.run([TESTS / "cluster" / "node-rootfs"], env=os.environ | {"HAVE": "1"}, timeout=60).returncode:
-        pytest.skip("the file system of the nodes is not built: make testbed")
+
+
+def require_nodes(suite: str) -> None:
+    """Skip where the file system of this Debian suite's nodes is not there."""
+    look = [TESTS / "cluster" / "node-rootfs", suite]
+    if subprocess.run(look, env=os.environ | {"HAVE": "1"}, timeout=60).returncode:
+        pytest.skip(f"the file system of the {suite} nodes is not built: make testbed")
+
+
+@pytest.fixture(scope="session")
+def provisioned(can_make_nodes: None) -> None:
+    """What the image's cluster needs: the suite that has Apptainer."""
+    require_nodes("sid")
+
+
+@pytest.fixture(scope="session")
+def older_nodes(can_make_nodes: None) -> Callable[[str], None]:
+    """Asks for the nodes of another suite."""
+    return require_nodes
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from machines import REPOSITORY
 
 TOOL = REPOSITORY / "tests" / "cluster" / "node-rootfs"
 WORKED = "slurmd 26.05.1-1\n"
-pytestmark = pytest.mark.usefixtures("provisioned")
+pytestmark = pytest.mark.usefixtures("can_make_nodes")
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from bed import Cluster
-from machines import REPOSITORY
 from matrix import Seen, needs_image, run_all, situations
 from slurm_table import FACTS, SUITES, Column, committed, three_nodes
 
@@ -24,22 +21,21 @@ def sid(cluster: Cluster) -> Column:
 
 
 @pytest.fixture(scope="session")
-def trixie(provisioned: None) -> Iterator[Column]:
+def trixie(older_nodes: Callable[[str], None]) -> Iterator[Column]:
     """Slurm 24.11."""
+    older_nodes("trixie")
     yield from without_image("trixie")
 
 
 @pytest.fixture(scope="session")
-def bookworm(provisioned: None) -> Iterator[Column]:
+def bookworm(older_nodes: Callable[[str], None]) -> Iterator[Column]:
     """Slurm 22.05."""
+    older_nodes("bookworm")
     yield from without_image("bookworm")
 
 
 def without_image(suite: str) -> Iterator[Column]:
     """The suite has no Apptainer: the nodes' own Python runs the checkout."""
-    look = [REPOSITORY / "tests" / "cluster" / "node-rootfs", suite]
-    if subprocess.run(look, env=os.environ | {"HAVE": "1"}, timeout=60).returncode:
-        pytest.skip(f"the file system of the {suite} nodes is not built: make testbed")
     with three_nodes(suite) as cluster:
         yield Column(run_all(cluster, image=False))
 
