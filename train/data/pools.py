@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -76,7 +78,10 @@ class ByWorkers:
             worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # or each stream would draw from the one that dropout uses
         )
-        for read in ready:
+        stream = iter(ready)
+        atexit.unregister(_end_workers)
+        atexit.register(_end_workers)  # after torch has registered its own, so that it comes first
+        for read in stream:
             if isinstance(read, dict):
                 raise Failure(**read)
             pixels, taken, bad = read
@@ -141,7 +146,7 @@ def share(pixels: Tensor) -> None:
         Failure: RESOURCE, where /dev/shm is full.
     """
     try:
-        pixels.share_memory_()
+        pixels.share_memory_()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         shm = os.statvfs(SHM)
         raise Failure(
@@ -150,6 +155,13 @@ def share(pixels: Tensor) -> None:
             fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
             code=ExitCode.RESOURCE,
         ) from error
+
+
+def _end_workers() -> None:
+    """At the end of the program, where a stream was not read to its end: Python sends TERM, which the workers ignore,
+    and waits for them for ever."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

@@ -127,3 +127,17 @@ def test_full_shared_memory_is_told_with_the_sizes_and_the_option_that_gives_mor
         pytest.skip(f"machine: no private /dev/shm: {done.stderr.strip()}")
     assert "ERROR[71]" in done.stdout, done.stdout + done.stderr
     assert ("/dev/shm of 1 MiB; one batch takes 3.0 MiB" in done.stdout, "--shm-size" in done.stdout) == (True, True)
+
+
+UNFINISHED = (
+    FULL.split("try:")[0].replace("1024, 1024", "8, 8")
+    + """
+stream = pools.ByWorkers(side, 2, torch.device("cpu")).take(np.array([0]) for _ in range(99))
+next(stream)
+"""
+)
+
+
+def test_a_program_that_leaves_a_stream_unfinished_ends() -> None:
+    command = [sys.executable, "-c", UNFINISHED]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
