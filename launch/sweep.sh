@@ -46,5 +46,5 @@ bad=$(sed -n '/"code": 78/,/"host"/s/.*"host": "\([^".]*\).*/\1/p' "$folder"/err
 if ((code == 78 && SLURM_JOB_NUM_NODES == 1)); then bad=$SLURM_JOB_NODELIST; fi # refused before a rank could write it
 echo "exit code $code: requeued, start $((${SLURM_RESTART_COUNT:-0} + 2))${bad:+, not on $bad}"
 trap '' TERM; scontrol requeue "$job" # it ends this shell too
-[[ -z $bad ]] || scontrol update JobId="$job" ExcNodeList="$bad,$(squeue -h -j "$job" -o %x)" # only while it waits
+[[ -z $bad ]] || scontrol update JobId="$job" ExcNodeList="$(squeue -h -j "$job" -o %x | sed -n 's/.$/&,/p')$bad" # while it waits
 exit "$code"
