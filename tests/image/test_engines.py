@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)  # the first one may have to build the ima
 
 ROOTLESS = REPOSITORY / "tests" / "image" / "rootless"
 SHORT = ("data.samples=600", "train.max_steps=2", "train.global_batch_size=64")
-ENDLESS = ("data.samples=100", "data.image_size=8", "train.epochs=9999", "eval.every_epochs=9999", "log.every_steps=1")
+ENDLESS = ("data.samples=600", "train.global_batch_size=64", "train.epochs=9999", "log.every_steps=1")
 WORKERS = ("data.loader=workers", "data.workers=2")
 LARGE = (
     "data.image_size=256",

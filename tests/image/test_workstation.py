@@ -201,7 +201,7 @@ def test_a_signal_to_the_script_saves_and_ends_with_75(real: tuple[Path, dict[st
     folder, environ = real
     work, written = folder / "a, b", folder / "output"
     with written.open("w") as output:
-        command = [SCRIPT, "0", "train.epochs=9999", "data.samples=100", "data.image_size=8", "eval.every_epochs=9999"]
+        command = [SCRIPT, "0", "train.epochs=9999", "data.samples=600", "train.global_batch_size=64"]
         running = subprocess.Popen(command, cwd=work, env=environ, stdout=output, stderr=output)
     try:
         until(lambda: '"step"' in text(work / "runs" / "quickstart" / "metrics.jsonl"), 200, written.read_text)
