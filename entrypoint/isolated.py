@@ -1,0 +1,26 @@
+"""The installed commands: each starts its package as a program that no PYTHON* variable of the caller can reach."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+# What puts modules of the caller's before ours. (The image's commands give -I themselves.)
+REACHING = ("PYTHONPATH", "PYTHONHOME")
+
+
+def train() -> None:
+    """The command `train`."""
+    _start("train")
+
+
+def entrypoint() -> None:
+    """The command `entrypoint`."""
+    _start("entrypoint")
+
+
+def _start(package: str) -> None:
+    if not sys.flags.isolated and any(os.environ.get(name) for name in REACHING):
+        os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "-m", package, *sys.argv[1:]])
+    runpy.run_module(package, run_name="__main__", alter_sys=True)
