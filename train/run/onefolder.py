@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from entrypoint import ExitCode, Failure
 from train.files import durable, refusals
 from train.ranks.runtime import Runtime
 
-PATIENCE_S, PAUSE_S = 10.0, 0.1  # a file server may show a new file to other nodes a moment later
+# NFS may go on for 30 s with what it knew of a folder (acdirmin), unless the folder is listed.
+PATIENCE_S, PAUSE_S = 35.0, 0.1
 
 
 def refuse_apart(runtime: Runtime, folder: Path) -> None:
@@ -49,5 +51,8 @@ def _sees(mark: Path) -> bool:
     while not mark.exists():
         if time.monotonic() > end:
             return False
+        for folder in (mark.parent.parent, mark.parent):
+            with suppress(OSError):
+                os.listdir(folder)
         time.sleep(PAUSE_S)
     return True
