@@ -20,7 +20,7 @@ WAYS = {
     "multinode_srun.sh": ("--ntasks-per-node=2 multinode_srun.sh", None, None, ("slurm-task", 4, 2)),
     "torchrun.sh": ("--gpus-per-node=2 torchrun.sh", None, None, ("torchrun", 4, 2)),
     "torchrun without srun": ("-N1 --gpus-per-node=2", TORCHRUN, None, ("torchrun", 2, 1)),
-    "mpirun": ("-N3 --ntasks-per-node=1", f"mpirun {TRAIN}", None, ("openmpi", 3, 3)),
+    "mpirun": ("-N2 --ntasks-per-node=2", f"mpirun {TRAIN}", None, ("openmpi", 4, 2)),
 }
 SETTINGS = """
 export SBATCH_PARTITION=urgent SBATCH_ACCOUNT=physics
