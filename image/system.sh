@@ -1,11 +1,13 @@
 #!/bin/sh
-# First layer: Debian's Python, the compiler and headers that torch.compile needs, an init, and the user.
+# First layer: Debian's Python, the compiler and headers that torch.compile needs, an init, the libraries without which NCCL
+# does not see InfiniBand, and the user.
 set -eu
 # shellcheck disable=SC1091  # it is beside this script
 . "$(dirname "$0")/site.sh"
 
 apt-get update -q --error-on=any
-apt-get install -y -q --no-install-recommends ca-certificates g++ python3 python3-dev tini
+apt-get install -y -q --no-install-recommends ca-certificates g++ python3 python3-dev tini \
+  libibverbs1 ibverbs-providers librdmacm1
 tidy
 
 # Nothing here may give more rights than the user started with.
