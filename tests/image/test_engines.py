@@ -142,6 +142,7 @@ def test_podman_without_root_trains_and_its_files_are_the_user_s(image: Image, t
         done = subprocess.run(
             [ROOTLESS, tmp_path, place, *rootless(image, tmp_path)],
             env={**os.environ, **settings(image, tmp_path)},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=200,
