@@ -45,7 +45,8 @@ def printed(image: Image, script: str) -> list[str]:
 
 
 def test_torch_is_a_cuda_build(image: Image) -> None:
-    assert image.run("python", "-c", "import torch, torchvision; print(torch.version.cuda)").output.strip() != "None"
+    (version,) = printed(image, "python -c 'import torch, torchvision; print(torch.version.cuda)'")
+    assert re.fullmatch(r"\d+\.\d+", version)
 
 
 def test_facts_name_version_and_lock(image: Image) -> None:
