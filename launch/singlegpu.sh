@@ -39,6 +39,6 @@ job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TAS
 bad=$(sed -n '/"code": 78/,/"host"/s/.*"host": "\([^".]*\).*/\1/p' "$folder"/errors/rank-*.json 2>/dev/null | sort -u | paste -sd,) || true
 if ((code == 78 && SLURM_JOB_NUM_NODES == 1)); then bad=$SLURM_JOB_NODELIST; fi # refused before a rank could write it
 echo "exit code $code: requeued, start $((${SLURM_RESTART_COUNT:-0} + 2))${bad:+, not on $bad}"
-trap '' TERM; scontrol requeue "$job" # it ends this shell too
+trap '' TERM; scontrol requeue "$job" || exit "$code" # --no-requeue, say; else it ends this shell too
 [[ -z $bad ]] || scontrol update JobId="$job" ExcNodeList="$(squeue -h -j "$job" -o %x | sed -n 's/.$/&,/p')$bad" # while it waits
 exit "$code"

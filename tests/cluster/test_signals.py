@@ -53,7 +53,7 @@ def stopped(cluster: Cluster, limited: Launched, place: Callable[[str], str]) ->
     again = one.starts_again()
     one.train_until(again + 2)
     one.job.signal("-s", "USR1")
-    return Stopped(launched=one, ended=one.job.wait(60), went_on_from=again, first_stop=first)
+    return Stopped(launched=one, ended=one.job.wait(), went_on_from=again, first_stop=first)
 
 
 def test_a_run_that_was_told_to_stop_goes_on_with_the_next_step(stopped: Stopped) -> None:
@@ -75,7 +75,7 @@ def test_a_cancelled_run_is_saved_and_not_requeued(cluster: Cluster, work: str) 
     one = launch(cluster, work, "multinode_srun", "--ntasks-per-node=1", "config.yaml")
     one.train_until(3)
     one.job.signal()
-    assert (one.job.wait(60).state, one.restarts) == ("CANCELLED", 0)
+    assert (one.job.wait().state, one.restarts) == ("CANCELLED", 0)
     one.stopped_at("SIGTERM")
 
 
@@ -85,7 +85,7 @@ def test_a_run_under_torchrun_is_saved_and_requeued_as_well(cluster: Cluster, wo
     one.train_until(3)
     one.job.signal("-s", "TERM")
     one.stopped_at("SIGTERM")
-    until(lambda: one.restarts == 1, 60, lambda: one.job.output)
+    until(lambda: one.restarts == 1, 120, lambda: one.job.output)
     one.job.signal()
 
 
@@ -105,6 +105,13 @@ def test_a_job_on_a_node_without_gpus_moves_to_another(cluster: Cluster, work: s
     assert (ended.state, ended.code, facts["Restarts"]) == ("FAILED", 78, "1")
     assert f"exit code 78: requeued, start 2, not on {facts['ExcNodeList']}" in ended.output
     assert facts["NodeList"] != facts["ExcNodeList"]
+
+
+def test_where_slurm_does_not_requeue_the_run_s_own_code_is_kept(cluster: Cluster, work: str) -> None:
+    (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("device: cpu", "device: cuda"))
+    ended = launch(cluster, work, "multigpu", "--no-requeue", "config.yaml").job.wait(280)
+    assert "presently disabled" in ended.output
+    assert (ended.state, ended.code) == ("FAILED", 78), ended.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +137,7 @@ def array(cluster: Cluster, place: Callable[[str], str]) -> Iterator[Preempted]:
     second.train_until(3)
     node = second.job.facts()["NodeList"]
     urgent = cluster.submit("-p", "urgent", "--exclusive", "-w", node, script="sleep 1", cwd=work)
-    urgent.wait(90)
+    urgent.wait()
     yield Preempted(left_alone=first, preempted=second)
     first.job.signal()
     second.job.signal()
@@ -151,6 +158,6 @@ def test_the_other_tasks_of_its_array_train_on(array: Preempted) -> None:
 
 
 def test_a_run_that_is_warned_of_its_time_limit_is_requeued(limited: Launched) -> None:
-    until(lambda: limited.restarts == 1, 90, lambda: limited.job.output)
+    until(lambda: limited.restarts == 1, 180, lambda: limited.job.output)
     limited.job.signal()
     assert "exit code 75: requeued, start 2" in limited.job.output
