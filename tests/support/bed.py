@@ -35,7 +35,7 @@ class Cluster:
         """A path below /shared, as this machine sees it."""
         return self.shared / path.removeprefix("/shared").strip("/")
 
-    def login(self, *command: str, cwd: str = "/shared", seconds: float = 60) -> Done:
+    def login(self, *command: str, cwd: str = "/shared", seconds: float = 120) -> Done:
         """Run a command on the controller as the user (variables: `env NAME=value ...`); its output is one text."""
         words = ["login", "env", "-C", cwd, *command]
         return _tool(words, CLUSTER=str(self.folder), seconds=seconds)

@@ -50,12 +50,12 @@ class Container:
         """What a command prints that is run beside the others."""
         return call(self.engine, "exec", self.number, *words).stdout
 
-    def kill(self, signal: str, seconds: float = 60) -> Ended:
+    def kill(self, signal: str, seconds: float = 120) -> Ended:
         """`docker kill -s`: one signal to the first process."""
         call(self.engine, "kill", "-s", signal, self.number)
         return self.wait(seconds)
 
-    def stop(self, seconds: int = 60) -> Ended:
+    def stop(self, seconds: int = 120) -> Ended:
         """`docker stop`: SIGTERM, and SIGKILL after the given time."""
         call(self.engine, "stop", "-t", str(seconds), self.number, seconds=seconds + 30)
         return self.wait(30)
@@ -127,7 +127,7 @@ def mounted(folder: Path, place: str) -> str:
     return f"--volume={folder}:{place}"
 
 
-def call(*command: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+def call(*command: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a program with a time-out; its output is one text."""
     return subprocess.run(
         command,

@@ -31,17 +31,17 @@ class Launched:
 
     def train_until(self, step: int) -> None:
         """Wait until more than `step` steps stand in the record."""
-        until(lambda: max(self.run.logged(), default=0) > step, 120, lambda: f"no step {step} yet:\n{self.job.output}")
+        until(lambda: max(self.run.logged(), default=0) > step, 240, lambda: f"no step {step} yet:\n{self.job.output}")
 
     def starts_again(self, times: int = 1) -> int:
         """Wait for the so-many-th requeue and the start after it; returns the step that this goes on from."""
-        until(lambda: self.restarts == times, 60, lambda: self.job.output)
-        until(lambda: len(self.run.record.get("starts", [])) == times + 1, 120, lambda: self.job.output)
+        until(lambda: self.restarts == times, 120, lambda: self.job.output)
+        until(lambda: len(self.run.record.get("starts", [])) == times + 1, 240, lambda: self.job.output)
         return int(self.run.record["starts"][-1]["step"])
 
     def stopped_at(self, cause: str) -> int:
         """Wait until the run says with which step it ended; returns it, after comparing all that tells of it."""
-        until(lambda: self.run.ending is not None, 60, lambda: self.job.output)
+        until(lambda: self.run.ending is not None, 120, lambda: self.job.output)
         ending = self.run.ending
         assert ending is not None
         assert (ending.code, ending.cause) == (75, cause)
