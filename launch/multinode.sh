@@ -8,33 +8,33 @@
 set -euo pipefail
 refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }; cd -P . # Apptainer binds no folder that was reached through a link
 options=(); while [[ ${1:-} == -* ]]; do options+=("$1"); shift; done # sbatch's, when this is run directly
+site=${SITE_ENV:-launch/site.env}; [[ -n ${SITE_ENV:-} || -e $site ]] || site=$(realpath -m "${0%/*}/site.env")
+trap 'refuse 64 "$site failed" "mend it: Unix line ends, and a last command that succeeds (true)"' EXIT
 # shellcheck source=/dev/null  # -u: modules read variables that are not set
-if [[ -n ${SITE_ENV:-} || -r launch/site.env ]]; then set +u; . "${SITE_ENV:-launch/site.env}"; set -u; fi
-readonly given=("$@") image=${IMAGE:-train.sif}
-(($#)) || refuse 64 "no CONFIG" "SCRIPT [sbatch options, each one word] CONFIG [section.key=value ...]"
+if [[ -n ${SITE_ENV:-} || -e $site ]]; then set +u; [[ $(<"$site") != *$'\r'* ]]; . "$site"; set -euo pipefail; export SITE_ENV=$site; fi
+trap - EXIT; readonly given=("$@") image=${IMAGE:-train.sif}
+(($# && (${#options[@]} == 0 || ! ${SLURM_JOB_ID:-0}))) || refuse 64 "no CONFIG, or options that a job cannot take: '${options[*]}'" \
+  "SCRIPT [sbatch options, each one word] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
+[[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] || refuse 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
 [[ -f $image ]] || refuse 66 "no image at $image" "make sif, or IMAGE=/path/train.sif"
 readonly step=(apptainer exec --nv "$image" train)
 # From here on the same in every script.
-[[ ${REQUIRE_SIGNED:-0} != 1 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
+[[ ${REQUIRE_SIGNED:-0} == 0 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
   refuse 77 "$image is not signed with a key that is trusted here" "sign it, or import the key: docs/image.md"
-if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job: check, then submit
-  apptainer exec "$image" train check --config "$@"
-  exec sbatch "${options[@]}" "$0" "${given[@]}"
-fi
-digest=$(cat "$image.sha256" 2>/dev/null || true) # 3 GB take seconds: once for each file; ctime shows one moved here
-[[ -n $digest && -z $(find -L "$image" -cnewer "$image.sha256") ]] ||
-  digest=$(sha256sum <"$image" | tee "$image.sha256" 2>/dev/null) || true # the folder may be read-only
-export ENTRYPOINT_IMAGE_DIGEST=sha256:${digest%% *} SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun 22.05 forgets it
-echo "image $image $ENTRYPOINT_IMAGE_DIGEST"
-# Slurm signals the ranks itself: this shell only outlives them. A TERM of its own means cancelled or preempted.
-ended=0; trap 'ended=1' TERM; trap : USR1 USR2
-folder=$(apptainer exec "$image" train where --config "$@")
-rm -f "$folder"/errors/{exit,rank-*}.json
+[[ -n ${SLURM_JOB_ID:-} ]] || # not in a job: check, then submit
+  { apptainer exec "$image" train check --config "$@"; exec sbatch "${options[@]}" "$0" "${given[@]}"; }
+file=$(readlink -f "$image") digest=$(cat "$file.sha256" 2>/dev/null || true) # 3 GB take seconds: once for each file
+[[ $digest =~ ^[0-9a-f]{64} && -z $(find "$file" -cnewer "$file.sha256") ]] || # ctime shows one moved here
+  digest=$(sha256sum <"$file" | tee "$file.sha256" 2>/dev/null) || true # the folder may be read-only
+export SLURM_EXPORT_ENV=ALL ENTRYPOINT_IMAGE_DIGEST=sha256:${digest%% *} # without ALL, `sbatch --export=NONE` keeps PATH from srun
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}; echo "image $image $ENTRYPOINT_IMAGE_DIGEST" # srun 22.05 forgets the CPUs
+ended=0; trap 'ended=1' TERM; trap : USR1 USR2 # Slurm signals the ranks itself. TERM to this shell: cancelled or preempted
+folder=$(apptainer exec "$image" train where --config "$@"); rm -f "$folder"/errors/{exit,rank-*}.json
 srun --kill-on-bad-exit=1 "${step[@]}" --config "$@" &
 while code=0; wait $! || code=$?; kill -0 $! 2>/dev/null; do :; done # wait also returns when a signal arrives
 # srun hides exit codes (the first rank to leave gets the others killed): the run's own word counts.
 said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' "$folder/errors/exit.json" 2>/dev/null || true) && code=${said:-$code}
-if [[ ! $code =~ ^(69|75|78|91)$ ]] || ((ended || ${SLURM_RESTART_COUNT:-0} >= ${MAX_REQUEUES:-20})); then exit "$code"; fi
+if [[ ! $code =~ ^(69|75|78|91)$ ]] || ((ended || ${SLURM_RESTART_COUNT:-0} >= 10#$MAX_REQUEUES)); then exit "$code"; fi
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # the number alone may mean the array
 bad=$(sed -n '/"code": 78/,/"host"/s/.*"host": "\([^".]*\).*/\1/p' "$folder"/errors/rank-*.json 2>/dev/null | sort -u | paste -sd,) || true
 if ((code == 78 && SLURM_JOB_NUM_NODES == 1)); then bad=$SLURM_JOB_NODELIST; fi # refused before a rank could write it

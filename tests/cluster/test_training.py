@@ -16,7 +16,7 @@ WAYS = {
     "singlegpu.sh": ("singlegpu.sh", None, None, ("slurm-node", 1, 1)),
     "multigpu.sh": ("multigpu.sh", None, "2", ("slurm-node", 2, 1)),
     "multigpu_srun.sh": ("--ntasks-per-node=2 multigpu_srun.sh", None, None, ("slurm-task", 2, 1)),
-    "multinode.sh": ("multinode.sh", None, "2", ("slurm-node", 4, 2)),
+    "multinode.sh": ("--export=SITE_ENV multinode.sh", None, None, ("slurm-node", 4, 2)),
     "multinode_srun.sh": ("--ntasks-per-node=2 multinode_srun.sh", None, None, ("slurm-task", 4, 2)),
     "torchrun.sh": ("--gpus-per-node=2 torchrun.sh", None, None, ("torchrun", 4, 2)),
     "torchrun without srun": ("-N1 --gpus-per-node=2", TORCHRUN, None, ("torchrun", 2, 1)),
@@ -24,6 +24,7 @@ WAYS = {
 }
 SETTINGS = """
 export SBATCH_PARTITION=urgent SBATCH_ACCOUNT=physics
+export IMAGE=/shared/train.sif OMP_NUM_THREADS=1 ENTRYPOINT_PROCS_PER_NODE=2
 . /shared/launch/fabric/ethernet.env
 """
 
@@ -93,7 +94,7 @@ def test_the_image_s_digest_is_in_the_log_and_in_the_record(cluster: Cluster, st
 
 
 def test_a_job_reads_the_site_s_settings_too(started: dict[str, Started]) -> None:
-    """Plain sbatch: the fabric is the job's, account and partition come too late."""
+    """Plain sbatch, which passes nothing else on: the fabric is the job's, account and partition come too late."""
     started["multinode.sh"].ended()
     assert started["multinode.sh"].run.record["variables"]["acting"]["NCCL_NET"] == "Socket"
     assert started["multinode.sh"].job.facts()["Partition"] == "main"

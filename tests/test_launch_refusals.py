@@ -1,0 +1,112 @@
+"""The job scripts as far as they go without Slurm and Apptainer: settings, options, lines and the image's digest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[1] / "launch"
+IN_A_JOB = {"SLURM_JOB_ID": "7"}
+BROKEN_SETTINGS = {
+    "a test in the last line": b"[[ -d /nowhere ]] && export A=1\n",
+    "leaves the shell": b"exit 0\n",
+    "a module that is not there": b"module load nowhere\nexport A=1\n",
+    "Windows line ends": b"export A=1\r\nexport B=2\r\n",
+}
+LINES = "train.max_steps=1\ntrain.max_steps=2 'optim.args={nesterov: true}\n\n"
+UNREADABLE = {"a quote has no end": "2", "empty": "3", "beyond the last": "4", "they count from 1": "0", "no array": ""}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder. Nothing here reads the image, so any file stands for it."""
+    for name, text in {"train.sif": "image", "config.yaml": "", "lr.txt": LINES}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def start(folder: Path, script: Path | str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in the folder, with an environment of its own."""
+    environ = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run(
+        [LAUNCH / script, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+
+
+def digest(folder: Path) -> str:
+    """What a job in the folder says of its image."""
+    done = start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB)
+    return done.stdout.strip().rpartition("image train.sif sha256:")[2]
+
+
+@pytest.mark.parametrize("case", BROKEN_SETTINGS)
+def test_settings_that_fail_are_named_and_nothing_goes_on(folder: Path, case: str) -> None:
+    (folder / "site.env").write_bytes(BROKEN_SETTINGS[case])
+    done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="./site.env")
+    assert (done.returncode, "ERROR[64] ./site.env failed\n  fix: " in done.stderr) == (64, True), done.stderr
+
+
+def test_settings_that_are_named_and_not_there_are_an_error(folder: Path) -> None:
+    done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="/nowhere/site.env")
+    assert (done.returncode, "ERROR[64] /nowhere/site.env failed\n  fix: " in done.stderr) == (64, True)
+
+
+def test_a_script_that_is_run_from_another_folder_reads_the_settings_beside_it(folder: Path) -> None:
+    shutil.copytree(LAUNCH, folder / "tools")
+    (folder / "tools" / "site.env").write_text("exit 0\n")
+    done = start(folder, folder / "tools" / "singlegpu.sh", "config.yaml")
+    assert f"ERROR[64] {folder}/tools/site.env failed" in done.stderr
+
+
+def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Path) -> None:
+    done = start(folder, "singlegpu.sh", "--nodes=2", "config.yaml", **IN_A_JOB)
+    assert (done.returncode, "'--nodes=2'" in done.stderr) == (64, True), done.stderr
+
+
+@pytest.mark.parametrize("text", ["2x", "-1", "1 2", "many"])
+def test_a_cap_that_is_no_number_is_refused_and_not_taken_for_none(folder: Path, text: str) -> None:
+    done = start(folder, "singlegpu.sh", "config.yaml", MAX_REQUEUES=text)
+    assert (done.returncode, f"MAX_REQUEUES={text} is not a number\n  fix: " in done.stderr) == (64, True)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "yes"])
+def test_whatever_asks_for_a_signature_is_understood(folder: Path, text: str) -> None:
+    done = start(folder, "singlegpu.sh", "config.yaml", REQUIRE_SIGNED=text)
+    assert (done.returncode, "ERROR[77] train.sif is not signed" in done.stderr) == (77, True), done.stderr
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_a_line_that_cannot_be_read_is_refused_and_not_read_in_part(folder: Path, why: str) -> None:
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", **IN_A_JOB, SLURM_ARRAY_TASK_ID=UNREADABLE[why])
+    assert (done.returncode, "ERROR[64] lr.txt has no line" in done.stderr) == (64, True), done.stderr
+
+
+def test_an_empty_file_of_lines_is_refused(folder: Path) -> None:
+    (folder / "lr.txt").write_text("")
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt")
+    assert (done.returncode, "ERROR[66] no file of overrides at 'lr.txt'" in done.stderr) == (66, True)
+
+
+def test_the_digest_is_that_of_the_image_which_a_link_means_now(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).write_text(name)
+    for name in ("two", "one"):  # back to the older
+        (folder / "train.sif").unlink()
+        (folder / "train.sif").symlink_to(name)
+        assert digest(folder) == hashlib.sha256(name.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("left", ["", "train.sif: OK\n", "6105d6cc"])
+def test_what_is_no_digest_beside_the_image_is_not_taken_for_one(folder: Path, left: str) -> None:
+    (folder / "train.sif.sha256").write_text(left)
+    assert digest(folder) == hashlib.sha256(b"image").hexdigest()
+
+
+def test_a_digest_beside_the_image_is_not_computed_again(folder: Path) -> None:
+    (folder / "train.sif.sha256").write_text("a" * 64 + "  -\n")
+    assert digest(folder) == "a" * 64
