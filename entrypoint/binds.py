@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -51,6 +52,6 @@ def _own_place(path: Path, own: Iterable[Path] = OWN) -> Path | None:
 
 def _fix(path: Path, there: Path) -> str:
     """Apptainer mounts the working directory, but not one that is reached through a symbolic link."""
-    folder = path.parent if path.suffix else path
+    folder = shlex.quote(str(path.parent if path.suffix else path))
     link = 'cd "$(pwd -P)" before you start or submit; or ' if Path.cwd() == there else ""
     return f"{link}apptainer exec --bind {folder} ..., or for srun and sbatch: export APPTAINER_BIND={folder}"

@@ -1,4 +1,4 @@
-"""The installed commands: each starts its package as a program that no PYTHON* variable of the caller can reach."""
+"""The installed commands: each starts its package as a program whose modules no variable of the caller can replace."""
 
 from __future__ import annotations
 

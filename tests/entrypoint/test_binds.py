@@ -26,6 +26,12 @@ def test_a_file_is_mounted_with_its_folder(tmp_path: Path) -> None:
     assert failure.fix.startswith(f"apptainer exec --bind {tmp_path / 'site'} ")
 
 
+def test_the_fix_can_be_typed_as_it_is(tmp_path: Path) -> None:
+    failure = binds.unseen("data.root", tmp_path / "my data", engine="apptainer", own=(tmp_path,))
+    assert failure is not None
+    assert failure.fix.endswith(f"APPTAINER_BIND='{tmp_path / 'my data'}'")
+
+
 def test_a_working_directory_that_is_not_mounted_may_be_behind_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

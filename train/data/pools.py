@@ -143,15 +143,16 @@ def share(pixels: Tensor) -> None:
     the batch would be lost, and the parent would wait for it for ever.
 
     Raises:
-        Failure: RESOURCE, where /dev/shm is full.
+        Failure: RESOURCE, where /dev/shm is full, or no more files may be open.
     """
     try:
         pixels.share_memory_()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         shm = os.statvfs(SHM)
         raise Failure(
-            "the batches of the data workers do not fit into shared memory",
-            found=f"{SHM} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes {pixels.nbytes / 2**20:.1f} MiB",
+            "a data worker cannot put its batch into shared memory",
+            found=f"{SHM} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes {pixels.nbytes / 2**20:.1f} MiB; "
+            + str(error).splitlines()[0],
             fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
             code=ExitCode.RESOURCE,
         ) from error

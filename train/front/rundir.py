@@ -45,7 +45,9 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
     except Failure as failure:
         unasked = config.run.output_dir == Run().output_dir
         if failure.code != ExitCode.OUTPUT or not unasked or plan.spawn < plan.world.world_size:
-            raise (unseen("run.output_dir", folder.parent, code=ExitCode.OUTPUT) or failure) from failure
+            if hidden := unseen("run.output_dir", folder.parent, code=ExitCode.OUTPUT):
+                raise hidden from failure
+            raise
         stand_in = temporary(environ)
         if stand_in is None:
             raise

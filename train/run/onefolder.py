@@ -12,8 +12,8 @@ from entrypoint import ExitCode, Failure
 from train.files import durable, refusals
 from train.ranks.runtime import Runtime
 
-# NFS may go on for 30 s with what it knew of a folder (acdirmin), unless the folder is listed.
-PATIENCE_S, PAUSE_S = 35.0, 0.1
+# NFS may go on for 30 s with what it knew of a folder (acdirmin), unless the folder is listed; many ranks may ask.
+PATIENCE_S, PAUSE_S = 35.0, 0.5
 
 
 def refuse_apart(runtime: Runtime, folder: Path) -> None:
@@ -48,7 +48,7 @@ def _leave(folder: Path) -> str:
 
 def _sees(mark: Path) -> bool:
     end = time.monotonic() + PATIENCE_S
-    while not mark.exists():
+    while not os.path.exists(mark):  # Path.exists() of Python 3.11 raises what NFS says of a stale handle
         if time.monotonic() > end:
             return False
         for folder in (mark.parent.parent, mark.parent):

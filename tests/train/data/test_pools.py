@@ -129,6 +129,16 @@ def test_full_shared_memory_is_told_with_the_sizes_and_the_option_that_gives_mor
     assert ("/dev/shm of 1 MiB; one batch takes 3.0 MiB" in done.stdout, "--shm-size" in done.stdout) == (True, True)
 
 
+def test_what_torch_says_of_another_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: torch.Tensor) -> None:
+        raise RuntimeError("unable to open shared memory object: Too many open files (24)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    with pytest.raises(Failure, match="shared memory") as caught:
+        pools.share(torch.zeros(1))
+    assert "Too many open files" in str(caught.value.found)
+
+
 UNFINISHED = (
     FULL.split("try:")[0].replace("1024, 1024", "8, 8")
     + """

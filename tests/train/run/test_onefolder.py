@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,19 @@ def test_a_folder_of_each_nodes_own_is_refused_by_name(tmp_path: Path, monkeypat
         refuse(tmp_path / "a", tmp_path / "b")
     assert caught.value.code == ExitCode.OUTPUT
     assert caught.value.found == f"what node01 writes in {tmp_path / 'b'} is not there on node02"
+
+
+def test_a_stale_handle_of_nfs_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale, stat = [OSError(errno.ESTALE, "Stale file handle")], os.stat
+
+    def first_stale(path: Any, **options: Any) -> os.stat_result:
+        if stale and "seen-" in str(path):
+            raise stale.pop()
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", first_stale)
+    refuse(tmp_path, tmp_path)
+    assert not stale
 
 
 def test_one_rank_asks_nothing(tmp_path: Path) -> None:
