@@ -7,16 +7,16 @@
 ##SBATCH --exclusive  # no neighbours: speed that can be compared, and all of the node's network
 set -euo pipefail
 refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }; cd -P . # Apptainer binds no folder that was reached through a link
-options=(); while [[ ${1:-} == -* ]]; do options+=("$1"); shift; done # sbatch's, when this is run directly
+options=(); while [[ ${1:-} == -* ]]; do [[ $1 == --config ]] || options+=("$1"); shift; done # sbatch's, when this is run directly
 site=${SITE_ENV:-launch/site.env}; [[ -n ${SITE_ENV:-} || -e $site ]] || site=$(realpath -m "${0%/*}/site.env")
 trap 'refuse 64 "$site failed" "mend it: Unix line ends, and a last command that succeeds (true)"' EXIT
 # shellcheck source=/dev/null  # -u: modules read variables that are not set
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then set +u; [[ $(<"$site") != *$'\r'* ]]; . "$site"; set -euo pipefail; export SITE_ENV=$site; fi
 trap - EXIT; readonly given=("$@") image=${IMAGE:-train.sif}
-(($# && (${#options[@]} == 0 || ! ${SLURM_JOB_ID:-0}))) || refuse 64 "no CONFIG, or options that a job cannot take: '${options[*]}'" \
-  "SCRIPT [sbatch options, each one word] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
+[[ (-f ${1:-} || ${1:-} == *.y*ml) && (-z ${options[*]} || -z ${SLURM_JOB_ID:-}) ]] || refuse 64 "no CONFIG but '${1:-}', or late options '${options[*]}'" \
+  "SCRIPT [sbatch options, each one word: --nodes=4] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
 [[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] || refuse 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
-[[ -f $image ]] || refuse 66 "no image at $image" "make sif, or IMAGE=/path/train.sif"
+[[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
 readonly step=(apptainer exec --nv "$image" train)
 # From here on the same in every script.
 [[ ${REQUIRE_SIGNED:-0} == 0 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||

@@ -2,31 +2,28 @@
 # Train on this machine with docker or podman:  launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]
 # N: how many GPUs (default: all, or those of CUDA_VISIBLE_DEVICES; 0: the CPU). The current folder is the working directory inside.
 # BINDS=FOLDER[:PLACE[:ro]],... shows others too, such as the data. Also IMAGE (train), ENGINE (docker, podman), SHM (half the memory).
-set -euo pipefail
-image=${IMAGE:-train} count=${1:-} info='' engine='' gpus=() access=()
+set -euo pipefail; set -f # no word here is a pattern
+image=${IMAGE:-train} count=${1:-} info='' list='' engine='' gpus=() access=()
 die() { printf 'ERROR[%s] %s; fix: %s\n' "$@" >&2; exit "$1"; }
 case $count in
   '' | --* | *=* | check | where | eval | data) count=all ;;
   *[!0-9]* | ?????*) die 64 "'$count' is not a number of GPUs" "launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]" ;;
   *) count=$((10#$count)); shift ;;
 esac
-
-if [[ $count != 0 ]] && command -v nvidia-smi >/dev/null; then
-  list=$(nvidia-smi -L 2>&1) || die 78 "nvidia-smi fails: ${list%%$'\n'*}" "mend the driver, or use the CPU: launch/workstation.sh 0"
-  mapfile -t gpus < <(sed -nE 's/^GPU ([0-9]+):.*UUID: (GPU-[^)]*).*/\1 \2/p' <<<"$list")
-fi
+[[ $count == 0 ]] || ! command -v nvidia-smi >/dev/null || list=$(nvidia-smi -L 2>&1) ||
+  die 78 "nvidia-smi fails: ${list%%$'\n'*}" "mend the driver, or use the CPU: launch/workstation.sh 0"
+mapfile -t gpus < <(sed -nE 's/^GPU ([0-9]+):.*UUID: (GPU-[^)]*).*/\1 \2/p' <<<"$list")
 names=${CUDA_VISIBLE_DEVICES-${gpus[*]%% *}} all=("${gpus[@]}") gpus=()
 for name in ${names//,/ }; do # an index, or the beginning of a UUID; -1 ends the list
-  if [[ $name == -1 || $count == 0 ]]; then break; fi
+  if [[ $name == -1 || $count == "${#gpus[@]}" ]]; then break; fi
+  if [[ $name == MIG-* && $list == *"$name)"* ]]; then gpus+=("$name"); continue; fi
   for gpu in "${all[@]}"; do if [[ $gpu == "$name "* || $gpu == *" $name"* ]]; then gpus+=("${gpu%% *}"); continue 2; fi; done
   die 78 "CUDA_VISIBLE_DEVICES=$names: there is no GPU $name here" "unset it, or take names of nvidia-smi -L"
 done
-[[ $count == all || $count -le ${#gpus[@]} ]] || die 78 "$count GPUs wanted, ${#gpus[@]} here" "launch/workstation.sh ${#gpus[@]}"
-[[ $count == all ]] || gpus=("${gpus[@]:0:count}")
-
+[[ $count == all || $count == "${#gpus[@]}" ]] || die 78 "$count GPUs wanted, ${#gpus[@]} here" "launch/workstation.sh ${#gpus[@]}"
 for name in ${ENGINE:-docker podman}; do # the first that answers and has the image: a docker without its daemon does not
   info=$(timeout 20 "$name" info 2>&1) || { ! command -v "$name" >/dev/null || echo "note: $name is here and does not answer" >&2; continue; }
-  engine=$name
+  engine=$name; if [[ $info == *buildahVersion* ]]; then engine=${name/%docker/podman}; fi # the package podman-docker
   if "$name" image inspect "$image" >/dev/null 2>&1; then break; fi
 done
 [[ $engine ]] || die 69 "no engine answers (${ENGINE:-docker, podman}): ${info##*$'\n'}" "sudo systemctl start docker, or apt-get install podman"
@@ -41,10 +38,13 @@ else access=(--gpus "\"device=$(IFS=,; echo "${gpus[*]}")\"")
 fi
 # Not --ipc=host: what a killed worker leaves in shared memory is to go with the container. Labels: SELinux's would change your folders.
 options=(--rm --stop-timeout 120 --shm-size "${SHM:-$(awk '/MemTotal/ {print int($2 / 2) "k"}' /proc/meminfo)}" --user "$(id -u):$(id -g)"
-  --security-opt label=disable --env HOME=/tmp --mount "type=bind,\"source=$PWD\",target=/workspace" --workdir /workspace)
+  --security-opt label=disable --env HOME=/tmp --mount "type=bind,\"source=${PWD//\"/\"\"}\",target=/workspace" --workdir /workspace)
 if [[ $engine == *docker && $info == *rootless* ]]; then options+=(--user 0:0); fi             # its root is you
 if [[ $engine == *podman && $(id -u) != 0 ]]; then options+=(--userns=keep-id); fi             # your number inside is yours outside
-for bind in ${BINDS:+${BINDS//,/ }}; do [[ $bind == *:* ]] || bind+=:$bind; options+=(--volume "$bind"); done
+while IFS= read -rd, bind; do # a folder that is not there would be made, and a name without / taken for a volume's: both are empty
+  from=$(realpath -se "${bind%%:*}") || die 66 "BINDS: there is no folder ${bind%%:*}" "BINDS=FOLDER[:PLACE[:ro]],..."
+  place=${bind#"${bind%%:*}"}; options+=(--volume "$from${place:-:$from}")
+done < <(printf %s "${BINDS:+$BINDS,}")
 for name in $(compgen -e); do if [[ $name == @(ENTRYPOINT|NCCL|OMP)_* ]]; then options+=(--env "$name"); fi; done
 if [[ -t 0 && -t 1 ]]; then options+=(--interactive --tty); fi
 exec "$engine" run "${options[@]}" "${access[@]}" "$image" train "$@"

@@ -68,6 +68,23 @@ def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Pat
     assert (done.returncode, "'--nodes=2'" in done.stderr) == (64, True), done.stderr
 
 
+@pytest.mark.parametrize("words", [(), ("--nodes", "4", "config.yaml"), ("train.epochs=3",), ("--help",)])
+def test_what_is_no_config_is_not_taken_for_one(folder: Path, words: tuple[str, ...]) -> None:
+    done = start(folder, "multinode.sh", *words)
+    assert (done.returncode, "ERROR[64] no CONFIG" in done.stderr, "each one word" in done.stderr) == (64, True, True)
+
+
+def test_the_config_may_be_named_as_train_itself_wants_it(folder: Path) -> None:
+    done = start(folder, "singlegpu.sh", "--config", "config.yaml", **IN_A_JOB)
+    assert done.stdout.startswith("image train.sif"), done.stderr
+
+
+def test_a_script_that_finds_no_image_says_where_it_looked(folder: Path) -> None:
+    (folder / "train.sif").unlink()
+    done = start(folder, "singlegpu.sh", "config.yaml")
+    assert (done.returncode, f"no image at train.sif, seen from {folder}\n" in done.stderr) == (66, True), done.stderr
+
+
 @pytest.mark.parametrize("text", ["2x", "-1", "1 2", "many"])
 def test_a_cap_that_is_no_number_is_refused_and_not_taken_for_none(folder: Path, text: str) -> None:
     done = start(folder, "singlegpu.sh", "config.yaml", MAX_REQUEUES=text)
