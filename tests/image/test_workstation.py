@@ -14,6 +14,7 @@ from machines import REPOSITORY
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
 SCRIPT = REPOSITORY / "launch" / "workstation.sh"
+ODD = 'a, "b": *'  # for a working directory
 CONFIG = "{run: {name: here}, train: {max_steps: 2, global_batch_size: 64}}"
 # Stand-ins for what a machine with GPUs has. The engine writes down what it was to run, and runs nothing.
 NVIDIA_SMI = """#!/bin/sh
@@ -123,6 +124,15 @@ def test_podman_is_given_the_gpus_by_their_cdi_names(bench: Bench) -> None:
     assert devices(bench.run("2", ENGINE="podman")) == ["0", "1"]
 
 
+def test_a_part_of_a_gpu_is_taken_by_its_name(bench: Bench) -> None:
+    bench.put("nvidia-smi", NVIDIA_SMI + "echo '  MIG 3g.40gb Device 0: (UUID: MIG-5c6d)'\n")
+    assert value(bench.run(CUDA_VISIBLE_DEVICES="MIG-5c6d"), "--gpus") == '"device=MIG-5c6d"'
+
+
+def test_podman_that_is_called_docker_is_podman(bench: Bench) -> None:
+    assert devices(bench.run("2", ENGINE="docker", INFO="host: {buildahVersion: 1.28.2}")) == ["0", "1"]
+
+
 @pytest.mark.parametrize(("words", "environ"), [(("0",), {}), ((), {"CUDA_VISIBLE_DEVICES": ""})])
 def test_without_gpus_the_cpu_is_asked_for_by_name(
     bench: Bench, words: tuple[str, ...], environ: dict[str, str]
@@ -174,6 +184,23 @@ def test_the_words_of_train_and_the_variables_of_ours_are_passed_on(bench: Bench
     assert "--tty" not in started
 
 
+def volumes(words: list[str]) -> list[str]:
+    return [words[at + 1] for at, word in enumerate(words) if word == "--volume"]
+
+
+def test_folders_to_show_may_have_any_name_and_be_relative(bench: Bench) -> None:
+    for name in ("my sets", "*"):
+        (bench.work / name).mkdir()
+    started = bench.run("0", BINDS=f"{bench.work}/my sets,*:/data:ro")
+    assert volumes(started) == [f"{bench.work}/my sets:{bench.work}/my sets", f"{bench.work}/*:/data:ro"]
+
+
+def test_a_folder_to_show_that_is_not_there_is_refused_and_not_made(bench: Bench) -> None:
+    done = bench.start("0", BINDS="/nowhere/data")
+    assert (done.returncode, "there is no folder /nowhere/data; fix: " in done.stderr) == (66, True)
+    assert not bench.words.exists()
+
+
 @pytest.fixture
 def real(image: Image, tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A folder with a configuration beside the working directory, and what leads the script to the real engine."""
@@ -181,7 +208,7 @@ def real(image: Image, tmp_path: Path) -> tuple[Path, dict[str, str]]:
     (tmp_path / "settings" / "größe.yaml").write_text(
         "{run: {name: here}, train: {max_steps: 2, global_batch_size: 64}}"
     )
-    (tmp_path / "a, b").mkdir()
+    (tmp_path / ODD).mkdir()
     chosen = {"ENGINE": image.engine, "IMAGE": image.name, "BINDS": str(tmp_path / "settings")}
     return tmp_path, {**os.environ, **settings(image, tmp_path), **chosen}
 
@@ -190,16 +217,16 @@ def test_a_run_on_the_cpu_leaves_files_of_the_user_in_the_working_directory(real
     folder, environ = real
     command = [SCRIPT, "0", "--config", folder / "settings" / "größe.yaml", "data.samples=600"]
     done = subprocess.run(
-        command, cwd=folder / "a, b", env=environ, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=folder / ODD, env=environ, capture_output=True, text=True, timeout=200, check=False
     )
     assert (done.returncode, "WARNING" in done.stdout + done.stderr) == (0, False), done.stdout + done.stderr
-    committed = next((folder / "a, b" / "runs" / "here").glob("checkpoints/step-*/manifest.json"))
+    committed = next((folder / ODD / "runs" / "here").glob("checkpoints/step-*/manifest.json"))
     assert committed.stat().st_uid == os.getuid()
 
 
 def test_a_signal_to_the_script_saves_and_ends_with_75(real: tuple[Path, dict[str, str]]) -> None:
     folder, environ = real
-    work, written = folder / "a, b", folder / "output"
+    work, written = folder / ODD, folder / "output"
     with written.open("w") as output:
         command = [SCRIPT, "0", "train.epochs=9999", "data.samples=600", "train.global_batch_size=64"]
         running = subprocess.Popen(command, cwd=work, env=environ, stdout=output, stderr=output)
