@@ -13,7 +13,7 @@ trap 'refuse 64 "$site failed" "mend it: Unix line ends, and a last command that
 # shellcheck source=/dev/null  # -u: modules read variables that are not set
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then set +u; [[ $(<"$site") != *$'\r'* ]]; . "$site"; set -euo pipefail; export SITE_ENV=$site; fi
 trap - EXIT; readonly given=("$@") image=${IMAGE:-train.sif}
-[[ (-f ${1:-} || ${1:-} == *.y*ml) && (-z ${options[*]} || -z ${SLURM_JOB_ID:-}) ]] || refuse 64 "no CONFIG but '${1:-}', or late options '${options[*]}'" \
+[[ (-f ${1:-} || ${1:-} == *.y*ml) && (-z ${options[*]} || -z ${SLURM_JOB_ID:-}) ]] || refuse 64 "no CONFIG${1:+ where it belongs: ${options[*]} $*}" \
   "SCRIPT [sbatch options, each one word: --nodes=4] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
 [[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] || refuse 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
 [[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"

@@ -13,14 +13,14 @@ trap 'refuse 64 "$site failed" "mend it: Unix line ends, and a last command that
 # shellcheck source=/dev/null  # -u: modules read variables that are not set
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then set +u; [[ $(<"$site") != *$'\r'* ]]; . "$site"; set -euo pipefail; export SITE_ENV=$site; fi
 trap - EXIT; readonly given=("$@") image=${IMAGE:-train.sif}
-[[ (-f ${1:-} || ${1:-} == *.y*ml) && (-z ${options[*]} || -z ${SLURM_JOB_ID:-}) ]] || refuse 64 "no CONFIG but '${1:-}', or late options '${options[*]}'" \
+[[ (-f ${1:-} || ${1:-} == *.y*ml) && (-z ${options[*]} || -z ${SLURM_JOB_ID:-}) ]] || refuse 64 "no CONFIG${1:+ where it belongs: ${options[*]} $*}" \
   "SCRIPT [sbatch options, each one word: --nodes=4] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
 [[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] || refuse 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
 [[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
 first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null | sed -n 1p) || true
-# Static rendezvous: who is first comes from Slurm, not from comparing host names.
+# Static rendezvous: who is first comes from Slurm, not from comparing host names. One thread is torchrun's default: it need not warn.
 # shellcheck disable=SC2016  # the task's shell expands it
-readonly step=(bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash apptainer exec --nv "$image" torchrun
+readonly step=(bash -c 'PET_NODE_RANK=$SLURM_NODEID OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} exec "$@"' bash apptainer exec --nv "$image" torchrun
   --nnodes="${SLURM_JOB_NUM_NODES:-1}" --nproc-per-node="${ENTRYPOINT_PROCS_PER_NODE:-${SLURM_GPUS_ON_NODE:-gpu}}"
   --master-addr="$first" --master-port="$((20000 + ${SLURM_JOB_ID:-0} % 12768))" -m train)
 # From here on the same in every script.
