@@ -1,4 +1,4 @@
-"""The job scripts as far as they go without Slurm and Apptainer: settings, options, lines and the image's digest."""
+"""The job scripts as far as they go without Slurm and Apptainer: settings, options, lines, digests, codes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from train.record import exitfile
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 IN_A_JOB = {"SLURM_JOB_ID": "7"}
@@ -71,7 +73,8 @@ def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Pat
 @pytest.mark.parametrize("words", [(), ("--nodes", "4", "config.yaml"), ("train.epochs=3",), ("--help",)])
 def test_what_is_no_config_is_not_taken_for_one(folder: Path, words: tuple[str, ...]) -> None:
     done = start(folder, "multinode.sh", *words)
-    assert (done.returncode, "ERROR[64] no CONFIG" in done.stderr, "each one word" in done.stderr) == (64, True, True), done.stderr
+    assert (done.returncode, done.stderr.startswith("ERROR[64] no CONFIG")) == (64, True), done.stderr
+    assert "each one word" in done.stderr
 
 
 def test_the_config_may_be_named_as_train_itself_wants_it(folder: Path) -> None:
@@ -127,3 +130,24 @@ def test_what_is_no_digest_beside_the_image_is_not_taken_for_one(folder: Path, l
 def test_a_digest_beside_the_image_is_not_computed_again(folder: Path) -> None:
     (folder / "train.sif.sha256").write_text("a" * 64 + "  -\n")
     assert digest(folder) == "a" * 64
+
+
+def code_of(folder: Path) -> str:
+    """The code that a job script ends with when srun's was 9, after what the run has left in the folder."""
+    line = next(line for line in (LAUNCH / "singlegpu.sh").read_text().splitlines() if line.startswith("said="))
+    command = ["bash", "-c", f'set -euo pipefail; code=9; {line}; echo "$code"']
+    environ = {"folder": str(folder), "PATH": os.environ["PATH"]}
+    return subprocess.check_output(command, env=environ, text=True, timeout=20).strip()
+
+
+def test_a_job_ends_with_the_code_that_the_run_wrote_and_not_with_one_that_it_quotes(folder: Path) -> None:
+    exitfile.write(folder, code=75, step=3, cause='the log says "code": 70')
+    assert code_of(folder) == "75"
+
+
+@pytest.mark.parametrize("left", [None, "", "{", '{"code": ', '{"code": "75"}', '{"code": null}'])
+def test_without_a_code_of_the_run_srun_s_counts(folder: Path, left: str | None) -> None:
+    (folder / "errors").mkdir()
+    if left is not None:
+        (folder / "errors" / "exit.json").write_text(left)
+    assert code_of(folder) == "9"
