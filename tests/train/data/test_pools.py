@@ -142,12 +142,14 @@ def test_what_torch_says_of_another_limit_is_kept(monkeypatch: pytest.MonkeyPatc
 UNFINISHED = (
     FULL.split("try:")[0].replace("1024, 1024", "8, 8")
     + """
-stream = pools.ByWorkers(side, 2, torch.device("cpu")).take(np.array([0]) for _ in range(99))
+stream = pools.ByWorkers(side, 6, torch.device("cpu")).take(np.array([0]) for _ in range(99))
 next(stream)
 """
 )
 
 
-def test_a_program_that_leaves_a_stream_unfinished_ends() -> None:
-    command = [sys.executable, "-c", UNFINISHED]
-    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+def test_a_program_that_leaves_a_stream_unfinished_ends_without_a_word() -> None:
+    """A word would be an exception between the ends of two workers: then the second lives on, and is waited for."""
+    command = [sys.executable, "-W", "ignore", "-c", UNFINISHED]  # torch counts cores
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
