@@ -161,7 +161,7 @@ def share(pixels: Tensor) -> None:
 def _end_workers() -> None:
     """At the end of the program, where a stream was not read to its end: Python sends TERM, which the workers ignore,
     and waits for them for ever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises at the first that ends; the others would stay
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises at the first that ends, and the others would stay
     for worker in multiprocessing.active_children():
         worker.kill()
 
