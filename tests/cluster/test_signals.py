@@ -116,7 +116,7 @@ def test_where_slurm_does_not_requeue_the_run_s_own_code_is_kept(cluster: Cluste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """Two tasks of an array, one of which had to make room for an urgent job."""
+    """Two tasks of an array, of two ranks each, one of which had to make room for an urgent job."""
 
     left_alone: Launched
     preempted: Launched
@@ -128,7 +128,7 @@ def array(cluster: Cluster, place: Callable[[str], str]) -> Iterator[Preempted]:
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
     (cluster.here(work) / "lr.txt").write_text("optim.lr=0.1\noptim.lr=0.2\n")
     words = ("--cpus-per-task=4", "config.yaml", "lr.txt")
-    first = launch(cluster, work, "sweep", *words, name="lr-1", task="1")
+    first = launch(cluster, work, "sweep", *words, name="lr-1", task="1", ENTRYPOINT_PROCS_PER_NODE="2")
     second = Launched(
         job=type(first.job)(cluster=cluster, number=first.job.number.replace("_1", "_2"), cwd=work),
         run=type(first.run)(folder=first.run.folder.with_name("lr-2")), said="",
