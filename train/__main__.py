@@ -19,7 +19,7 @@ from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, m
 from train.fetching import fetch
 from train.fetching.telling import Teller
 from train.files import durable
-from train.front import check, datacommands, rundir
+from train.front import check, datacommands, refusal, rundir
 from train.measuring import chosen
 from train.settings import idle, parallel, schema, variables
 from train.settings.config import RunConfig
@@ -138,7 +138,8 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
 def train_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start the ranks of this task and wait for them."""
     config = schema.load(arguments.config, overrides)
-    plan = planned(config, options(arguments, config, environ), environ)
+    with refusal.noted(rundir.run_folder(config), environ):
+        plan = planned(config, options(arguments, config, environ), environ)
     refuse_impossible(config, plan, environ)
     place = rundir.choose(config, plan, environ)
     if config.data.download:

@@ -107,6 +107,14 @@ def test_a_job_on_a_node_without_gpus_moves_to_another(cluster: Cluster, work: s
     assert facts["NodeList"] != facts["ExcNodeList"]
 
 
+def test_nodes_without_gpus_are_named_where_srun_shows_another_code(cluster: Cluster, work: str) -> None:
+    (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("device: cpu", "device: cuda"))
+    one = launch(cluster, work, "multinode", "config.yaml", MAX_REQUEUES="1")
+    until(lambda: "requeued, start 2" in one.job.output, 120, lambda: one.job.output)
+    one.job.signal()  # it may wait for ever: too few nodes are left
+    assert "exit code 78: requeued, start 2, not on node0" in one.job.output
+
+
 def test_where_slurm_does_not_requeue_the_run_s_own_code_is_kept(cluster: Cluster, work: str) -> None:
     (cluster.here(work) / "config.yaml").write_text(TEN_STEPS.replace("device: cpu", "device: cuda"))
     ended = launch(cluster, work, "multigpu", "--no-requeue", "config.yaml").job.wait(280)

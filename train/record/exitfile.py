@@ -1,4 +1,4 @@
-"""The end of a run becomes `errors/exit.json` and `errors/rank-NNNN.json`, which batch scripts and people read."""
+"""The end of a run becomes `errors/{exit,rank-NNNN,node-HOST}.json`, which batch scripts and people read."""
 
 from __future__ import annotations
 
@@ -56,6 +56,23 @@ def clear(run_folder: Path, *, rank: int, world_size: int) -> None:
 def write_failure(run_folder: Path, failure: Failure, *, rank: int, host: str) -> bool:
     """Write `errors/rank-NNNN.json`, the same block as on the console. Never fails; False when it could not."""
     return _try_write(_of_rank(run_folder / FOLDER, rank), failure.as_json() | {"rank": rank, "host": host})
+
+
+def write_refusal(run_folder: Path, failure: Failure, *, host: str) -> bool:
+    """Write `errors/node-HOST.json`: a node on which no rank was started. Never fails; False when it could not.
+
+    `exit.json` will not do: rank 0 on another node may be clearing it at this moment.
+    """
+    return _try_write(_of_node(run_folder / FOLDER, host), failure.as_json() | {"host": host})
+
+
+def clear_refusal(run_folder: Path, *, host: str) -> None:
+    """Remove what the last start said of this node."""
+    durable.remove(_of_node(run_folder / FOLDER, host))
+
+
+def _of_node(folder: Path, host: str) -> Path:
+    return folder / f"node-{host}.json"
 
 
 def _of_rank(folder: Path, rank: int) -> Path:
