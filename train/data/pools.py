@@ -78,10 +78,7 @@ class ByWorkers:
             worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # or each stream would draw from the one that dropout uses
         )
-        stream = iter(ready)
-        atexit.unregister(_end_workers)
-        atexit.register(_end_workers)  # after torch has registered its own, so that it comes first
-        for read in stream:
+        for read in _started(ready):  # nothing else holds the stream: a failure here ends its workers at once
             if isinstance(read, dict):
                 raise Failure(**read)
             pixels, taken, bad = read
@@ -156,6 +153,13 @@ def share(pixels: Tensor) -> None:
             fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
             code=ExitCode.RESOURCE,
         ) from error
+
+
+def _started(ready: DataLoader[Any]) -> Iterator[Any]:
+    stream = iter(ready)
+    atexit.unregister(_end_workers)
+    atexit.register(_end_workers)  # after torch has registered its own, so that it comes first
+    return stream
 
 
 def _end_workers() -> None:
