@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,12 @@ def test_a_file_that_is_gone_ends_it_though_broken_ones_are_allowed(kind: str) -
     with pytest.raises(Failure, match="image 2") as caught:
         list(drawn(pool(kind, code=ExitCode.NO_INPUT)[0], [1, 2]))
     assert caught.value.code == ExitCode.NO_INPUT
+
+
+def test_a_stream_that_fails_ends_its_workers_at_once() -> None:
+    with pytest.raises(Failure) as held:
+        list(drawn(pool("2", code=ExitCode.NO_INPUT)[0], [1, 2]))
+    assert (held.value.code, multiprocessing.active_children()) == (ExitCode.NO_INPUT, [])
 
 
 @pytest.mark.parametrize("kind", ["0", "2"])
