@@ -57,7 +57,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         plugin.look_beside(arguments.config, config.data.name, config.model.name)
         seat = Seat(world=world, folder=folder)
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
-        bell.leave = partial(abandon, seat)
+        bell.may_leave(partial(abandon, seat))
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
         if measured:

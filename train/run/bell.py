@@ -22,13 +22,13 @@ PATIENCE_S: Final = 3.0
 class Bell:
     """A signal ends this rank at once while there is nothing to save; later the loop looks at `watch`.
 
-    leave: what a second thread does where the main thread does not answer; it does not return.
+    Until `may_leave` is called it is only noted: there would be no place yet to write the reason to.
     """
 
     def __init__(self) -> None:
         self.watch = Watch()
-        self.leave: Callable[[Failure], None] = lambda failure: os._exit(failure.code)
-        self._notes = self._imports = False
+        self._leave: Callable[[Failure], None] = lambda failure: os._exit(failure.code)
+        self._notes, self._imports = True, False
 
     def listen(self) -> None:
         """Take the signals of this process from now on. In the main thread only, as Python demands."""
@@ -42,6 +42,14 @@ class Bell:
     def ring(self, signum: int, frame: FrameType | None) -> None:
         """The handler."""
         self.watch.handle(signum, frame)
+        self._answer()
+
+    def may_leave(self, leave: Callable[[Failure], None]) -> None:
+        """From here on a signal ends this rank: by a Failure, raised here too if one has come already.
+
+        `leave` is what a second thread does where the main thread does not answer; it does not return.
+        """
+        self._leave, self._notes = leave, False
         self._answer()
 
     def only_note(self) -> None:
@@ -66,7 +74,7 @@ class Bell:
             if rung[0] in WATCHED:
                 time.sleep(0 if self._imports else PATIENCE_S)
                 if not self._notes:
-                    self.leave(_stopped(signal.Signals(rung[0]).name))
+                    self._leave(_stopped(signal.Signals(rung[0]).name))
 
 
 def _stopped(name: str) -> Failure:

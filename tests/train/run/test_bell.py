@@ -12,14 +12,28 @@ from entrypoint import ExitCode, Failure
 from train.run.bell import Bell
 
 
+def open_bell() -> Bell:
+    """One whose rank knows where to write the reason."""
+    bell = Bell()
+    bell.may_leave(lambda failure: None)
+    return bell
+
+
 def test_before_the_first_step_a_signal_ends_the_rank() -> None:
     with pytest.raises(Failure, match="stopped by SIGTERM before the first step") as caught:
-        Bell().ring(signal.SIGTERM, None)
+        open_bell().ring(signal.SIGTERM, None)
     assert caught.value.code == ExitCode.STOPPED
 
 
+def test_before_the_reason_can_be_written_it_waits() -> None:
+    bell = Bell()
+    bell.ring(signal.SIGTERM, None)
+    with pytest.raises(Failure, match="SIGTERM"):
+        bell.may_leave(lambda failure: None)
+
+
 def test_during_an_import_it_waits_for_the_end_of_it() -> None:
-    bell, imported = Bell(), []
+    bell, imported = open_bell(), []
 
     def load() -> None:
         with bell.importing():
@@ -32,7 +46,7 @@ def test_during_an_import_it_waits_for_the_end_of_it() -> None:
 
 
 def test_an_import_without_a_signal_changes_nothing() -> None:
-    bell = Bell()
+    bell = open_bell()
     with bell.importing():
         pass
     with pytest.raises(Failure):
@@ -40,7 +54,7 @@ def test_an_import_without_a_signal_changes_nothing() -> None:
 
 
 def test_once_training_has_begun_it_is_noted_for_the_loop() -> None:
-    bell = Bell()
+    bell = open_bell()
     bell.only_note()
     bell.ring(signal.SIGTERM, None)
     assert bell.watch.received is not None
@@ -54,7 +68,7 @@ from train.run import bell
 
 bell.PATIENCE_S = 0.1
 here = bell.Bell()
-here.leave = lambda failure: (print(failure.what, flush=True), os._exit(failure.code))
+here.may_leave(lambda failure: (print(failure.what, flush=True), os._exit(failure.code)))
 here.listen()
 lock = ctypes.create_string_buffer(64)
 ctypes.CDLL(None).pthread_mutex_lock(lock)
