@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 
 def python(
