@@ -9,20 +9,12 @@ import platform
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from importlib import metadata
-from types import FrameType
 from typing import NoReturn
 
-from entrypoint import ExitCode, Failure, Options, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
-from train.fetching import fetch
-from train.fetching.telling import Teller
-from train.files import durable
-from train.front import check, datacommands, refusal, rundir
-from train.measuring import chosen
-from train.settings import idle, parallel, schema, variables
-from train.settings.config import RunConfig
+from entrypoint import ExitCode, Failure, add_launch_arguments, shield
+from train.commands import checking, data, evaluating, stopping, training
 
 EXAMPLES = """examples:
   train                                     the quickstart: drawn images, any machine
@@ -77,7 +69,7 @@ def build_parser() -> Parser:
 def main() -> int:
     """The console command; returns the exit code."""
     shield()
-    handle(stop)
+    stopping.handle(stopping.stop)
     return run(sys.argv[1:], os.environ)
 
 
@@ -135,138 +127,6 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
     return environ if given is None else {**environ, "LOCAL_RANK": given}
 
 
-def train_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start the ranks of this task and wait for them."""
-    config = schema.load(arguments.config, overrides)
-    with refusal.noted(rundir.run_folder(config), environ):
-        plan = planned(config, options(arguments, config, environ), environ)
-    refuse_impossible(config, plan, environ)
-    place = rundir.choose(config, plan, environ)
-    if config.data.download:
-        fetch.ensure(config.data, Teller(sys.stderr))
-    plan = with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
-    source = ["--config", arguments.config] if arguments.config else []
-    command = [sys.executable, "-m", "train.worker", *source, *overrides, *place.overrides]
-    ignore_signals()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
-    return run_plan(plan, command, environ, log_dir=place.folder / "logs", foreign=False)
-
-
-def planned(config: RunConfig, asked: Options, environ: Mapping[str, str]) -> Plan:
-    """What this task will start. `train.parallel` dp or none is one process, unless another number is asked for.
-
-    Raises:
-        Failure: as `make_plan`.
-    """
-    plan = make_plan(environ, asked)
-    if plan.spawn == 1 or asked.procs_per_node or not parallel.one_process(config.train.parallel):
-        return plan
-    # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
-    alone = make_plan(environ, replace(asked, procs_per_node=1))
-    return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
-
-
-def with_warnings(plan: Plan, config: RunConfig) -> Plan:
-    """The plan, and what is to be said of the configuration."""
-    said = (*parallel.warnings(config.train.parallel), *idle.warnings(config))
-    return replace(plan, warnings=(*plan.warnings, *said))
-
-
-def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
-    """What each task can know before anything is started or written; ranks look again at what they alone know.
-
-    Raises:
-        Failure: as `check.possible` and `variables.refuse_contradictions`.
-    """
-    parallel.refuse_several(config.train.parallel, plan.world.world_size)
-    batch = check.possible(config, plan.world.world_size)
-    auto = None if plan.device == "cuda" else "fp32"
-    precision = auto if config.train.precision == "auto" else config.train.precision
-    variables.refuse_contradictions(environ, device=plan.device, precision=precision, accumulation=batch.accumulation)
-
-
-def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """A signal before anything was started: there is nothing to save. It may come twice (Slurm and Apptainer)."""
-    ignore_signals()
-    if signum == signal.SIGINT:
-        raise KeyboardInterrupt
-    what = f"stopped by {signal.Signals(signum).name} before the training began"
-    raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
-
-
-def ignore_signals() -> None:
-    """From now on, requests to stop are somebody else's or come too late."""
-    handle(lambda signum, frame: None)  # not SIG_IGN, which says that the caller ignores it
-
-
-def handle(handler: Callable[[int, FrameType | None], object]) -> None:
-    """Give requests to stop to `handler`, but for Ctrl-C where the caller ignores it (`train &` in a script)."""
-    for signum in STOPPING:
-        if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, handler)
-
-
-def check_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Show what would be done. Where the GPUs are missing (a login node), for the ranks that were asked for."""
-    config = schema.load(arguments.config, overrides)
-    asked, note = options(arguments, config, environ), None
-    try:
-        plan = planned(config, asked, environ)
-    except Failure as failure:
-        if failure.code != ExitCode.NODE:
-            raise
-        note = f"here it would not start: {failure.what}. fix: {failure.fix}"
-        plan = planned(config, replace(asked, device="cpu"), environ)
-    if note is None:
-        refuse_impossible(config, plan, environ)
-    print(check.describe(config, arguments.config, with_warnings(plan, config), note))
-    return 0
-
-
-def where_command(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The run's folder, for job scripts: they read errors/exit.json in it. Asks nothing of the launcher."""
-    print(rundir.run_folder(schema.load(arguments.config, overrides)))
-    return 0
-
-
-def eval_command(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Measure a checkpoint: by ranks as in a training, which write nothing into the run's folder."""
-    given, overrides = chosen.split(words)
-    found = chosen.choose(given)
-    config, notes = chosen.configured(found, arguments.config, overrides)
-    plan = make_plan(environ, options(arguments, config, environ))
-    plan = replace(plan, warnings=(*plan.warnings, *found.notes, *notes))
-    if config.data.download:
-        fetch.ensure(config.data, Teller(sys.stderr))
-    folder = rundir.scratch(environ)
-    source = ["--config", arguments.config] if arguments.config else []
-    source += ["--json"] if arguments.json else []
-    command = [sys.executable, "-m", "train.worker", "--evaluate", str(found.path), "--scratch", str(folder)]
-    ignore_signals()
-    code = int(ExitCode.OK)
-    try:
-        code = run_plan(plan, [*command, *source, *overrides], environ, log_dir=folder / "logs", foreign=False)
-    finally:
-        if code in (ExitCode.OK, ExitCode.STOPPED):  # else the logs are named in what was said
-            durable.remove(folder)
-    return code
-
-
-def data_command(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """What is done with data sets apart from training."""
-    told, failure = datacommands.run(words, file=arguments.config, as_json=arguments.json, console=sys.stderr)
-    print(told)
-    if failure is not None:
-        raise failure
-    return 0
-
-
-def options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> Options:
-    """Command line over ENTRYPOINT_* over the file."""
-    procs = config.launch.procs_per_node
-    number = None if procs == "auto" else procs
-    return options_from(arguments, environ, device=config.launch.device, procs_per_node=number)
-
-
 def version() -> str:
     """Ours, and those that decide results. Read from the installed packages: nothing is imported."""
     names = ("train-image", "torch", "torchvision", "accelerate")
@@ -281,14 +141,13 @@ def _version(name: str) -> str:
 
 
 COMMANDS = {
-    "train": train_command,
-    "check": check_command,
-    "where": where_command,
-    "eval": eval_command,
-    "data": data_command,
+    "train": training.train,
+    "check": checking.check,
+    "where": checking.where,
+    "eval": evaluating.evaluate,
+    "data": data.handle,
 }
 JSON = ("eval", "data")  # the commands that know --json
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 if __name__ == "__main__":
     sys.exit(main())

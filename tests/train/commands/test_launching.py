@@ -1,0 +1,106 @@
+"""Which plan a command line, its variables and its file give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import fake_gpus, machine
+
+from entrypoint import ExitCode, Options, Plan
+from entrypoint.detect import detect
+from entrypoint.plan import plan
+from train import __main__ as front
+from train.commands import launching
+from train.settings import schema
+
+CPU = ("--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "spawn"),
+    [
+        ([], {}, 2),
+        ([], {"ENTRYPOINT_PROCS_PER_NODE": "4"}, 4),
+        (["--procs-per-node", "8"], {"ENTRYPOINT_PROCS_PER_NODE": "4"}, 8),
+    ],
+    ids=["file", "variable-over-file", "option-over-variable"],
+)
+def test_the_command_line_wins_over_variables_and_those_over_the_file(
+    argv: list[str], environ: dict[str, str], spawn: int, launched: dict[str, Any]
+) -> None:
+    front.run([*argv, "launch.procs_per_node=2", "launch.device=cpu"], environ)
+    assert launched["plan"].spawn == spawn
+
+
+def test_under_torchrun_one_worker_is_started_with_the_set_it_was_given(launched: dict[str, Any]) -> None:
+    given = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x"}
+    front.run(CPU, given)
+    plan = launched["plan"]
+    assert (plan.launcher, plan.spawn, plan.world.rank, plan.world.world_size) == ("torchrun", 1, 1, 2)
+
+
+@pytest.mark.parametrize("option", ["--local-rank=1", "--local_rank=1"])
+def test_torch_distributed_launch_may_say_the_local_rank_as_an_argument(option: str, launched: dict[str, Any]) -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    front.run([option, *CPU], given)
+    assert launched["plan"].world.local_rank == 1
+
+
+CONTRADICTIONS = {
+    "another-precision": {"ACCELERATE_MIXED_PRECISION": "bf16"},
+    "another-accumulation": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"},
+    "another-engine": {"ACCELERATE_USE_DEEPSPEED": "true"},
+}
+
+
+@pytest.mark.parametrize("command", [[], ["check"]], ids=["train", "check"])
+@pytest.mark.parametrize("environ", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_variable_that_contradicts_the_config_is_refused_before_anything_starts(
+    environ: dict[str, str], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert front.run([*command, *CPU], environ) == ExitCode.USAGE
+    assert next(iter(environ)) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def on_four_gpus(monkeypatch: pytest.MonkeyPatch, kind: str, *asked: str, **environ: str) -> Plan:
+    """The plan for one node with four GPUs."""
+    here = machine(gpus=fake_gpus(4))
+
+    def plan_there(environ: Mapping[str, str], options: Options) -> Plan:
+        return plan(detect(environ, options, here), options, here, environ)
+
+    monkeypatch.setattr(launching, "make_plan", plan_there)
+    config = schema.load(None, [f"train.parallel={kind}"])
+    arguments = front.build_parser().parse_args(list(asked))
+    return launching.planned(config, launching.options(arguments, config, environ), environ)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 4), ("dp", 1), ("none", 1)])
+def test_a_node_of_four_gpus_gets_the_processes_that_train_parallel_has(
+    kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on_four_gpus(monkeypatch, kind)
+    assert found.spawn == ranks
+    assert [w for w in found.warnings if "of 4 visible GPUs are used" in w] or kind != "none"
+    assert not found.warnings or kind == "none"
+
+
+def test_a_number_of_processes_that_was_asked_for_is_kept_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_four_gpus(monkeypatch, "none", "--procs-per-node", "2").spawn == 2
+    monkeypatch.undo()
+    assert front.run([*CPU, "--procs-per-node", "2", "train.parallel=none"], {}) == ExitCode.USAGE
+
+
+def test_data_parallel_says_why_not_to_use_it(launched: dict[str, Any]) -> None:
+    assert front.run([*CPU, "train.parallel=dp"], {}) == 7
+    assert "slower than ddp" in launched["plan"].warnings[-1]
+
+
+def test_options_may_stand_between_settings(launched: dict[str, Any]) -> None:
+    assert front.run(["optim.lr=1", *CPU, "train.epochs=1", "--procs-per-node", "2", "run.seed=1"], {}) == 7
+    assert launched["command"][3:] == ["optim.lr=1", "train.epochs=1", "run.seed=1"]

@@ -1,0 +1,1 @@
+"""What `train COMMAND` does, from its arguments to its exit code. No torch."""

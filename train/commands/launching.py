@@ -1,0 +1,66 @@
+"""From what was asked for to the plan of this task, and its ranks started and waited for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from entrypoint import Options, Plan, make_plan, options_from, run_plan
+from train.commands import stopping
+from train.front import check
+from train.settings import idle, parallel, variables
+from train.settings.config import RunConfig
+
+
+def options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> Options:
+    """Command line over ENTRYPOINT_* over the file."""
+    procs = config.launch.procs_per_node
+    number = None if procs == "auto" else procs
+    return options_from(arguments, environ, device=config.launch.device, procs_per_node=number)
+
+
+def planned(config: RunConfig, asked: Options, environ: Mapping[str, str]) -> Plan:
+    """What this task will start. `train.parallel` dp or none is one process, unless another number is asked for.
+
+    Raises:
+        Failure: as `make_plan`.
+    """
+    plan = make_plan(environ, asked)
+    if plan.spawn == 1 or asked.procs_per_node or not parallel.one_process(config.train.parallel):
+        return plan
+    # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
+    alone = make_plan(environ, replace(asked, procs_per_node=1))
+    return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
+
+
+def with_warnings(plan: Plan, config: RunConfig) -> Plan:
+    """The plan, and what is to be said of the configuration."""
+    said = (*parallel.warnings(config.train.parallel), *idle.warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *said))
+
+
+def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
+    """What each task can know before anything is started or written; ranks look again at what they alone know.
+
+    Raises:
+        Failure: as `check.possible` and `variables.refuse_contradictions`.
+    """
+    parallel.refuse_several(config.train.parallel, plan.world.world_size)
+    batch = check.possible(config, plan.world.world_size)
+    auto = None if plan.device == "cuda" else "fp32"
+    precision = auto if config.train.precision == "auto" else config.train.precision
+    variables.refuse_contradictions(environ, device=plan.device, precision=precision, accumulation=batch.accumulation)
+
+
+def start(plan: Plan, arguments: Sequence[str], environ: Mapping[str, str], *, folder: Path) -> int:
+    """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
+
+    Raises:
+        Failure: as `run_plan`.
+    """
+    stopping.ignore()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
+    command = [sys.executable, "-m", "train.worker", *arguments]
+    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False)
