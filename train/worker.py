@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from entrypoint import ExitCode, Failure, from_environ, shield
-from train import plugin
+from train import faults, plugin
 from train.front import rundir
 from train.measuring import chosen
 from train.measuring.chosen import Chosen
@@ -58,6 +58,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         seat = Seat(world=world, folder=folder)
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
         bell.may_leave(partial(abandon, seat))
+        seat.faults = faults.parse(environ.get(faults.VARIABLE), world.rank)
+        seat.faults.strike("start", 0)
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
         if measured:

@@ -16,7 +16,7 @@ from entrypoint import World
 from train.ranks import runtime
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import job, loop
+from train.run import job, loop, step
 from train.run.job import Job
 from train.run.now import Now
 from train.run.signals import Watch
@@ -88,11 +88,11 @@ def steps_of(events: Sequence[dict[str, object]], name: str) -> list[object]:
 
 def after(steps: int, action: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something once so many optimizer steps are done."""
-    real = loop.step
+    real = step.take
 
     def stand_in(todo: Job, *rest: Any) -> None:
         real(todo, *rest)
         if todo.state.step == steps:
             action(todo)
 
-    monkeypatch.setattr(loop, "step", stand_in)
+    monkeypatch.setattr(step, "take", stand_in)

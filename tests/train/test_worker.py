@@ -191,17 +191,17 @@ def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> 
 # Which modules are first imported between the first step and the end of the process.
 LATE = """
 import json, os, sys
-from train.run import loop
+from train.run import step as steps
 from train import worker
 
-known, real = None, loop.step
+known, real = None, steps.take
 
 def step(*arguments):
     global known
     known = known or set(sys.modules)
     return real(*arguments)
 
-loop.step = step
+steps.take = step
 code = worker.run(sys.argv[1:], os.environ, worker.Bell())
 json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
 sys.exit(code)

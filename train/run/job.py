@@ -15,6 +15,7 @@ from train.data import catalog, distribution
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
 from train.evaluation import stopping
+from train.faults import Faults
 from train.models import networks, syncnorm, weights
 from train.optim import criterion, optimizers, schedules
 from train.optim.ema import Average
@@ -47,6 +48,7 @@ class Job:
     optimizer: Optimizer
     criterion: nn.Module
     state: State
+    faults: Faults
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
@@ -57,7 +59,7 @@ class Job:
         return self.folder / "checkpoints"
 
 
-def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches) -> Job:
+def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches, faults: Faults | None = None) -> Job:
     """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
 
     Raises:
@@ -95,6 +97,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         optimizer=wrapped,
         criterion=criterion.criterion(config.optim, counts).to(runtime.device),
         state=current,
+        faults=faults or Faults(),
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
         notes=(*sets.notes, *loaded, *notes),
     )

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 
-import torch
-
-from train import keyed
-from train.data.loader import Batch
-from train.data.sampling import Piece
 from train.evaluation import scores, stopping
 from train.evaluation.evaluation import evaluate, shares
 from train.evaluation.scores import Result
-from train.optim.optimizers import set_rate
 from train.ranks.agreement import Agreement, Decision
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import announce
+from train.run import announce, step
 from train.run.health import sound
 from train.run.job import Job
 from train.run.now import Now, begin
 from train.run.saving import save, tell_best
 from train.run.signals import Watch
-
-Stream = Iterator[tuple[Piece, Batch]]
 
 
 def fit(
@@ -50,35 +42,12 @@ def fit(
         if decision.save or _save_is_due(todo):
             save(todo, now, metrics)
         agreement.propose(_wishes(todo, now))
-        step(todo, now, stream)
+        step.take(todo, now, stream)
         progress.step()
         if state.step % todo.config.log.every_steps == 0:
             log(todo, now, metrics, progress)
     save(todo, now, metrics)
     return now
-
-
-def step(todo: Job, now: Now, stream: Stream) -> None:
-    """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients."""
-    accelerator, seed = todo.runtime.accelerator, todo.config.run.seed
-    set_rate(todo.optimizer, todo.schedule(todo.state.step))
-    for _ in range(todo.batches.accumulation):
-        piece, batch = next(stream)
-        torch.manual_seed(keyed.seed(keyed.DROPOUT, seed, piece.step, piece.number))
-        with accelerator.accumulate(todo.model):
-            logits = todo.model(batch.images)
-            loss = todo.criterion(logits, batch.labels)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients and todo.config.train.clip_grad_norm is not None:
-                accelerator.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)
-            todo.optimizer.step()
-            todo.optimizer.zero_grad()
-        now.tally.add(loss.detach(), logits.detach(), batch.labels)
-    todo.state.step += 1
-    if todo.state.average is not None:
-        todo.state.average.update(todo.state.step)
-    if todo.state.scaler is not None:
-        now.skipped = now.skipped + 1 if todo.optimizer.step_was_skipped else 0  # type: ignore[attr-defined]
 
 
 def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
@@ -100,6 +69,7 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     state, world = todo.state, todo.runtime.world
     mine = shares(todo.held_out, todo.config.eval.batch_size, world)
     averaged = state.average.worn() if state.average else nullcontext()
+    todo.faults.strike("eval", state.step)
     with now.stopwatch.paused(), averaged, todo.runtime.accelerator.autocast():  # of dp, state.network has none itself
         found = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime, classes=len(todo.classes))
     _agree_on_broken(todo)

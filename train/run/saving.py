@@ -44,6 +44,7 @@ def _is_committed(todo: Job, now: Now) -> bool:
 
 def _commit(todo: Job) -> Path:
     """On rank 0 only."""
+    todo.faults.strike("save", todo.state.step)
     best, keep, tensors = todo.state.best_step, todo.config.checkpoint.keep, state.tensors(todo.state)
     facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
     path = checkpoint.save(todo.checkpoints, step=todo.state.step, tensors=tensors, state=facts, keep=keep, best=best)

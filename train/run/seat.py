@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from entrypoint import World
+from train.faults import Faults
 
 if TYPE_CHECKING:
     from train.run.job import Job
@@ -18,6 +19,7 @@ class Seat:
 
     world: World
     folder: Path
+    faults: Faults = field(default_factory=Faults)
     job: Job | None = None
 
     @property

@@ -50,7 +50,7 @@ def run(
         found.removed, device=ready.device.type, precision=ready.precision, accumulation=batch.accumulation
     )
     onefolder.refuse_apart(ready, folder)
-    todo = seat.job = job.open_job(config, ready, folder, batch)
+    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)

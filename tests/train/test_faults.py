@@ -1,0 +1,52 @@
+"""FAULT: what it names, for whom, and that it strikes once."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train import faults
+
+
+def test_without_the_variable_nothing_is_waiting() -> None:
+    assert faults.parse(None, 0).waiting == []
+
+
+def test_a_fault_is_for_its_rank_only() -> None:
+    assert faults.parse("fwd:1:5:kill9", 0).waiting == []
+    assert faults.parse("fwd:1:5:kill9,bwd:*:2:stop", 1).due("bwd", 2) == "stop"
+
+
+def test_a_fault_waits_for_its_site_and_step() -> None:
+    found = faults.parse("fwd:0:5:kill9", 0)
+    assert [found.due("fwd", 4), found.due("bwd", 5), found.due("fwd", 5)] == [None, None, "kill9"]
+
+
+def test_a_fault_strikes_once() -> None:
+    found = faults.parse("loss:*:*:nan", 0)
+    assert [found.due("loss", 1), found.due("loss", 1)] == ["nan", None]
+
+
+def test_an_action_is_done() -> None:
+    with pytest.raises(MemoryError):
+        faults.parse("step:0:3:oom", 0).strike("step", 3)
+
+
+def test_a_signal_goes_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
+    faults.parse("step:0:3:kill9", 0).strike("step", 3)
+    assert sent == [(os.getpid(), signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(
+    "text", ["fwd", "fwd:0:1", "here:0:1:kill9", "fwd:0:1:explode", "fwd:x:1:stop", "fwd:0:1:stop:2"]
+)
+def test_what_names_no_fault_is_refused(text: str) -> None:
+    with pytest.raises(Failure) as refused:
+        faults.parse(text, 0)
+    assert refused.value.code == ExitCode.USAGE
+    assert f"FAULT={text}" in str(refused.value)

@@ -1,0 +1,104 @@
+"""Faults on request (FAULT=site:rank:step:action, off unless set): tests show with them what a run survives."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+
+VARIABLE: Final = "FAULT"
+FOREVER_S: Final = 3600.0
+# Where a fault can strike; docs/reliability.md says what each stands for.
+SITES: Final = ("start", "data", "fwd", "bwd", "step", "loss", "param", "eval", "save")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: at `site` of optimizer step `step` (counted from 0) on `rank`; None stands for any."""
+
+    site: str
+    rank: int | None
+    step: int | None
+    action: str
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults of this rank. Each strikes once in a process."""
+
+    waiting: list[Fault] = field(default_factory=list)
+
+    def due(self, site: str, step: int) -> str | None:
+        """The action that is to happen here and now, if any."""
+        for fault in self.waiting:
+            if fault.site == site and fault.step in (None, step):
+                self.waiting.remove(fault)
+                return fault.action
+        return None
+
+    def strike(self, site: str, step: int) -> None:
+        """Do what is due here. Values (a loss, a parameter) are changed by who has them: see `due`."""
+        if self.waiting and (action := self.due(site, step)):
+            ACTIONS[action]()
+
+
+def parse(text: str | None, rank: int) -> Faults:
+    """The faults of `rank` in FAULT, which holds one or several with commas between.
+
+    Raises:
+        Failure: USAGE.
+    """
+    faults = [_one(part) for part in (text or "").split(",") if part]
+    return Faults([fault for fault in faults if fault.rank in (None, rank)])
+
+
+def _one(text: str) -> Fault:
+    site, rank, step, action = (*text.split(":"), "", "", "")[:4]
+    whole = text.count(":") == 3 and all(part == "*" or part.isdecimal() for part in (rank, step))
+    if not whole or site not in SITES or action not in (*ACTIONS, *VALUES):
+        raise Failure(
+            f"{VARIABLE} names no fault",
+            found=f"{VARIABLE}={text}",
+            expected=f"site:rank:step:action; sites {', '.join(SITES)}; actions {', '.join((*ACTIONS, *VALUES))}",
+            fix=f"unset {VARIABLE}: only tests of this project use it",
+            code=ExitCode.USAGE,
+        )
+    return Fault(site=site, rank=_number(rank), step=_number(step), action=action)
+
+
+def _number(text: str) -> int | None:
+    return None if text == "*" else int(text)
+
+
+def _signal_myself(signum: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def _hold_the_interpreter() -> None:
+    """Sleep in C without giving the interpreter's lock back: no other thread of this process runs on."""
+    ctypes.PyDLL(None).sleep(int(FOREVER_S))
+
+
+def _run_out_of_memory() -> None:
+    raise MemoryError("asked for by FAULT")
+
+
+# What needs no value of the training's.
+ACTIONS: Final[Mapping[str, Callable[[], None]]] = {
+    "kill9": _signal_myself(signal.SIGKILL),
+    "stop": _signal_myself(signal.SIGSTOP),
+    "term": _signal_myself(signal.SIGTERM),
+    "hang": _hold_the_interpreter,
+    "sleep": lambda: time.sleep(FOREVER_S),
+    "nap": lambda: time.sleep(3.0),
+    "exit0": lambda: os._exit(0),
+    "oom": _run_out_of_memory,
+}
+# What is done to a value by who has it.
+VALUES: Final = ("nan", "x1e3", "flip")
