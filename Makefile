@@ -11,9 +11,11 @@ BIN := $(VENV)/bin
 JOBS ?= $(shell nproc)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-header --no-annotate
+# Proofs of docs/reliability.md: one JSON object a line, more of each than CI runs.
+TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify clean
+.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -91,6 +93,17 @@ sign: ## sign SIF (train.sif) with the private key KEY (docs/image.md)
 
 verify: ## check the signature of SIF (train.sif) with the public key KEY
 	@tests/signature verify "$(SIF)" "$(KEY)"
+
+chaos: ## inject every fault of docs/failures.md, SEEDS=5 times, and compare what happens
+bitexact: ## kill -9 at N=200 random times, resume, and compare the final weights bit by bit
+crashpoints: ## fail and kill a checkpoint's commit in each of its system calls
+bitrot: ## flip N=10000 random bits of checkpoints, one at a time
+badinputs: ## give every place that refuses its bad inputs
+preempt: ## stop, preempt, requeue and cut off jobs of a real Slurm cluster
+detect: ## measure how soon a death and a hang are named, and count orphans
+SEEDS ?= 5
+$(TRIALS): env-dev
+	@PATH=$(abspath $(BIN)):$$PATH SEEDS=$(SEEDS) N=$(N) $(BIN)/python tests/reliability/$@.py
 
 clean: ## remove what was built here (not the caches)
 	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
