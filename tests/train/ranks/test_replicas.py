@@ -1,0 +1,106 @@
+"""One flipped bit on one rank is seen by all, and blamed on the one that has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+import torch
+from torch import Tensor, nn
+
+from train.ranks import replicas
+from train.ranks.replicas import Replica, digest
+
+SCRIPT = str(Path(__file__).parents[2] / "support" / "replica_ranks.py")
+KINDS = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+def compared(folder: Path, count: int, *wrong: int) -> list[dict[str, Any] | None]:
+    """What each rank says."""
+    ranks.together(SCRIPT, count, folder / "ranks", json.dumps(wrong))
+    return [json.loads((folder / "ranks" / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+def codes(said: list[dict[str, Any] | None]) -> list[int | None]:
+    return [one["code"] if one else None for one in said]
+
+
+def test_equal_replicas_with_batch_statistics_of_their_own_go_on(tmp_path: Path) -> None:
+    assert compared(tmp_path, 2) == [None, None]
+
+
+def test_of_three_the_one_that_differs_is_named_and_only_it_blames_its_node(tmp_path: Path) -> None:
+    said = compared(tmp_path, 3, 1)
+    assert codes(said) == [69, 78, 69]
+    assert all(one and one["found"].startswith("rank 1 (") and "step 7" in one["what"] for one in said)
+
+
+def test_of_two_nobody_can_tell_and_both_are_named(tmp_path: Path) -> None:
+    said = compared(tmp_path, 2, 1)
+    assert codes(said) == [78, 78]
+    assert said[0]
+    assert "rank 0" in said[0]["found"]
+    assert "no majority can tell" in said[0]["found"]
+
+
+@pytest.mark.parametrize(
+    ("digests", "suspects"),
+    [
+        ([5], []),
+        ([5, 5, 5], []),
+        ([5, 6, 5], [1]),
+        ([5, 6], [0, 1]),
+        ([5, 5, 6, 6], [0, 1, 2, 3]),
+        ([7, 5, 6], [0, 1, 2]),
+    ],
+)
+def test_a_majority_is_more_than_half(digests: list[int], suspects: list[int]) -> None:
+    given = [Replica(rank=rank, host="h", gpu="", digest=digest) for rank, digest in enumerate(digests)]
+    assert [replica.rank for replica in replicas.suspected(given)] == suspects
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_any_one_bit_changes_the_digest(kind: torch.dtype) -> None:
+    values = torch.arange(40).to(kind)
+    bits, before = values.view(torch.uint8), digest([values]).item()
+    for place in range(0, len(bits) * 8, 1 if kind == torch.float32 else 7):
+        bits[place // 8] ^= 1 << place % 8
+        assert digest([values]).item() != before
+        bits[place // 8] ^= 1 << place % 8
+    assert digest([values]).item() == before
+
+
+ALIKE: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "channels-last": lambda x: [x.to(memory_format=torch.channels_last)],
+    "cut": lambda x: [*x.split(1)],
+    "flat": lambda x: [x.reshape(-1)],
+}
+
+
+@pytest.mark.parametrize("laid", ALIKE.values(), ids=ALIKE)
+def test_layout_does_not_count(laid: Callable[[Tensor], list[Tensor]]) -> None:
+    values = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    assert digest(laid(values)) == digest([values])
+
+
+def test_pieces_are_one_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [torch.randn(30), torch.randn(7)]
+    whole = digest(values)
+    monkeypatch.setattr(replicas, "PIECE", 8)
+    assert digest(values) == whole
+
+
+def test_numbers_that_change_places_change_the_digest() -> None:
+    assert digest([torch.tensor([1.0, 2.0])]) != digest([torch.tensor([2.0, 1.0])])
+
+
+def test_the_optimizers_moments_count() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert len(replicas.moments(optimizer)) == 6

@@ -1,0 +1,134 @@
+"""From the bits of every rank's parameters to a verdict: all replicas are the same, or these ranks are not."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from entrypoint import ExitCode, Failure
+from train.ranks.runtime import Runtime
+
+PIECE: Final = 2**22  # numbers that are widened to 64 bits at once: 32 MiB
+# Odd numbers of 64 bits (splitmix64's), as torch takes them.
+STRIDE, MIX, NEXT = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One rank's, by its digest. gpu: its UUID, empty on the CPU."""
+
+    rank: int
+    host: str
+    gpu: str
+    digest: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({', '.join(part for part in (self.host, self.gpu) if part)})"
+
+
+def compare(runtime: Runtime, net: nn.Module, optimizer: Optimizer, step: int) -> None:
+    """Compare the parameters and the optimizer's state of all ranks by their bits; to be called by all.
+
+    Buffers are left out: each rank collects BatchNorm's statistics from its own batches. DDP sends parameters around
+    at the start only, so that a bit that has flipped since stays flipped.
+
+    Raises:
+        Failure: NODE on a rank that may be the wrong one, PEER on the others, once that one has left: job scripts
+            leave out the nodes that say NODE.
+    """
+    if runtime.control is None:
+        return
+    mine = int(digest([*net.parameters(), *moments(optimizer)]).item())
+    host, gpu = socket.gethostname(), gpu_of(runtime.device)
+    told = runtime.gathered((host, gpu, mine))
+    replicas = [Replica(rank=rank, host=h, gpu=g, digest=d) for rank, (h, g, d) in enumerate(told)]
+    suspects = suspected(replicas)
+    if not suspects:
+        return
+    failure = diverged(replicas, suspects, step)
+    if runtime.world.rank not in [suspect.rank for suspect in suspects]:
+        with suppress(RuntimeError):
+            runtime.barrier()  # ends when a suspect has left: the first to leave names the cause
+        failure.code = ExitCode.PEER
+    raise failure
+
+
+def suspected(replicas: Sequence[Replica]) -> list[Replica]:
+    """Those that most others contradict; all of them where no majority can tell; none where all are the same."""
+    (common, count), *others = Counter(replica.digest for replica in replicas).most_common()
+    if not others:
+        return []
+    known = 2 * count > len(replicas)
+    return [replica for replica in replicas if not known or replica.digest != common]
+
+
+def diverged(replicas: Sequence[Replica], suspects: Sequence[Replica], step: int) -> Failure:
+    """The end of a run whose replicas are not the same any more."""
+    some = ", ".join(map(str, suspects[:8])) + (f" and {len(suspects) - 8} more" if len(suspects) > 8 else "")
+    agree = len(replicas) - len(suspects)
+    found = f"{some} differ from the other {agree}, which agree" if agree else f"{some} differ: no majority can tell"
+    return Failure(
+        f"the replicas are not the same any more, seen after step {step}",
+        found=found,
+        expected="the same parameters on all ranks, bit by bit",
+        fix="start the same command again without these GPUs, and have their memory tested (nvidia-smi -q -d ECC)",
+        code=ExitCode.NODE,
+    )
+
+
+def digest(tensors: Iterable[Tensor]) -> Tensor:
+    """A hash of all bits, as one int64 on the first tensor's device. No host sync.
+
+    The sum of every number's bits, each times an odd number that belongs to its place, modulo 2**64: one flipped bit
+    always changes it, and sums of whole numbers do not depend on their order. Layout (channels last) does not count.
+    """
+    total, place = None, 0
+    for tensor in tensors:
+        for piece in _words(tensor).split(PIECE):
+            part = (piece.to(torch.int64) * _weights(place, len(piece), piece.device)).sum()
+            total = part if total is None else total + part.to(total.device)
+            place += len(piece)
+    return torch.zeros((), dtype=torch.int64) if total is None else total
+
+
+def moments(optimizer: Optimizer) -> list[Tensor]:
+    """The optimizer's tensors, in the order of its parameters."""
+    states: list[Mapping[str, Any]] = [
+        optimizer.state[parameter]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter in optimizer.state
+    ]
+    return [state[name] for state in states for name in sorted(state) if isinstance(state[name], Tensor)]
+
+
+def gpu_of(device: torch.device) -> str:
+    """Its UUID; empty on the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Its bits as whole numbers in one row."""
+    flat = tensor.detach().reshape(-1)
+    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(WORDS[_size(flat)])
+
+
+def _size(flat: Tensor) -> int:
+    return flat.element_size() // (2 if flat.is_complex() else 1)
+
+
+def _weights(first: int, count: int, device: torch.device) -> Tensor:
+    """Odd numbers without a pattern, one for each place from `first` on."""
+    mixed = torch.arange(first + 1, first + count + 1, device=device) * STRIDE
+    mixed = (mixed ^ (mixed >> 30)) * MIX
+    mixed = (mixed ^ (mixed >> 27)) * NEXT
+    return mixed | 1
