@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy.ctypeslib  # noqa: F401 - safetensors loads it at the first save, when the image's files may be gone
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from
-from safetensors.torch import save as bytes_from
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import commit, manifest, shelf
+from train.checkpoint import commit, manifest, shelf, snapshot
 from train.checkpoint.manifest import Damaged, Manifest
+from train.checkpoint.snapshot import STATE, SUFFIX, Snapshot
 from train.files import durable, refusals
 
-STATE, SUFFIX = "state.json", ".safetensors"
 OVER = "start over with checkpoint.resume=never"
 
 
@@ -69,31 +67,33 @@ def save(
     keep: int,
     best: int | None = None,
 ) -> Path:
-    """Commit a checkpoint of `step` in `folder` (the run's `checkpoints/`), then prune. On rank 0 only.
+    """`write` what `snapshot.take` takes, then prune: `keep` checkpoints stay, and that of step `best`."""
+    final = write(folder, snapshot.take(step, tensors, state))
+    shelf.prune(folder, keep=keep, best=best, trusted=step)
+    return final
 
-    Saving the same content again writes nothing. Another content for the same step replaces it.
 
-    Args:
-        tensors: by group ("model", "optimizer") and name; any device, any layout; copied before they are written.
-        state: everything else, as JSON; NaN and infinities are allowed.
-        keep: how many checkpoints stay; `best` is a step that stays as well.
+def write(folder: Path, taken: Snapshot) -> Path:
+    """Commit a snapshot in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread: torch is not used.
+
+    Writing the same content again changes nothing. Another content for the same step replaces it.
 
     Raises:
-        Failure: as in `refusals.MEANING`; `kept` names the last committed checkpoint.
+        Failure: as in `refusals.MEANING`, before anything is written where there is no room for it; `kept` names the
+            last committed checkpoint.
     """
     before = shelf.steps(folder)
-    files = _encoded(tensors, state)
-    entries = {name: manifest.entry(data) for name, data in files.items()}
-    contents = Manifest(format=manifest.FORMAT, step=step, torch=torch.__version__, files=entries)
-    final = folder / shelf.name(step)
+    final = folder / shelf.name(taken.step)
     try:
+        entries = {name: manifest.entry(data) for name, data in taken.files.items()}
+        contents = Manifest(format=manifest.FORMAT, step=taken.step, torch=taken.torch, files=entries)
         with refusals.told(final):
             if not commit.holds(final, contents):
-                commit.make(final, files, contents)
+                durable.refuse_full(folder, taken.size)
+                commit.make(final, taken.files, contents)
     except Failure as failure:
         failure.kept = next((str(path) for path in reversed(before.values()) if shelf.is_valid(path)), None)
         raise
-    shelf.prune(folder, keep=keep, best=best, trusted=step)
     return final
 
 
@@ -141,19 +141,6 @@ def load(
         return tensors, json.loads(_checked(committed, STATE))
     except (Damaged, SafetensorError, ValueError, KeyError, RecursionError) as reason:
         raise _damaged(committed.path, reason) from reason
-
-
-def _encoded(tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> dict[str, bytes]:
-    """The content of each file by its name."""
-    files = {
-        f"{group}{SUFFIX}": bytes_from({k: _snapshot(v) for k, v in named.items()}) for group, named in tensors.items()
-    }
-    return files | {STATE: json.dumps(state, indent=1).encode()}
-
-
-def _snapshot(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU that shares memory with nothing (tied weights are saved twice)."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
 def _checked(committed: Committed, name: str) -> bytes:

@@ -28,7 +28,7 @@ def holds(path: Path, contents: Manifest) -> bool:
         return False
 
 
-def make(final: Path, files: Mapping[str, bytes], contents: Manifest) -> None:
+def make(final: Path, files: Mapping[str, bytes | memoryview], contents: Manifest) -> None:
     """Commit the checkpoint `final`. Raises OSError or Failure, and leaves no temporary folder."""
     temporary = final.with_name(f"{durable.TEMPORARY}{final.name}-{os.urandom(4).hex()}")
     try:

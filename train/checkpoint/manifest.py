@@ -45,7 +45,7 @@ class Manifest:
     files: Mapping[str, Entry]
 
 
-def entry(data: bytes) -> Entry:
+def entry(data: bytes | memoryview) -> Entry:
     """The entry of a file that is to hold `data`."""
     return Entry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 

@@ -46,7 +46,7 @@ def write_json(path: Path, value: Any) -> None:
     write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def create(path: Path, data: bytes) -> None:
+def create(path: Path, data: bytes | memoryview) -> None:
     """Make the new file `path`, never through a link, and fsync it. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -113,7 +113,14 @@ def prepare(folder: Path, need: int = 0) -> None:
             create(probe, b"\n")
         finally:
             remove(probe)
-        disk = os.statvfs(folder)
+    refuse_full(folder, need)
+
+
+def refuse_full(folder: Path, need: int) -> None:
+    """Raises Failure (IO) where the file system that holds `folder`, or will, has less than `need` bytes left."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    with refusals.told(folder):
+        disk = os.statvfs(there)
     if disk.f_bavail * disk.f_frsize < need:
         short = refusals.failure(OSError(errno.ENOSPC, "too little"), folder)
         short.expected = f"{need / 1e6:.1f} MB free"

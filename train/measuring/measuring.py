@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, World
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, snapshot
 from train.checkpoint.checkpoint import Committed
 from train.data import catalog
 from train.data.loader import Loader, open_loader
@@ -77,7 +77,7 @@ def read(chosen: Chosen) -> Weights:
     found = Committed(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
     tensors, _ = checkpoint.load(found, (AVERAGED, TRAINED))
     if TRAINED not in tensors:
-        raise _unfit(chosen.path.name, f"no {TRAINED}{checkpoint.SUFFIX} in it", "the weights of a model")
+        raise _unfit(chosen.path.name, f"no {TRAINED}{snapshot.SUFFIX} in it", "the weights of a model")
     average = tensors.get(AVERAGED, {})
     return Weights(tensors={**tensors[TRAINED], **average}, averaged=bool(average))
 

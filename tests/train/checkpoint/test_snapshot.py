@@ -1,0 +1,64 @@
+"""What is copied is what was there, once, and any reader of safetensors can read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from processes import python
+from safetensors.torch import load
+
+from train.checkpoint import snapshot
+
+STRIDED = torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+
+
+def back(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return load(bytes(snapshot.take(1, {"model": named}, {}).files["model.safetensors"]))
+
+
+@pytest.mark.parametrize("dtype", snapshot.DTYPES, ids=str)
+def test_every_type_of_number_is_read_back_by_safetensors(dtype: torch.dtype) -> None:
+    ones = torch.ones(3, dtype=torch.uint8).to(dtype)
+    found = back({"first": torch.zeros(1, dtype=torch.uint8), "w": ones})["w"]
+    assert (found.dtype, found.view(torch.uint8).tolist()) == (dtype, ones.view(torch.uint8).tolist())
+
+
+def test_tensors_of_any_size_and_layout_stand_side_by_side() -> None:
+    named = {"odd": torch.ones(3, dtype=torch.bool), "none": torch.empty(0, 3), "one": torch.tensor(7), "nchw": STRIDED}
+    found = back(named)
+    assert {name: (t.shape, t.flatten().tolist()) for name, t in found.items()} == {
+        name: (t.shape, t.flatten().tolist()) for name, t in named.items()
+    }
+
+
+def test_the_copy_does_not_change_with_what_is_trained_on() -> None:
+    weights = torch.ones(4)
+    taken = snapshot.take(1, {"model": {"w": weights}}, {})
+    weights.zero_()
+    assert load(bytes(taken.files["model.safetensors"]))["w"].tolist() == [1.0] * 4
+
+
+def test_a_group_without_tensors_is_a_file_too() -> None:
+    assert back({}) == {}
+
+
+def test_the_same_content_gives_the_same_bytes() -> None:
+    one = snapshot.take(1, {"model": {"b": STRIDED, "a": torch.ones(1)}}, {})
+    other = snapshot.take(1, {"model": {"a": torch.ones(1), "b": STRIDED}}, {})
+    assert one == other
+
+
+def test_numbers_that_are_not_finite_are_kept_beside_the_tensors() -> None:
+    taken = snapshot.take(1, {}, {"best": float("-inf")})
+    assert json.loads(bytes(taken.files["state.json"])) == {"best": float("-inf")}
+
+
+def test_one_copy_is_held_and_no_second_is_made_on_the_way() -> None:
+    script = "import torch, resource\nfrom train.checkpoint import snapshot\nw = torch.ones(64 << 20)\n"
+    script += "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\nbefore = peak()\n"
+    script += "taken = snapshot.take(1, {'model': {'w': w}}, {})\nprint((peak() - before) / 1024 / 256, taken.size)"
+    times, size = python("-c", script, check=True).stdout.split()
+    assert float(times) < 1.5
+    assert int(size) > 256 << 20
