@@ -1,9 +1,8 @@
-"""The n-th of the system calls that a save makes: fail it, or die in it."""
+"""The n-th of the system calls that a save makes: fail it."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,18 +42,5 @@ def fail(at: int, number: int, *, name: str | None = None, times: int = 1) -> Ca
         seen += name in (None, called)
         if name in (None, called) and at <= seen < at + times:
             raise OSError(number, os.strerror(number))
-
-    return action
-
-
-def die(at: int) -> Callable[..., None]:
-    """An action that kills this process in call `at`: a write is half done then, anything else has not begun."""
-    write = os.write
-
-    def action(number: int, called: str, arguments: tuple[Any, ...]) -> None:
-        if number == at:
-            if called == "write":
-                write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
 
     return action
