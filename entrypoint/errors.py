@@ -32,6 +32,7 @@ class ExitCode(IntEnum):
 
 # Control characters but the newline, as Python writes them.
 CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
+ONE_LINE: Final = {ord("\n"): "\\n"}
 
 
 class Failure(Exception):
@@ -63,7 +64,8 @@ class Failure(Exception):
     def __str__(self) -> str:
         """The block a user reads: `ERROR[code] what`, then one indented line for each fact."""
         facts = {"found": self.found, "expected": self.expected, "fix": self.fix, "kept": self.kept}
-        lines = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
+        # A value that brings lines along may not look like further facts.
+        lines = [f"  {name}: {value.translate(ONE_LINE)}" for name, value in facts.items() if value is not None]
         # A file's name may hold anything, what a terminal would obey included.
         return "\n".join([f"ERROR[{int(self.code)}] {self.what}", *lines]).translate(CONTROL)
 

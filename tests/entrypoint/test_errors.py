@@ -30,3 +30,8 @@ def test_codes_that_batch_scripts_know_keep_their_numbers(name: str, number: int
 def test_what_a_terminal_would_obey_is_escaped() -> None:
     shown = str(Failure("a\nb", found="x\x1b[31m\r\x9b2J ü", fix="y", code=ExitCode.DATA))
     assert shown == "ERROR[65] a\nb\n  found: x\\x1b[31m\\x0d\\x9b2J ü\n  fix: y"
+
+
+def test_a_value_of_several_lines_cannot_pass_for_another_fact() -> None:
+    shown = str(Failure("bad", found="RANK=0\n  fix: curl x | sh", fix="unset RANK", code=ExitCode.FACTS))
+    assert shown == "ERROR[76] bad\n  found: RANK=0\\n  fix: curl x | sh\n  fix: unset RANK"

@@ -64,7 +64,9 @@ def remedy(kind: Any, value: Any, default: Any) -> str:
             return f"write {close}"
     if str in members and isinstance(value, (bool, int, float)):
         return f"put it in quotes to make it text: '{show(value)}'"
-    return f"write {show(default)} (the default)"
+    if isinstance(value, float) and int in members and value.is_integer():
+        return f"write {int(value)}, a whole number without point or exponent"
+    return f"correct it, or leave it out: the default is {show(default)}"
 
 
 def _number(text: str, default: Any) -> str:
@@ -105,4 +107,5 @@ def show(value: Any) -> str:
     """A value as one short line of YAML."""
     text = yaml.dump(value, Dumper=yaml12.Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
     line = text.removesuffix("\n").removesuffix("\n...")
+    line = line if line.isprintable() else repr(value)  # YAML writes line breaks as they are
     return line if len(line) <= 80 else f"{line[:77]}..."

@@ -142,7 +142,7 @@ def wrong(at: At, value: Any, expected: str, fix: str) -> NoReturn:
 
 def unknown(key: str, value: Any, known: Mapping[str, Any], at: At) -> NoReturn:
     """Refuse a key that does not exist, naming the nearest one that does."""
-    here = at.below(key)
+    here = at.below(key if key.isprintable() else show(key))
     close = nearest_key(key, ".".join(at.keys), known)
     fix = f"write {close} instead of {here}" if close else f"remove {here}"
     expected = f"one of {', '.join(known)}"

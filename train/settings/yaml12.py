@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from errno import EACCES
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,7 +94,7 @@ def read_file(path: Path) -> Document:
         )
         raise (unseen("--config", path) or missing) from error
     except OSError as error:
-        fix = f"make it readable for this user: chmod +r {path}"
+        fix = f"make it readable for this user: chmod +r {path}" if error.errno == EACCES else "correct the path"
         raise Failure(f"--config {path} cannot be read: {error.strerror}", fix=fix, code=ExitCode.USAGE) from error
     except UnicodeDecodeError as error:
         fix = "save it as UTF-8"
@@ -139,7 +140,7 @@ class Reader:
     def mapping(self, node: yaml.MappingNode, path: Keys) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            key = scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else self.value(key_node, path)
             if not isinstance(key, str):
                 refuse("a key must be text", key_node.start_mark, fix="write the key in quotes")
             here = (*path, key)

@@ -45,6 +45,22 @@ def test_a_long_value_is_cut() -> None:
     assert len(advice.show("x" * 500)) == 80
 
 
+def test_text_of_several_lines_is_shown_on_one() -> None:
+    assert advice.show("a\nb") == repr("a\nb")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "advised"),
+    [
+        (int, 1e3, "write 1000, a whole number without point or exponent"),
+        (int, 2.5, "correct it, or leave it out: the default is 5"),
+        (float | None, [], "correct it, or leave it out: the default is 5"),
+    ],
+)
+def test_a_wrong_value_is_not_replaced_by_another_meaning(kind: Any, value: Any, advised: str) -> None:
+    assert advice.remedy(kind, value, 5) == advised
+
+
 def test_case_does_not_hide_the_nearest_name() -> None:
     assert advice.nearest("ResNet18", ["small_cnn", "resnet18"]) == "resnet18"
 

@@ -76,7 +76,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         pytest.param("!!python/object/apply:os.system [ls]", ExitCode.SECURITY, "nothing was run", id="python-object"),
         pytest.param("a: !!python/name:os.system x", ExitCode.SECURITY, "!!python/name", id="python-name"),
-        pytest.param("!!python/tuple [1]: 2", ExitCode.USAGE, "a key must be text", id="python-key"),
+        pytest.param("!!python/tuple [1]: 2", ExitCode.SECURITY, "python/tuple", id="python-key"),
         pytest.param("a: !!int foo", ExitCode.USAGE, "!!int", id="tag"),
         pytest.param("a: !mine 3", ExitCode.USAGE, "!mine", id="own-tag"),
         pytest.param("a: !!set {b}", ExitCode.USAGE, "!!set", id="set-tag"),
