@@ -30,9 +30,15 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults of this rank. Each strikes once in a process."""
+    """The faults of this rank. Each strikes once in a process. asked: the whole variable, other ranks' included."""
 
     waiting: list[Fault] = field(default_factory=list)
+    asked: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the start of a run says: a variable that was forgotten must be seen."""
+        return (f"{VARIABLE}={self.asked}: this start is broken on purpose; unset it to train",) if self.asked else ()
 
     def due(self, site: str, step: int) -> str | None:
         """The action that is to happen here and now, if any."""
@@ -55,17 +61,18 @@ def parse(text: str | None, rank: int) -> Faults:
         Failure: USAGE.
     """
     faults = [_one(part) for part in (text or "").split(",") if part]
-    return Faults([fault for fault in faults if fault.rank in (None, rank)])
+    return Faults([fault for fault in faults if fault.rank in (None, rank)], asked=text or "")
 
 
 def _one(text: str) -> Fault:
     site, rank, step, action = (*text.split(":"), "", "", "")[:4]
     whole = text.count(":") == 3 and all(part == "*" or part.isdecimal() for part in (rank, step))
-    if not whole or site not in SITES or action not in (*ACTIONS, *VALUES):
+    if not whole or site not in SITES or action not in VALUES.get(site, ACTIONS):
         raise Failure(
             f"{VARIABLE} names no fault",
             found=f"{VARIABLE}={text}",
-            expected=f"site:rank:step:action; sites {', '.join(SITES)}; actions {', '.join((*ACTIONS, *VALUES))}",
+            expected=f"site:rank:step:action; sites {', '.join(SITES)}; actions {', '.join(ACTIONS)}; "
+            + "; ".join(f"at {site} {', '.join(values)}" for site, values in VALUES.items()),
             fix=f"unset {VARIABLE}: only tests of this project use it",
             code=ExitCode.USAGE,
         )
@@ -89,6 +96,13 @@ def _run_out_of_memory() -> None:
     raise MemoryError("asked for by FAULT")
 
 
+def _run_out_of_gpu_memory() -> None:
+    """What torch raises where a GPU is full."""
+    from torch import OutOfMemoryError  # loaded by now: nothing of FAULT's may make the start slower
+
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (asked for by FAULT)")
+
+
 # What needs no value of the training's.
 ACTIONS: Final[Mapping[str, Callable[[], None]]] = {
     "kill9": _signal_myself(signal.SIGKILL),
@@ -99,6 +113,7 @@ ACTIONS: Final[Mapping[str, Callable[[], None]]] = {
     "nap": lambda: time.sleep(3.0),
     "exit0": lambda: os._exit(0),
     "oom": _run_out_of_memory,
+    "gpu-oom": _run_out_of_gpu_memory,
 }
-# What is done to a value by who has it.
-VALUES: Final = ("nan", "x1e3", "flip")
+# What is done to a value by who has it, and nowhere else.
+VALUES: Final[Mapping[str, tuple[str, ...]]] = {"loss": ("nan", "x1e3"), "param": ("flip",)}

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from entrypoint import ExitCode, Failure
 from train import faults
@@ -35,6 +36,16 @@ def test_an_action_is_done() -> None:
         faults.parse("step:0:3:oom", 0).strike("step", 3)
 
 
+def test_a_full_gpu_raises_what_torch_raises() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        faults.parse("fwd:0:3:gpu-oom", 0).strike("fwd", 3)
+
+
+def test_every_rank_says_that_the_variable_is_set() -> None:
+    assert faults.parse(None, 0).notes == ()
+    assert "FAULT=fwd:1:5:kill9" in faults.parse("fwd:1:5:kill9", 0).notes[0]
+
+
 def test_a_signal_goes_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: sent.append((pid, signum)))
@@ -43,7 +54,17 @@ def test_a_signal_goes_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["fwd", "fwd:0:1", "here:0:1:kill9", "fwd:0:1:explode", "fwd:x:1:stop", "fwd:0:1:stop:2"]
+    "text",
+    [
+        "fwd",
+        "fwd:0:1",
+        "here:0:1:kill9",
+        "fwd:0:1:explode",
+        "fwd:x:1:stop",
+        "fwd:0:1:stop:2",
+        "fwd:0:1:nan",
+        "loss:0:1:stop",
+    ],
 )
 def test_what_names_no_fault_is_refused(text: str) -> None:
     with pytest.raises(Failure) as refused:

@@ -93,7 +93,8 @@ def digest(tensors: Iterable[Tensor]) -> Tensor:
     """
     total, place = None, 0
     for tensor in tensors:
-        for piece in _words(tensor).split(PIECE):
+        words = _words(tensor)
+        for piece in (words[at : at + PIECE] for at in range(0, len(words), PIECE)):
             part = (piece.to(torch.int64) * _weights(place, len(piece), piece.device)).sum()
             total = part if total is None else total + part.to(total.device)
             place += len(piece)

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
+from train.settings import bitwise
 from train.settings.config import RunConfig
 
 # What may differ between two starts of one run, and why. Everything else would make it another training.
@@ -26,6 +27,8 @@ MAY_DIFFER: dict[str, str] = {
     "train.epochs": "more epochs continue a run",
     "train.max_steps": "so do more steps",
     "train.micro_batch_size": "a part of the global batch: smaller after running out of memory, derived when auto",
+    "train.spike": "what is done about a loss that jumps, if ever one does",
+    "train.check_replicas_every_steps": "looking does not change the training",
     "eval.every_epochs": "measuring does not change the training",
     "eval.batch_size": "nor does the size of the pieces it is done in: the result is exact",
     "eval.target": "when to end is asked anew at each evaluation",
@@ -34,6 +37,8 @@ MAY_DIFFER: dict[str, str] = {
     "log.*": "what is written about it",
     "profile.*": "what is measured about it",
 }
+# What may not, after all, where the bits must stay: the leaves of the tree that gradients are added up in.
+FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 
 
 def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -44,8 +49,13 @@ def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
     """
     defaults = flat(asdict(RunConfig()))
     old, new = defaults | flat(saved), defaults | flat(now)
-    keys = [key for key in {**new, **old} if not any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)]
+    fixed = FIXED_BY_BITWISE if bitwise.WORD in (old["train.reproducible"], new["train.reproducible"]) else ()
+    keys = [key for key in {**new, **old} if key in fixed or not _may_differ(key)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
+
+
+def _may_differ(key: str) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)
 
 
 def refuse_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

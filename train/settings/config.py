@@ -99,6 +99,7 @@ class Train:
     """How long and in which batches. Accumulation is derived: global / (micro x world).
 
     ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 10 bits.
+    spike: what to do about a loss that jumps. check_replicas_every_steps: also before every save; null: never.
     """
 
     epochs: int = 5
@@ -114,6 +115,8 @@ class Train:
     ema_decay: float | None = None
     reproducible: Literal["fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"
+    spike: Literal["none", "warn", "rollback"] = "warn"
+    check_replicas_every_steps: int | None = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "train.micro_batch_size": between(1, 10**6),
     "train.clip_grad_norm": ABOVE_ZERO,
     "train.ema_decay": FRACTION,
+    "train.check_replicas_every_steps": at_least(1),
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),
     "eval.patience": at_least(1),
@@ -122,7 +123,6 @@ NOT_YET = frozenset(
         "launch.max_restarts",
         "data.cache",
         "train.compile",
-        "train.reproducible",
         "log.trackers",
         "profile.steps",
     ]
