@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -132,22 +133,41 @@ def test_a_digest_beside_the_image_is_not_computed_again(folder: Path) -> None:
     assert digest(folder) == "a" * 64
 
 
-def code_of(folder: Path) -> str:
-    """The code that a job script ends with when srun's was 9, after what the run has left in the folder."""
-    line = next(line for line in (LAUNCH / "singlegpu.sh").read_text().splitlines() if line.startswith("said="))
-    command = ["bash", "-c", f'set -euo pipefail; code=9; {line}; echo "$code"']
-    environ = {"folder": str(folder), "PATH": os.environ["PATH"]}
-    return subprocess.check_output(command, env=environ, text=True, timeout=20).strip()
+def code_of(folder: Path, srun: str = "return 9") -> str:
+    """The code that a job script ends with, by its own lines, when srun does `srun`."""
+    script = (LAUNCH / "singlegpu.sh").read_text()
+    lines = script[script.index("folder=$(apptainer") : script.index("if [[ ! $code")]
+    asked = 'apptainer() { echo "$FOLDER"; }; srun() { eval "$SRUN"; }; image=train.sif step=()'
+    command = ["bash", "-c", f'set -euo pipefail; {asked}\n{lines}\necho "$code"']
+    environ = {"FOLDER": str(folder), "SRUN": srun, "PATH": os.environ["PATH"]}
+    return subprocess.check_output(command, env=environ, text=True, timeout=20, stdin=subprocess.DEVNULL).strip()
+
+
+def says(code: str) -> str:
+    """What a run does at its end, as the shell's words."""
+    return f'mkdir -p "$FOLDER/errors"; printf %s {shlex.quote(code)} >"$FOLDER/errors/exit.json"; return 9'
 
 
 def test_a_job_ends_with_the_code_that_the_run_wrote_and_not_with_one_that_it_quotes(folder: Path) -> None:
     exitfile.write(folder, code=75, step=3, cause='the log says "code": 70')
-    assert code_of(folder) == "75"
+    written = (folder / "errors" / "exit.json").read_text()
+    assert code_of(folder, says(written)) == "75"
 
 
-@pytest.mark.parametrize("left", [None, "", "{", '{"code": ', '{"code": "75"}', '{"code": null}'])
-def test_without_a_code_of_the_run_srun_s_counts(folder: Path, left: str | None) -> None:
-    (folder / "errors").mkdir()
-    if left is not None:
-        (folder / "errors" / "exit.json").write_text(left)
-    assert code_of(folder) == "9"
+@pytest.mark.parametrize("left", ["", "{", '{"code": ', '{"code": "75"}', '{"code": null}'])
+def test_without_a_code_of_the_run_srun_s_counts(folder: Path, left: str) -> None:
+    assert code_of(folder, says(left)) == "9"
+
+
+def test_what_an_earlier_start_said_is_neither_believed_nor_removed(folder: Path) -> None:
+    exitfile.write(folder, code=75, step=3, cause="SIGTERM")
+    assert (code_of(folder), exitfile.read(folder) is not None) == ("9", True)
+
+
+def test_a_job_that_is_refused_the_folder_keeps_its_code_when_the_other_ends_meanwhile(folder: Path) -> None:
+    assert code_of(folder, says('{"code": 75}').replace("return 9", "return 73")) == "73"
+
+
+def test_a_requeue_is_told_only_after_slurm_has_taken_it() -> None:
+    script = (LAUNCH / "singlegpu.sh").read_text()
+    assert script.index("scontrol requeue") < script.index("requeued, start")
