@@ -40,6 +40,23 @@ class Cluster:
         words = ["login", "env", "-C", cwd, *command]
         return _tool(words, CLUSTER=str(self.folder), seconds=seconds)
 
+    def root(self, node: str, *command: str, seconds: float = 60) -> Done:
+        """Run a command as root on a node."""
+        return _tool(["root", node, *command], CLUSTER=str(self.folder), seconds=seconds)
+
+    def cut(self, node: str) -> None:
+        """Take a node's network link down: it lives on, and nobody hears of it."""
+        _tool(["cut", node], CLUSTER=str(self.folder), seconds=60)
+
+    def heal(self, node: str) -> None:
+        """Take the link up again, and wait until Slurm uses the node."""
+        _tool(["heal", node], CLUSTER=str(self.folder), seconds=60)
+        until(lambda: self.state_of(node) == "idle", 90, lambda: f"{node} is {self.state_of(node)}")
+
+    def state_of(self, node: str) -> str:
+        """What Slurm says of a node: idle, mixed, down, ..."""
+        return self.login("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
+
     def submit(self, *options: str, script: str | None = None, cwd: str = "/shared", **variables: str) -> Job:
         """sbatch, with a script's text or with the name of one among the options; `variables` are the user's own."""
         words = [

@@ -1,0 +1,90 @@
+"""What a cluster does to a job: each strike, and what was promised of the run that it hits."""
+
+from __future__ import annotations
+
+import time
+
+from interruptions import Bench, Scenario
+from launching import Launched
+
+# To the batch shell alone, which ignores it: the ranks hear nothing before the limit.
+UNWARNED = "--signal=B:USR1@1"
+# A preempted job loses its node, with all jobs on it: one node is for that.
+APART, BESIDE = "--nodelist=node03", "--exclude=node03"
+NO_CHECKPOINT_BEFORE = "checkpoint.every_steps=null"
+# Slurm's daemon, the step's, and the ranks, in one blow: what a node that loses its power does.
+KILL = "kill -9 $(pgrep -f 'slurmstepd|train') $(pgrep -x slurmd)"
+
+
+def cancel(stage: Bench, one: Launched) -> None:
+    """Plain scancel: TERM, and KILL after KillWait."""
+    one.job.signal()
+
+
+def cancel_twice(stage: Bench, one: Launched) -> None:
+    """TERM to everything as at the begin and at the end of a grace time, each twice: from Slurm and from Apptainer."""
+    one.job.signal("-f", "-s", "TERM")
+    time.sleep(2.5)  # beyond what the parent takes for the same signal, and within the save
+    one.job.signal("-f", "-s", "TERM")
+
+
+def usr1(stage: Bench, one: Launched) -> None:
+    """USR1 to the steps, as `--signal=USR1@S` does."""
+    one.job.signal("-s", "USR1")
+
+
+def requeue(stage: Bench, one: Launched) -> None:
+    """An administrator's or a user's."""
+    stage.cluster.login("scontrol", "requeue", one.job.number)
+
+
+def preempt(stage: Bench, one: Launched) -> None:
+    """A job of a partition that comes first wants the whole node; this one's partition gives 20 s."""
+    node = one.job.facts()["NodeList"]
+    stage.cluster.submit("-p", "urgent", "--exclusive", "-w", node, script="sleep 1", cwd=one.job.cwd)
+
+
+def nothing(stage: Bench, one: Launched) -> None:
+    """The clock does it."""
+
+
+def cut(stage: Bench, one: Launched) -> None:
+    """Pull the cable of the node that does not run the job script."""
+    stage.cluster.cut(other_node(stage, one))
+
+
+def kill_node(stage: Bench, one: Launched) -> None:
+    """Slurm's daemon and the job step die on the node that does not run the job script; nothing of it answers."""
+    stage.cluster.root(other_node(stage, one), "bash", "-c", KILL)
+
+
+def other_node(stage: Bench, one: Launched) -> str:
+    facts = one.job.facts()
+    nodes = stage.cluster.login("scontrol", "show", "hostnames", facts["NodeList"]).stdout.split()
+    return next(node for node in nodes if node != facts["BatchHost"])
+
+
+# Each leaves the others alone: they may run at the same time.
+GENTLE = (
+    Scenario(row="4", name="scancel", strike=cancel, words=(BESIDE,), resubmit=True),
+    Scenario(row="5", name="scancel -s USR1", strike=usr1, words=(BESIDE,)),
+    Scenario(row="5", name="signal USR1@S", strike=nothing, words=(BESIDE, "--time=2", "--signal=USR1@70"), pace=0.4),
+    Scenario(
+        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=1", UNWARNED), pace=0.4,
+    ),
+    Scenario(row="4", name="preemption with grace", strike=preempt, words=(APART,)),
+    Scenario(row="67", name="scontrol requeue", strike=requeue, words=(BESIDE,)),
+    Scenario(
+        row="72", name="TERM again during the save", strike=cancel_twice, words=(BESIDE, NO_CHECKPOINT_BEFORE),
+        variables={"FAULT": "save:0:*:nap"}, resubmit=True,
+    ),
+    Scenario(row="5", name="scancel -s USR1 on two nodes", strike=usr1, words=(BESIDE,), script="multinode"),
+)  # fmt: skip
+# Each takes a node away, one after the other.
+HARSH = (
+    Scenario(row="8", name="link cut", strike=cut, process="node", script="multinode", code=None, killed=True),
+    Scenario(
+        row="8", name="slurmd and step killed", strike=kill_node, process="node", script="multinode",
+        code=None, killed=True,
+    ),
+)  # fmt: skip
