@@ -13,8 +13,8 @@ from entrypoint.errors import ExitCode, Failure
 MOST_NAMES = 65_536  # Slurm's own default limit on one list (MAX_SLURM_NODES); guards against `n[0-99999999]`
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_COUNT = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
@@ -26,9 +26,11 @@ def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
     items = _ITEM.findall(text.strip())
     if not items or ",".join(items) != text.strip():
         raise _unreadable(text, variable, "names such as n1,rack[1-2]n[03,07-09]-ib")
-    names = [name for item in items for name in _expand_item(item, text, variable)]
-    if len(names) > MOST_NAMES:
-        raise _unreadable(text, variable, f"at most {MOST_NAMES} names")
+    names: list[str] = []
+    for item in items:
+        names += _expand_item(item, text, variable)
+        if len(names) > MOST_NAMES:
+            raise _unreadable(text, variable, f"at most {MOST_NAMES} names")
     return tuple(names)
 
 

@@ -55,10 +55,13 @@ def options_from(
     if wanted not in devices:
         raise _bad(device_source, wanted, "auto, cpu or cuda")
     source, procs = _first(arguments, environ, "procs_per_node", procs_per_node)
-    manual = {name: _whole(f"--{name.replace('_', '-')}", getattr(arguments, name)) for name in _MANUAL_NUMBERS}
+    manual = {
+        name: _whole(f"--{name.replace('_', '-')}", getattr(arguments, name), limits)
+        for name, limits in _MANUAL_NUMBERS.items()
+    }
     options = Options(
         device=devices[wanted],
-        procs_per_node=_whole(source, None if procs == "auto" else procs, least=1),
+        procs_per_node=_whole(source, None if procs == "auto" else procs, _PROCS),
         master_addr=arguments.master_addr,
         port_range=_port_range(environ.get("ENTRYPOINT_PORT_RANGE")),
         **manual,
@@ -67,7 +70,9 @@ def options_from(
     return options
 
 
-_MANUAL_NUMBERS = ("nodes", "node_rank", "master_port")
+# From, to. More nodes or processes are a slip of the keyboard, which would be tried.
+_PROCS = (1, 1024)
+_MANUAL_NUMBERS = {"nodes": (1, 65_536), "node_rank": (0, 65_535), "master_port": (1, 65_535)}
 
 
 def _first(arguments: argparse.Namespace, environ: Mapping[str, str], name: str, file_value: object) -> tuple[str, str]:
@@ -79,11 +84,12 @@ def _first(arguments: argparse.Namespace, environ: Mapping[str, str], name: str,
     return f"launch.{name}", "auto" if file_value is None else str(file_value)
 
 
-def _whole(source: str, text: str | None, least: int = 0) -> int | None:
+def _whole(source: str, text: str | None, limits: tuple[int, int]) -> int | None:
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise _bad(source, text, f"a whole number of {least} or more")
+    least, most = limits
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and least <= int(text) <= most):
+        raise _bad(source, text, f"a whole number from {least} to {most}")
     return int(text)
 
 
@@ -108,16 +114,14 @@ def _check_manual(options: Options) -> None:
             fix="give --nodes N --node-rank K --master-addr HOST [--master-port PORT] on each machine",
             code=ExitCode.USAGE,
         )
-    if options.master_port is not None and not 1 <= options.master_port <= 65_535:
-        raise _bad("--master-port", str(options.master_port), "a port from 1 to 65535")
     if not options.nodes or (options.node_rank or 0) >= options.nodes:
-        raise _bad("--node-rank", str(options.node_rank), f"0 <= node rank < --nodes ({options.nodes})")
+        raise _bad("--node-rank", str(options.node_rank), f"a number below --nodes ({options.nodes})")
 
 
 def _bad(source: str, value: str, expected: str) -> Failure:
     return Failure(
         f"{source} has a value that cannot be used",
-        found=f"{source}={value}",
+        found=f"{source}={value[:200]}",
         expected=expected,
         fix=f"set {source} to {expected}, or leave it out",
         code=ExitCode.USAGE,

@@ -11,7 +11,7 @@ from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
 from entrypoint.hostlist import expand_counts, expand_hosts
-from entrypoint.world import integer
+from entrypoint.world import LONGEST, integer
 
 # Our noun -> Slurm's variable, step scope only: the job's own (SLURM_NODELIST, SLURM_NTASKS_PER_NODE) may describe
 # more nodes than the step has.
@@ -51,6 +51,7 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return (
         step.isascii()
         and step.isdigit()
+        and len(step) <= LONGEST
         and int(step) < _FIRST_RESERVED_STEP
         and all(environ.get(name) for name in needed)
     )

@@ -26,6 +26,7 @@ class World:
     master_port: int
 
 
+LONGEST = 18  # digits of a number that somebody can mean; Python itself refuses to read 5000
 # Our noun -> its variable. The first eight names are torchrun's; GROUP_* are its words for nodes.
 # Source: the "Environment Variables" section of PyTorch's torchrun documentation.
 CONTRACT: dict[str, str] = {
@@ -86,10 +87,11 @@ def integer(variable: str, text: str) -> int:
     Raises:
         Failure: FACTS, naming the variable and its value.
     """
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST):
         raise Failure(
             f"{variable} is not a whole number of 0 or more",
-            found=f"{variable}={text}",
+            found=f"{variable}={text[:200]}",
+            expected=f"digits only, at most {LONGEST}",
             fix=f"unset {variable}, or let the launcher that owns it set it",
             code=ExitCode.FACTS,
         )

@@ -76,3 +76,14 @@ def test_compressed_counts_are_read_back(pairs: list[tuple[int, int]]) -> None:
 def test_counts_outside_the_grammar_are_refused_by_name(text: str) -> None:
     with pytest.raises(Failure, match="SLURM_TASKS_PER_NODE"):
         expand_counts(text, "SLURM_TASKS_PER_NODE")
+
+
+def test_many_long_ranges_are_refused_before_they_fill_the_memory() -> None:
+    with pytest.raises(Failure, match="cannot be read"):
+        expand_hosts(",".join(["n[0-65535]"] * 9000), "SLURM_STEP_NODELIST")
+
+
+@pytest.mark.parametrize("text", [f"n[0-{'9' * 5000}]", f"n[{'9' * 5000}]"])
+def test_a_number_of_thousands_of_digits_is_outside_the_grammar(text: str) -> None:
+    with pytest.raises(Failure, match="cannot be read"):
+        expand_hosts(text, "SLURM_STEP_NODELIST")

@@ -70,6 +70,8 @@ def test_machines_by_hand_are_read_together() -> None:
         ("", {"ENTRYPOINT_DEVICE": "tpu"}, "ENTRYPOINT_DEVICE"),
         ("--procs-per-node 0", {}, "--procs-per-node"),
         ("--procs-per-node two", {}, "--procs-per-node"),
+        ("--procs-per-node 1000000", {}, "--procs-per-node"),
+        ("--nodes 2 --node-rank 0 --master-addr a --master-port 70000", {}, "--master-port"),
         ("", {"ENTRYPOINT_PROCS_PER_NODE": "-1"}, "ENTRYPOINT_PROCS_PER_NODE"),
         ("", {"ENTRYPOINT_PORT_RANGE": "9-10"}, "ENTRYPOINT_PORT_RANGE"),
         ("--nodes 2", {}, "--node-rank, --master-addr"),

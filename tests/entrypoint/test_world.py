@@ -61,3 +61,9 @@ def test_what_is_no_port_is_refused_before_any_socket(text: str) -> None:
 @given(st.integers(0, 10**9))
 def test_every_whole_number_is_read_back(number: int) -> None:
     assert integer("RANK", str(number)) == number
+
+
+def test_a_number_that_python_would_not_read_is_refused_like_any_other() -> None:
+    with pytest.raises(Failure, match="RANK is not a whole number") as caught:
+        integer("RANK", "9" * 5000)
+    assert len(str(caught.value)) < 500
