@@ -1,0 +1,230 @@
+"""A bad input becomes what the user gets: exit code, text, what was written, and which place of the code refused it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import raising
+from machines import machine
+from trials import Trial, last_lines
+
+import entrypoint.__main__ as entry
+import train.__main__ as front
+from entrypoint import Failure, launch
+
+CONTRACT = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29999",
+}
+# What a payload would leave where it ran.
+MARK = "executed"
+PAYLOAD = f"open({MARK!r}, 'w')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One bad input. `says`: words of the message; `fix`: words of its fix.
+
+    config: what cfg.yaml holds, which is then given with --config. prepare: puts more into the fresh folder, which is
+    the working directory. door: how the program is entered. writes: patterns of the paths that may appear or change.
+    row: of docs/failures.md. machine: of what the stand-in machine differs from eight cores without GPUs.
+    """
+
+    id: str
+    code: int
+    says: tuple[str, ...]
+    fix: str
+    line: tuple[str, ...] = ("check",)
+    config: str | bytes | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[Path], object] = lambda folder: None
+    door: Callable[[Case, Path], int]
+    writes: tuple[str, ...] = ()
+    row: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one case gave. made: the places of all failures on the way; place: that of the one shown first."""
+
+    code: int
+    text: str
+    written: tuple[str, ...]
+    made: tuple[str, ...]
+    place: str
+
+    @property
+    def block(self) -> str:
+        """The error alone."""
+        return self.text[self.text.find("ERROR[") :]
+
+
+def through_train(case: Case, folder: Path) -> int:
+    """The command `train`, in this process."""
+    return front.run(_line(case), dict(case.environ))
+
+
+def through_entrypoint(case: Case, folder: Path) -> int:
+    """The command `entrypoint`."""
+    with _environ(case.environ):
+        return entry.main(_line(case))
+
+
+def through_rank(case: Case, folder: Path) -> int:
+    """One rank, as its parent starts it."""
+    from jobs import TINY, forget_accelerate
+
+    from train import worker
+    from train.run.bell import Bell
+
+    first = () if case.config is not None else TINY
+    with suppress(ValueError):
+        sys.path.remove(str(folder))
+    path = list(sys.path)
+    forget_accelerate()
+    try:
+        return worker.run([*first, "run.name=run", *_line(case)], CONTRACT | dict(case.environ), Bell())
+    finally:
+        forget_accelerate()
+        sys.path[:] = path
+
+
+def through(call: Callable[[Path], object]) -> Callable[[Case, Path], int]:
+    """A function whose failure is shown as a front door shows it: for what takes several machines to reach."""
+
+    def door(case: Case, folder: Path) -> int:
+        try:
+            call(folder)
+        except Failure as failure:
+            print(failure, file=sys.stderr)
+            return int(failure.code)
+        return 0
+
+    return door
+
+
+def _line(case: Case) -> list[str]:
+    return [*case.line, *(["--config", "cfg.yaml"] if case.config is not None else [])]
+
+
+def meet(case: Case, folder: Path) -> Outcome:
+    """Give the program the input, in `folder`, which is empty."""
+    if case.config is not None:
+        (folder / "cfg.yaml").write_bytes(case.config if isinstance(case.config, bytes) else case.config.encode())
+    said = io.StringIO()
+    with _inside(folder), _stand_in(case.machine), raising.watched() as seen:
+        case.prepare(folder)
+        before = snapshot(folder)
+        seen.made.clear()
+        with redirect_stdout(said), redirect_stderr(said):
+            code = case.door(case, folder)
+    place = seen.shown[0] if seen.shown else (seen.made or ["nowhere"])[-1]
+    written = tuple(name for name in _changed(before, snapshot(folder)) if not _allowed(name, case.writes))
+    return Outcome(code=code, text=said.getvalue(), written=written, made=tuple(seen.made), place=place)
+
+
+def wrong_in(case: Case, outcome: Outcome) -> list[str]:
+    """What is not as it should be, in words."""
+    fix = outcome.block.partition("fix: ")[2]
+    found = {
+        f"exit code {outcome.code}": outcome.code != case.code,
+        f"no ERROR[{case.code}]": f"ERROR[{case.code}]" not in outcome.text,
+        "a traceback": "Traceback" in outcome.text,
+        f"written: {', '.join(outcome.written)}": bool(outcome.written),
+        f"no fix with {case.fix!r}": case.fix not in fix,
+    } | {f"no word {word!r}": word not in outcome.block for word in case.says}
+    return [what for what, is_wrong in found.items() if is_wrong]
+
+
+def trial(case: Case, outcome: Outcome) -> Trial:
+    """For the page."""
+    wrong = wrong_in(case, outcome)
+    return Trial(
+        row=case.row or outcome.place,
+        injector=case.id,
+        process=case.door.__name__.removeprefix("through_"),
+        expected=case.code,
+        observed=outcome.code,
+        ok=not wrong,
+        lines=[*last_lines(outcome.block), *wrong],
+        figures={"place": outcome.place},
+    )
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every path below `folder` with its kind and content."""
+    found = {}
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(above, name)
+            status = path.lstat()
+            content = b""
+            if path.is_file() and not path.is_symlink() and status.st_size < 1 << 20:
+                with suppress(OSError):
+                    content = path.read_bytes()
+            found[str(path.relative_to(folder))] = (status.st_mode, content)
+    return found
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _allowed(name: str, patterns: tuple[str, ...]) -> bool:
+    return name == "__pycache__" or "__pycache__/" in name or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
+def _environ(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update({"PATH": before.get("PATH", ""), "HOME": before.get("HOME", "/")} | dict(variables))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _stand_in(changes: Mapping[str, Any]) -> Iterator[None]:
+    """A machine with known facts for the planner."""
+    real = launch.read_machine
+    launch.read_machine = lambda environ: machine(**changes)
+    try:
+        yield
+    finally:
+        launch.read_machine = real
+
+
+def emptied(folder: Path) -> Path:
+    """A fresh folder at the same place."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
