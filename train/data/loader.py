@@ -40,7 +40,10 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """Both sides of the data, ready to be drawn from. broken: the files that this rank has skipped so far."""
+    """Both sides of the data, ready to be drawn from.
+
+    broken: the files that this rank has skipped so far. paths: of the training samples, where they are files.
+    """
 
     training: Pool
     held_out: Pool
@@ -50,6 +53,7 @@ class Loader:
     seed: int
     kind: str
     broken: Ledger
+    paths: Sequence[str] | None = None
 
     def train(self, pieces: Sequence[Piece] | Iterator[Piece]) -> Iterator[tuple[Piece, Batch]]:
         """Each micro batch with its images, augmented."""
@@ -109,6 +113,7 @@ def open_loader(
         seed=seed,
         kind=kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1),
         broken=broken,
+        paths=getattr(sets.training, "paths", None),
     )
 
 

@@ -46,6 +46,12 @@ class Course:
                 mine = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
                 yield Piece(step=step, epoch=epoch, number=number, samples=mine)
 
+    def global_batch(self, step: int) -> Samples:
+        """The samples of all ranks in optimizer step `step` (counted from 0), in the order of their micro batches."""
+        epoch, place = divmod(step, self.steps.per_epoch)
+        order = keyed.permutation(self.samples, keyed.ORDER, self.seed, epoch)
+        return order[place * self.batches.global_ : (place + 1) * self.batches.global_]
+
     def _numbers(self) -> range:
         """This rank's micro batches of a global batch: neighbours, so that the ranks' parts lie side by side."""
         first = self.rank * self.batches.accumulation

@@ -50,6 +50,12 @@ def test_a_resumed_course_goes_on_where_it_was_left(first: int) -> None:
     assert all(np.array_equal(rest[place].samples, whole[place].samples) for place in rest)
 
 
+@pytest.mark.parametrize("step", [0, 2, 3, 5])
+def test_a_global_batch_is_its_micro_batches_in_order(step: int) -> None:
+    pieces = [piece.samples for (at, _), piece in sorted(all_pieces(2).items()) if at == step]
+    assert np.array_equal(np.concatenate(pieces), course(2, 1).global_batch(step))
+
+
 def test_a_ranks_micro_batches_are_neighbours() -> None:
     numbers = [piece.number for piece in course(2, 1).pieces(0) if piece.step == 0]
     assert numbers == [4, 5, 6, 7]
