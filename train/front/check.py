@@ -12,7 +12,7 @@ from train.data import imagefolder
 from train.fetching import archives
 from train.front import known, rundir
 from train.optim import schedules
-from train.settings import kinds, names
+from train.settings import bitwise, kinds, names
 from train.settings.advice import show
 from train.settings.batches import Batches, Steps, batches, held_out, steps
 from train.settings.config import Data, Eval, RunConfig
@@ -36,6 +36,7 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     refuse_group(config.data)
     kinds.refuse_mismatch(config.model.name, kinds.dimensions(config.data), f"data.name: {config.data.name}")
     refuse_missing_weights(config)
+    bitwise.refuse(config, world_size)
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     if config.data.name == "folder":
         imagefolder.layout(Path(config.data.root))
@@ -179,6 +180,7 @@ def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, st
         "model": _with(config.model.name, config.model.args),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch),
+        "reproducible": bitwise.describe(config.train),
         "optimizer": _with(
             f"{optim.name}, weight decay {optim.weight_decay:g}"
             + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),

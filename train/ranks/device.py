@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Final
+
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.settings.variables import SET_BY_PARENT
+
+THREADS: Final = "OMP_NUM_THREADS"
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:
@@ -72,3 +78,26 @@ def make_repeatable(device: torch.device) -> None:
     """The same run on the same number of ranks gives the same bits: no kernels chosen by a stopwatch."""
     if device.type == "cuda":
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def make_exact(kind: str, environ: MutableMapping[str, str]) -> None:
+    """The same run on another number of ranks gives the same bits. To be called before CUDA starts.
+
+    On GPUs by kernels that always add in the same order, or refuse. On the CPU by always the same number of threads:
+    the user's own, else 1, since what our parent sets follows the number of ranks.
+    """
+    if kind == "cuda":
+        environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+        # On, it costs a kernel for each new tensor, and finds mistakes that would show anyway.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    elif THREADS not in environ or THREADS in environ.get(SET_BY_PARENT, "").split(","):
+        torch.set_num_threads(1)
+
+
+def arithmetic(device: torch.device) -> dict[str, str | int]:
+    """What the bits of a computation depend on beside the program: kind of device, threads, torch."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    kind = f"CPU, {torch.backends.cpu.get_cpu_capability()}"
+    return {"device": kind, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -19,14 +19,16 @@ from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure, World
 from train.ranks import rendezvous
-from train.ranks.device import allow_tf32, choose_device, choose_precision, make_repeatable
+from train.ranks.device import allow_tf32, choose_device, choose_precision, make_exact, make_repeatable
+from train.settings import bitwise
 from train.settings.config import RunConfig
 
 T = TypeVar("T")
 ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 # Accelerate takes any of these for a sign of several processes.
 SIGNS: Final = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-SILENCE_S: Final = 600.0  # launch.timeouts.step auto: a step is shorter, a save may take its own time-out
+STEP_S: Final = 1800.0  # launch.timeouts.step auto finds out no longer one
+MARGIN_S: Final = 120.0  # torch's time-outs come after the hang watch's, which says more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,10 @@ class Runtime:
         """
         if self.parallel == "dp" and (self.device.type == "cuda" or not torch.cuda.is_available()):
             net = DataParallel(net.to(self.device))  # over all visible GPUs; without any it passes through
+        if self.parallel == "none":  # several ranks too, where a tree adds up their gradients
+            return self.accelerator.prepare_model(net, evaluation_mode=True), self.accelerator.prepare_optimizer(
+                optimizer
+            )
         model, wrapped = self.accelerator.prepare(net, optimizer)
         if isinstance(model, DistributedDataParallel):
             # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
@@ -67,7 +73,7 @@ class Runtime:
         in which order three ranks or more add it up. Without this, the first step after a resume would differ from
         the same step of an uninterrupted run in its last bits.
         """
-        if self.control is None:
+        if not isinstance(model, DistributedDataParallel):
             return
         before = [buffer.clone() for buffer in model.buffers()]
         model(images).sum().backward()
@@ -147,7 +153,10 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and FACTS where the
             ranks do not meet.
     """
-    device = choose_device(environ.get("ENTRYPOINT_DEVICE", "cpu"), world.local_rank)
+    kind, exact = environ.get("ENTRYPOINT_DEVICE", "cpu"), bitwise.asked_for(config.train)
+    if exact:
+        make_exact(kind, environ)
+    device = choose_device(kind, world.local_rank)
     precision = choose_precision(config.train.precision, device)
     allow_tf32(config.train.tf32)
     make_repeatable(device)
@@ -158,8 +167,8 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         device=device,
         precision=precision,
         cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which our parent sets to cores per rank
-        accelerator=_accelerator(device, precision, accumulation),
-        parallel=config.train.parallel,
+        accelerator=_accelerator(device, precision, 1 if exact else accumulation),
+        parallel="none" if exact else config.train.parallel,
         control=control,
     )
 
@@ -185,8 +194,9 @@ def _join(
     timeouts = config.launch.timeouts
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store = rendezvous.connect(world, environ, timeouts.start, gpu)
-    step = SILENCE_S if timeouts.step == "auto" else timeouts.step
-    silence = timedelta(seconds=max(step, timeouts.save, timeouts.start))
+    longest = (timeouts.start, timeouts.save, timeouts.evaluation, timeouts.data)
+    step = STEP_S if timeouts.step == "auto" else timeouts.step
+    silence = timedelta(seconds=max(step, *longest) + MARGIN_S)
     backend = "nccl" if device.type == "cuda" else "gloo"
     own = device if device.type == "cuda" else None
     dist.init_process_group(

@@ -20,17 +20,22 @@ class Means:
     samples: int
 
 
+def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """A micro batch for the tally: its summed loss, right answers and samples, from mean loss, [n, classes] and [n]."""
+    right = (logits.argmax(dim=1) == labels).sum()
+    count = torch.full_like(right, len(labels))
+    return torch.stack([loss.double() * len(labels), right.double(), count.double()])
+
+
 class Tally:
     """Sums over micro batches. An infinite or undefined loss spoils the sum, so that it needs no flag of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a micro batch: its mean loss, [n, classes] and [n]. No host sync."""
-        right = (logits.argmax(dim=1) == labels).sum()
-        count = torch.full_like(right, len(labels))
-        self._sums += torch.stack([loss.double() * len(labels), right.double(), count.double()])
+    def take(self, sums: Tensor) -> None:
+        """Add what `sums` gave for a micro batch, or for several together. No host sync."""
+        self._sums += sums
 
     def read(self, total: Callable[[Tensor], Tensor]) -> Means | None:
         """The means over all ranks; None if nothing was added. `total` sums over ranks in place."""

@@ -24,7 +24,9 @@ from train.ranks.runtime import Runtime
 from train.run import resuming
 from train.run.state import State
 from train.settings.batches import Batches, Steps, steps
+from train.run.exact import Exact, refuse_hidden_state
 from train.settings.config import RunConfig
+from train.settings import bitwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Job:
     criterion: nn.Module
     state: State
     faults: Faults
+    exact: Exact | None
+    """With train.reproducible bitwise."""
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
@@ -68,9 +72,9 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     train, checkpoints = config.train, folder / "checkpoints"
     sets = catalog.open_sets(config.data)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
-    labels, images = sets.training.labels, len(sets.training.labels)
+    labels, samples = sets.training.labels, len(sets.training.labels)
     counts = distribution.counts(labels, len(sets.classes)).tolist()
-    counted = steps(batches, images, epochs=train.epochs, max_steps=train.max_steps)
+    counted = steps(batches, samples, epochs=train.epochs, max_steps=train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device)
     found = resuming.look(config, runtime, checkpoints, net, optimizer)
@@ -79,7 +83,11 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
-    runtime.rehearse(model, networks.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device)))
+    images = networks.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device))
+    if exact is None:
+        runtime.rehearse(model, images)
+    else:
+        refuse_hidden_state(model, images)
     return Job(
         config=config,
         runtime=runtime,
@@ -87,11 +95,12 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores),
         classes=sets.classes,
         data=resuming.data_facts(sets),
-        images=images,
+        images=samples,
         held_out=len(sets.held_out.labels),
         batches=batches,
         steps=counted,
-        course=Course(batches=batches, steps=counted, samples=images, rank=runtime.world.rank, seed=config.run.seed),
+        course=Course(batches=batches, steps=counted, samples=samples, rank=runtime.world.rank, seed=config.run.seed),
+    exact = _exact(config, runtime, net, batches)
         schedule=schedules.schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=wrapped,
@@ -112,6 +121,14 @@ def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Opt
     average = None if decay is None else Average(network, decay)
     return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
 
+        exact=exact,
 
 def _scaler(runtime: Runtime) -> torch.amp.GradScaler | None:
     return runtime.accelerator.scaler  # type: ignore[no-any-return]
+def _exact(config: RunConfig, runtime: Runtime, net: nn.Module, batches: Batches) -> Exact | None:
+    """Refused by every task's parent already; once more here, where the world is real."""
+    bitwise.refuse(config, runtime.world.world_size)
+    wanted = bitwise.asked_for(config.train)
+    return Exact(net, runtime.world, micro_batches=batches.global_ // batches.micro) if wanted else None
+
+

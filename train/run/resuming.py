@@ -16,7 +16,7 @@ from train.data.sets import Sets
 from train.evaluation import stopping
 from train.ranks.runtime import Runtime
 from train.record import record
-from train.run import state
+from train.run import elsewhere, state
 from train.run.state import State
 from train.settings import changes
 from train.settings.config import RunConfig
@@ -57,13 +57,13 @@ def restore(
     state.restore(current, tensors, facts["state"])
     target = facts["config"]["eval"].get("target")
     current.held = stopping.still_held(config.eval, current.held, current.result, target)
-    return (*found.notes, *_other_world(facts, runtime))
+    return (*found.notes, *elsewhere.notes(config, facts, runtime))
 
 
 def facts(config: RunConfig, runtime: Runtime, data: Mapping[str, Any], current: State) -> dict[str, Any]:
     """What a checkpoint tells beside its tensors: the numbers of the state, and what it may be continued with."""
-    told = {"state": state.facts(current), "config": asdict(config), "world_size": runtime.world.world_size}
-    return told | {"data": dict(data)}
+    told = {"state": state.facts(current), "config": asdict(config), "data": dict(data)}
+    return told | elsewhere.facts(runtime)
 
 
 def data_facts(sets: Sets) -> dict[str, Any]:
@@ -109,9 +109,3 @@ def _refuse_other_data(before: Mapping[str, Any] | None, sets: Sets) -> None:
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _other_world(facts: dict[str, Any], runtime: Runtime) -> list[str]:
-    before, now = facts["world_size"], runtime.world.world_size
-    said = f"the run began on {before} ranks and goes on with {now}: same samples, same learning rates, other rounding"
-    return [said] if before != now else []

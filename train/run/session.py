@@ -22,7 +22,7 @@ from train.run.job import Job
 from train.run.loop import fit
 from train.run.now import Now
 from train.run.seat import Seat
-from train.settings import parallel
+from train.settings import bitwise, parallel
 from train.settings.batches import batches
 from train.settings.config import RunConfig
 from train.settings.variables import Variables, refuse_contradictions
@@ -77,12 +77,13 @@ def banner(todo: Job, found: Variables) -> str:
         {
             "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
             "device": _device(todo.runtime),
-            "parallel": parallel.WORDS[config.train.parallel],
+            "parallel": parallel.describe(config.train),
             "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
             "model": f"{config.model.name}, {networks.parameters(todo.state.network):,} parameters",
             "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
             f"{len(todo.classes)} classes, loader: {todo.loader.kind}",
+            "reproducible": bitwise.describe(config.train),
             "steps": f"{todo.steps.per_epoch} per epoch, {todo.steps.total} in all{_dropped(todo)}",
             "output": todo.folder,
             "variables": found.shown(),

@@ -25,6 +25,8 @@ def as_failure(error: Exception) -> Failure | None:
         return _memory(error)
     if isinstance(error, dist.DistError) or _is_lost_peer(error):
         return _peer(error)
+    if "does not have a deterministic implementation" in str(error):
+        return _no_fixed_order(error)
     if isinstance(error, RuntimeError) and _is_data_worker(error):
         return _data_worker(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
@@ -64,6 +66,15 @@ def _peer(error: Exception) -> Failure:
 def _short(text: str) -> str:
     """gloo's text without its source file, and without its advice."""
     return re.sub(r"^\[/[^]]*\]\s*", "", text).split(". ")[0]
+
+
+def _no_fixed_order(error: Exception) -> Failure:
+    return Failure(
+        "train.reproducible bitwise: the model uses what GPUs compute in any order",
+        found=first_line(error).split(",")[0],
+        fix="set train.reproducible=fast, or take another model",
+        code=ExitCode.USAGE,
+    )
 
 
 def _is_data_worker(error: RuntimeError) -> bool:

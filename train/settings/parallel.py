@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from entrypoint import ExitCode, Failure
+from train.settings import bitwise
+from train.settings.config import Train
 
 SLOW: Final = (
     "train.parallel dp: one process feeds all GPUs and copies the model to each of them in every step, which is slower "
@@ -15,6 +17,12 @@ WORDS: Final = {
     "dp": "DataParallel, one process for all GPUs",
     "none": "none, one process",
 }
+TREE: Final = "one process for each rank, whose gradients meet in pairs"
+
+
+def describe(train: Train) -> str:
+    """For the start of a run."""
+    return TREE if bitwise.asked_for(train) else WORDS[train.parallel]
 
 
 def one_process(kind: str) -> bool:

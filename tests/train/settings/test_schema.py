@@ -84,7 +84,6 @@ NOT_A_MAPPING = {
 NOT_YET = {
     "restarts": ("launch:\n  max_restarts: 1", "launch.max_restarts: 1", "set it to 0"),
     "compile": ("train:\n  compile: true", "train.compile: true", "set it to false"),
-    "bitwise": ("train:\n  reproducible: bitwise", "train.reproducible: bitwise", "set it to fast"),
     "trackers": ("log:\n  trackers: [wandb]", "log.trackers: [wandb]", "set it to []"),
     "profile": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "set it to null"),
 }

@@ -1,0 +1,59 @@
+"""What train.reproducible bitwise can and cannot do, in numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.settings import bitwise, schema
+from train.settings.config import RunConfig
+
+EIGHT = ("train.reproducible=bitwise", "train.global_batch_size=64", "train.micro_batch_size=8")
+
+
+def config(*settings: str) -> RunConfig:
+    return schema.load(None, [*EIGHT, *settings])
+
+
+def refused(world: int, *settings: str) -> Failure:
+    with pytest.raises(Failure) as caught:
+        bitwise.refuse(config(*settings), world)
+    return caught.value
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_powers_of_two_that_divide_the_micro_batches_are_taken(world: int) -> None:
+    bitwise.refuse(config(), world)
+
+
+@pytest.mark.parametrize(("world", "fewer"), [(3, 2), (6, 4), (16, 8)])
+def test_other_worlds_are_refused_with_the_legal_ones(world: int, fewer: int) -> None:
+    failure = refused(world)
+    assert (failure.code, failure.expected) == (ExitCode.FACTS, "one of 1, 2, 4, 8")
+    assert f"start {fewer} rank" in failure.fix
+
+
+@pytest.mark.parametrize(
+    ("setting", "fix"),
+    [
+        ("train.micro_batch_size=auto", "train.micro_batch_size=64"),
+        ("train.micro_batch_size=12", "train.micro_batch_size=16"),
+        ("train.global_batch_size=48", "train.micro_batch_size=6"),
+        ("train.parallel=dp", "train.parallel=ddp"),
+        ("train.sync_batchnorm=true", "train.sync_batchnorm=false"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_refused_with_the_nearest_that_do(setting: str, fix: str) -> None:
+    failure = refused(1, setting)
+    assert failure.code == ExitCode.USAGE
+    assert fix in failure.fix
+
+
+def test_fast_takes_any_world() -> None:
+    bitwise.refuse(config("train.reproducible=fast"), 3)
+
+
+def test_it_says_what_it_promises() -> None:
+    told = bitwise.describe(config().train)
+    assert told == "bitwise: 8 micro batches added up in one tree, the same bits on 1, 2, 4, 8 ranks"
+    assert bitwise.describe(RunConfig().train).startswith("fast:")
