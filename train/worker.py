@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from entrypoint import ExitCode, Failure, from_environ, shield
+from entrypoint import ExitCode, Failure, attach, from_environ, shield
 from train import faults, plugin
 from train.front import rundir
 from train.measuring import chosen
 from train.measuring.chosen import Chosen
 from train.record import exitfile
+from train.record.claim import Claim
 from train.run.bell import Bell
 from train.run.seat import Seat
 from train.settings import schema, variables
@@ -47,28 +48,36 @@ REPORT: Final = "please report it, with logs/ and errors/ of the run's folder"
 def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> int:
     """Train as one rank. Whatever goes wrong is shown here, once.
 
+    Success is said on the pulse too: without that (os._exit in a user's code), it is none.
+
     What takes seconds to import comes after what a signal or a wrong start needs.
     """
-    seat = None
+    seat, pulse = None, attach(environ)
     try:
         arguments = build_parser().parse_args(argv)
         world = from_environ(environ)
         config, folder, measured = wanted(arguments)
         plugin.look_beside(arguments.config, config.data.name, config.model.name)
-        seat = Seat(world=world, folder=folder)
+        seat = Seat(world=world, folder=folder, pulse=pulse)
+        if arguments.lease is not None and world.rank == 0:
+            seat.claim = Claim(folder=folder, number=arguments.lease)
+        seat.before = exitfile.unfinished(seat.folder)
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
         bell.may_leave(partial(abandon, seat))
-        seat.faults = faults.parse(environ.get(faults.VARIABLE), world.rank)
+        seat.faults = faults.parse(environ.get(faults.VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0"))
         seat.faults.strike("start", 0)
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
         if measured:
             with bell.importing():
                 from train.measuring import measuring
-            return measuring.run(config, measured, world, environ, as_json=arguments.json)
-        with bell.importing():
-            from train.run import session
-        return session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
+            code = measuring.run(config, measured, world, environ, as_json=arguments.json, pulse=pulse)
+        else:
+            with bell.importing():
+                from train.run import session
+            code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
+        pulse.beat("end")
+        return code
     except Exception as error:
         bell.only_note()
         return leave(told(error, seat), seat)
@@ -121,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("--evaluate", metavar="CHECKPOINT")
     parser.add_argument("--scratch", metavar="FOLDER")
+    parser.add_argument("--lease", metavar="NUMBER", type=int)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser
@@ -156,8 +166,8 @@ def last_checkpoint(seat: Seat | None) -> str | None:
 
 
 def leave(failure: Failure, seat: Seat | None) -> int:
-    """Leave the reason in errors/, and return its code."""
-    if seat is not None:
+    """Leave the reason in errors/, and return its code. Not in a folder that is another start's by now."""
+    if seat is not None and not (seat.claim and seat.claim.is_lost()):
         exitfile.write_failure(seat.folder, failure, rank=seat.world.rank, host=socket.gethostname())
         # Who lost a peer, or was told to stop because of it, does not know why; who does may have said so already.
         if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exitfile.read(seat.folder) is None:

@@ -1,28 +1,67 @@
-"""`train`: the ranks of this task, started and waited for."""
+"""`train`: the ranks of this task, started and waited for, in a folder that is this start's alone."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from entrypoint import Plan
 from train.commands import launching
 from train.fetching import fetch
 from train.fetching.telling import Teller
-from train.front import refusal, rundir
+from train.front import links, refusal, rundir
+from train.record import claim, starts
 from train.settings import schema
+from train.settings.config import RunConfig
 
 
 def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start the ranks of this task and wait for them."""
     config = schema.load(arguments.config, overrides)
-    with refusal.noted(rundir.run_folder(config), environ):
+    folder = rundir.run_folder(config)
+    with refusal.noted(folder, environ):
         plan = launching.planned(config, launching.options(arguments, config, environ), environ)
     launching.refuse_impossible(config, plan, environ)
+    me = claim.starter(environ, launch=plan.run_id, now=time.time())
+    first = plan.world.rank == 0
+    waited = claim.refuse_taken(folder, me, tell if first else _quietly, first=first)
+    links.refuse(folder)
+    refusal.forget(folder, environ)
     place = rundir.choose(config, plan, environ)
-    if config.data.download:
-        fetch.ensure(config.data, Teller(sys.stderr))
     plan = launching.with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
     source = ["--config", arguments.config] if arguments.config else []
-    return launching.start(plan, [*source, *overrides, *place.overrides], environ, folder=place.folder)
+    if not first:
+        return _run(config, plan, [*source, *overrides, *place.overrides], environ, place.folder)
+    with claim.kept(claim.hold(place.folder, me, waited, tell), lost=stop_ranks) as kept:
+        leased = ["--lease", str(kept.number)]
+        code = _run(config, plan, [*leased, *source, *overrides, *place.overrides], environ, place.folder)
+        if not kept.is_lost():
+            starts.end(place.folder, code, me)
+    return code
+
+
+def _run(config: RunConfig, plan: Plan, words: Sequence[str], environ: Mapping[str, str], folder: Path) -> int:
+    if config.data.download:
+        fetch.ensure(config.data, Teller(sys.stderr))
+    return launching.start(plan, words, environ, folder=folder, config=config)
+
+
+def stop_ranks() -> None:
+    """The run goes on elsewhere: as if somebody had asked to stop. Rank 0 refuses to commit then."""
+    tell("another start has taken this run's folder over: this one seemed dead")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def tell(line: str) -> None:
+    """One line on the console."""
+    print(f"note: {line}", file=sys.stderr, flush=True)
+
+
+def _quietly(line: str) -> None:
+    """The task that starts rank 0 says it."""

@@ -4,7 +4,7 @@ flock is not enough here: on NFS and Lustre it may be refused, or hold on one no
 with O_EXCL is exclusive everywhere. A lease is `NAME.1`; when its holder is dead, whoever makes `NAME.2` first holds it
 (two may see the dead one at once: only one of them wins), and so on. The holder touches its file every BEAT_S; one that
 was not touched for STALE_S is dead, and on the same machine one whose process is gone. No clocks are compared. A holder
-that only seemed dead does no harm here: what is made under a lease is made beside its place, verified, and renamed.
+that only seemed dead (a machine that slept) finds that out at its next beat: its file is gone, or is not the newest.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ BEAT_S, STALE_S, POLL_S = 10.0, 60.0, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lease. machine: one boot of one kernel, and one container's view of its processes."""
+    """Who holds a lease. machine: one boot of one kernel, and one container's view of its processes.
+
+    launch: the key that all tasks of one start share. job, restart: the scheduler's. since: for people.
+    """
 
     host: str
     pid: int
     began: str
     machine: str
     token: str
+    launch: str = ""
+    job: str = ""
+    restart: int = 0
+    since: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -53,10 +60,13 @@ class Lease:
     holder: Holder
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Touch the file until the block ends, however it ends; then give the lease back."""
+    def held(self, lost: Callable[[], None] | None = None) -> Iterator[None]:
+        """Touch the file until the block ends, however it ends; then give the lease back.
+
+        lost: called once, from another thread, if another holder took over meanwhile.
+        """
         over = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(over,), daemon=True)
+        beating = threading.Thread(target=self._beat, args=(over, lost), daemon=True)
         try:
             beating.start()
             yield
@@ -65,10 +75,13 @@ class Lease:
             beating.join()
             self.give_back()
 
-    def _beat(self, over: threading.Event) -> None:
+    def _beat(self, over: threading.Event, lost: Callable[[], None] | None) -> None:
         while not over.wait(BEAT_S):
+            if not holds(self.path, self.number):
+                return lost() if lost else None
             with suppress(OSError):
                 os.utime(_file(self.path, self.number))
+        return None
 
     def give_back(self) -> None:
         """Remove the files, the newest first: as long as an older one is there, nobody can begin again at 1."""
@@ -79,17 +92,19 @@ class Lease:
                 _file(self.path, number).unlink()
 
 
-def take(path: Path, waited: Waited | None = None) -> Lease | None:
+def take(path: Path, waited: Waited | None = None, me: Holder | None = None) -> Lease | None:
     """Hold the lease `path`, or None where a living process does, or another was faster.
+
+    me: under which name; by default this process's.
 
     Raises:
         OSError: where no file can be made.
     """
     number = _newest(path)
     silent = waited is not None and waited.silent == (number, _touched(_file(path, number)))
-    if number and not silent and not _gone(read(path, number)):
+    if number and not silent and not ended(read(path, number)):
         return None
-    file, holder = _file(path, number + 1), myself()
+    file, holder = _file(path, number + 1), me or myself()
     lease = Lease(path=path, number=number + 1, holder=holder)
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -104,25 +119,61 @@ def take(path: Path, waited: Waited | None = None) -> Lease | None:
     return lease
 
 
-def wait(path: Path, look: Callable[[Holder | None], None], clock: Callable[[], float] = time.monotonic) -> Waited:
+def wait(
+    path: Path,
+    look: Callable[[Holder | None], None],
+    clock: Callable[[], float] = time.monotonic,
+    beat: Callable[[Holder | None], None] = lambda _: None,
+) -> Waited:
     """Return once the present holder gave the lease back, or is dead.
 
     Args:
         look: called every POLL_S with the holder, None while its name cannot be read.
+        beat: called with the holder when it was seen to touch its file.
     """
     number, token, touched, since = _newest(path), None, -1, clock()
     while number and number == _newest(path):
         holder = read(path, number)
         token = holder.token if holder else token
-        if _gone(holder):
+        if ended(holder):
             break
         if (now := _touched(_file(path, number))) != touched:
+            if touched != -1 and now != -1:
+                beat(holder)
             touched, since = now, clock()
         elif clock() - since > STALE_S:
             return Waited(token=token, silent=(number, touched))
         look(holder)
         time.sleep(POLL_S)
     return Waited(token=token)
+
+
+def newest(path: Path) -> tuple[int, Holder | None]:
+    """The number of the present lease, 0 where there is none, and its holder where that can be read."""
+    number = _newest(path)
+    return number, read(path, number) if number else None
+
+
+def overdue(path: Path) -> Waited:
+    """As if the present holder had been waited for in vain: its successor knows better than its last touch."""
+    number, holder = newest(path)
+    return Waited(token=holder.token if holder else None, silent=(number, _touched(_file(path, number))))
+
+
+def holds(path: Path, number: int) -> bool:
+    """Whether the lease with this number is still there, and the newest. True where the file server does not say."""
+    try:
+        os.listdir(path.parent)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return _newest(path) == number
+
+
+def lives_here(holder: Holder | None) -> bool:
+    """Whether the holder is a living process of this machine: then nobody has to wait for a sign of life."""
+    return holder is not None and holder.machine == _machine() and not ended(holder)
 
 
 def read(path: Path, number: int) -> Holder | None:
@@ -133,7 +184,7 @@ def read(path: Path, number: int) -> Holder | None:
         return None
 
 
-def myself() -> Holder:
+def myself(*, launch: str = "", job: str = "", restart: int = 0, since: str = "") -> Holder:
     """This process."""
     pid = os.getpid()
     return Holder(
@@ -142,10 +193,14 @@ def myself() -> Holder:
         began=_began(pid),
         machine=_machine(),
         token=os.urandom(8).hex(),
+        launch=launch,
+        job=job,
+        restart=restart,
+        since=since,
     )
 
 
-def _gone(holder: Holder | None) -> bool:
+def ended(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and is none any more; its number may be another's by now."""
     if holder is None or holder.machine != _machine():
         return False

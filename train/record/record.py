@@ -69,7 +69,9 @@ def write_run(
     Raises:
         Failure: as in `refusals.MEANING`.
     """
-    start = {"at": _utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
+    start = {"at": utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
+    before = (read_run(run_folder) or {}).get("starts", [])
+    begun = before.pop() if before and "world_size" not in before[-1] else {}  # by `starts.begin`, a moment ago
     image = source.image(environ)
     facts = {
         "versions": versions(),
@@ -79,7 +81,7 @@ def write_run(
         "sources": dict(sources),
         "argv": [*argv],
         "variables": {kind: dict(found) for kind, found in variables.items()},
-        "starts": [*(read_run(run_folder) or {}).get("starts", []), start | _job(environ)],
+        "starts": [*before, {**begun, **start, **job(environ)}],
     }
     durable.write_json(run_folder / RUN, {"hosts": [*hosts], "launcher": launcher} | facts)
 
@@ -117,7 +119,7 @@ def set_aside(run_folder: Path) -> Path | None:
     return place
 
 
-def _job(environ: Mapping[str, str]) -> dict[str, str]:
+def job(environ: Mapping[str, str]) -> dict[str, str]:
     """The scheduler's name for this start: the same job id again is a requeue."""
     nouns = {"job": "SLURM_JOB_ID", "restart": "SLURM_RESTART_COUNT"}
     return {noun: environ[variable] for noun, variable in nouns.items() if environ.get(variable)}
@@ -130,5 +132,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _utc(seconds: float) -> str:
+def utc(seconds: float) -> str:
+    """For people."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

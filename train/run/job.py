@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from entrypoint import Pulse
 from train.data import catalog, distribution
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
@@ -21,12 +22,13 @@ from train.optim import criterion, optimizers, schedules
 from train.optim.ema import Average
 from train.optim.schedules import Schedule
 from train.ranks.runtime import Runtime
+from train.record.claim import Claim
 from train.run import resuming
-from train.run.state import State
-from train.settings.batches import Batches, Steps, steps
 from train.run.exact import Exact, refuse_hidden_state
-from train.settings.config import RunConfig
+from train.run.state import State
 from train.settings import bitwise
+from train.settings.batches import Batches, Steps, steps
+from train.settings.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,13 @@ class Job:
     model: nn.Module
     optimizer: Optimizer
     criterion: nn.Module
-    state: State
-    faults: Faults
     exact: Exact | None
     """With train.reproducible bitwise."""
+    state: State
+    faults: Faults
+    claim: Claim | None
+    """The lease of the run's folder, on rank 0."""
+    pulse: Pulse
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
@@ -63,12 +68,23 @@ class Job:
         return self.folder / "checkpoints"
 
 
-def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches, faults: Faults | None = None) -> Job:
+def open_job(
+    config: RunConfig,
+    runtime: Runtime,
+    folder: Path,
+    batches: Batches,
+    faults: Faults | None = None,
+    claim: Claim | None = None,
+    begin: Callable[[int], None] = lambda step: None,
+    pulse: Pulse | None = None,
+) -> Job:
     """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
 
     Raises:
         Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
     """
+    pulse = pulse or Pulse()
+    pulse.beat("data")
     train, checkpoints = config.train, folder / "checkpoints"
     sets = catalog.open_sets(config.data)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
@@ -77,9 +93,10 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
     counted = steps(batches, samples, epochs=train.epochs, max_steps=train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device)
-    found = resuming.look(config, runtime, checkpoints, net, optimizer)
+    found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)
+    exact = _exact(config, runtime, net, batches)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
@@ -92,7 +109,7 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         config=config,
         runtime=runtime,
         folder=folder,
-        loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores),
+        loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores, pulse=pulse),
         classes=sets.classes,
         data=resuming.data_facts(sets),
         images=samples,
@@ -100,15 +117,17 @@ def open_job(config: RunConfig, runtime: Runtime, folder: Path, batches: Batches
         batches=batches,
         steps=counted,
         course=Course(batches=batches, steps=counted, samples=samples, rank=runtime.world.rank, seed=config.run.seed),
-    exact = _exact(config, runtime, net, batches)
         schedule=schedules.schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=wrapped,
         criterion=criterion.criterion(config.optim, counts).to(runtime.device),
+        exact=exact,
         state=current,
         faults=faults or Faults(),
+        claim=claim,
+        pulse=pulse,
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
-        notes=(*sets.notes, *loaded, *notes),
+        notes=(*sets.notes, *loaded, *notes, *(faults.notes if faults else ())),
     )
 
 
@@ -116,15 +135,6 @@ def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Mod
     return syncnorm.convert(net, runtime.device, runtime.control) if config.train.sync_batchnorm else net
 
 
-def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
-    network, decay = runtime.accelerator.unwrap_model(model), config.train.ema_decay
-    average = None if decay is None else Average(network, decay)
-    return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
-
-        exact=exact,
-
-def _scaler(runtime: Runtime) -> torch.amp.GradScaler | None:
-    return runtime.accelerator.scaler  # type: ignore[no-any-return]
 def _exact(config: RunConfig, runtime: Runtime, net: nn.Module, batches: Batches) -> Exact | None:
     """Refused by every task's parent already; once more here, where the world is real."""
     bitwise.refuse(config, runtime.world.world_size)
@@ -132,3 +142,11 @@ def _exact(config: RunConfig, runtime: Runtime, net: nn.Module, batches: Batches
     return Exact(net, runtime.world, micro_batches=batches.global_ // batches.micro) if wanted else None
 
 
+def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
+    network, decay = runtime.accelerator.unwrap_model(model), config.train.ema_decay
+    average = None if decay is None else Average(network, decay)
+    return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
+
+
+def _scaler(runtime: Runtime) -> torch.amp.GradScaler | None:
+    return runtime.accelerator.scaler  # type: ignore[no-any-return]

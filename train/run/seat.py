@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint import World
+from entrypoint import Pulse, World
 from train.faults import Faults
+from train.record.claim import Claim
 
 if TYPE_CHECKING:
     from train.run.job import Job
@@ -15,11 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Seat:
-    """One rank of one start. `job` is set as soon as there is something to train."""
+    """One rank of one start. `job` is set as soon as there is something to train.
+
+    claim: on rank 0, the lease of the run's folder that its parent holds. before: what is to be said of the last start.
+    """
 
     world: World
     folder: Path
     faults: Faults = field(default_factory=Faults)
+    claim: Claim | None = None
+    pulse: Pulse = field(default_factory=Pulse)
+    before: str | None = None
     job: Job | None = None
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import partial
 
 import torch
 
@@ -13,15 +15,17 @@ from train.models import networks
 from train.ranks import runtime
 from train.ranks.device import describe
 from train.ranks.runtime import Runtime
-from train.record import exitfile, progress, record
+from train.record import exitfile, progress, record, starts
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import job, onefolder
+from train.run import deadline, job, onefolder, rollback, stop
 from train.run.bell import Bell
+from train.run.deadline import Deadline
 from train.run.job import Job
-from train.run.loop import fit
+from train.run.loop import fit, is_finished
 from train.run.now import Now
 from train.run.seat import Seat
+from train.run.spike import Jumped
 from train.settings import bitwise, parallel
 from train.settings.batches import batches
 from train.settings.config import RunConfig
@@ -43,6 +47,7 @@ def run(
     Raises:
         Failure: whatever keeps this run from training.
     """
+    bell.watch.deadline = deadline.read(environ, now=now, clock=time.monotonic())
     world, folder = seat.world, seat.folder
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
     ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
@@ -50,28 +55,43 @@ def run(
         found.removed, device=ready.device.type, precision=ready.precision, accumulation=batch.accumulation
     )
     onefolder.refuse_apart(ready, folder)
-    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults)
+    launch = seat.claim.token() if seat.claim else None
+    begin = partial(starts.begin, folder, environ=environ, launch=launch, now=now)
+    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
-    metrics = Metrics(
-        folder, main=ready.is_main, step=todo.state.step, tensorboard=config.log.tensorboard, warn=shown.say
-    )
-    shown.say(banner(todo, found))
+    shown.say(banner(todo, found, until=bell.watch.deadline, before=seat.before))
     begun = todo.state.step
     bell.only_note()
     try:
-        end = fit(todo, bell.watch, metrics, shown)
+        end = _train(todo, bell, shown)
     finally:
         shown.close()
-        metrics.close()
     code = _finish(todo, end, shown, begun)
     ready.close()
     return code
 
 
-def banner(todo: Job, found: Variables) -> str:
-    """What is about to happen, in full."""
+def _train(todo: Job, bell: Bell, shown: Progress) -> Now:
+    """To the end; from the last checkpoint on once more where the loss has jumped and train.spike says so."""
+    jump = None
+    while True:
+        at, main = todo.state.step, todo.runtime.is_main
+        metrics = Metrics(todo.folder, main=main, step=at, tensorboard=todo.config.log.tensorboard, warn=shown.say)
+        try:
+            if jump is not None:
+                rollback.tell(todo, jump, metrics, shown)
+            return fit(todo, bell.watch, metrics, shown)
+        except Jumped as jumped:
+            jump = jumped.jump  # not the exception itself: its frames hold the stream of batches
+        finally:
+            metrics.close()
+        rollback.back(todo, jump)
+
+
+def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before: str | None = None) -> str:
+    """What is about to happen, in full. before: what is to be said of the start before this one."""
     config, world = todo.config, todo.runtime.world
     lines = progress.rows(
         {
@@ -80,18 +100,20 @@ def banner(todo: Job, found: Variables) -> str:
             "parallel": parallel.describe(config.train),
             "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
+            "reproducible": bitwise.describe(config.train),
             "model": f"{config.model.name}, {networks.parameters(todo.state.network):,} parameters",
             "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
             f"{len(todo.classes)} classes, loader: {todo.loader.kind}",
-            "reproducible": bitwise.describe(config.train),
             "steps": f"{todo.steps.per_epoch} per epoch, {todo.steps.total} in all{_dropped(todo)}",
             "output": todo.folder,
             "variables": found.shown(),
         }
+        | ({"time limit": f"saved and stopped in time before {until}"} if until else {})
         | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
     )
     lines = "\n".join([lines, *todo.told])
-    notes = [f"note: {note}" for note in (*todo.notes, *found.notes())]
+    said = (before,) if before else ()
+    notes = [f"note: {note}" for note in (*said, *todo.notes, *found.notes())]
     return "\n".join([lines, *notes])
 
 
@@ -99,13 +121,12 @@ def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
     """Commit is done; say so on disk and on the console; then wait, since srun ends all when the first leaves."""
     state = todo.state
     early = stopping.reached(todo.config.eval, state.held)
-    stopped = state.step < todo.steps.total and not early
+    stopped = not is_finished(todo)
     code = ExitCode.STOPPED if stopped else ExitCode.OK
-    received = end.watch.received
-    cause = (received.name if received else "a signal to another rank") if stopped else "finished"
+    cause = stop.cause(end) if stopped else "finished"
     if todo.runtime.is_main:
         exitfile.write(todo.folder, code=code, step=state.step, cause=cause)
-    shown.say(_last_words(todo, end, begun, stopped_by=cause if stopped else None, early=early))
+    shown.say(_last_words(todo, end, begun, stopped_by=stop.told(end) if stopped else None, early=early))
     todo.runtime.barrier()
     return int(code)
 

@@ -103,4 +103,4 @@ def test_data_parallel_says_why_not_to_use_it(launched: dict[str, Any]) -> None:
 
 def test_options_may_stand_between_settings(launched: dict[str, Any]) -> None:
     assert front.run(["optim.lr=1", *CPU, "train.epochs=1", "--procs-per-node", "2", "run.seed=1"], {}) == 7
-    assert launched["command"][3:] == ["optim.lr=1", "train.epochs=1", "run.seed=1"]
+    assert launched["command"][5:] == ["optim.lr=1", "train.epochs=1", "run.seed=1"]

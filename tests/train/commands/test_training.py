@@ -14,14 +14,15 @@ CPU = ("--device", "cpu")
 def test_each_rank_runs_the_worker_with_what_was_given(launched: dict[str, Any], tmp_path: Path) -> None:
     Path("my.yaml").write_text("run: {name: mine}\n")
     assert front.run(["--config", "my.yaml", "optim.lr=1", *CPU, "train.epochs=2"], {"A": "b"}) == 7
-    assert launched["command"][1:] == ["-m", "train.worker", "--config", "my.yaml", "optim.lr=1", "train.epochs=2"]
+    assert launched["command"][1:3] == ["-m", "train.worker"]
+    assert launched["command"][5:] == ["--config", "my.yaml", "optim.lr=1", "train.epochs=2"]
     assert (launched["log_dir"], launched["foreign"]) == (Path("runs/mine/logs"), False)
     assert launched["environ"] == {"A": "b"}
 
 
 def test_without_a_file_the_worker_gets_none(launched: dict[str, Any]) -> None:
     front.run(CPU, {})
-    assert launched["command"] == [sys.executable, "-m", "train.worker"]
+    assert launched["command"] == [sys.executable, "-m", "train.worker", "--lease", "1"]
 
 
 def test_the_stand_in_folder_reaches_the_workers_and_is_said(launched: dict[str, Any], tmp_path: Path) -> None:

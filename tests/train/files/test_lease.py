@@ -200,3 +200,39 @@ def test_processes_on_one_machine_take_turns(path: Path) -> None:
     ends = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 6, ends
     assert list(path.parent.iterdir()) == []
+
+
+def test_the_holder_is_told_once_when_another_took_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "BEAT_S", 0.001)
+    held = lease.take(path)
+    told: list[int] = []
+    assert held is not None
+    with held.held(lambda: told.append(1)):
+        assert lease.holds(path, 1)
+        left_by(path, lease.myself(), number=2)
+        wait_until(lambda: bool(told), "told")
+    assert (told, lease.holds(path, 1)) == ([1], False)
+
+
+def test_a_lease_whose_folder_is_gone_is_held_by_nobody(path: Path) -> None:
+    assert not lease.holds(path.parent / "none" / ".lease", 1)
+
+
+def test_a_touch_is_told_but_not_the_first_look(path: Path, elsewhere: Holder) -> None:
+    file, looks = left_by(path, elsewhere), iter(range(4))
+    beats: list[Holder | None] = []
+
+    def look(_: Holder | None) -> None:
+        file.unlink() if (at := next(looks)) == 3 else os.utime(file, ns=(0, at // 2))
+
+    lease.wait(path, look, beat=beats.append)
+    assert beats == [elsewhere, elsewhere]
+
+
+def test_only_a_living_process_of_this_machine_lives_here(elsewhere: Holder, ended: Holder) -> None:
+    assert [lease.lives_here(holder) for holder in (lease.myself(), elsewhere, ended, None)] == [True, *[False] * 3]
+
+
+def test_a_holder_can_be_declared_overdue(path: Path, elsewhere: Holder) -> None:
+    left_by(path, elsewhere)
+    assert lease.take(path, lease.overdue(path)) is not None

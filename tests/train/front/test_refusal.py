@@ -10,6 +10,7 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.front import refusal
+from train.record import claim
 
 IN_A_JOB = {"SLURM_JOB_ID": "7"}
 NAME = f"node-{socket.gethostname()}.json"
@@ -49,6 +50,11 @@ def test_outside_a_job_nothing_is_written(tmp_path: Path) -> None:
 
 def test_a_node_that_works_again_forgets_what_it_said(tmp_path: Path) -> None:
     fail(tmp_path, ExitCode.NODE, IN_A_JOB)
-    with refusal.noted(tmp_path, IN_A_JOB):
-        pass
+    refusal.forget(tmp_path, IN_A_JOB)
     assert not list(tmp_path.glob("errors/*"))
+
+
+@pytest.mark.parametrize(("job", "names"), [("7", [NAME]), ("8", [])])
+def test_nothing_is_left_in_a_folder_that_another_job_is_at_work_in(tmp_path: Path, job: str, names: list[str]) -> None:
+    claim.hold(tmp_path, claim.starter({"SLURM_JOB_ID": job}, launch="theirs", now=0.0), None, print)
+    assert fail(tmp_path, ExitCode.NODE, IN_A_JOB) == names

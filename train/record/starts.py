@@ -1,0 +1,95 @@
+"""The starts of a run, kept in run.json: each from the moment its step is known, so that a loop of crashes is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+from train.files import durable
+from train.files.lease import Holder
+from train.record import exitfile, record
+
+IN_VAIN: Final = 3  # so many starts of one job from one step, and the next one is refused
+# Done, or stopped by somebody: no sign of a run that cannot go on.
+IN_ORDER: Final = (ExitCode.OK, ExitCode.STOPPED)
+
+Start = Mapping[str, Any]
+
+
+def begin(run_folder: Path, step: int, *, environ: Mapping[str, str], launch: str | None, now: float) -> None:
+    """Add this start to the record, unless it is the fourth in a row of a job that gets nowhere. On rank 0.
+
+    Args:
+        step: the step that it goes on from; launch: one name for all restarts in place of one parent process.
+        now: seconds since 1970.
+
+    Raises:
+        Failure: NO_PROGRESS; as in `refusals.MEANING`.
+    """
+    start = {"at": record.utc(now), "step": step} | record.job(environ) | ({"launch": launch} if launch else {})
+    before = _starts(run_folder)
+    refuse_in_vain(before, start, run_folder)
+    _write(run_folder, [*before, start])
+
+
+def refuse_in_vain(before: Sequence[Start], start: Start, run_folder: Path) -> None:
+    """Refuse `start` where the last starts of its job began at its step, and none ended in order or committed more.
+
+    One that died before its step was known counts for every step.
+
+    Raises:
+        Failure: NO_PROGRESS.
+    """
+    last = [other for other in before if _ended(other).get("code") not in IN_ORDER][-IN_VAIN:]
+    alike = [other for other in last if _same_job(other, start) and other.get("step") in (start["step"], None)]
+    if len(alike) < IN_VAIN:
+        return
+    raise Failure(
+        f"no progress: the last {IN_VAIN} starts of this job began at step {start['step']}, and none committed a later "
+        "one",
+        found="; ".join(f"start at {other.get('at')}: {_told(other)}" for other in alike),
+        fix=f"mend the cause ({run_folder}/errors, {run_folder}/logs), then start or submit it anew: a new job is not "
+        "refused. If nothing but time was short, lower checkpoint.every_minutes",
+        code=ExitCode.NO_PROGRESS,
+    )
+
+
+def end(run_folder: Path, code: int, me: Holder) -> None:
+    """Note how this start ended. By the process that outlives the ranks, while it holds the folder. Never fails."""
+    said = exitfile.read(run_folder)
+    ended = {"code": int(code), "cause": said.cause if said and said.code == code else None}
+    before = _starts(run_folder)
+    with suppress(Failure, OSError):
+        if before and before[-1].get("launch") == me.token:
+            _write(run_folder, [*before[:-1], {**before[-1], "ended": ended}])
+        elif code not in IN_ORDER:  # it died before its step was known
+            who = {"job": me.job, "restart": str(me.restart)} if me.job else {}
+            _write(run_folder, [*before, {"at": me.since, "step": None, **who, "launch": me.token, "ended": ended}])
+
+
+def _starts(run_folder: Path) -> list[dict[str, Any]]:
+    starts = (record.read_run(run_folder) or {}).get("starts", [])
+    return [start for start in starts if isinstance(start, dict)]
+
+
+def _write(run_folder: Path, starts: Sequence[Start]) -> None:
+    durable.write_json(run_folder / record.RUN, (record.read_run(run_folder) or {}) | {"starts": [*starts]})
+
+
+def _same_job(one: Start, other: Start) -> bool:
+    """The scheduler's job; without one, restarts in place of one parent process."""
+    noun = "job" if other.get("job") else "launch"
+    return other.get(noun) is not None and one.get(noun) == other.get(noun)
+
+
+def _ended(start: Start) -> Mapping[str, Any]:
+    ended = start.get("ended")
+    return ended if isinstance(ended, dict) else {}
+
+
+def _told(start: Start) -> str:
+    ended = _ended(start)
+    return f"exit code {ended.get('code')}, {ended.get('cause') or 'no cause told'}" if ended else "it left no word"
