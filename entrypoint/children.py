@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.pulse import VARIABLE, Line
 from entrypoint.tee import Tee
 from entrypoint.world import World
 
@@ -20,11 +21,24 @@ _LIBC = ctypes.CDLL(None)
 
 @dataclass(slots=True)
 class Child:
-    """A started rank and where its output goes."""
+    """A started rank and where its output goes. line: its sign of life; None for a command that is not ours."""
 
     world: World
     process: subprocess.Popen[bytes]
     tee: Tee
+    line: Line | None = None
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether a rank of ours left with success before it said that it had done its work."""
+        beat = self.line.read() if self.line else None
+        return self.line is not None and self.process.returncode == 0 and (beat is None or beat.phase != "end")
+
+    @property
+    def step(self) -> int | None:
+        """The last step that it finished, as far as it said."""
+        beat = self.line.read() if self.line else None
+        return beat.step if beat else None
 
     def send(self, signum: int) -> None:
         """Signal the rank itself (its data loader workers follow it)."""
@@ -36,8 +50,15 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def forget(self) -> None:
+        """Close what was opened to listen to it."""
+        if self.line:
+            self.line.close()
 
-def start(command: Sequence[str], environ: Mapping[str, str], world: World, tee: Tee) -> Child:
+
+def start(
+    command: Sequence[str], environ: Mapping[str, str], world: World, tee: Tee, line: Line | None = None
+) -> Child:
     """Start one rank in a session of its own, so that a terminal's Ctrl-C reaches it through the parent only.
 
     Raises:
@@ -47,7 +68,8 @@ def start(command: Sequence[str], environ: Mapping[str, str], world: World, tee:
     try:
         process = subprocess.Popen(
             list(command),
-            env=dict(environ),
+            env={**environ, **({VARIABLE: line.variable} if line else {})},
+            pass_fds=(line.page, line.stacks) if line else (),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -62,7 +84,7 @@ def start(command: Sequence[str], environ: Mapping[str, str], world: World, tee:
             fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",
             code=ExitCode.NO_INPUT,
         ) from error
-    return Child(world=world, process=process, tee=tee)
+    return Child(world=world, process=process, tee=tee, line=line)
 
 
 def die_with_parent(signum: int, parent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -12,10 +13,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import hygiene, network
+from entrypoint import hygiene, network, pulse
 from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID, detect
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.hangwatch import Care, HangWatch
 from entrypoint.host import oom_kills, read_machine
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
@@ -34,10 +36,19 @@ def make_plan(environ: Mapping[str, str], options: Options) -> Plan:
     return plan(detect(environ, options, machine), options, machine, environ)
 
 
-def run_plan(planned: Plan, command: Sequence[str], environ: Mapping[str, str], *, log_dir: Path, foreign: bool) -> int:
+def run_plan(
+    planned: Plan,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    log_dir: Path,
+    foreign: bool,
+    care: Care | None = None,
+) -> int:
     """Run `command` once per rank and wait; returns the exit code for the task.
 
     Output goes to `log_dir/rank-NNNN.log`, and the world's rank 0 to the console. `foreign`: not our own worker.
+    `care`: how our own are looked after.
 
     Raises:
         Failure: before anything is started, where it cannot work.
@@ -49,22 +60,83 @@ def run_plan(planned: Plan, command: Sequence[str], environ: Mapping[str, str], 
         if planned.world.num_nodes > 1:
             network.resolve(planned.world.master_addr)
         base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
-        _tell(planned, notes, console)
-        shared = base | _common(planned, environ, console) | _own_port(planned, foreign)
-        before = oom_kills()
-        children = _start_all(planned, command, shared, log_dir, console)
-        return supervise(Watch(children, planned.hostname, foreign, console, oom_kills, before), inbox)
+        _tell(planned, (*notes, *_restart_notes(planned, care)), console)
+        base.pop(pulse.VARIABLE, None)  # an outer run's
+        shared = base | _common(planned, environ, console, care) | _own_port(planned, foreign)
+        for attempt in itertools.count():
+            code, wanted = _attempt(
+                planned, command, shared | _again(planned, attempt), log_dir, console, foreign, care, inbox
+            )
+            if not wanted or not _may_restart(planned, care, attempt, code):
+                return code
+            console.say(f"restart {attempt + 1} of {care.restarts if care else 0}, in place (launch.max_restarts)")
+    raise AssertionError("unreachable")
+
+
+def _attempt(
+    planned: Plan,
+    command: Sequence[str],
+    shared: Mapping[str, str],
+    log_dir: Path,
+    console: Console,
+    foreign: bool,
+    care: Care | None,
+    inbox: Inbox,
+) -> tuple[int, bool]:
+    """Start all ranks once; the exit code, and whether the run is still wanted (nobody asked it to stop)."""
+    before = oom_kills()
+    children = _start_all(planned, command, shared, log_dir, console, watched=care is not None)
+    hang = HangWatch(care, children, planned.hostname, planned.device == "cuda") if care else None
+    watch = Watch(children, planned.hostname, foreign, console, oom_kills, before, hang=hang, hosts=planned.hosts)
+    try:
+        return supervise(watch, inbox), watch.asked is None
+    finally:
+        for child in children:
+            child.forget()
+
+
+def _may_restart(planned: Plan, care: Care | None, attempt: int, code: int) -> bool:
+    """A lost rank or a hang may be an accident; every other end would come again."""
+    return care is not None and _whole(planned) and attempt < care.restarts and code in (ExitCode.PEER, ExitCode.HANG)
+
+
+def _restart_notes(planned: Plan, care: Care | None) -> list[str]:
+    if care is None or care.restarts == 0 or _whole(planned):
+        return []
+    return ["launch.max_restarts is not used: this task starts only some of the ranks. The job script requeues the job"]
+
+
+def _whole(planned: Plan) -> bool:
+    return planned.spawn == planned.world.world_size
+
+
+def _again(planned: Plan, attempt: int) -> dict[str, str]:
+    """A start of its own: a store that the last one has left behind is not met."""
+    return {RUN_ID: planned.run_id + (f":attempt-{attempt}" if attempt else ""), "ENTRYPOINT_ATTEMPT": str(attempt)}
+
+
+def _flight_recorder(planned: Plan, care: Care | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """Let NCCL remember its last collectives, and leave them in errors/ when one times out."""
+    if care is None or planned.device != "cuda" or planned.world.world_size == 1:
+        return {}
+    wanted = {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(care.errors.absolute() / "nccl-rank-"),  # torch appends the rank
+    }
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
 
 
 def _start_all(
-    planned: Plan, command: Sequence[str], shared: Mapping[str, str], log_dir: Path, console: Console
+    planned: Plan, command: Sequence[str], shared: Mapping[str, str], log_dir: Path, console: Console, *, watched: bool
 ) -> list[Child]:
     """All ranks, or none: a rank that cannot be started takes those before it along."""
     children: list[Child] = []
     try:
         for world in planned.worlds():
             tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
-            children.append(start(command, to_environ_of(shared, world), world, tee))
+            line = pulse.Line() if watched else None
+            children.append(start(command, to_environ_of(shared, world), world, tee, line))
     except Failure:
         for child in children:
             child.kill_group()
@@ -77,7 +149,7 @@ def to_environ_of(shared: Mapping[str, str], world: World) -> dict[str, str]:
     return {**shared, **to_environ(world), **{k: v for k, v in shared.items() if k == "MASTER_PORT"}}
 
 
-def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict[str, str]:
+def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: Care | None) -> dict[str, str]:
     """What all ranks of this task share, beside the user's own variables. ENTRYPOINT_SET names what is not theirs."""
     variables = {
         RUN_ID: planned.run_id,
@@ -93,7 +165,7 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console) -> dict
     }
     if console.is_terminal:
         variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
-    variables |= _interfaces(planned, environ)
+    variables |= _interfaces(planned, environ) | _flight_recorder(planned, care, environ)
     chosen_here = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
     return variables | {"ENTRYPOINT_SET": ",".join(chosen_here)}
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from entrypoint import deaths, network
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.hangwatch import HangWatch, Verdict
 from entrypoint.tee import Console
 
 # What a scheduler or a person sends to stop a run. HUP (a closed terminal) is passed on as TERM.
@@ -30,6 +32,9 @@ FORWARDED = {
 TERMINALS = (signal.SIGHUP, signal.SIGINT)
 REPEAT_S = 2.0  # the same signal again within this time is Slurm's and Apptainer's double delivery, not a second wish
 GRACE_S = 10.0  # after a failure: for the others to leave by themselves
+KILL_S = 20.0  # after a hang: for the kernel to end what it can; a rank that waits for a dead disk stays
+NAMING_S = 1.5  # after a peer was lost: for its own parent, on another node, to say why
+LOOK_S = 0.25
 T = TypeVar("T")
 
 SAVE_S = 600.0  # after a request to stop: for the ranks to finish their step and commit a checkpoint
@@ -73,7 +78,10 @@ class Inbox:
 
 @dataclass(slots=True)
 class Watch:
-    """The state of one supervision. oom_kills: how often the kernel has killed here for want of memory."""
+    """The state of one supervision. oom_kills: how often the kernel has killed here for want of memory.
+
+    hang: for ranks of our own. hosts: of all ranks, where they are known.
+    """
 
     children: list[Child]
     hostname: str
@@ -81,10 +89,16 @@ class Watch:
     console: Console
     oom_kills: Callable[[], int] = int
     oom_kills_before: int = 0
+    hang: HangWatch | None = None
+    hosts: Sequence[str] = ()
     alive: list[Child] = field(default_factory=list)
     first: tuple[Child, int] | None = None
     asked: int | None = None
     kill_at: float | None = None
+    verdict: Verdict | None = None
+    death: Verdict | None = None
+    named: bool = False
+    name_until: float = 0.0
 
     def forward(self, signum: int) -> None:
         """Pass a request to stop on to every rank."""
@@ -95,15 +109,85 @@ class Watch:
 
     def reap(self) -> None:
         """Take in the ranks that ended; the first failure ends the others."""
-        ended = [(child, child.process.returncode) for child in self.alive if child.process.poll() is not None]
+        ended = [(child, _code(child)) for child in self.alive if child.process.poll() is not None]
         self.alive = [child for child in self.alive if child.process.returncode is None]
         failed = [pair for pair in ended if pair[1] != 0]
-        if failed and self.first is None:
-            self.first = first_to_blame(failed)
+        if failed and self.first is None and self.verdict is None:
+            self.first = first_to_blame(sorted(failed, key=lambda pair: not pair[0].ended_early))
+            self._announce()
             stopped = self.first[1] == ExitCode.STOPPED
             self.kill_at = time.monotonic() + (SAVE_S if stopped else GRACE_S)
             for child in [] if stopped else self.alive:
                 child.send(signal.SIGTERM)
+
+    def _announce(self) -> None:
+        """Name the first to fail at once, here and in errors/, unless it can speak for itself."""
+        self.name_until = time.monotonic() + NAMING_S
+        failure = self._death()
+        if self.first is None or failure is None:
+            return
+        self.named, child = True, self.first[0]
+        if self.hang:
+            failure.kept = self.hang.care.kept()
+            self.death = Verdict(failure=failure, rank=child.world.rank, host=self.hostname, step=child.step)
+        self.console.say(str(failure))
+        self._keep()
+
+    def _death(self) -> Failure | None:
+        """What is to be said of a rank that could not say it itself."""
+        if self.first is None or self.asked == -self.first[1]:
+            return None
+        child, code = self.first
+        who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
+        if child.ended_early:
+            return deaths.left_early(who)
+        if self.out_of_memory():
+            return deaths.starved(who)
+        return deaths.killed(who, -code) if code < 0 else None
+
+    def listen(self) -> None:
+        """Look for silence; all ranks of a run that hangs are ended. After a lost peer, look for who it was."""
+        if self.hang is None:
+            return
+        if self.first is not None:
+            self._name_elsewhere()
+        elif self.verdict is None and (verdict := self.hang.look(self.alive, time.monotonic())):
+            self.verdict, self.kill_at = verdict, time.monotonic()
+            ranks = {child.world.rank for child in self.children}
+            if ranks & {0, verdict.rank}:
+                self.console.say(str(verdict.failure))
+            self._keep()
+
+    def _keep(self) -> None:
+        """Leave in errors/ what ranks cannot say; once more at the end, when none of them can write over it."""
+        said = self.verdict or self.death
+        if said and self.hang:
+            self.hang.care.blame(said.failure, said.rank, said.host, said.step)
+
+    def _name_elsewhere(self, *, last: bool = False) -> None:
+        """Repeat what the task of a lost rank has said of it."""
+        if self.named or self.hang is None or self.first is None or self.first[1] != ExitCode.PEER or self.hang.alone:
+            return
+        errors, mine = self.hang.care.errors, {child.world.rank for child in self.children}
+        told = deaths.elsewhere(errors, mine)
+        if told is None and last:
+            told = deaths.lost_host(errors, mine, self.hosts, network.resolve)
+        if told:
+            self.named = True
+            self.console.say(told)
+
+    def ask_around(self) -> None:
+        """At the end: wait a moment for the task of a lost rank."""
+        while not self.named and self.hang and not self.hang.alone and time.monotonic() < self.name_until:
+            self._name_elsewhere()
+            time.sleep(0.1)
+        self._name_elsewhere(last=True)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nobody left to wait for. What a dead disk holds can not be ended."""
+        hopeless = self.verdict is not None and time.monotonic() >= (self.kill_at or 0) + KILL_S
+        return not self.alive or hopeless
 
     def enforce(self) -> None:
         """End by force what did not leave in its time."""
@@ -113,6 +197,8 @@ class Watch:
 
     def exit_code(self) -> int:
         """One code for the whole task."""
+        if self.verdict is not None:
+            return int(self.verdict.failure.code)
         if self.first is None:
             return 0
         code = self.first[1]
@@ -128,19 +214,17 @@ class Watch:
         return killed and self.oom_kills() > self.oom_kills_before
 
     def report(self) -> None:
-        """Say who failed first. Rank 0's own words are on the console already."""
+        """Say who failed first, where it was not said yet. Rank 0's own words are on the console already."""
+        self._keep()
         if self.first is None or self.exit_code() == ExitCode.STOPPED:
             return
+        self.ask_around()
         child, code = self.first
         if self.asked == -code:
             self.console.say(f"stopped by {signal.Signals(-code).name}")
             return
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if self.out_of_memory():
-            self.console.say(str(_starved(who)))
-        elif code < 0:
-            self.console.say(str(_killed(who, -code)))
-        else:
+        if self._death() is None:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
         if child.tee.console is None:
             self.console.say("\n".join(f"  | {line}" for line in child.tee.memory))
@@ -152,11 +236,12 @@ def supervise(watch: Watch, inbox: Inbox) -> int:
     with selectors.DefaultSelector() as selector:
         selector.register(inbox.read_end, selectors.EVENT_READ)
         pipes = _register(selector, watch.children)
-        while watch.alive:
-            pipes -= _pump(selector, 0.5)
+        while not watch.over:
+            pipes -= _pump(selector, LOOK_S if watch.hang else 0.5)
             for signum in inbox.drain():
                 watch.forward(signum)
             watch.reap()
+            watch.listen()
             watch.enforce()
         for child in watch.children:
             child.kill_group()  # what a rank left behind holds its pipes and its GPU
@@ -194,27 +279,11 @@ def _pump(selector: selectors.BaseSelector, timeout_s: float) -> int:
     return ended
 
 
+def _code(child: Child) -> int:
+    """The exit code of a rank that has ended; success before the end of the work is none."""
+    return int(ExitCode.PEER) if child.ended_early else int(child.process.returncode)
+
+
 def first_to_blame(failed: Iterable[tuple[T, int]]) -> tuple[T, int]:
     """Among ranks that ended in one instant: the killed first, then those with a cause, then those that lost a peer."""
     return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)
-
-
-def _starved(who: str) -> Failure:
-    return Failure(
-        f"{who} was killed by the kernel: out of host memory",
-        fix="ask for more memory (docker run --memory, sbatch --mem), or lower data.workers or train.micro_batch_size",
-        code=ExitCode.RESOURCE,
-    )
-
-
-def _killed(who: str, signum: int) -> Failure:
-    name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
-    hints: dict[int, str] = {
-        signal.SIGKILL: "if nobody sent it, the host ran out of memory: ask for more memory or fewer data workers",
-        signal.SIGBUS: "shared memory or the image's file system went away: see --shm-size, --ipc=host",
-    }
-    return Failure(
-        f"{who} was killed by {name}",
-        fix=f"{hints.get(signum, 'see its last lines')}; start the same command again to resume",
-        code=ExitCode.PEER,
-    )

@@ -1,0 +1,140 @@
+"""A rank's sign of life: where it is in its work, on a page of memory that its parent reads without asking it."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar, get_args
+
+VARIABLE: Final = "ENTRYPOINT_PULSE"  # PAGE:STACKS, two descriptors that a rank inherits
+# For stacks. Not a signal that stops a run; of the real-time signals the first ones belong to libraries and tools.
+DUMP: Final = signal.SIGRTMAX - 7
+Phase = Literal["start", "data", "step", "evaluation", "save", "end"]
+Point = Literal["", "agreement", "reads data", "forward", "backward", "optimizer"]
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+POINTS: Final[tuple[Point, ...]] = get_args(Point)
+NONE: Final = -1
+# The number of the beat stands before and after the rest: where both are equal, nobody was writing meanwhile.
+_FRONT, _BODY, _BACK = struct.Struct("<Q"), struct.Struct("<qqqqqd"), struct.Struct("<Q")
+SIZE: Final = _FRONT.size + _BODY.size + _BACK.size
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """Where a rank was when it last moved.
+
+    number: of beats so far. step: the last finished one. first: the step that this start began after. micro: how many
+    micro batches of the next step were begun. at: seconds of CLOCK_MONOTONIC. None: no step yet.
+    """
+
+    number: int
+    phase: Phase
+    point: Point
+    step: int | None
+    first: int | None
+    micro: int
+    at: float
+
+    @property
+    def warm(self) -> bool:
+        """Whether this start has finished a step: the first one also compiles."""
+        return self.step is not None and self.first is not None and self.step > self.first
+
+
+class Pulse:
+    """The rank's side. Without a page nothing is written: a rank that nobody watches."""
+
+    def __init__(self, page: mmap.mmap | None = None) -> None:
+        self._page, self._lock = page, threading.Lock()
+        self._number, self._step, self._first, self._micro = 0, NONE, NONE, 0
+
+    def beat(self, phase: Phase, point: Point = "", *, step: int | None = None) -> None:
+        """Say that this rank is alive, and where. `step`: the last finished one, where it is known."""
+        if self._page is None:
+            return
+        with self._lock:  # threads that read images beat too
+            if step is not None and step != self._step:
+                self._step, self._micro = step, 0
+            if phase == "step" and self._first == NONE:
+                self._first = self._step
+            self._micro += point == "reads data"
+            self._number += 1
+            facts = (PHASES.index(phase), POINTS.index(point), self._step, self._first, self._micro, time.monotonic())
+            _FRONT.pack_into(self._page, 0, self._number)
+            _BODY.pack_into(self._page, _FRONT.size, *facts)
+            _BACK.pack_into(self._page, _FRONT.size + _BODY.size, self._number)
+
+    def each(self, phase: Phase, items: Iterable[T]) -> Iterator[T]:
+        """The same items, with a beat for each."""
+        for item in items:
+            self.beat(phase)
+            yield item
+        self.beat(phase)
+
+
+class Line:
+    """The parent's side of one rank: its page, and a file in memory that it dumps its stacks into.
+
+    Neither needs a disk, the interpreter's lock of the rank, or its answer.
+    """
+
+    def __init__(self) -> None:
+        self.page, self.stacks = os.memfd_create("pulse"), os.memfd_create("stacks")
+        os.truncate(self.page, SIZE)
+        self._map = mmap.mmap(self.page, SIZE, access=mmap.ACCESS_READ)
+        self._last: Beat | None = None
+
+    @property
+    def variable(self) -> str:
+        """What the rank is told."""
+        return f"{self.page}:{self.stacks}"
+
+    def read(self) -> Beat | None:
+        """The rank's last beat; None before its first. One that is only half written counts as the one before."""
+        found = read(self._map)
+        self._last = found or self._last
+        return self._last
+
+    def close(self) -> None:
+        """To be called once the rank has ended."""
+        self._map.close()
+        os.close(self.page)
+        os.close(self.stacks)
+
+
+def read(page: mmap.mmap) -> Beat | None:
+    """The beat on the page; None where there is none yet, or one is just being written."""
+    (back,) = _BACK.unpack_from(page, _FRONT.size + _BODY.size)  # written last, so read first
+    phase, point, step, first, micro, at = _BODY.unpack_from(page, _FRONT.size)
+    (front,) = _FRONT.unpack_from(page, 0)
+    if front != back or back == 0:
+        return None
+    known = (None if value == NONE else value for value in (step, first))
+    step, first = known
+    return Beat(number=back, phase=PHASES[phase], point=POINTS[point], step=step, first=first, micro=micro, at=at)
+
+
+def attach(environ: Mapping[str, str]) -> Pulse:
+    """In the rank: take up what the parent handed down, and answer DUMP with the stacks of all threads.
+
+    Python's handler for it is C code that needs no lock. The descriptors go no further than to forked data workers.
+    """
+    try:
+        page, stacks = (int(part) for part in environ.get(VARIABLE, "").split(":"))
+        shared = mmap.mmap(page, SIZE)
+        faulthandler.register(DUMP, file=stacks, all_threads=True, chain=False)
+    except (ValueError, OSError):  # nobody watches, or the variable is another process' own
+        return Pulse()
+    os.set_inheritable(stacks, False)
+    os.close(page)
+    pulse = Pulse(shared)
+    pulse.beat("start")
+    return pulse

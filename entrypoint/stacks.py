@@ -1,0 +1,119 @@
+"""A silent process to what it is doing: its Python stacks, and its state in /proc, taken without its help."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from entrypoint.pulse import DUMP
+
+PATIENCE_S: Final = 1.0  # for one process to write its stacks
+SETTLED_S: Final = 0.05  # without another byte, they are whole
+FACTS: Final = ("status", "wchan", "stack")  # of /proc/PID; the last one is root's
+_FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
+_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.M)
+_LIBRARY: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+# Where Python stands while a rank waits for others.
+_EXCHANGES: Final = ("torch/distributed/", "torch/autograd/graph.py", "train/ranks/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """state: the letter in /proc. where: FILE:LINE of the main thread. waits: it stands in an exchange with others."""
+
+    text: str
+    state: str
+    where: str | None
+    waits: bool
+
+
+def take(pid: int, descriptor: int) -> Found:
+    """The stacks of a rank and of its data workers, which dump them into `descriptor`."""
+    state = state_of(pid)
+    parts, dump = [_facts(pid)], _dump(pid, descriptor)
+    parts.append(dump or f"no Python stacks of process {pid}: {_why(state)}\n")
+    for child in children(pid):
+        parts += [f"\n# process {child}, started by it\n", _facts(child, ("wchan",)), _dump(child, descriptor)]
+    frame = innermost(dump)
+    where = f"{frame[0]}:{frame[1]}" if frame else None
+    return Found(text="".join(parts), state=state, where=where, waits=exchanges(dump))
+
+
+def innermost(dump: str) -> tuple[str, str] | None:
+    """File and line of the main thread: the deepest that is not Python's own or a package's, else the deepest."""
+    frames = _main_frames(dump)
+    own = [frame for frame in frames if not frame[0].startswith((*_LIBRARY, "<"))]
+    return next(iter(own or frames), None)
+
+
+def exchanges(dump: str) -> bool:
+    """Whether the main thread stands in an exchange with other ranks."""
+    frames = _main_frames(dump)
+    return bool(frames) and any(place in frames[0][0] for place in _EXCHANGES)
+
+
+def _main_frames(dump: str) -> list[tuple[str, str]]:
+    """Deepest first. Python lists the main thread last."""
+    last = _THREAD.split(dump)[-1]
+    return [(found["file"], found["line"]) for found in _FRAME.finditer(last)]
+
+
+def state_of(pid: int) -> str:
+    """R, S, D, T, t, Z; `?` for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "?"
+
+
+def children(pid: int) -> list[int]:
+    """All processes below this one."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                found += [int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+    return [below for child in found for below in (child, *children(child))]
+
+
+def answers(pid: int) -> bool:
+    """Whether the process has a handler for DUMP: without one it would die of it."""
+    with suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (DUMP - 1) & 1)
+    return False
+
+
+def _dump(pid: int, descriptor: int) -> str:
+    """What the process writes when it is asked; nothing from one that is stopped, which no signal reaches."""
+    if state_of(pid) in "Tt?Z" or not answers(pid):
+        return ""
+    begun = os.fstat(descriptor).st_size
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, DUMP)
+    size, quiet, deadline = begun, 0.0, time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and (size == begun or quiet < SETTLED_S):
+        time.sleep(0.01)
+        now = os.fstat(descriptor).st_size
+        size, quiet = now, 0.0 if now != size else quiet + 0.01
+    return os.pread(descriptor, size - begun, begun).decode(errors="replace")
+
+
+def _facts(pid: int, names: Iterable[str] = FACTS) -> str:
+    told = ""
+    for name in names:
+        with suppress(OSError):
+            text = Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+            told += f"# /proc/{pid}/{name}\n{text}\n"
+    return told + "\n"
+
+
+def _why(state: str) -> str:
+    return "it is stopped" if state in "Tt" else "it waits in the kernel" if state == "D" else "it does not answer"

@@ -1,0 +1,104 @@
+"""Beats and a clock to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.hang import LONGEST_LOOK_S, SLACK_S, Limits, Sign, Silence, culprit, paragraph
+from entrypoint.pulse import Beat
+
+LIMITS = Limits(start=600, step=None, evaluation=300, save=200, data=100)
+BEAT = Beat(number=1, phase="step", point="forward", step=10, first=0, micro=1, at=0.0)
+SILENT = Sign(
+    rank=0, host="node01", gpu=0, phase="step", point="backward", step=812, micro=1, silent_s=40, limit_s=30, waits=True
+)
+
+
+def stepping(seconds: float, steps: int = 200) -> Silence:
+    silence = Silence(LIMITS)
+    for n in range(steps):
+        silence.look(replace(BEAT, number=n, step=10 + n, at=n * seconds), n * seconds)
+    return silence
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"), [("start", 600 + SLACK_S), ("evaluation", 300), ("save", 200), ("data", 100), ("step", 30)]
+)
+def test_each_phase_has_a_limit_of_its_own(phase: str, limit: float) -> None:
+    assert LIMITS.of(replace(BEAT, phase=phase), 0.0) == limit  # type: ignore[arg-type]
+
+
+def test_the_first_step_belongs_to_the_start() -> None:
+    assert LIMITS.of(replace(BEAT, first=10), 0.0) == 600 + SLACK_S
+
+
+@pytest.mark.parametrize(("seconds", "limit"), [(0.1, 30), (5.0, 50), (400.0, 1800)])
+def test_what_a_step_may_take_is_found_out_within_bounds(seconds: float, limit: float) -> None:
+    assert stepping(seconds).limit == limit
+
+
+def test_a_saves_time_is_not_taken_for_a_steps() -> None:
+    silence = stepping(0.1)
+    silence.look(replace(BEAT, number=900, phase="save", step=209, at=20.0), 20.0)
+    for number in (901, 902):
+        silence.look(replace(BEAT, number=number, step=number, at=900.0), 900.0)
+    assert silence.limit == 30
+
+
+def test_silence_grows_until_the_next_beat() -> None:
+    silence = Silence(LIMITS)
+    for second in range(5):
+        silence.look(BEAT, float(second))
+    assert silence.seconds == 4
+    silence.look(replace(BEAT, number=2), 5.0)
+    assert silence.seconds == 0
+
+
+def test_a_suspended_job_was_not_silent() -> None:
+    silence = Silence(LIMITS)
+    silence.look(BEAT, 0.0)
+    silence.look(BEAT, 7200.0)
+    assert silence.seconds == LONGEST_LOOK_S
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"step": 811},
+        {"point": "reads data"},
+        {"micro": 0},
+        {"phase": "evaluation", "point": ""},
+        {"state": "T"},
+        {"waits": False},
+        {"silent_s": 41},
+    ],
+    ids=str,
+)
+def test_the_one_that_the_others_wait_for_is_the_culprit(late: dict[str, object]) -> None:
+    guilty = replace(SILENT, rank=3, **late)  # type: ignore[arg-type]
+    assert culprit([SILENT, guilty, replace(SILENT, rank=2)]) == guilty
+
+
+def test_nobody_hangs_while_the_last_one_moves() -> None:
+    reading = replace(SILENT, rank=1, phase="data", point="", step=None, silent_s=1)
+    assert culprit([SILENT, reading]) is None
+
+
+def test_ranks_without_held_out_samples_wait_for_one_that_evaluates() -> None:
+    done = replace(SILENT, phase="evaluation", point="", silent_s=700)
+    assert culprit([done, replace(done, rank=1, silent_s=1)]) is None
+
+
+def test_the_paragraph_says_who_where_and_what_the_others_do() -> None:
+    guilty = replace(SILENT, rank=3, host="node02", gpu=1, point="reads data", where="/home/me/data.py:41", waits=False)
+    assert paragraph(guilty, [SILENT, guilty], 4) == (
+        "rank 3 of 4 (node02, GPU 1) last finished step 812 and sits in the data loader at /home/me/data.py:41; "
+        "the others wait in all-reduce"
+    )
+
+
+def test_a_stopped_rank_is_said_to_be() -> None:
+    told = paragraph(replace(SILENT, state="T", step=None, gpu=None), [SILENT], 1)
+    assert told.startswith("rank 0 of 1 (node01) has finished no step, is stopped and sits in the backward pass")

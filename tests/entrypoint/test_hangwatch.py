@@ -1,0 +1,110 @@
+"""Several tasks that watch their ranks, and one verdict."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import worlds
+
+from entrypoint.children import Child
+from entrypoint.hang import Limits, Sign
+from entrypoint.hangwatch import ANSWER_S, Care, HangWatch, Verdict
+from entrypoint.pulse import SIZE, Line, Phase, Pulse
+
+LIMITS = Limits(start=60, step=5, evaluation=60, save=60, data=60)
+ELSEWHERE = Sign(
+    rank=1, host="node02", gpu=None, phase="step", point="reads data", step=3, micro=1, silent_s=9, limit_s=5
+)
+
+
+class Task:
+    """One task's watch over one rank of two, on a clock of its own."""
+
+    def __init__(self, errors: Path, world_size: int = 2, **facts: Any) -> None:
+        world = replace(worlds.ALONE, world_size=world_size)
+        process: Any = SimpleNamespace(pid=os.getpid())
+        self.child = Child(world=world, process=process, tee=None, line=Line())  # type: ignore[arg-type]
+        self.pulse = Pulse(mmap.mmap(self.child.line.page, SIZE))  # type: ignore[union-attr]
+        self.care = Care(limits=LIMITS, errors=errors, blame=lambda *_: None, **facts)
+        self.watch, self.now = HangWatch(self.care, [self.child], "node01", False), 0.0
+
+    def beat(self, phase: Phase, *steps: int) -> None:
+        for step in steps:
+            self.pulse.beat(phase, step=step)
+
+    def wait(self, seconds: float) -> Verdict | None:
+        verdict, end = None, self.now + seconds
+        while verdict is None and self.now < end:
+            self.now += 0.5
+            verdict = self.watch.look([self.child], self.now)
+        return verdict
+
+
+def test_a_silent_rank_is_a_hang_once_its_limit_is_over(tmp_path: Path) -> None:
+    task = Task(tmp_path, world_size=1)
+    task.beat("step", 2, 3)
+    assert task.wait(4.0) is None
+    verdict = task.wait(4.0)
+    assert verdict is not None
+    assert (verdict.failure.code, verdict.rank, verdict.step) == (91, 0, 3)
+    assert (tmp_path / "stacks-rank-0000.txt").exists()
+
+
+def test_a_slow_save_is_not_taken_for_a_hang(tmp_path: Path) -> None:
+    task = Task(tmp_path, world_size=1)
+    task.beat("step", 2, 3)
+    task.beat("save", 3)
+    assert task.wait(50.0) is None
+
+
+def test_the_culprit_of_another_task_is_named(tmp_path: Path) -> None:
+    task = Task(tmp_path)
+    task.beat("step", 2, 4)
+    (tmp_path / "hang-node02-0001.json").write_text(json.dumps([asdict(ELSEWHERE)]))
+    verdict = task.wait(10.0)
+    assert verdict is not None
+    assert (verdict.rank, verdict.host, verdict.step) == (1, "node02", 3)
+
+
+def test_a_task_whose_rank_waits_for_one_at_work_elsewhere_goes_on(tmp_path: Path) -> None:
+    task = Task(tmp_path)
+    task.beat("step", 2, 4)
+    (tmp_path / "hang-node02-0001.json").write_text(json.dumps([asdict(replace(ELSEWHERE, silent_s=0.2))]))
+    assert task.wait(2 * ANSWER_S) is None
+
+
+def test_a_task_answers_another_that_asks(tmp_path: Path) -> None:
+    task = Task(tmp_path, world_size=3)
+    task.beat("step", 2, 4)
+    (tmp_path / "hang-node02-0001.json").write_text(json.dumps([asdict(ELSEWHERE)]))
+    task.wait(3.0)
+    assert json.loads(task.watch.mine.read_text())[0]["step"] == 4
+
+
+def test_a_node_that_says_nothing_is_lost(tmp_path: Path) -> None:
+    task = Task(tmp_path)
+    task.beat("step", 2, 4)
+    verdict = task.wait(5.0 + 2 * ANSWER_S)
+    assert verdict is not None
+    assert verdict.failure.code == 69
+    assert "no word from rank 1 of 2" in verdict.failure.what
+
+
+def test_what_an_earlier_start_has_said_is_taken_back(tmp_path: Path) -> None:
+    old = tmp_path / "hang-node01-0000.json"
+    old.write_text("[]")
+    Task(tmp_path)
+    assert not old.exists()
+
+
+def test_a_folder_that_takes_nothing_does_not_keep_the_verdict_back(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    task = Task(tmp_path / "file", world_size=1)
+    task.beat("step", 2, 3)
+    assert task.wait(20.0) is not None

@@ -1,0 +1,102 @@
+"""What a silent process does, from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+
+from entrypoint import stacks
+from entrypoint.pulse import VARIABLE, Line
+
+# Holds the interpreter's lock in C: no Python code of this process runs any more.
+DEAF = """
+import ctypes, os
+from entrypoint.pulse import attach
+pulse = attach(os.environ)
+def holds_the_lock():
+    pulse.beat("step", "forward", step=1)
+    ctypes.PyDLL(None).sleep(600)
+holds_the_lock()
+"""
+PLAIN = "import time; print('up', flush=True); time.sleep(600)"
+DUMP = f"""Thread 0x01 (most recent call first):
+  File "/home/me/other.py", line 5 in background
+
+Current thread 0x02 (most recent call first):
+  File "{os.__file__}", line 1 in read
+  File "/home/me/data.py", line 41 in __getitem__
+"""
+
+
+@contextmanager
+def started(script: str, line: Line) -> Iterator[subprocess.Popen[bytes]]:
+    environ = {**os.environ, VARIABLE: line.variable}
+    fds = (line.page, line.stacks)
+    with subprocess.Popen([sys.executable, "-c", script], env=environ, pass_fds=fds, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def line() -> Line:
+    return Line()
+
+
+@pytest.fixture(scope="module")
+def deaf(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    script = tmp_path_factory.mktemp("deaf") / "deaf.py"
+    script.write_text(DEAF)
+    with started(f"import runpy; runpy.run_path({str(script)!r})", line) as process:
+        wait_until(lambda: (beat := line.read()) is not None and beat.step == 1, "it is deaf")
+        yield process.pid
+
+
+def test_a_stopped_process_is_looked_at_without_waking_it(deaf: int, line: Line) -> None:
+    os.kill(deaf, signal.SIGSTOP)
+    wait_until(lambda: stacks.state_of(deaf) == "T", "it is stopped")
+    found = stacks.take(deaf, line.stacks)
+    assert (found.state, found.where) == ("T", None)
+    assert "State:\tT (stopped)" in found.text
+    assert stacks.state_of(deaf) == "T"
+    os.kill(deaf, signal.SIGCONT)
+
+
+def test_a_process_that_holds_the_interpreters_lock_shows_its_stack(deaf: int, line: Line) -> None:
+    found = stacks.take(deaf, line.stacks)
+    assert "in holds_the_lock" in found.text
+    assert found.where is not None
+    assert found.where.endswith("deaf.py:7")
+
+
+def test_a_process_without_our_handler_is_not_signalled(line: Line) -> None:
+    with started(PLAIN, line) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = stacks.take(process.pid, line.stacks)
+        assert f"no Python stacks of process {process.pid}: it does not answer" in found.text
+        assert process.poll() is None
+
+
+def test_the_users_line_is_named_before_the_librarys(tmp_path: Path) -> None:
+    assert stacks.innermost(DUMP) == ("/home/me/data.py", "41")
+
+
+@pytest.mark.parametrize(
+    ("file", "waits"), [("/x/torch/distributed/distributed_c10d.py", True), ("/x/train/run/step.py", False)]
+)
+def test_a_rank_in_an_exchange_waits(file: str, waits: bool) -> None:
+    assert stacks.exchanges(DUMP.replace(os.__file__, file)) is waits
+
+
+def test_a_process_that_is_gone_has_no_state() -> None:
+    assert stacks.state_of(2**22 + 1) == "?"
