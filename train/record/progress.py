@@ -89,6 +89,12 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
+    def back(self, step: int) -> None:
+        """What follows `step` is done once more."""
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.refresh()
+
     def measured(self, *, step: int, epoch: int, epochs: int, loss: float, images_per_s: float) -> None:
         """The figures of a log point: beside the bar, or on a line from time to time."""
         figures = f"epoch {epoch}/{epochs}, loss {loss:.3f}, {images_per_s:,.0f} images/s"

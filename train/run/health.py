@@ -8,20 +8,26 @@ from typing import Final
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.ranks import replicas
+from train.record.metrics import Metrics
+from train.record.progress import Progress
 from train.record.tally import Means
+from train.run import evidence
 from train.run.job import Job
 from train.run.now import Now
+from train.run.spike import Jumped
 
 SKIPPED: Final = 20  # fp16: so many steps in a row without finite gradients is not the scaler's search any more
 
 
 def sound(todo: Job, now: Now) -> Means | None:
-    """The means since the last reading, once all ranks have seen that they are finite.
+    """The means since the last reading, once all ranks have seen that they are finite, and no jump to go back for.
 
     With fp16 a single infinite loss only makes the scaler skip a step.
 
     Raises:
         Failure: DIVERGED.
+        Jumped: with train.spike rollback.
     """
     means = now.tally.read(todo.runtime.total)
     if means is None:
@@ -29,24 +35,50 @@ def sound(todo: Job, now: Now) -> Means | None:
     fp16 = todo.state.scaler is not None
     if (now.skipped >= SKIPPED) if fp16 else not math.isfinite(means.loss):
         raise _diverged(todo, now, f"mean loss {means.loss} over the last {means.samples} samples")
+    if todo.config.train.spike == "rollback" and (jump := now.readings.compare(todo.state.step, means.loss)):
+        if todo.state.rollbacks:
+            raise _diverged(todo, now, f"{jump}, for the second time")
+        raise Jumped(jump)
     now.loss = means.loss
     return means
 
 
+def tell_jump(todo: Job, now: Now, loss: float, metrics: Metrics, progress: Progress) -> None:
+    """Remember a log point's mean loss, and say where it jumps."""
+    jump = now.readings.add(todo.state.step, loss)
+    if jump and todo.config.train.spike == "warn":
+        metrics.write("spike", step=jump.step, loss=jump.loss, usual=jump.usual)
+        progress.say(f"warning: {jump}; train.spike=rollback would go back to the last checkpoint")
+
+
+def compare_replicas(todo: Job) -> None:
+    """Every so many steps. Raises Failure: NODE or PEER, see `replicas.compare`."""
+    every = todo.config.train.check_replicas_every_steps
+    if every is not None and todo.state.step % every == 0:
+        replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
+
+
 def refuse_bad_weights(todo: Job, now: Now) -> None:
-    """A finite loss may still have had infinite gradients. All ranks have the same weights, and end alike."""
+    """A finite loss may still have had infinite gradients; and a checkpoint of rank 0's weights is to be everyone's.
+
+    BatchNorm's statistics are each rank's own: all end as soon as one has bad ones.
+    """
     tensors = [tensor for tensor in todo.state.network.state_dict().values() if tensor.is_floating_point()]
-    norms = torch.stack(torch._foreach_norm(tensors)) if tensors else torch.zeros(1)
-    if not math.isfinite(norms.sum().item()):
+    norms = torch.stack(torch._foreach_norm(tensors)) if tensors else torch.zeros(1, device=todo.runtime.device)
+    if not math.isfinite(todo.runtime.total(norms.sum()).item()):
         raise _diverged(todo, now, "weights that are not finite")
+    if todo.config.train.check_replicas_every_steps is not None:
+        replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
 
 
 def _diverged(todo: Job, now: Now, found: str) -> Failure:
-    """The end of a run whose numbers are not finite any more."""
+    """The end of a run whose numbers are not finite any more. All ranks come here together."""
+    evidence.leave(todo, now.tally.losses(), found)
     return Failure(
         f"training diverged at or before step {todo.state.step}",
         found=found,
-        fix="lower optim.lr, lengthen optim.warmup_epochs, or set train.clip_grad_norm: 1.0",
+        fix="lower optim.lr, lengthen optim.warmup_epochs, or set train.clip_grad_norm: 1.0; "
+        "errors/diverged.json names the last batches",
         kept=str(now.saved) if now.saved else None,
         code=ExitCode.DIVERGED,
     )

@@ -1,0 +1,88 @@
+"""A loss that jumps takes the run back to its last checkpoint, once, and its end is that of a run without the jump."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from jobs import opened, steps_of
+
+from entrypoint import ExitCode, Failure
+from train import faults
+from train.checkpoint import checkpoint
+from train.record import metrics
+from train.record.progress import Progress
+from train.run import session
+from train.run.signals import Watch
+
+# Four steps an epoch; a reading after each step.
+LONG = ("train.epochs=5", "log.every_steps=1", "checkpoint.every_steps=2", "train.spike=rollback")
+
+
+def train(folder: Path, *settings: str, fault: str = "") -> tuple[str, int]:
+    """What was said, and the step at which the state stands."""
+    said = io.StringIO()
+    with opened(folder, *LONG, *settings) as todo:
+        todo.faults.waiting = faults.parse(fault, 0).waiting
+        shown = Progress(main=True, terminal=False, total=todo.steps.total, step=todo.state.step, out=said)
+        try:
+            session.to_the_end(todo, Watch(), shown)
+        finally:
+            (folder / "said").write_text(said.getvalue())
+        return said.getvalue(), todo.state.step
+
+
+def events(folder: Path) -> Sequence[dict[str, object]]:
+    return list(metrics.read(folder / metrics.NAME))
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of the last checkpoint's tensors."""
+    found = checkpoint.newest(folder / "checkpoints")
+    assert found is not None
+    return {name: entry.sha256 for name, entry in found.contents.files.items() if name.endswith(".safetensors")}
+
+
+def test_the_run_goes_back_and_ends_with_the_bits_of_one_without_a_jump(tmp_path: Path) -> None:
+    train(tmp_path / "plain")
+    said, at = train(tmp_path / "jumped", fault="loss:0:10:x1e3")
+    assert ("the loss jumped to" in said, "back by 1 steps" in said, at) == (True, True, 20)
+    assert hashes(tmp_path / "jumped") == hashes(tmp_path / "plain")
+    assert steps_of(events(tmp_path / "jumped"), "train") == list(range(1, 21))
+    assert steps_of(events(tmp_path / "jumped"), "rollback") == [10]
+
+
+def test_a_second_jump_ends_with_90_also_after_a_restart(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="diverged") as twice:
+        train(tmp_path, fault="loss:0:10:x1e3,loss:0:16:x1e3")
+    assert (twice.value.code, "for the second time" in str(twice.value)) == (ExitCode.DIVERGED, True)
+    with pytest.raises(Failure, match="diverged"):
+        train(tmp_path, "train.epochs=9", fault="loss:0:30:x1e3")
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no checkpoint to go back to") as caught:
+        train(tmp_path, "checkpoint.every_steps=null", "data.val_fraction=0", fault="loss:0:10:x1e3")
+    assert caught.value.code == ExitCode.DIVERGED
+
+
+def test_a_jump_between_log_points_is_in_no_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, "log.every_steps=2", "checkpoint.every_steps=1", fault="loss:0:12:x1e3")
+    assert steps_of(events(tmp_path), "rollback") == [12]
+
+
+@pytest.mark.parametrize(("policy", "warned"), [("warn", 1), ("none", 0)])
+def test_other_policies_go_on(tmp_path: Path, policy: str, warned: int) -> None:
+    said, at = train(tmp_path, f"train.spike={policy}", fault="loss:0:10:x1e3")
+    assert (said.count("warning: the loss jumped"), at) == (warned, 20)
+    assert steps_of(events(tmp_path), "spike") == [11] * warned
+
+
+def test_the_checkpoint_remembers(tmp_path: Path) -> None:
+    train(tmp_path, fault="loss:0:10:x1e3")
+    found = checkpoint.newest(tmp_path / "checkpoints")
+    assert found is not None
+    assert json.loads((found.path / "state.json").read_text())["state"]["rollbacks"] == 1
