@@ -15,7 +15,7 @@ from entrypoint import Plan
 from train.commands import launching
 from train.fetching import fetch
 from train.fetching.telling import Teller
-from train.front import links, refusal, rundir
+from train.front import links, refusal, requeued, rundir
 from train.record import claim, starts
 from train.settings import schema
 from train.settings.config import RunConfig
@@ -33,6 +33,8 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     waited = claim.refuse_taken(folder, me, tell if first else _quietly, first=first)
     links.refuse(folder)
     refusal.forget(folder, environ)
+    if first and config.checkpoint.resume != "never" and (lost := requeued.look(folder, environ, host=me.host)):
+        plan = replace(plan, warnings=(*plan.warnings, lost))
     place = rundir.choose(config, plan, environ)
     plan = launching.with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
     source = ["--config", arguments.config] if arguments.config else []
@@ -40,7 +42,9 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         return _run(config, plan, [*source, *overrides, *place.overrides], environ, place.folder)
     with claim.kept(claim.hold(place.folder, me, waited, tell), lost=stop_ranks) as kept:
         leased = ["--lease", str(kept.number)]
+        requeued.mark(folder, environ, host=me.host, now=time.time())
         code = _run(config, plan, [*leased, *source, *overrides, *place.overrides], environ, place.folder)
+        requeued.forget(folder, environ, code)
         if not kept.is_lost():
             starts.end(place.folder, code, me)
     return code

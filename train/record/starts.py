@@ -30,7 +30,7 @@ def begin(run_folder: Path, step: int, *, environ: Mapping[str, str], launch: st
         Failure: NO_PROGRESS; as in `refusals.MEANING`.
     """
     start = {"at": record.utc(now), "step": step} | record.job(environ) | ({"launch": launch} if launch else {})
-    before = _starts(run_folder)
+    before = known(run_folder)
     refuse_in_vain(before, start, run_folder)
     _write(run_folder, [*before, start])
 
@@ -61,7 +61,7 @@ def end(run_folder: Path, code: int, me: Holder) -> None:
     """Note how this start ended. By the process that outlives the ranks, while it holds the folder. Never fails."""
     said = exitfile.read(run_folder)
     ended = {"code": int(code), "cause": said.cause if said and said.code == code else None}
-    before = _starts(run_folder)
+    before = known(run_folder)
     with suppress(Failure, OSError):
         if before and before[-1].get("launch") == me.token:
             _write(run_folder, [*before[:-1], {**before[-1], "ended": ended}])
@@ -70,7 +70,8 @@ def end(run_folder: Path, code: int, me: Holder) -> None:
             _write(run_folder, [*before, {"at": me.since, "step": None, **who, "launch": me.token, "ended": ended}])
 
 
-def _starts(run_folder: Path) -> list[dict[str, Any]]:
+def known(run_folder: Path) -> list[dict[str, Any]]:
+    """All starts so far, oldest first."""
     starts = (record.read_run(run_folder) or {}).get("starts", [])
     return [start for start in starts if isinstance(start, dict)]
 
