@@ -85,3 +85,8 @@ def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], name
     with pytest.raises(Failure, match=named) as caught:
         torchrun.read(WHOLE | change, machine())
     assert caught.value.code == 76
+
+
+@pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"])
+def test_the_next_start_of_the_same_launch_has_another_key(name: str) -> None:
+    assert torchrun.read(WHOLE, machine()).key != torchrun.read({**WHOLE, name: "1"}, machine()).key
