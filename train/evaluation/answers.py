@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final
 
 import torch
@@ -14,22 +16,25 @@ from train.evaluation import scores
 from train.evaluation.scores import Result
 
 TOP: Final = 5
+Losses = list[float]
 LISTED: Final = 1000  # classes up to which recall and the confusion matrix are kept: 8 MB of counts
 
 
 class Answers:
     """Counts as float64, which is exact up to 2**53: one tensor that all ranks add up once.
 
-    It holds the summed loss, samples, and answers among the top five; by class the right answers, those given and
-    those due; and, up to LISTED classes, how often each class [row] was answered as each [column].
+    It holds samples, and answers among the top five; by class the right answers, those given and those due; and, up to
+    LISTED classes, how often each class [row] was answered as each [column]. The losses of batches are kept one by
+    one: their sum is rounded once, so that it does not depend on which rank has measured which.
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self._classes = classes
         cells = classes * classes if classes <= LISTED else 0
-        self._flat = torch.zeros(3 + 3 * classes + cells, dtype=torch.float64, device=device)
-        self._sums, self._cells = self._flat[:3], self._flat[3 + 3 * classes :]
-        self._right, self._given, self._due = self._flat[3 : 3 + 3 * classes].view(3, classes)
+        self._flat = torch.zeros(2 + 3 * classes + cells, dtype=torch.float64, device=device)
+        self._sums, self._cells = self._flat[:2], self._flat[2 + 3 * classes :]
+        self._right, self._given, self._due = self._flat[2 : 2 + 3 * classes].view(3, classes)
+        self._losses: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch: [n, classes] and int64 [n]. No host sync.
@@ -42,28 +47,33 @@ class Answers:
         logits = logits.float()
         answers, ones = logits.argmax(dim=1), torch.ones(len(labels), dtype=torch.float64, device=logits.device)
         among = (logits.topk(min(TOP, self._classes)).indices == labels[:, None]).sum()
-        loss = cross_entropy(logits, labels, reduction="none").double().sum()
-        self._sums += torch.stack([loss, ones.sum(), among.double()])
+        self._losses.append(cross_entropy(logits, labels, reduction="none").double().sum())
+        self._sums += torch.stack([ones.sum(), among.double()])
         self._right.index_add_(0, labels, (answers == labels).double())
         self._given.index_add_(0, answers, ones)
         self._due.index_add_(0, labels, ones)
         if len(self._cells):
             self._cells.index_add_(0, labels * self._classes + answers, ones)
 
-    def read(self, total: Callable[[Tensor], Tensor]) -> tuple[Result, Tensor | None]:
-        """(scores, confusion matrix int64 [classes, classes] on the CPU) over all ranks; `total` sums in place.
+    def read(
+        self, total: Callable[[Tensor], Tensor], gathered: Callable[[Losses], Sequence[Losses]]
+    ) -> tuple[Result, Tensor | None]:
+        """(scores, confusion matrix int64 [classes, classes] on the CPU) over all ranks.
+
+        `total` sums over ranks in place, `gathered` gives all ranks' lists.
 
         Raises:
             Failure: DATA where nothing was added on any rank.
         """
         total(self._flat)
-        loss, samples, among = self._sums.tolist()
+        losses = gathered(torch.stack(self._losses).tolist() if self._losses else [])
+        samples, among = self._sums.tolist()
         if not samples:
             raise Failure("no held-out sample could be read", fix="see `train data check`", code=ExitCode.DATA)
         right, given, due = self._right.tolist(), self._given.tolist(), self._due.tolist()
         result = Result(
             accuracy=sum(right) / samples,
-            loss=loss / samples,
+            loss=math.fsum(chain.from_iterable(losses)) / samples,
             samples=int(samples),
             top5_accuracy=among / samples,
             macro_f1=scores.macro_f1(right, given, due),

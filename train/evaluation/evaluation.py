@@ -42,7 +42,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, cl
     with torch.no_grad(), _measuring(model):
         for batch in batches:
             answers.add(model(batch.images), batch.labels)
-    result, confusion = answers.read(runtime.total)
+    result, confusion = answers.read(runtime.total, runtime.gathered)
     return Measured(result=result, confusion=confusion)
 
 

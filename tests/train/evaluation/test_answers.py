@@ -21,6 +21,10 @@ def alone(sums: Tensor) -> Tensor:
     return sums
 
 
+def only(losses: list[float]) -> list[list[float]]:
+    return [losses]
+
+
 def logits_for(given: Tensor, classes: int) -> Tensor:
     """Logits whose largest is at `given`."""
     return one_hot(given, classes).float() * 4
@@ -33,7 +37,7 @@ def counted(given: Tensor = GIVEN, due: Tensor = DUE, classes: int = 4) -> Answe
 
 
 def test_the_scores_are_those_computed_by_hand() -> None:
-    result, _ = counted().read(alone)
+    result, _ = counted().read(alone, only)
     assert result.accuracy == 3 / 6
     assert result.recall == (2 / 3, 1 / 2, 0.0, None)
     # F1 = 2 right / (given + due): class 0: 4/7, class 1: 2/4, class 2: 0, class 3 does not occur
@@ -42,13 +46,13 @@ def test_the_scores_are_those_computed_by_hand() -> None:
 
 
 def test_a_class_that_is_only_answered_counts_as_zero() -> None:
-    result, _ = counted(given=torch.tensor([0, 3]), due=torch.tensor([0, 0])).read(alone)
+    result, _ = counted(given=torch.tensor([0, 3]), due=torch.tensor([0, 0])).read(alone, only)
     # class 0: 2/3; class 3 was answered and is not there: 0
     assert result.macro_f1 == pytest.approx((2 / 3 + 0) / 2, abs=1e-15)
 
 
 def test_the_confusion_matrix_has_a_row_for_each_label_and_a_column_for_each_answer() -> None:
-    _, matrix = counted().read(alone)
+    _, matrix = counted().read(alone, only)
     assert matrix is not None
     assert matrix.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
 
@@ -56,34 +60,42 @@ def test_the_confusion_matrix_has_a_row_for_each_label_and_a_column_for_each_ans
 def test_the_top_five_of_seven_count() -> None:
     found = Answers(7, CPU)
     found.add(torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]]).expand(7, 7), torch.arange(7))
-    result, _ = found.read(alone)
+    result, _ = found.read(alone, only)
     assert (result.accuracy, result.top5_accuracy) == (1 / 7, 5 / 7)
 
 
 def test_batches_and_ranks_add_up_to_the_whole() -> None:
-    whole, matrix = counted().read(alone)
+    whole, matrix = counted().read(alone, only)
     parts = [Answers(4, CPU) for _ in range(3)]  # the last one has no batch
     for part, rows in zip(parts, (slice(0, 4), slice(4, 6)), strict=False):
         part.add(logits_for(GIVEN[rows], 4), DUE[rows])
-    gathered: list[Tensor] = []
+    sums: list[Tensor] = []
+    losses: list[list[float]] = []
     for part in parts:
-        part.read(lambda sums: gathered.append(sums.clone()) or sums.fill_(1))  # type: ignore[func-returns-value]
-    result, total = parts[0].read(lambda sums: sums.copy_(sum(gathered)))  # type: ignore[arg-type]
+        part.read(lambda own: sums.append(own.clone()) or own.fill_(1), lambda own: losses.append(own) or [own])  # type: ignore[func-returns-value]
+    result, total = parts[0].read(lambda own: own.copy_(sum(sums)), lambda own: losses)  # type: ignore[arg-type]
     assert (result, total is not None) == (whole, True)
     assert torch.equal(total, matrix)  # type: ignore[arg-type]
 
 
 def test_many_classes_keep_no_matrix_and_no_recall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "LISTED", 3)
-    result, matrix = counted().read(alone)
+    result, matrix = counted().read(alone, only)
     assert (result.recall, matrix) == (None, None)
-    assert result.macro_f1 == counted().read(alone)[0].macro_f1
+    assert result.macro_f1 == counted().read(alone, only)[0].macro_f1
+
+
+def test_the_loss_does_not_depend_on_which_rank_measured_which_batch() -> None:
+    def loss(*ranks: list[float]) -> float:
+        return counted().read(alone, lambda own: ranks)[0].loss
+
+    assert loss([1e16, 1.0], [1.0]) == loss([1.0, 1e16], [1.0]) == loss([1.0, 1.0, 1e16])
 
 
 def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
     found = Answers(4, CPU)
     found.add(torch.full((1, 4), float("nan")), torch.tensor([2]))
-    result, _ = found.read(alone)
+    result, _ = found.read(alone, only)
     assert result.loss != result.loss
     assert result.samples == 1
 
@@ -97,7 +109,7 @@ def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(Failure, match="no held-out sample") as caught:
-        Answers(4, CPU).read(alone)
+        Answers(4, CPU).read(alone, only)
     assert caught.value.code == 65
 
 
@@ -111,4 +123,4 @@ def test_counting_a_batch_never_waits_for_the_gpu() -> None:
         found.add(logits, labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert found.read(alone)[0].macro_f1 == counted().read(alone)[0].macro_f1
+    assert found.read(alone, only)[0].macro_f1 == counted().read(alone, only)[0].macro_f1

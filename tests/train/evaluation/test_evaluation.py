@@ -27,6 +27,10 @@ class OneRank:
         """Nothing to add."""
         return sums
 
+    def gathered(self, value: list[float]) -> list[list[float]]:
+        """Nothing to gather."""
+        return [value]
+
 
 torch.manual_seed(0)
 IMAGES, LABELS = torch.randn(20, 6), torch.arange(20) % 4

@@ -67,4 +67,4 @@ def test_a_norm_without_statistics_is_left_alone() -> None:
 
 def test_its_buffers_are_known_by_name() -> None:
     net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
-    assert RunningStatistics.names(net) == {f"0.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    assert RunningStatistics.names(net) == {"0.running_mean", "0.running_var", "0.num_batches_tracked"}
