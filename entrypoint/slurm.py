@@ -47,14 +47,18 @@ def in_step(environ: Mapping[str, str]) -> bool:
     SLURM_PROCID alone does not tell: the batch script has it too, as 0.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
-    needed = (STEP["num_tasks"], STEP["task"], STEP["local_task"])
     return (
         step.isascii()
         and step.isdigit()
         and len(step) <= LONGEST
         and int(step) < _FIRST_RESERVED_STEP
-        and all(environ.get(name) for name in needed)
+        and not _lacking(environ)
     )
+
+
+def _lacking(environ: Mapping[str, str]) -> list[str]:
+    """What srun gives to a task, and is not there."""
+    return [STEP[noun] for noun in ("num_tasks", "task", "local_task") if not environ.get(STEP[noun])]
 
 
 def job_key(environ: Mapping[str, str]) -> str:
@@ -101,22 +105,23 @@ def read_shell(environ: Mapping[str, str], machine: Machine) -> None:
     counts = {noun: _first(environ, names) for noun, names in SHELL.items()}
     if any(integer(variable, number) > 1 for variable, number in counts.values()):
         found = " ".join(f"{variable}={number}" for variable, number in counts.values())
-        raise _without_srun(found, "the job has several nodes or tasks")
+        raise _without_srun(environ, found, "the job has several nodes or tasks")
     names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     here = environ.get("SLURMD_NODENAME") or machine.hostname
     if names and machine.container != "docker" and here not in expand_hosts(names, "SLURM_JOB_NODELIST"):
-        raise _without_srun(f"this host is {here}, SLURM_JOB_NODELIST={names}", "this host is not one of the job's")
+        found = f"this host is {here}, SLURM_JOB_NODELIST={names}"
+        raise _without_srun(environ, found, "this host is not one of the job's")
 
 
 def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
     return next(((name, environ[name]) for name in names if environ.get(name)), (names[0], "1"))
 
 
-def _without_srun(found: str, why: str) -> Failure:
+def _without_srun(environ: Mapping[str, str], found: str, why: str) -> Failure:
     return Failure(
         f"inside a Slurm job but not started by srun, and {why}: this would train on one node only, or hang",
         found=found,
-        expected="a task that srun started (SLURM_STEP_NUM_TASKS is set)",
+        expected=f"a task that srun started, with {', '.join(_lacking(environ)) or 'a step id of its own'}",
         fix=f"start it with {SRUN}",
         code=ExitCode.FACTS,
     )

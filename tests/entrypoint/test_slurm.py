@@ -121,6 +121,15 @@ def test_a_missing_variable_of_a_step_is_named(variable: str) -> None:
         slurm.read_step(environ)
 
 
+@pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"])
+def test_a_task_without_one_of_sruns_variables_is_told_which(variable: str) -> None:
+    environ = captured("per-gpu/task-0@node01")
+    del environ[variable]
+    with pytest.raises(Failure) as caught:
+        slurm.read_shell(environ, machine(hostname="node01"))
+    assert (caught.value.code, caught.value.expected) == (76, f"a task that srun started, with {variable}")
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
