@@ -48,14 +48,15 @@ class Cluster:
         """Take a node's network link down: it lives on, and nobody hears of it."""
         _tool(["cut", node], CLUSTER=str(self.folder), seconds=60)
 
-    def heal(self, node: str) -> None:
-        """Take the link up again, and wait until Slurm uses the node."""
-        _tool(["heal", node], CLUSTER=str(self.folder), seconds=60)
-        until(lambda: self.state_of(node) == "idle", 90, lambda: f"{node} is {self.state_of(node)}")
+    def heal(self, *nodes: str) -> None:
+        """Take links up again, and wait until Slurm uses these nodes."""
+        for node in nodes:
+            _tool(["heal", node], CLUSTER=str(self.folder), seconds=60)
+        until(lambda: set(nodes) <= self.idle(), 90, lambda: f"idle are only {self.idle()}")
 
-    def state_of(self, node: str) -> str:
-        """What Slurm says of a node: idle, mixed, down, ..."""
-        return self.login("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
+    def idle(self) -> set[str]:
+        """The nodes that have nothing to do, and could."""
+        return set(self.login("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N").stdout.split())
 
     def submit(self, *options: str, script: str | None = None, cwd: str = "/shared", **variables: str) -> Job:
         """sbatch, with a script's text or with the name of one among the options; `variables` are the user's own."""

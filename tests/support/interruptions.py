@@ -16,7 +16,7 @@ from trials import Trial, last_lines
 
 from train.record import metrics
 
-STEPS, EVERY, AFTER = 200, 20, 25
+STEPS, EVERY = 200, 20
 # As slow as PACE says in a job's first start, so that a fault finds it training; later as fast as it can.
 MODEL = """
 import os, time
@@ -85,8 +85,9 @@ def bench(cluster: Cluster, place: Callable[[str], str], pool: ThreadPoolExecuto
 class Scenario:
     """How a run is interrupted, and what was promised of it.
 
-    row: of failures.md. code: in errors/exit.json, None where nothing can write it. killed: up to an interval may be
-    lost. resubmit: nobody requeues it.
+    row: of failures.md. pace: seconds for each step of a job's first start. after: how many steps are left to it.
+    code: in errors/exit.json, None where nothing can write it. killed: up to an interval and a save may be lost.
+    resubmit: nobody requeues it. heals: a node that was cut off is to be joined again.
     """
 
     row: str
@@ -97,9 +98,11 @@ class Scenario:
     words: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     pace: float = 0.1
+    after: int = 25
     code: int | None = 75
     killed: bool = False
     resubmit: bool = False
+    heals: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ def interrupted(stage: Bench, scenario: Scenario) -> Trial:
     name = scenario.name.replace(" ", "-")
     words, variables = (*scenario.words, f"--job-name={name}"), dict(scenario.variables)
     one = stage.start(name, scenario.script, *words, pace=scenario.pace, **variables)
-    one.train_until(AFTER)
+    one.train_until(scenario.after)
     scenario.strike(stage, one)
     seen, last_job = _followed(stage, one, scenario)
     ended = last_job.job.wait(280)

@@ -12,8 +12,8 @@ UNWARNED = "--signal=B:USR1@1"
 # A preempted job loses its node, with all jobs on it: one node is for that.
 APART, BESIDE = "--nodelist=node03", "--exclude=node03"
 NO_CHECKPOINT_BEFORE = "checkpoint.every_steps=null"
-# Slurm's daemon, the step's, and the ranks, in one blow: what a node that loses its power does.
-KILL = "kill -9 $(pgrep -f 'slurmstepd|train') $(pgrep -x slurmd)"
+# The nodes of the bed end with Slurm's daemon: the kernel kills all else there, as if the power had gone.
+KILL = "kill -9 $(pgrep -x slurmd)"
 
 
 def cancel(stage: Bench, one: Launched) -> None:
@@ -68,9 +68,11 @@ def other_node(stage: Bench, one: Launched) -> str:
 GENTLE = (
     Scenario(row="4", name="scancel", strike=cancel, words=(BESIDE,), resubmit=True),
     Scenario(row="5", name="scancel -s USR1", strike=usr1, words=(BESIDE,)),
-    Scenario(row="5", name="signal USR1@S", strike=nothing, words=(BESIDE, "--time=2", "--signal=USR1@70"), pace=0.4),
     Scenario(
-        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=1", UNWARNED), pace=0.4,
+        row="5", name="signal=USR1@30", strike=nothing, words=(BESIDE, "--time=2", "--signal=USR1@30"), pace=0.6, after=1,
+    ),
+    Scenario(
+        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=1", UNWARNED), pace=0.4, after=1,
     ),
     Scenario(row="4", name="preemption with grace", strike=preempt, words=(APART,)),
     Scenario(row="67", name="scontrol requeue", strike=requeue, words=(BESIDE,)),
@@ -82,9 +84,11 @@ GENTLE = (
 )  # fmt: skip
 # Each takes a node away, one after the other.
 HARSH = (
-    Scenario(row="8", name="link cut", strike=cut, process="node", script="multinode", code=None, killed=True),
+    Scenario(
+        row="8", name="link cut", strike=cut, process="node", script="multinode", code=None, killed=True, heals=True,
+    ),
     Scenario(
         row="8", name="slurmd and step killed", strike=kill_node, process="node", script="multinode",
-        code=None, killed=True,
+        code=69, killed=True,
     ),
 )  # fmt: skip
