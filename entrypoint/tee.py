@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -80,7 +81,8 @@ class Tee:
             if rest:
                 self._keep(rest)
         self._pending.clear()
-        self.log.close()
+        with suppress(OSError):  # what a full disk did not take is tried once more, and lost
+            self.log.close()
 
     def _keep(self, line: bytes) -> None:
         text = line.removesuffix(b"\r").rpartition(b"\r")[2]

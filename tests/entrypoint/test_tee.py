@@ -46,6 +46,14 @@ def test_stdout_and_stderr_do_not_cut_each_others_lines(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0000.log").read_bytes() == b"err\noutput\n"
 
 
+def test_a_full_disk_under_the_log_is_no_failure() -> None:
+    with Path("/dev/full").open("ab") as full:
+        tee = Tee(log=full, console=None)
+        tee.feed(1, b"one\ntwo")
+        tee.close()
+        assert (list(tee.memory), full.closed) == (["one", "two"], True)
+
+
 def test_the_last_lines_are_remembered_for_a_report(tmp_path: Path) -> None:
     tee = Tee(log=open_log(tmp_path, 0), console=None)
     tee.feed(2, b"".join(b"%d\n" % number for number in range(100)))
