@@ -11,10 +11,12 @@ from torch import distributed as dist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """stop: save and leave; save: commit a checkpoint and go on."""
+    """stop: save and leave; save: take a checkpoint and go on; written: the step whose checkpoint is not written on
+    any more, be it committed or failed (0: none)."""
 
     stop: bool = False
     save: bool = False
+    written: int = 0
 
 
 class Agreement:
@@ -30,7 +32,7 @@ class Agreement:
     def propose(self, decision: Decision) -> None:
         """Send this rank's wishes off. All ranks call it, then `decided`, once per step."""
         if self._group is not None:
-            flags = torch.tensor([decision.stop, decision.save], dtype=torch.int32)
+            flags = torch.tensor([decision.stop, decision.save, decision.written])
             work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
             assert work is not None  # every member of the group gets one
             self._sent = (work, flags)
@@ -44,5 +46,5 @@ class Agreement:
         work, flags = self._sent
         self._sent = None
         work.wait()
-        stop, save = flags.tolist()
-        return Decision(stop=bool(stop), save=bool(save))
+        stop, save, written = flags.tolist()
+        return Decision(stop=bool(stop), save=bool(save), written=written)

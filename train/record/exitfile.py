@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from entrypoint import Failure
 from train.files import durable
 
-FOLDER, NAME = "errors", "exit.json"
+FOLDER, NAME, STOP = "errors", "exit.json", "stopping.json"
+DIVERGED = "diverged.json"  # the last batches of a run whose numbers are not finite any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,9 @@ def write(run_folder: Path, *, code: int, step: int | None, cause: str) -> bool:
 
     Never fails the run: False when it could not be written.
     """
-    return _try_write(run_folder / FOLDER / NAME, asdict(Ending(code=int(code), step=step, cause=cause)))
+    written = _try_write(run_folder / FOLDER / NAME, asdict(Ending(code=int(code), step=step, cause=cause)))
+    durable.remove(run_folder / FOLDER / STOP)
+    return written
 
 
 def read(run_folder: Path) -> Ending | None:
@@ -38,6 +44,28 @@ def read(run_folder: Path) -> Ending | None:
         return None
 
 
+def note_stop(run_folder: Path, *, by: str, save_s: float, clock: Callable[[], float] = time.time) -> bool:
+    """Say that the last save has begun, because of `by`, and how long one takes: `write` removes it again.
+
+    Who finds it (`unfinished`) knows what became of a start that was killed too early to say anything.
+    """
+    return _try_write(run_folder / FOLDER / STOP, {"by": by, "at": clock(), "save_s": round(save_s, 1)})
+
+
+def unfinished(run_folder: Path) -> str | None:
+    """What to say of a start that was asked to stop and killed before its checkpoint was committed; None of others."""
+    try:
+        found = json.loads((run_folder / FOLDER / STOP).read_bytes())
+        by, takes = str(found["by"]), float(found["save_s"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
+    return (
+        f"the last start was asked to stop by {by} and was killed before its checkpoint was committed; a save takes "
+        f"about {takes:.0f} s: set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"
+    )
+
+
 def clear(run_folder: Path, *, rank: int, world_size: int) -> None:
     """Remove what the last start said about this rank, so that nobody reads it as this start's. On every rank.
 
@@ -46,8 +74,11 @@ def clear(run_folder: Path, *, rank: int, world_size: int) -> None:
     """
     folder = run_folder / FOLDER
     durable.remove(_of_rank(folder, rank))
+    durable.remove(folder / f"stacks-rank-{rank:04d}.txt")
     if rank == 0:
         durable.remove(folder / NAME)
+        durable.remove(folder / STOP)
+        durable.remove(folder / DIVERGED)
         stay = {_of_rank(folder, other) for other in range(world_size)}
         for path in set(folder.glob("rank-*.json")) - stay:
             durable.remove(path)
@@ -80,6 +111,8 @@ def _of_rank(folder: Path, rank: int) -> Path:
 
 
 def _try_write(path: Path, value: object) -> bool:
+    if path.parent.is_symlink():
+        return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write_json(path, value)

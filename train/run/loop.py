@@ -12,11 +12,11 @@ from train.evaluation.scores import Result
 from train.ranks.agreement import Agreement, Decision
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import announce, step
-from train.run.health import sound
+from train.run import announce, saving, step, stop
+from train.run.health import compare_replicas, sound, tell_jump
 from train.run.job import Job
 from train.run.now import Now, begin
-from train.run.saving import save, tell_best
+from train.run.saving import save
 from train.run.signals import Watch
 
 
@@ -25,29 +25,48 @@ def fit(
 ) -> Now:
     """Train from where the state stands to the end, or to the step at which all ranks agree to stop.
 
-    Returns with the last step committed. `todo.state.step` tells which of the two it was.
+    Returns with the last step committed. `is_finished` tells which of the two it was.
 
     Raises:
         Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
     """
-    now, state, agreement = begin(todo, watch, clock), todo.state, Agreement(todo.runtime.control)
-    todo.runtime.shared(lambda: tell_best(todo))
+    now = begin(todo, watch, clock)
+    todo.runtime.shared(lambda: saving.tell_best(todo))
+    with saving.finished(now):
+        _train(todo, now, metrics, progress)
+        if not is_finished(todo):
+            stop.note(todo, now)
+        save(todo, now, metrics)
+        saving.settle(todo, now, metrics)
+    return now
+
+
+def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+    state, agreement = todo.state, Agreement(todo.runtime.control)
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
-        if _evaluation_is_due(todo):
-            measure(todo, now, metrics, progress)
         decision = agreement.decided(_wishes(todo, now))
-        if state.step >= todo.steps.total or decision.stop or stopping.reached(todo.config.eval, state.held):
-            break
+        if now.saving is not None and decision.written == now.saving.step:
+            saving.settle(todo, now, metrics)
+        if decision.stop or (_evaluation_is_due(todo) and not measure(todo, now, metrics, progress)):
+            return
+        if is_finished(todo):
+            return
         if decision.save or _save_is_due(todo):
             save(todo, now, metrics)
         agreement.propose(_wishes(todo, now))
         step.take(todo, now, stream)
         progress.step()
+        compare_replicas(todo)
         if state.step % todo.config.log.every_steps == 0:
             log(todo, now, metrics, progress)
-    save(todo, now, metrics)
-    return now
+        now.stepped()
+
+
+def is_finished(todo: Job) -> bool:
+    """Whether all steps are done and measured, or the target was reached."""
+    done = todo.state.step >= todo.steps.total and not _evaluation_is_due(todo)
+    return done or stopping.reached(todo.config.eval, todo.state.held)
 
 
 def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
@@ -56,6 +75,7 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     now.tally.clear()
     if means is None:
         return
+    tell_jump(todo, now, means.loss, metrics, progress)
     seconds, now.logged_at = now.stopwatch.seconds - now.logged_at, now.stopwatch.seconds
     at, per_s = todo.state.step, means.samples / seconds
     epoch = (at - 1) // todo.steps.per_epoch + 1
@@ -64,20 +84,27 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     progress.measured(step=at, epoch=epoch, epochs=todo.config.train.epochs, loss=means.loss, images_per_s=per_s)
 
 
-def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
-    """Evaluate, and commit what is better than all before."""
+def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:
+    """Evaluate, and commit what is better than all before. False where a rank had to stop on the way."""
     state, world = todo.state, todo.runtime.world
     mine = shares(todo.held_out, todo.config.eval.batch_size, world)
+    batches = stop.until_wanted(todo.pulse.each("evaluation", todo.loader.evaluate(mine)), todo, now)
     averaged = state.average.worn() if state.average else nullcontext()
+    todo.pulse.beat("evaluation", step=state.step)
     todo.faults.strike("eval", state.step)
+    began = now.clock()
     with now.stopwatch.paused(), averaged, todo.runtime.accelerator.autocast():  # of dp, state.network has none itself
-        found = evaluate(state.network, todo.loader.evaluate(mine), todo.runtime, classes=len(todo.classes))
+        found = evaluate(state.network, batches, todo.runtime, classes=len(todo.classes))
     _agree_on_broken(todo)
+    if any(todo.runtime.gathered(stop.wanted(todo, now))):
+        return False
+    now.times.add("evaluation", now.clock() - began)
     state.result, state.evaluated = found.result, state.step
     announce.evaluation(todo, now, found, metrics, progress)
     _judge(todo, found.result)
     if state.best_step == state.step:
         save(todo, now, metrics)
+    return True
 
 
 def _agree_on_broken(todo: Job) -> None:
@@ -96,9 +123,9 @@ def _judge(todo: Job, result: Result) -> None:
         state.best, state.best_step = result, state.step
 
 
-def _evaluation_is_due(todo: Job) -> bool:
+def _evaluation_is_due(todo: Job, ahead: int = 0) -> bool:
     """After every so many epochs, and at the end. Not again where a resumed run has it already."""
-    at = todo.state.step
+    at = todo.state.step + ahead
     on_time = at % (todo.steps.per_epoch * todo.config.eval.every_epochs) == 0 or at >= todo.steps.total
     return on_time and todo.held_out > 0 and todo.state.evaluated < at
 
@@ -109,7 +136,9 @@ def _save_is_due(todo: Job) -> bool:
 
 
 def _wishes(todo: Job, now: Now) -> Decision:
-    """What this rank alone would do: each looks at its signals, rank 0 at the clock."""
+    """What this rank alone would do: each looks at its signals, rank 0 at the clock and at its writer."""
     minutes = todo.config.checkpoint.every_minutes
     late = minutes is not None and now.clock() - now.saved_at >= 60 * minutes
-    return Decision(stop=now.watch.received is not None, save=todo.runtime.is_main and late)
+    soon = any(_evaluation_is_due(todo, ahead) for ahead in range(3))  # before all ranks have agreed
+    halt = stop.wanted(todo, now, evaluation=soon)
+    return Decision(stop=halt, save=todo.runtime.is_main and late, written=saving.written(now))

@@ -7,18 +7,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.checkpoint import shelf
+from train.checkpoint.writer import Writer
 from train.record.tally import Stopwatch, Tally
+from train.run import deadline, resuming
+from train.run.deadline import Times
 from train.run.job import Job
 from train.run.signals import Watch
+from train.run.spike import Readings
+from train.run.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """A checkpoint that is being written: of which step, knowing which evaluation; how long training stood for it."""
+
+    step: int
+    evaluated: int
+    stalled: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One that was: where, and in how many seconds."""
+
+    path: Path
+    seconds: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Now:
     """A resumed run begins with a fresh one.
 
-    Times are the clock's seconds, `logged_at` the stopwatch's. `saved` is the newest checkpoint, `evaluated` the step
-    of the last evaluation that it knows of, `loss` the last mean read, `skipped` how many steps in a row fp16's scaler
-    has left out.
+    Times are the clock's seconds, `logged_at` and `stepped_at` the stopwatch's. `saved` is the newest committed
+    checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
+    (by `writer`, on rank 0). `loss` is the last mean read, `skipped` how many steps in a row fp16's scaler has left
+    out. `late`: rank 0 has seen that the deadline leaves time for nothing but a save.
     """
 
     tally: Tally
@@ -27,23 +50,47 @@ class Now:
     clock: Callable[[], float]
     saved_at: float
     logged_at: float
+    stepped_at: float
     saved: Path | None
     evaluated: int
+    times: Times
+    writer: Writer[Saved]
+    readings: Readings
+    saving: Saving | None = None
+    late: bool = False
     loss: float | None = None
     skipped: int = 0
+
+    def unsaved(self, state: State) -> bool:
+        """Whether this step, or what was measured at it, is in no checkpoint yet, nor in one that is being written."""
+        if self.saving is not None:
+            return (self.saving.step, self.saving.evaluated) != (state.step, state.evaluated)
+        here = self.saved is not None and self.saved.name == shelf.name(state.step)
+        return state.step > 0 and not (here and self.evaluated == state.evaluated)
+
+    def stepped(self) -> None:
+        """One more step is done: how long did it take?"""
+        before, self.stepped_at = self.stepped_at, self.stopwatch.seconds
+        self.times.add("step", self.stepped_at - before)
 
 
 def begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
     """Start where the job's state stands."""
     stopwatch = Stopwatch(todo.state.seconds, clock=clock)
-    at = todo.state.step
+    size = resuming.size(todo.config, todo.state.network, todo.optimizer)
+    at, world, window = todo.state.step, todo.runtime.world, todo.state.window
+    sums = window.of(world.rank, world.world_size) if window else (0.0, 0.0, 0.0)
     return Now(
-        tally=Tally(todo.runtime.device),
+        tally=Tally(todo.runtime.device, sums),
         watch=watch,
         stopwatch=stopwatch,
         clock=clock,
         saved_at=clock(),
-        logged_at=stopwatch.seconds,
+        logged_at=window.since if window else stopwatch.seconds,
+        stepped_at=stopwatch.seconds,
         saved=todo.checkpoints / shelf.name(at) if at else None,
         evaluated=todo.state.evaluated,
+        times=Times({"save": deadline.first_save(size)}),
+        writer=Writer(),
+        readings=Readings(len(todo.classes)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,23 @@ class Found:
     notes: tuple[str, ...]
 
 
-def look(config: RunConfig, runtime: Runtime, folder: Path, net: nn.Module, optimizer: Optimizer) -> Found:
+def look(
+    config: RunConfig,
+    runtime: Runtime,
+    folder: Path,
+    net: nn.Module,
+    optimizer: Optimizer,
+    begin: Callable[[int], None] = lambda step: None,
+) -> Found:
     """Rank 0 looks into the folder of checkpoints and decides, once it was shown to take some of this size.
+
+    begin: told the step before anything else is done with it, on rank 0.
 
     Raises:
         Failure: DATA for a changed configuration or where no checkpoint is whole; OUTPUT, IO for the folder.
     """
-    size = sum(tensor.nbytes for tensor in net.state_dict().values())
-    need = 2 * size * copies(optimizer, averaged=config.train.ema_decay is not None)
-    step, notes = runtime.shared(lambda: _choose(config, folder, need))
+    need = 2 * size(config, net, optimizer)
+    step, notes = runtime.shared(lambda: _choose(config, folder, need, begin))
     return Found(step=step, notes=tuple(notes))
 
 
@@ -72,22 +80,31 @@ def data_facts(sets: Sets) -> dict[str, Any]:
     return {"classes": list(sets.classes), **sides}
 
 
+def size(config: RunConfig, net: nn.Module, optimizer: Optimizer) -> int:
+    """About how many bytes a checkpoint has."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # as Accelerate wraps it
+    weights: int = sum(tensor.nbytes for tensor in net.state_dict().values())
+    return weights * copies(inner, averaged=config.train.ema_decay is not None)
+
+
 def copies(optimizer: Optimizer, *, averaged: bool) -> int:
     """How many times the size of the weights a checkpoint has: themselves, the optimizer's one or two moments of
     them, their average."""
     return 1 + (1 if isinstance(optimizer, SGD) else 2) + averaged
 
 
-def _choose(config: RunConfig, folder: Path, need: int) -> tuple[int | None, list[str]]:
+def _choose(config: RunConfig, folder: Path, need: int, begin: Callable[[int], None]) -> tuple[int | None, list[str]]:
     notes = []
     if config.checkpoint.resume == "never" and (aside := record.set_aside(folder.parent)):
         notes.append(f"checkpoint.resume=never: the earlier run was moved to {aside}")
     notes += [f"removed {name}, which an interrupted save left" for name in checkpoint.prepare(folder, need=need)]
     found = checkpoint.newest(folder)
     if found is None:
+        begin(0)
         return None, notes
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
     changes.refuse_changes(checkpoint.load(found)[1]["config"], asdict(config))
+    begin(found.step)
     return found.step, notes
 
 

@@ -1,53 +1,111 @@
-"""From the run's state to a committed checkpoint, agreed by all ranks and written by one."""
+"""From the run's state to a committed checkpoint, agreed by all ranks, written by one, while training goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any, Final
 
-from train.checkpoint import checkpoint, shelf
+from entrypoint import Failure
+from train.checkpoint import checkpoint, shelf, snapshot
 from train.files import durable
 from train.record.metrics import Metrics
 from train.run import resuming, state
 from train.run.health import refuse_bad_weights, sound
 from train.run.job import Job
-from train.run.now import Now
+from train.run.now import Now, Saved, Saving
+from train.run.state import Window
+
+BEST: Final = "best.json"
 
 
 def save(todo: Job, now: Now, metrics: Metrics) -> None:
-    """Commit the state, unless it is committed already. Never one with numbers that are not finite."""
+    """Take a snapshot of what is not kept yet, and let it be written while training goes on: see `settle`.
+
+    Never one with numbers that are not finite. One at a time: the one before is waited for.
+    """
     sound(todo, now)
-    if todo.state.step == 0 or _is_committed(todo, now):
+    if todo.state.step == 0 or not now.unsaved(todo.state):
         return
+    settle(todo, now, metrics)
     refuse_bad_weights(todo, now)
+    todo.pulse.beat("save", step=todo.state.step)
     with now.stopwatch.paused():
+        began = now.saved_at = now.clock()
         todo.state.seconds = now.stopwatch.seconds
-        began = now.clock()
-        now.saved = todo.runtime.shared(lambda: _commit(todo))
-        now.saved_at, now.evaluated = now.clock(), todo.state.evaluated
-    metrics.write("checkpoint", step=todo.state.step, seconds=now.saved_at - began)
+        todo.state.window = Window(sums=todo.runtime.gathered(now.tally.numbers()), since=now.logged_at)
+        if todo.runtime.is_main:
+            now.writer.begin(_commit(todo, now, began))
+        stalled = now.clock() - began
+    now.saving = Saving(step=todo.state.step, evaluated=todo.state.evaluated, stalled=stalled)
+
+
+def settle(todo: Job, now: Now, metrics: Metrics) -> None:
+    """Wait until what is being written is committed, if anything is. All ranks learn of it, or of what went wrong.
+
+    Raises:
+        Failure: as `checkpoint.write`.
+    """
+    if now.saving is None:
+        return
+    saving, now.saving = now.saving, None
+    todo.pulse.beat("save", step=saving.step)
+    with now.stopwatch.paused():
+        saved = todo.runtime.shared(now.writer.result)
+    now.saved, now.evaluated = saved.path, saving.evaluated
+    now.times.add("save", saved.seconds)
+    metrics.write("checkpoint", step=saving.step, seconds=saved.seconds, stalled_seconds=saving.stalled)
+
+
+def written(now: Now) -> int:
+    """The step whose checkpoint is not written on any more, for `Decision.written`; 0 where there is none."""
+    return now.saving.step if now.saving is not None and now.writer.over else 0
+
+
+@contextmanager
+def finished(now: Now) -> Iterator[None]:
+    """However training ends in this block, what is being written is finished first, and named as what is kept."""
+    try:
+        with now.writer:
+            yield
+    except Failure as failure:
+        with suppress(Failure, RuntimeError):  # it failed too, or there was none
+            failure.kept = str(now.writer.result().path)
+        raise
 
 
 def tell_best(todo: Job) -> None:
     """Let best.json say what the state does: a kill may have come between the checkpoint and it. On rank 0 only."""
+    if (best := _best(todo)) is not None:
+        durable.write_json(todo.folder / BEST, best)
+
+
+def _best(todo: Job) -> dict[str, Any] | None:
     step, best = todo.state.best_step, todo.state.best
-    if step is not None and best is not None:
-        place = todo.checkpoints.relative_to(todo.folder) / shelf.name(step)
-        durable.write_json(todo.folder / "best.json", {"step": step, "checkpoint": str(place), **asdict(best)})
+    if step is None or best is None:
+        return None
+    place = todo.checkpoints.relative_to(todo.folder) / shelf.name(step)
+    return {"step": step, "checkpoint": str(place), **asdict(best)}
 
 
-def _is_committed(todo: Job, now: Now) -> bool:
-    """This step, and what was measured at it: a resumed run may measure where the earlier start did not."""
-    here = now.saved is not None and now.saved.name == shelf.name(todo.state.step)
-    return here and now.evaluated == todo.state.evaluated
+def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved]:
+    """A copy of all there is now, as an action for the writer. On rank 0 only.
 
-
-def _commit(todo: Job) -> Path:
-    """On rank 0 only."""
-    todo.faults.strike("save", todo.state.step)
-    best, keep, tensors = todo.state.best_step, todo.config.checkpoint.keep, state.tensors(todo.state)
+    best.json names a checkpoint once it is there, and older ones go once no file names them.
+    """
+    step, best_step, keep = todo.state.step, todo.state.best_step, todo.config.checkpoint.keep
     facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
-    path = checkpoint.save(todo.checkpoints, step=todo.state.step, tensors=tensors, state=facts, keep=keep, best=best)
-    if best == todo.state.step:
-        tell_best(todo)
-    return path
+    taken, best = snapshot.take(step, state.tensors(todo.state), facts), _best(todo)
+
+    def commit() -> Saved:
+        todo.faults.strike("save", step)
+        if todo.claim:
+            todo.claim.refuse_lost()
+        path = checkpoint.write(todo.checkpoints, taken)
+        if best is not None and best_step == step:
+            durable.write_json(todo.folder / BEST, best)
+        shelf.prune(todo.checkpoints, keep=keep, best=best_step, trusted=step)
+        return Saved(path=path, seconds=now.clock() - began)
+
+    return commit

@@ -25,6 +25,7 @@ from train.run.job import Job
 from train.run.loop import fit, is_finished
 from train.run.now import Now
 from train.run.seat import Seat
+from train.run.signals import Watch
 from train.run.spike import Jumped
 from train.settings import bitwise, parallel
 from train.settings.batches import batches
@@ -65,7 +66,7 @@ def run(
     begun = todo.state.step
     bell.only_note()
     try:
-        end = _train(todo, bell, shown)
+        end = to_the_end(todo, bell.watch, shown)
     finally:
         shown.close()
     code = _finish(todo, end, shown, begun)
@@ -73,8 +74,8 @@ def run(
     return code
 
 
-def _train(todo: Job, bell: Bell, shown: Progress) -> Now:
-    """To the end; from the last checkpoint on once more where the loss has jumped and train.spike says so."""
+def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
+    """Train; from the last checkpoint on once more where the loss has jumped and train.spike says so."""
     jump = None
     while True:
         at, main = todo.state.step, todo.runtime.is_main
@@ -82,7 +83,7 @@ def _train(todo: Job, bell: Bell, shown: Progress) -> Now:
         try:
             if jump is not None:
                 rollback.tell(todo, jump, metrics, shown)
-            return fit(todo, bell.watch, metrics, shown)
+            return fit(todo, watch, metrics, shown)
         except Jumped as jumped:
             jump = jumped.jump  # not the exception itself: its frames hold the stream of batches
         finally:

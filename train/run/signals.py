@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from train.run.deadline import Deadline
+
 # TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`.
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -29,6 +31,7 @@ class Received:
 
 class Watch:
     """While entered, TERM, INT, USR1 and USR2 only set `received`; a second INT after 2 s ends the process with 130.
+    `deadline` is when the time is up, where that is known.
 
     Saving, logging and collectives stay out of handlers: they deadlock there. A second TERM (Slurm sends one at the
     end of the grace time) changes nothing, because the save is already under way.
@@ -36,6 +39,7 @@ class Watch:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, abort: Callable[[int], Any] = os._exit) -> None:
         self.received: Received | None = None
+        self.deadline: Deadline | None = None
         self._clock, self._abort = clock, abort
         self._interrupted: float | None = None
         self._before: dict[int, Any] = {}

@@ -18,6 +18,20 @@ from train.optim.ema import Average
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Of a log point that is still to come: each rank's sums, and the training seconds at which they began."""
+
+    sums: list[list[float]]
+    since: float
+
+    def of(self, rank: int, world_size: int) -> list[float]:
+        """What this rank goes on from. In another world rank 0 has it all."""
+        if len(self.sums) == world_size:
+            return self.sums[rank]
+        return [sum(column) if rank == 0 else 0.0 for column in zip(*self.sums, strict=True)]
+
+
 @dataclass(slots=True, kw_only=True)
 class State:
     """Changed by the loop and by nothing else. Random numbers are keyed, so that no generator's state is here."""
@@ -39,6 +53,10 @@ class State:
     """Of the weights, where train.ema_decay asks for one."""
     held: int = 0
     """In how many evaluations in a row eval.target was reached."""
+    rollbacks: int = 0
+    """How often the run went back to a checkpoint because its loss had jumped."""
+    window: Window | None = None
+    """What was added up since the last log point, when this was saved."""
 
 
 def tensors(state: State) -> dict[str, dict[str, Tensor]]:
@@ -59,6 +77,8 @@ def facts(state: State) -> dict[str, Any]:
         "best": asdict(state.best) if state.best else None,
         "best_step": state.best_step,
         "held": state.held,
+        "rollbacks": state.rollbacks,
+        "window": asdict(state.window) if state.window else None,
         "optimizer": shape,
         "scaler": state.scaler.state_dict() if state.scaler else None,
     }
@@ -79,7 +99,8 @@ def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
             state.scaler.load_state_dict(told["scaler"])
         state.step, state.seconds = int(told["step"]), float(told["seconds"])
         state.evaluated, state.best_step = int(told["evaluated"]), told["best_step"]
-        state.held = int(told.get("held", 0))
+        state.held, state.rollbacks = int(told.get("held", 0)), int(told.get("rollbacks", 0))
+        state.window = Window(**window) if (window := told.get("window")) else None
         state.result, state.best = _result(told["result"]), _result(told["best"])
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
         raise Failure(

@@ -52,6 +52,10 @@ def test_different_wishes_add_up() -> None:
     assert decide(STOP, SAVE) == [Decision(stop=True, save=True)] * 2
 
 
+def test_all_learn_which_step_has_been_written() -> None:
+    assert decide(QUIET, Decision(written=3_000_000_000)) == [Decision(written=3_000_000_000)] * 2
+
+
 def test_nobodys_wish_is_no_decision() -> None:
     assert decide(QUIET, QUIET) == [QUIET, QUIET]
 

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import threading
+import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import opened, steps_of, trained
+from jobs import after, fit, opened, steps_of, trained
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, commit, shelf
+from train.evaluation.scores import Result
+from train.files import durable
 from train.record import metrics
 from train.record.metrics import Metrics
 from train.run import now, saving
+from train.run.job import Job
+from train.run.now import Now
 from train.run.signals import Watch
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
     return list(metrics.read(folder / metrics.NAME))
+
+
+def silent(todo: Job) -> Metrics:
+    return Metrics(todo.folder, main=False, step=0, tensorboard=False, warn=print)
+
+
+def kept(todo: Job, current: Now) -> None:
+    """A save, waited for."""
+    saving.save(todo, current, silent(todo))
+    saving.settle(todo, current, silent(todo))
 
 
 def test_the_best_result_names_a_checkpoint_that_is_there(tmp_path: Path) -> None:
@@ -67,25 +85,111 @@ def test_a_state_without_a_step_is_not_committed(tmp_path: Path, step: int) -> N
         todo.state.step = step
         current = now.begin(todo, Watch(), lambda: 0.0)
         current.saved = None
-        saving.save(todo, current, Metrics(tmp_path, main=False, step=0, tensorboard=False, warn=print))
+        kept(todo, current)
     assert (current.saved is not None) == (step > 0)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    going, seen, real = threading.Event(), list[int](), checkpoint.write
+
+    def slow(*arguments: Any) -> Path:
+        assert going.wait(60)
+        return real(*arguments)
+
+    after(4, lambda todo: (seen.append(todo.state.step), going.set()), monkeypatch)  # type: ignore[arg-type]
+    with opened(tmp_path, "checkpoint.every_steps=2", "data.val_fraction=0", "train.max_steps=5") as todo:
+        monkeypatch.setattr(checkpoint, "write", slow)
+        fit(todo)
+    assert seen == [4]
+    assert steps_of(events(tmp_path), "checkpoint") == [2, 4, 5]
+
+
+def test_a_checkpoint_counts_once_it_is_committed_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, real = threading.Event(), checkpoint.write
+    with opened(tmp_path) as todo:
+        monkeypatch.setattr(checkpoint, "write", lambda *rest: (going.wait(60), real(*rest))[1])
+        todo.state.step, todo.state.best_step = 3, 3
+        todo.state.best = Result(accuracy=0.5, loss=1.0, samples=16)
+        current = now.begin(todo, Watch(), lambda: 0.0)
+        current.saved = None
+        saving.save(todo, current, silent(todo))
+        before = (current.saved, saving.written(current), (tmp_path / "best.json").exists())
+        going.set()
+        saving.settle(todo, current, silent(todo))
+        assert before == (None, 0, False)
+    assert (current.saved, current.saving) == (tmp_path / "checkpoints" / "step-00000003", None)
+    assert json.loads((tmp_path / "best.json").read_text())["step"] == 3
+
+
+def test_the_older_ones_go_after_the_new_one_and_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    for module, name in ((commit, "make"), (durable, "write_json"), (shelf, "prune")):
+        real = getattr(module, name)
+        stand_in = lambda *a, _real=real, _name=name, **k: (order.append(_name), _real(*a, **k))[1]  # noqa: E731
+        monkeypatch.setattr(module, name, stand_in)
+    with opened(tmp_path) as todo:
+        order.clear()
+        fit(todo)
+    assert order[:3] == ["make", "write_json", "prune"]
+
+
+def test_training_that_fails_still_commits_what_is_being_written_and_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(todo: Job) -> None:
+        raise Failure("a rank is gone", fix="look there", code=ExitCode.PEER)
+
+    real = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *rest: (time.sleep(0.2), real(*rest))[1])
+    after(3, fail, monkeypatch)
+    with pytest.raises(Failure, match="a rank is gone") as told:
+        trained(tmp_path, "checkpoint.every_steps=2")
+    assert told.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
+    assert checkpoint.newest(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "quota"), OSError(errno.EIO, "disk"), MemoryError()], ids=repr)
+def test_what_goes_wrong_behind_training_ends_it_with_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def make(*rest: Any) -> None:
+        raise error
+
+    trained(tmp_path, "train.max_steps=2")
+    expected = MemoryError if isinstance(error, MemoryError) else Failure
+    with opened(tmp_path, "train.max_steps=8", "checkpoint.every_steps=1") as todo:
+        monkeypatch.setattr(commit, "make", make)
+        with pytest.raises(expected) as told:
+            fit(todo)
+    if isinstance(told.value, Failure):
+        assert (told.value.code, told.value.kept) == (74, str(tmp_path / "checkpoints" / "step-00000002"))
+        assert ("quota" in told.value.fix) == (error.args[0] == errno.EDQUOT)
+
+
+def test_the_record_says_how_long_a_save_took_and_how_long_training_stood(tmp_path: Path) -> None:
+    trained(tmp_path)
+    event = next(event for event in events(tmp_path) if event["event"] == "checkpoint")
+    assert 0 <= event["stalled_seconds"] <= event["seconds"]
 
 
 def test_a_save_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **options: Any) -> None:
         raise Failure("no space", fix="free some", code=ExitCode.IO)
 
-    with opened(tmp_path):
-        monkeypatch.setattr(checkpoint, "save", full)
-        with pytest.raises(Failure, match="no space"):
-            trained(tmp_path / "other")
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(Failure, match="no space"):
+        trained(tmp_path)
 
 
 def test_time_spent_on_saving_is_not_training_time(tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
         todo.state.step = 3
-        ticks = iter(range(100))
+        ticks = count()
         current = now.begin(todo, Watch(), lambda: float(next(ticks)))
         before = current.stopwatch.seconds
-        saving.save(todo, current, Metrics(tmp_path, main=False, step=0, tensorboard=False, warn=print))
+        kept(todo, current)
         assert current.stopwatch.seconds - before <= 4

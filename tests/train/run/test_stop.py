@@ -1,0 +1,143 @@
+"""A signal or the deadline stops a run in time, in the middle of an evaluation too."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import after, fit, opened, steps_of
+from worlds import SECOND
+
+from train.checkpoint import checkpoint
+from train.record import exitfile, metrics
+from train.run import loop, now, stop
+from train.run.deadline import Deadline
+from train.run.signals import Watch
+
+LONG_AGO = Deadline(at=-1e9, wall=1_700_000_000.0)
+
+
+def watch(*, deadline: Deadline | None = None, received: signal.Signals | None = None) -> Watch:
+    found = Watch()
+    found.deadline = deadline
+    if received:
+        found.handle(received)
+    return found
+
+
+def committed(folder: Path) -> int | None:
+    found = checkpoint.newest(folder / "checkpoints")
+    return found and found.step
+
+
+def lets_pass(count: int, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A signal comes with batch number `count` of the first evaluation; the batches used are listed."""
+    used: list[int] = []
+
+    def evaluate(self: Any, shares: Any) -> Any:
+        for number, batch in enumerate(real(self, shares), 1):
+            used.append(number)
+            if len(used) == count:
+                watching.handle(signal.SIGTERM)
+            yield batch
+
+    from train.data.loader import Loader
+
+    real = Loader.evaluate
+    monkeypatch.setattr(Loader, "evaluate", evaluate)
+    return used
+
+
+def test_a_deadline_that_is_near_stops_the_run_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = watch()
+    after(3, lambda todo: setattr(watching, "deadline", LONG_AGO), monkeypatch)
+    with opened(tmp_path) as todo:
+        end = fit(todo, watch=watching)
+        assert not loop.is_finished(todo)
+    assert todo.state.step == committed(tmp_path) == 3
+    assert stop.cause(end) == "deadline"
+    assert stop.told(end).startswith("the deadline 2023-11-1")
+
+
+def test_a_deadline_that_is_far_stops_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        fit(todo, watch=watch(deadline=Deadline(at=1e12, wall=1e9)))
+        assert loop.is_finished(todo)
+
+
+def test_only_rank_0_looks_at_the_clock(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        current = now.begin(todo, watch(deadline=LONG_AGO), lambda: 0.0)
+        assert stop.wanted(todo, current)
+        object.__setattr__(todo.runtime, "world", SECOND)
+        current.late = False
+        assert not stop.wanted(todo, current)
+
+
+def test_a_signal_is_the_cause_although_the_deadline_is_near_too(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        current = now.begin(todo, watch(deadline=LONG_AGO, received=signal.SIGUSR1), lambda: 0.0)
+        assert stop.wanted(todo, current)
+    assert (stop.cause(current), stop.told(current)) == ("SIGUSR1", "SIGUSR1")
+
+
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = watch()
+    used = lets_pass(2, watching, monkeypatch)
+    with opened(tmp_path, "eval.batch_size=2") as todo:
+        fit(todo, watch=watching)
+    assert used == [1, 2]  # of 8
+    assert (committed(tmp_path), todo.state.evaluated, todo.state.result) == (4, 0, None)
+
+
+def test_an_evaluation_that_was_broken_off_is_made_up_for_and_stands_once_in_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = watch()
+    lets_pass(1, watching, monkeypatch)
+    with opened(tmp_path, "eval.batch_size=2") as todo:
+        fit(todo, watch=watching)
+    with opened(tmp_path, "eval.batch_size=2") as todo:
+        fit(todo)
+    seen = list(metrics.read(tmp_path / metrics.NAME))
+    assert (steps_of(seen, "eval"), steps_of(seen, "train")) == ([4, 8], [2, 4, 6, 8])
+
+
+def test_a_signal_with_an_evaluation_due_saves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watching = watch()
+    after(8, lambda todo: watching.handle(signal.SIGTERM), monkeypatch)
+    with opened(tmp_path) as todo:
+        fit(todo, watch=watching)
+        assert not loop.is_finished(todo)
+    assert (committed(tmp_path), todo.state.evaluated) == (8, 4)
+
+
+def test_while_the_last_save_is_under_way_a_note_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, Any]] = []
+    real = checkpoint.write
+
+    def write(*rest: Any) -> Path:
+        found.append(json.loads((tmp_path / "errors" / "stopping.json").read_text()))
+        return real(*rest)
+
+    watching = watch()
+    after(3, lambda todo: watching.handle(signal.SIGUSR1), monkeypatch)
+    with opened(tmp_path) as todo:
+        monkeypatch.setattr(checkpoint, "write", write)
+        fit(todo, watch=watching)
+    assert [note["by"] for note in found] == ["SIGUSR1"]
+
+
+def test_a_run_that_ends_by_itself_leaves_no_such_note(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        fit(todo)
+    assert exitfile.unfinished(tmp_path) is None
+
+
+def test_where_all_is_saved_already_there_is_nothing_to_note(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        fit(todo, watch=watch(received=signal.SIGTERM))
+    assert exitfile.unfinished(tmp_path) is None
