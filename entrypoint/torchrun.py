@@ -114,8 +114,9 @@ def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
 
 
 def _key(environ: Mapping[str, str]) -> str:
-    facts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-    facts += ("SLURM_RESTART_COUNT",)  # a job script that names the rendezvous names it the same after a requeue
+    # Slurm's: a job script that names the rendezvous itself names it the same after a requeue.
+    starts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    facts = (*starts, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
     return "torchrun:" + ":".join(environ.get(name, "") for name in facts)
 
 

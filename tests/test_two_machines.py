@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import Popen
@@ -69,14 +70,39 @@ def assert_like(run: Run, wanted: dict[str, Any]) -> None:
         assert np.all(np.abs(weights - wanted[name]) <= 1e-6 + 1e-5 * np.abs(wanted[name])), name
 
 
-def test_two_machines_of_two_ranks_learn_what_one_process_learns(
-    pair: Sequence[Host], tmp_path: Path, alone: dict[str, Any]
-) -> None:
-    codes, said = both(*(start(host, tmp_path, node_rank=k, procs_per_node=2) for k, host in enumerate(pair)))
+@pytest.fixture(scope="module")
+def two_of_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, set[str], set[str]]:
+    """A training of two machines with two ranks each; where they listened meanwhile, and afterwards."""
+    folder = tmp_path_factory.mktemp("two")
+    with joined(2) as hosts:
+        begun, started = (
+            time.monotonic(),
+            [start(host, folder, node_rank=k, procs_per_node=2) for k, host in enumerate(hosts)],
+        )
+        heard: set[str] = set()
+        while any(process.poll() is None for process in started) and time.monotonic() < begun + WAIT_S:
+            heard |= {address for host in hosts for address in host.listens()}
+            time.sleep(0.2)
+        codes, said = both(*started)
+        after = {address for host in hosts for address in host.listens()}
     assert codes == [0, 0], said
-    run = Run(folder=tmp_path / "runs" / "run")
+    return Run(folder=folder / "runs" / "run"), heard, after
+
+
+def test_two_machines_of_two_ranks_learn_what_one_process_learns(
+    two_of_two: tuple[Run, set[str], set[str]], alone: dict[str, Any]
+) -> None:
+    run, _, _ = two_of_two
     assert (run.record["world"]["world_size"], run.record["world"]["num_nodes"]) == (4, 2)
     assert_like(run, alone)
+
+
+def test_they_listen_only_on_the_network_that_joins_them_and_not_afterwards(
+    two_of_two: tuple[Run, set[str], set[str]],
+) -> None:
+    _, heard, after = two_of_two
+    assert {"10.77.0.1", "10.77.0.2"} <= heard <= {"10.77.0.1", "10.77.0.2", "127.0.0.1"}
+    assert after == set()
 
 
 def test_three_machines_learn_it_too_the_first_one_started_last(tmp_path: Path, alone: dict[str, Any]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NUMBERS = itertools.count()
+_LISTENING = "0A"  # source: TCP_LISTEN in the kernel's net/tcp_states.h
 
 
 def ip(*words: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +53,12 @@ class Host:
             text=True,
         )
 
+    def listens(self) -> list[str]:
+        """The addresses of all TCP sockets there that wait for somebody."""
+        tables = ip("netns", "exec", self.namespace, "cat", "/proc/net/tcp", "/proc/net/tcp6").stdout
+        rows = [line.split() for line in tables.splitlines() if ":" in line and "local" not in line]
+        return [_address(row[1].partition(":")[0]) for row in rows if row[3] == _LISTENING]
+
     def cut(self) -> None:
         """Pull the cable."""
         ip("-n", self.namespace, "link", "set", "eth0", "down")
@@ -68,6 +77,12 @@ def joined(count: int) -> Iterator[Sequence[Host]]:
     finally:
         for name in (*names, hub):
             ip("netns", "delete", name)
+
+
+def _address(words: str) -> str:
+    """What /proc/net/tcp writes as hexadecimal words of the machine's own byte order."""
+    raw = b"".join(struct.pack("=I", int(words[at : at + 8], 16)) for at in range(0, len(words), 8))
+    return str(ipaddress.ip_address(raw))
 
 
 def _plugged(name: str, hub: str, number: int) -> Host:
