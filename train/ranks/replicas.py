@@ -24,7 +24,7 @@ WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One rank's, by its digest. gpu: its UUID, empty on the CPU."""
+    """One rank's, by its digest. gpu: its index here and its UUID, empty on the CPU."""
 
     rank: int
     host: str
@@ -113,8 +113,10 @@ def moments(optimizer: Optimizer) -> list[Tensor]:
 
 
 def gpu_of(device: torch.device) -> str:
-    """Its UUID; empty on the CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    """Its index on this host and its UUID, which does not depend on what is visible; empty on the CPU."""
+    if device.type != "cuda":
+        return ""
+    return f"GPU {device.index}, UUID {torch.cuda.get_device_properties(device).uuid}"
 
 
 def _words(tensor: Tensor) -> Tensor:

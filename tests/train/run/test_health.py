@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
 from jobs import after, fit, opened
+from processes import python
+from runs import TEN_STEPS
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
+from train.ranks import replicas
 from train.record import tally
 from train.run import health, now
 from train.run.job import Job
@@ -58,3 +63,55 @@ def test_with_fp16_only_twenty_skipped_steps_in_a_row_are_divergence(
                 health.sound(todo, current)
         else:
             assert health.sound(todo, current) is not None
+
+
+def broken(folder: Path, ranks: int, fault: str, *settings: str) -> CompletedProcess[str]:
+    """A run of ten steps on several ranks, with a fault."""
+    (folder / "ten.yaml").write_text(TEN_STEPS)
+    world = ("--device", "cpu", "--procs-per-node", str(ranks), "data.val_fraction=0")
+    return python("-m", "train", "--config", "ten.yaml", *world, *settings, cwd=folder, environ={"FAULT": fault})
+
+
+def said(folder: Path) -> dict[str, dict[str, object]]:
+    """What errors/ holds."""
+    return {path.stem: json.loads(path.read_text()) for path in (folder / "runs/run/errors").glob("*.json")}
+
+
+def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_rank_alone(tmp_path: Path) -> None:
+    ended = broken(tmp_path, 3, "param:1:5:flip", "checkpoint.every_steps=3", "train.check_replicas_every_steps=7")
+    errors = said(tmp_path)
+    assert (ended.returncode, errors["exit"]["code"], errors["exit"]["step"]) == (78, 78, 6), ended.stderr
+    assert [errors[f"rank-000{rank}"]["code"] for rank in range(3)] == [69, 78, 69]
+    assert str(errors["rank-0001"]["found"]).startswith("rank 1 (")
+    kept = checkpoint.newest(tmp_path / "runs/run/checkpoints")
+    assert kept is not None
+    assert kept.step == 3  # not 6, the save at which it was seen
+
+
+def test_without_a_save_it_is_seen_after_so_many_steps_and_two_ranks_are_both_named(tmp_path: Path) -> None:
+    ended = broken(tmp_path, 2, "param:1:2:flip", "train.check_replicas_every_steps=4")
+    errors = said(tmp_path)
+    assert (ended.returncode, errors["exit"]["step"]) == (78, 4), ended.stderr
+    assert [errors[f"rank-000{rank}"]["code"] for rank in range(2)] == [78, 78]
+    assert "no majority can tell" in str(errors["rank-0000"]["found"])
+
+
+@pytest.mark.parametrize(("every", "steps"), [("3", [3, 4, 6, 8]), ("500", [4, 8]), ("null", [])])
+def test_replicas_are_compared_every_so_many_steps_and_before_each_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str, steps: list[int]
+) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(replicas, "compare", lambda runtime, net, optimizer, step: compared.append(step))
+    with opened(tmp_path, f"train.check_replicas_every_steps={every}") as todo:
+        fit(todo)
+    assert compared == steps
+
+
+def test_a_loss_that_is_no_number_ends_all_ranks_with_90_and_its_batches_are_named(tmp_path: Path) -> None:
+    ended = broken(tmp_path, 2, "loss:1:7:nan", "log.every_steps=5", "checkpoint.every_steps=3")
+    errors = said(tmp_path)
+    found = errors["diverged"]
+    assert (ended.returncode, [errors[name]["code"] for name in ("exit", "rank-0000", "rank-0001")]) == (90, [90] * 3)
+    assert (found["first_bad_step"], [batch["step"] for batch in found["batches"]]) == (8, [6, 7, 8, 9])  # type: ignore[attr-defined]
+    assert [batch["ranks"] for batch in found["batches"]] == [[], [], [1], [0, 1]]  # type: ignore[attr-defined]
+    assert "note: FAULT=loss:1:7:nan" in ended.stdout
