@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, shield
 from train.commands import checking, data, evaluating, stopping, training
+from train.front import timelimit
 
 EXAMPLES = """examples:
   train                                     the quickstart: drawn images, any machine
@@ -59,6 +60,9 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data check)")
+    parser.add_argument(
+        "--time-limit", metavar="D-HH:MM:SS", help="save and stop in time before so long is over (or minutes, HH:MM:SS)"
+    )
     parser.add_argument("--version", action="store_true", help="show versions and leave")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
@@ -81,6 +85,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             print(version())
             return 0
         command, overrides = split(arguments.words)
+        if arguments.time_limit is not None:
+            timelimit.seconds(arguments.time_limit)  # refused here for `check` and `where` too
         if arguments.json and command not in JSON:
             what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON)}"
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)

@@ -34,6 +34,8 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "unknown-device": (["--device", "gpu"], 64, "--device=gpu"),
     "no-number": (["--procs-per-node", "two"], 64, "--procs-per-node=two"),
     "zero-processes": (["--procs-per-node", "0"], 64, "--procs-per-node=0"),
+    "no-time-limit": (["--time-limit", "soon"], 64, "--time-limit soon"),
+    "no-time-limit-to-check": (["check", "--time-limit", "0"], 64, "--time-limit 0"),
     "half-of-several-machines": (["--nodes", "2"], 64, "--node-rank"),
     "node-rank-too-large": (["--nodes", "2", "--node-rank", "2", "--master-addr", "h"], 64, "--node-rank"),
     "misspelt-command": (["chek"], 64, "write `train check`"),

@@ -15,7 +15,7 @@ from entrypoint import Plan
 from train.commands import launching
 from train.fetching import fetch
 from train.fetching.telling import Teller
-from train.front import links, refusal, requeued, rundir
+from train.front import links, refusal, requeued, rundir, timelimit
 from train.record import claim, starts
 from train.settings import schema
 from train.settings.config import RunConfig
@@ -24,6 +24,7 @@ from train.settings.config import RunConfig
 def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start the ranks of this task and wait for them."""
     config = schema.load(arguments.config, overrides)
+    environ = {**environ, **timelimit.variables(arguments.time_limit, environ, now=time.time())}
     folder = rundir.run_folder(config)
     with refusal.noted(folder, environ):
         plan = launching.planned(config, launching.options(arguments, config, environ), environ)

@@ -1,0 +1,62 @@
+"""A time limit is read as Slurm reads it, and nonsense is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.front import timelimit
+from train.run import deadline
+
+NOW = 1_700_000_000.0
+FORMS = {
+    "90": 5400,
+    "01:30": 90,
+    "02:00:00": 7200,
+    "1-12": 129_600,
+    "1-12:30": 131_400,
+    "2-03:04:05": 183_845,
+    "0:90": 90,
+}
+
+
+@pytest.mark.parametrize(("text", "seconds"), FORMS.items(), ids=FORMS)
+def test_every_form_of_sbatch_is_understood(text: str, seconds: int) -> None:
+    assert timelimit.seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "00:00:00", "-5", "1.5", "1h", "soon", "1:2:3:4", "1-", "-1-2", "٣", "9" * 21, "UNLIMITED", " 5"]
+)
+def test_nonsense_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(Failure, match="--time-limit is no time") as told:
+        timelimit.seconds(text)
+    assert told.value.code == ExitCode.USAGE
+    assert "D-HH:MM" in str(told.value.expected)
+
+
+def test_the_command_line_counts_from_now() -> None:
+    given = {timelimit.SLURM: f"{NOW + 60:.0f}", timelimit.VARIABLE: "5"}
+    assert timelimit.variables("10", given, now=NOW) == {timelimit.VARIABLE: "1700000600"}
+
+
+def test_slurm_s_end_of_the_job_is_taken_without_it() -> None:
+    found = timelimit.variables(None, {timelimit.SLURM: "1700003600"}, now=NOW)
+    assert found == {timelimit.VARIABLE: "1700003600"}
+
+
+@pytest.mark.parametrize("said", [None, "", f"{NOW + 365 * 86_400:.0f}", "Unknown", "-1", "1e9"])
+def test_what_is_no_limit_is_none(said: str | None) -> None:
+    assert timelimit.variables(None, {} if said is None else {timelimit.SLURM: said}, now=NOW) == {}
+
+
+def test_another_scheduler_s_script_may_say_it_itself() -> None:
+    given = {timelimit.SLURM: "1700003600", timelimit.VARIABLE: "1700000100"}
+    assert timelimit.variables(None, given, now=NOW) == {}
+
+
+def test_the_ranks_read_what_the_front_door_writes() -> None:
+    assert timelimit.VARIABLE == deadline.VARIABLE
+    found = deadline.read(timelimit.variables("10", {}, now=NOW), now=NOW, clock=0.0)
+    assert found is not None
+    assert found.at == 600

@@ -1,0 +1,58 @@
+"""What is known of the end of this start (--time-limit, a variable, Slurm) becomes one moment for all ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+
+VARIABLE: Final = "ENTRYPOINT_DEADLINE"  # UNIX seconds, as train/run/deadline.py reads it
+SLURM: Final = "SLURM_JOB_END_TIME"  # UNIX seconds; not set by Slurm 22.05
+FAR_S: Final = 360 * 86_400.0  # without a limit Slurm says a year ahead
+# sbatch --time's own forms.
+FORMS: Final = (
+    r"(?P<minutes>\d+)",
+    r"(?P<minutes>\d+):(?P<seconds>\d+)",
+    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
+    r"(?P<days>\d+)-(?P<hours>\d+)",
+    r"(?P<days>\d+)-(?P<hours>\d+):(?P<minutes>\d+)",
+    r"(?P<days>\d+)-(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
+)
+UNITS: Final = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
+def variables(limit: str | None, environ: Mapping[str, str], *, now: float) -> dict[str, str]:
+    """What to give to the ranks; nothing where no end is known.
+
+    limit: the command line's, which counts from `now` (seconds since 1970) and comes before what the environment says.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if limit is not None:
+        return {VARIABLE: f"{now + seconds(limit):.0f}"}
+    said = environ.get(SLURM, "")
+    if environ.get(VARIABLE) or not re.fullmatch(r"\d{1,12}", said, re.ASCII) or float(said) - now > FAR_S:
+        return {}
+    return {VARIABLE: said}
+
+
+def seconds(text: str) -> int:
+    """Of a time limit in one of sbatch's forms.
+
+    Raises:
+        Failure: USAGE.
+    """
+    found = next((match for form in FORMS if (match := re.fullmatch(form, text[:21], re.ASCII))), None)
+    total = sum(int(n) * UNITS[unit] for unit, n in found.groupdict().items()) if found else 0
+    if not 0 < total < FAR_S:
+        raise Failure(
+            "--time-limit is no time",
+            found=f"--time-limit {text}",
+            expected="minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, as for sbatch --time; less than a year",
+            fix="write for example --time-limit 1-12:00:00, or leave it out",
+            code=ExitCode.USAGE,
+        )
+    return total
