@@ -6,9 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,10 +17,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import trials  # noqa: E402
 from bed import Cluster, running  # noqa: E402
+from dead_ends import DEAD_ENDS, DeadEnd, image_lost, images_lost, trial  # noqa: E402
 from interruptions import Bench, Scenario, bench, folder_of, interrupted  # noqa: E402
 from strikes import GENTLE, HARSH  # noqa: E402
+from trials import Trial  # noqa: E402
 
 AT_ONCE = 4  # trainings of two ranks
+SIGNALS = 5  # of each kind, where Slurm signals every process
+HARSHER = "proctrack/linuxproc"
 BUILD_S = 1500
 
 
@@ -28,32 +33,51 @@ def main(wanted: list[str]) -> int:
     if image.returncode:
         return image.returncode
     sif = Path(image.stdout.strip().splitlines()[-1])
-    return trials.run("preempt", every_scenario(sif, wanted), image=sif.stem)
+    return trials.run("preempt", every_trial(sif, wanted), image=sif.stem)
 
 
-def every_scenario(sif: Path, wanted: list[str]) -> Iterator[trials.Trial]:
-    """All of them, or those whose names were given."""
+def every_trial(sif: Path, wanted: list[str]) -> Iterator[Trial]:
+    """All of them, or those whose names were given. Those that take a node away come last, one after the other."""
+    tasks = [(entry, partial(interrupted, scenario=entry)) for entry in GENTLE]
+    tasks += [(entry, partial(trial, end=entry)) for entry in DEAD_ENDS]
     with ThreadPoolExecutor(AT_ONCE + 1) as pool, furnished(sif, NODES="3", CPUS="4", GPUS="4") as cluster:
         stage = bench(cluster, folder_of(cluster), pool)
-        running_now = [pool.submit(tried, stage, scenario) for scenario in chosen(GENTLE, wanted)]
-        yield from (done.result() for done in as_completed(running_now))
-        for scenario in chosen(HARSH, wanted):
-            yield tried(stage, scenario)
-            if scenario.heals:
-                cluster.heal("node01", "node02", "node03")
+        begun = [pool.submit(tried, stage, *task) for task in tasks if chosen(task[0].name, wanted)]
+        yield from (done.result() for done in as_completed(begun))
+        for scenario in HARSH:
+            if chosen(scenario.name, wanted):
+                yield tried(stage, scenario, partial(interrupted, scenario=scenario))
+                if scenario.heals:
+                    cluster.heal("node01", "node02", "node03")
+    if chosen(HARSHER, wanted):
+        yield linuxproc(sif)
 
 
-def chosen(scenarios: tuple[Scenario, ...], wanted: list[str]) -> list[Scenario]:
-    return [scenario for scenario in scenarios if not wanted or scenario.name in wanted]
+def linuxproc(sif: Path) -> Trial:
+    """The setting of ProctrackType with which Slurm signals every process of a step."""
+    with (
+        ThreadPoolExecutor(AT_ONCE) as pool,
+        furnished(sif, NODES="1", CPUS="4", GPUS="4", PROCTRACK=HARSHER) as cluster,
+    ):
+        stage = Bench(cluster=cluster, place=folder_of(cluster), weights=Future())
+        found = {
+            signal: [pool.submit(image_lost, stage, signal, f"{signal}-{number}") for number in range(SIGNALS)]
+            for signal in ("TERM", "USR1")
+        }
+        return images_lost({signal: [start.result() for start in starts] for signal, starts in found.items()})
 
 
-def tried(stage: Bench, scenario: Scenario) -> trials.Trial:
-    """The scenario's trial; one that did not come to its end says why."""
+def chosen(name: str, wanted: list[str]) -> bool:
+    return not wanted or name in wanted
+
+
+def tried(stage: Bench, entry: Scenario | DeadEnd, run: Callable[[Bench], Trial]) -> Trial:
+    """What `run` finds; a scenario that did not come to its end says why."""
     try:
-        return interrupted(stage, scenario)
+        return run(stage)
     except (Exception, AssertionError) as error:
-        return trials.Trial(
-            row=scenario.row, injector=scenario.name, process=scenario.process, expected="an end",
+        return Trial(
+            row=entry.row, injector=entry.name, process=entry.process, expected="an end",
             observed=type(error).__name__, ok=False, lines=trials.last_lines(str(error)),
         )  # fmt: skip
 
