@@ -12,7 +12,7 @@ from train.data import imagefolder
 from train.fetching import archives
 from train.front import known, rundir
 from train.optim import schedules
-from train.settings import bitwise, kinds, names
+from train.settings import arguments, bitwise, kinds, names
 from train.settings.advice import show
 from train.settings.batches import Batches, Steps, batches, held_out, steps
 from train.settings.config import Data, Eval, RunConfig
@@ -27,6 +27,7 @@ def possible(config: RunConfig, world_size: int) -> Batches:
         Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
             for data that is not there.
     """
+    arguments.refuse_unknown(config.model, config.optim)
     schedules.arguments(config.optim)
     known.refuse(config.data)
     refuse_unseen(config.data)

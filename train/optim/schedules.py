@@ -25,10 +25,10 @@ HALVES: Final = (0.5, 0.75)  # of the run: where `step` falls, unless told
 
 def _are_epochs(value: Any) -> bool:
     numbers = value if isinstance(value, list) and value else [None]
-    return all(isinstance(one, int | float) and not isinstance(one, bool) and one > 0 for one in numbers)
+    return all(isinstance(one, int | float) and not isinstance(one, bool) and 0 < one <= 1e6 for one in numbers)
 
 
-EPOCHS: Final = Rule(holds=_are_epochs, expected="a list of epochs, each more than 0")
+EPOCHS: Final = Rule(holds=_are_epochs, expected="a list of epochs, each more than 0, up to 1000000")
 FACTOR: Final = Rule(holds=lambda value: 0 < value <= 1, expected="more than 0, up to 1")
 RULES: Final = {"end": FRACTION, "start": FRACTION, "factor": FACTOR, "at_epochs": EPOCHS}
 

@@ -54,7 +54,7 @@ def words(kind: Any) -> str:
 
 def remedy(kind: Any, value: Any, default: Any) -> str:
     """What to write instead of `value`."""
-    members = {kind, *get_args(kind)}
+    members = {kind} if get_origin(kind) in (dict, list) else {kind, *get_args(kind)}
     if isinstance(value, str):
         if bool in members and value.lower() in BOOLS:
             return f"write {BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"

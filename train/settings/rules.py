@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from re import _parser  # type: ignore[attr-defined]  # Python's own: sre_parse, until 3.11
 from typing import Any
 
 from train.settings import names
@@ -51,12 +52,36 @@ URL = Rule(
 
 def is_pattern(text: str) -> bool:
     try:
-        return re.compile(text).pattern != ""
-    except re.error:
+        return re.compile(text).pattern != "" and not _explodes(_parser.parse(text))
+    except (re.error, RecursionError, OverflowError):
         return False
 
 
-PATTERN = Rule(holds=is_pattern, expected="a regular expression of Python's")
+FEW = 9  # times that a group with a choice inside may be repeated: 2**9 ways to go through it
+CHOICES = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.BRANCH)
+
+
+def _explodes(parsed: Iterable[Any], repeated: bool = False) -> bool:
+    """Whether `(a+)+` or `(a|aa)*` is inside: a path that does not match would be searched for years."""
+    for kind, argument in parsed:
+        loop = kind in CHOICES[:2]
+        varies = kind is _parser.BRANCH or (loop and argument[0] != argument[1])
+        if varies and repeated:
+            return True
+        often = repeated or (loop and argument[1] > FEW)
+        if any(_explodes(inner, often) for inner in _parts(argument)):
+            return True
+    return False
+
+
+def _parts(argument: Any) -> list[Any]:
+    """The patterns inside one part of a pattern."""
+    if isinstance(argument, _parser.SubPattern):
+        return [argument]
+    return [part for one in argument for part in _parts(one)] if isinstance(argument, (tuple, list)) else []
+
+
+PATTERN = Rule(holds=is_pattern, expected="a regular expression of Python's, without a repeat or a choice in a repeat")
 WEIGHTS = Rule(
     holds=lambda value: value in ("none", "balanced") or (all(0 <= one <= 1e6 for one in value) and any(value)),
     expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",

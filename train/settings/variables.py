@@ -137,7 +137,7 @@ def refuse_contradictions(environ: Mapping[str, str], *, device: str, precision:
         change = f"set train.precision={said}" if said in ("fp32", "fp16", "bf16") else "leave precision to the config"
         raise _contradiction(environ, "ACCELERATE_MIXED_PRECISION", f"this run computes in {precision}", change)
     steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
-    if steps.isdecimal() and int(steps) > 1 and int(steps) != accumulation:
+    if steps.isdecimal() and steps.lstrip("0") not in ("", "1", str(accumulation)):
         does = f"this run accumulates {accumulation} = global batch / (micro batch x ranks)"
         raise _contradiction(
             environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", does, "set train.micro_batch_size to what one rank holds"

@@ -6,9 +6,10 @@ import io
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,15 @@ MARK = "executed"
 PAYLOAD = f"open({MARK!r}, 'w')"
 
 
+Door = Callable[["Case", Path], int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One bad input. `says`: words of the message; `fix`: words of its fix.
 
     config: what cfg.yaml holds, which is then given with --config. prepare: puts more into the fresh folder, which is
-    the working directory. door: how the program is entered. writes: patterns of the paths that may appear or change.
+    the working directory; where it returns a dict, that fills {names} in `line`. door: how the program is entered. writes: patterns of the paths that may appear or change.
     row: of docs/failures.md. machine: of what the stand-in machine differs from eight cores without GPUs.
     """
 
@@ -53,7 +57,7 @@ class Case:
     config: str | bytes | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], object] = lambda folder: None
-    door: Callable[[Case, Path], int]
+    door: Door
     writes: tuple[str, ...] = ()
     row: str = ""
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -105,7 +109,7 @@ def through_rank(case: Case, folder: Path) -> int:
         sys.path[:] = path
 
 
-def through(call: Callable[[Path], object]) -> Callable[[Case, Path], int]:
+def through(call: Callable[[Path], object]) -> Door:
     """A function whose failure is shown as a front door shows it: for what takes several machines to reach."""
 
     def door(case: Case, folder: Path) -> int:
@@ -119,6 +123,21 @@ def through(call: Callable[[Path], object]) -> Callable[[Case, Path], int]:
     return door
 
 
+def standing_in(door: Door, module: Any, name: str, value: object) -> Door:
+    """`door` on a machine that this one is not: `module.name` is `value` meanwhile."""
+
+    def on_that_machine(case: Case, folder: Path) -> int:
+        real = getattr(module, name)
+        setattr(module, name, value)
+        try:
+            return door(case, folder)
+        finally:
+            setattr(module, name, real)
+
+    on_that_machine.__name__ = door.__name__
+    return on_that_machine
+
+
 def _line(case: Case) -> list[str]:
     return [*case.line, *(["--config", "cfg.yaml"] if case.config is not None else [])]
 
@@ -129,14 +148,17 @@ def meet(case: Case, folder: Path) -> Outcome:
         (folder / "cfg.yaml").write_bytes(case.config if isinstance(case.config, bytes) else case.config.encode())
     said = io.StringIO()
     with _inside(folder), _stand_in(case.machine), raising.watched() as seen:
-        case.prepare(folder)
+        facts = case.prepare(folder)
+        if isinstance(facts, dict):
+            case = replace(case, line=tuple(word.format(**facts) for word in case.line))
         before = snapshot(folder)
         seen.made.clear()
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(said), redirect_stderr(said), _console() as console:
             code = case.door(case, folder)
+            text = said.getvalue() + console.read_text(errors="replace")
     place = seen.shown[0] if seen.shown else (seen.made or ["nowhere"])[-1]
     written = tuple(name for name in _changed(before, snapshot(folder)) if not _allowed(name, case.writes))
-    return Outcome(code=code, text=said.getvalue(), written=written, made=tuple(seen.made), place=place)
+    return Outcome(code=code, text=text, written=written, made=tuple(seen.made), place=place)
 
 
 def wrong_in(case: Case, outcome: Outcome) -> list[str]:
@@ -198,6 +220,21 @@ def _inside(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+@contextmanager
+def _console() -> Iterator[Path]:
+    """What is written to the descriptors themselves, as the parent of ranks does."""
+    with tempfile.NamedTemporaryFile() as file:
+        kept = [os.dup(descriptor) for descriptor in (1, 2)]
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        try:
+            yield Path(file.name)
+        finally:
+            for descriptor, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, descriptor)
+                os.close(copy)
 
 
 @contextmanager
