@@ -13,6 +13,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 
 VARIABLE: Final = "FAULT"
+FIRST: Final = ":first"
 FOREVER_S: Final = 3600.0
 # Where a fault can strike; docs/reliability.md says what each stands for.
 SITES: Final = ("start", "data", "fwd", "bwd", "step", "loss", "param", "eval", "save")
@@ -54,13 +55,16 @@ class Faults:
             ACTIONS[action]()
 
 
-def parse(text: str | None, rank: int) -> Faults:
+def parse(text: str | None, rank: int, attempt: str = "0") -> Faults:
     """The faults of `rank` in FAULT, which holds one or several with commas between.
+
+    attempt: how often the run was started again in place. What ends with `:first` strikes only before that.
 
     Raises:
         Failure: USAGE.
     """
-    faults = [_one(part) for part in (text or "").split(",") if part]
+    parts = [part for part in (text or "").split(",") if part and not (attempt != "0" and part.endswith(FIRST))]
+    faults = [_one(part.removesuffix(FIRST)) for part in parts]
     return Faults([fault for fault in faults if fault.rank in (None, rank)], asked=text or "")
 
 

@@ -31,7 +31,7 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str], environ: Mappi
     measured = ["--evaluate", str(found.path), "--scratch", str(folder)]
     code = int(ExitCode.OK)
     try:
-        code = launching.start(plan, [*measured, *source, *overrides], environ, folder=folder)
+        code = launching.start(plan, [*measured, *source, *overrides], environ, folder=folder, config=config)
     finally:
         if code in (ExitCode.OK, ExitCode.STOPPED):  # else the logs are named in what was said
             durable.remove(folder)

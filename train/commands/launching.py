@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint import Options, Plan, make_plan, options_from, run_plan
+from entrypoint import Care, Failure, Limits, Options, Plan, make_plan, options_from, run_plan
+from train.checkpoint import shelf
 from train.commands import stopping
 from train.front import check
+from train.record import exitfile
 from train.settings import idle, parallel, variables
 from train.settings.config import RunConfig
 
@@ -55,7 +58,7 @@ def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str])
     variables.refuse_contradictions(environ, device=plan.device, precision=precision, accumulation=batch.accumulation)
 
 
-def start(plan: Plan, arguments: Sequence[str], environ: Mapping[str, str], *, folder: Path) -> int:
+def start(plan: Plan, arguments: Sequence[str], environ: Mapping[str, str], *, folder: Path, config: RunConfig) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
 
     Raises:
@@ -63,4 +66,28 @@ def start(plan: Plan, arguments: Sequence[str], environ: Mapping[str, str], *, f
     """
     stopping.ignore()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     command = [sys.executable, "-m", "train.worker", *arguments]
-    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False)
+    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=care(config, folder))
+
+
+def care(config: RunConfig, folder: Path) -> Care:
+    """How long ranks may be silent, and where it is kept what became of one that cannot say it itself."""
+    timeouts = config.launch.timeouts
+    limits = Limits(
+        start=timeouts.start,
+        step=None if timeouts.step == "auto" else timeouts.step,
+        evaluation=timeouts.evaluation,
+        save=timeouts.save,
+        data=timeouts.data,
+    )
+
+    def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
+        exitfile.write_failure(folder, failure, rank=rank, host=host)
+        exitfile.write(folder, code=failure.code, step=step, cause=failure.what)
+
+    def kept() -> str | None:
+        with suppress(Failure):
+            return next((str(path) for path in reversed(shelf.steps(folder / "checkpoints").values())), None)
+        return None
+
+    restarts = config.launch.max_restarts
+    return Care(limits=limits, errors=folder / exitfile.FOLDER, blame=blame, kept=kept, restarts=restarts)

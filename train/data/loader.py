@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from entrypoint import Pulse
 from train.data import augment
 from train.data.broken import Ledger
 from train.data.pools import ByWorkers, Side, in_memory
@@ -82,7 +83,14 @@ class Loader:
 
 
 def open_loader(
-    sets: Sets, data: Data, *, seed: int, device: torch.device, cores: int, say: Callable[[str], None] | None = None
+    sets: Sets,
+    data: Data,
+    *,
+    seed: int,
+    device: torch.device,
+    cores: int,
+    say: Callable[[str], None] | None = None,
+    pulse: Pulse | None = None,
 ) -> Loader:
     """Read everything now (memory), or get ready to read as it is needed (workers).
 
@@ -101,7 +109,9 @@ def open_loader(
     def pool(name: str, source: Source, *, replace: bool) -> Pool:
         side = Side(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
         return (
-            in_memory(side, sets.shape.stored, device, cores) if kind == "memory" else ByWorkers(side, workers, device)
+            in_memory(side, sets.shape.stored, device, cores, pulse)
+            if kind == "memory"
+            else ByWorkers(side, workers, device)
         )
 
     return Loader(

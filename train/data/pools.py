@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, Pulse, die_with_parent
 from train.data.broken import Ledger, Tolerant
 from train.data.sets import Samples, Source
 
-CHUNK: Final = 1024  # images decoded by one thread at a time
+CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
 PREFETCH: Final = 2  # batches that each worker process has ready
 SHM: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container, unless it is told otherwise
 
@@ -89,7 +89,9 @@ class ByWorkers:
                 yield pixels.to(self.device, non_blocking=True), rows, labels.to(self.device, non_blocking=True)
 
 
-def in_memory(side: Side, stored: tuple[int, ...], device: torch.device, threads: int) -> InMemory:
+def in_memory(
+    side: Side, stored: tuple[int, ...], device: torch.device, threads: int, pulse: Pulse | None = None
+) -> InMemory:
     """Decode all images, several at a time: Pillow and numpy let other threads run meanwhile.
 
     Args:
@@ -104,7 +106,7 @@ def in_memory(side: Side, stored: tuple[int, ...], device: torch.device, threads
     with ThreadPoolExecutor(threads) as pool:
         results = pool.map(lambda chunk: side.tolerant().read(chunk), chunks)
         try:
-            for chunk, (read, taken, bad) in zip(chunks, results, strict=True):
+            for chunk, (read, taken, bad) in (pulse or Pulse()).each("data", zip(chunks, results, strict=True)):
                 side.ledger.add(side.name, bad)
                 rows = chunk if side.replace else taken
                 whole[chunk] = np.isin(chunk, rows)
@@ -172,6 +174,7 @@ def _end_workers() -> None:
 
 def _leave_signals_to_the_parent(worker: int) -> None:
     """A scheduler signals every process of a step; a worker that dies of it takes the last save with it."""
+    die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent each 5 s only
     torch.set_num_threads(1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

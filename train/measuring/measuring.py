@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, World
+from entrypoint import ExitCode, Failure, Pulse, World
 from train.checkpoint import checkpoint, snapshot
 from train.checkpoint.checkpoint import Committed
 from train.data import catalog
@@ -44,7 +44,15 @@ class Nothing:
         return torch.empty((0, *self.stored), dtype=torch.uint8)
 
 
-def run(config: RunConfig, chosen: Chosen, world: World, environ: MutableMapping[str, str], *, as_json: bool) -> int:
+def run(
+    config: RunConfig,
+    chosen: Chosen,
+    world: World,
+    environ: MutableMapping[str, str],
+    *,
+    as_json: bool,
+    pulse: Pulse | None = None,
+) -> int:
     """Measure as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
     Raises:
@@ -52,15 +60,17 @@ def run(config: RunConfig, chosen: Chosen, world: World, environ: MutableMapping
     """
     ready = runtime.start(config, world, environ, accumulation=1)
     chosen = ready.shared(lambda: chosen)  # tasks look at different moments: a training may go on meanwhile
+    pulse = pulse or Pulse()
+    pulse.beat("data")
     sets = catalog.open_sets(config.data)
     if not (held_out := len(sets.held_out.labels)):
         raise _nothing_held_out(config)
     weights = read(chosen)
     net = prepared(config, sets, weights, ready)
     try:
-        loader = opened(config, sets, ready)
+        loader = opened(config, sets, ready, pulse)
         mine = shares(held_out, config.eval.batch_size, world)
-        measured = evaluate(net, loader.evaluate(mine), ready, classes=len(sets.classes))
+        measured = evaluate(net, pulse.each("evaluation", loader.evaluate(mine)), ready, classes=len(sets.classes))
     except torch.OutOfMemoryError as error:
         raise _too_large(error) from error
     if ready.is_main:
@@ -97,11 +107,11 @@ def prepared(config: RunConfig, sets: Sets, weights: Weights, ready: Runtime) ->
     return ready.accelerator.prepare_model(net, evaluation_mode=True)  # type: ignore[no-any-return]
 
 
-def opened(config: RunConfig, sets: Sets, ready: Runtime) -> Loader:
+def opened(config: RunConfig, sets: Sets, ready: Runtime, pulse: Pulse | None = None) -> Loader:
     """The loader of the held-out side alone."""
     nothing = Nothing(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
     sets = replace(sets, training=nothing)
-    return open_loader(sets, config.data, seed=config.run.seed, device=ready.device, cores=ready.cores)
+    return open_loader(sets, config.data, seed=config.run.seed, device=ready.device, cores=ready.cores, pulse=pulse)
 
 
 def _verdict(

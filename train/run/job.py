@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from entrypoint import Pulse
 from train.data import catalog, distribution
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
+from train.data.sets import Sets
 from train.evaluation import stopping
 from train.faults import Faults
 from train.models import networks, syncnorm, weights
@@ -29,6 +30,8 @@ from train.run.state import State
 from train.settings import bitwise
 from train.settings.batches import Batches, Steps, steps
 from train.settings.config import RunConfig
+
+UNHEARD: Final = Pulse()  # of a rank that nobody watches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ def open_job(
     faults: Faults | None = None,
     claim: Claim | None = None,
     begin: Callable[[int], None] = lambda step: None,
-    pulse: Pulse | None = None,
+    pulse: Pulse = UNHEARD,
 ) -> Job:
     """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
 
@@ -109,7 +112,7 @@ def open_job(
         config=config,
         runtime=runtime,
         folder=folder,
-        loader=open_loader(sets, config.data, seed=config.run.seed, device=runtime.device, cores=runtime.cores, pulse=pulse),
+        loader=_loader(config, runtime, sets, pulse),
         classes=sets.classes,
         data=resuming.data_facts(sets),
         images=samples,
@@ -127,8 +130,13 @@ def open_job(
         claim=claim,
         pulse=pulse,
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
-        notes=(*sets.notes, *loaded, *notes, *(faults.notes if faults else ())),
+        notes=(*sets.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
     )
+
+
+def _loader(config: RunConfig, runtime: Runtime, sets: Sets, pulse: Pulse) -> Loader:
+    seed, device, cores = config.run.seed, runtime.device, runtime.cores
+    return open_loader(sets, config.data, seed=seed, device=device, cores=cores, pulse=pulse)
 
 
 def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Module:

@@ -19,11 +19,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Longest silences in seconds."""
+    """Longest silences in seconds, after which a run counts as hanging. start: up to the end of the first step."""
 
     start: float = 600.0
     step: float | Auto = "auto"
     save: float = 600.0
+    evaluation: float = 600.0
+    data: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

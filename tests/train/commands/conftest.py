@@ -24,7 +24,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     handlers = {signum: signal.getsignal(signum) for signum in stopping.STOPPING}
     seen: dict[str, Any] = {}
 
-    def note(plan: Plan, command: Sequence[str], environ: Mapping[str, str], *, log_dir: Path, foreign: bool) -> int:
+    def note(
+        plan: Plan, command: Sequence[str], environ: Mapping[str, str], *, log_dir: Path, foreign: bool, care: object
+    ) -> int:
         seen.update(plan=plan, command=list(command), environ=environ, log_dir=log_dir, foreign=foreign)
         return 7
 

@@ -27,7 +27,7 @@ ALLOWED = {
     "run__name": "moved",
     "run__output_dir": "/scratch/me",
     "launch__procs_per_node": 4,
-    "launch__timeouts": {"start": 1.0, "step": 1.0, "save": 1.0},
+    "launch__timeouts": {"start": 1.0, "step": 1.0, "save": 1.0, "evaluation": 1.0, "data": 1.0},
     "data__root": "/elsewhere",
     "data__workers": 3,
     "data__loader": "workers",

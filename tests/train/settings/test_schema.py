@@ -82,7 +82,7 @@ NOT_A_MAPPING = {
 }
 
 NOT_YET = {
-    "restarts": ("launch:\n  max_restarts: 1", "launch.max_restarts: 1", "set it to 0"),
+    "restarts": ("launch:\n  max_restarts: -1", "launch.max_restarts: -1", "from 0 to 1000"),
     "compile": ("train:\n  compile: true", "train.compile: true", "set it to false"),
     "trackers": ("log:\n  trackers: [wandb]", "log.trackers: [wandb]", "set it to []"),
     "profile": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "set it to null"),
@@ -210,7 +210,7 @@ def test_names_that_do_nothing_yet_are_accepted_at_their_default(write: Write) -
 
 def test_the_tables_speak_of_keys_that_exist() -> None:
     known = {f"{s}.{k}" for s, keys in schema.as_mapping(RunConfig()).items() for k in keys}
-    known |= {f"launch.timeouts.{k}" for k in ("start", "step", "save")}
+    known |= {f"launch.timeouts.{k}" for k in ("start", "step", "save", "evaluation", "data")}
     assert set(rules.RULES) | set(rules.NOT_YET) <= known
 
 
