@@ -41,7 +41,7 @@ def told(now: Now) -> str:
 
 def note(todo: Job, now: Now) -> None:
     """Leave a note that the last save is under way: whoever finds it without an ending knows what was too short."""
-    if todo.runtime.is_main and now.unsaved(todo.state):
+    if todo.runtime.is_main and now.unsaved(todo.state) and not (todo.claim and todo.claim.is_lost()):
         exitfile.note_stop(todo.folder, by=cause(now), save_s=now.times.longest("save"))
 
 
