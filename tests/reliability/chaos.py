@@ -1,6 +1,7 @@
 """Every row of docs/failures.md that this machine can play, SEEDS times each, compared with what the page says.
 
-chaos.py          all rows; ROWS=1,2,9 some of them; SEEDS=5; FIRST=1 the first seed
+chaos.py          all rows; ROWS=1,2,9 some of them; SEEDS=5; FIRST=1 the first seed; JOBS=2
+                      trials at a time
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,20 +42,22 @@ def lacking(row: int) -> str | None:
     return MISSING[row]() if row in MISSING else None
 
 
-def run(rows: Iterable[int], seeds: Iterable[int]) -> Iterator[Trial]:
-    """All trials, one after the other: most are about time."""
+def run(rows: Iterable[int], seeds: Iterable[int], jobs: int = 1) -> Iterator[Trial]:
+    """All trials, a few at a time: most of them wait for something."""
     chosen = list(seeds)
-    return (play(row, seed) for row in sorted(rows) for seed in chosen)
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda pair: play(*pair), [(row, seed) for row in sorted(rows) for seed in chosen])
 
 
 def main() -> int:
     """`make chaos`."""
     asked = [int(row) for row in os.environ.get("ROWS", "").split(",") if row]
     count, first = int(os.environ.get("SEEDS") or 5), int(os.environ.get("FIRST") or 1)
+    jobs = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
     seeds = range(first, first + count)
     reasons = {row: reason for row in asked or ROWS if (reason := lacking(row))}
     rows = [row for row in asked or ROWS if row not in reasons]
-    return trials.run("chaos", run(rows, seeds), seeds=list(seeds), rows=len(rows), lacking=reasons)
+    return trials.run("chaos", run(rows, seeds, jobs), seeds=list(seeds), rows=len(rows), lacking=reasons)
 
 
 if __name__ == "__main__":

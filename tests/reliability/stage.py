@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ TINY = (
 )
 ENDLESS = (*TINY, "train.epochs=100000", "eval.every_epochs=100000")
 HUNG = -1000
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +218,9 @@ def finished(folder: Path, ranks: int = 1) -> Path:
 
     Made once in a process: more epochs go on from it.
     """
-    shutil.copytree(_made(ranks), folder / "runs")
+    with _ONE_AT_A_TIME:
+        made = _made(ranks)
+    shutil.copytree(made, folder / "runs")
     return folder / "runs" / "run" / "checkpoints"
 
 
@@ -265,7 +269,9 @@ def saved(folder: Path) -> int:
 
 def as_uninterrupted(folder: Path, ranks: int) -> bool:
     """Whether the run came to the weights of one without a fault, bit by bit."""
-    found, wanted = (Run(folder=place).weights(8) for place in (folder / "runs" / "run", _made(ranks) / "run"))
+    with _ONE_AT_A_TIME:
+        made = _made(ranks)
+    found, wanted = (Run(folder=place).weights(8) for place in (folder / "runs" / "run", made / "run"))
     return found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in wanted)
 
 

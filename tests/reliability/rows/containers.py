@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ def no_groups() -> str | None:
 def limited() -> Iterator[Path]:
     """A control group with little memory, of either version."""
     first = GROUPS / "memory"
-    place = (first if first.is_dir() else GROUPS) / f"chaos-{os.getpid()}"
+    place = (first if first.is_dir() else GROUPS) / f"chaos-{os.getpid()}-{threading.get_ident()}"
     place.mkdir()
     try:
         if first.is_dir():
