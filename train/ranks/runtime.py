@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure, World
-from train.ranks import rendezvous
+from train.ranks import clocks, rendezvous
 from train.ranks.device import allow_tf32, choose_device, choose_precision, make_exact, make_repeatable
 from train.settings import bitwise
 from train.settings.config import RunConfig
@@ -123,6 +124,12 @@ class Runtime:
         if self.control is not None:
             dist.all_gather_object(values, value, group=self.control)
         return values
+
+    def clocks(self, clock: Callable[[], float] = time.time) -> tuple[str, ...]:
+        """What is to be said of the nodes' clocks. To be called by all ranks: they look after they have met."""
+        self.barrier()
+        told = self.gathered((self.world.node_rank, socket.gethostname(), clock()))
+        return clocks.differences([clocks.Reading(node=node, host=host, seconds=s) for node, host, s in told])
 
     def barrier(self) -> None:
         """Wait for all ranks."""
