@@ -67,7 +67,8 @@ def forget_accelerate() -> None:
 def fit(todo: Job, *, watch: Watch | None = None) -> Now:
     """Train to the end, or to what `watch` has received."""
     main = todo.runtime.is_main
-    metrics = Metrics(todo.folder, main=main, step=todo.state.step, tensorboard=False, warn=print)
+    at, evaluated = todo.state.step, todo.state.evaluated
+    metrics = Metrics(todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=False, warn=print)
     shown = Progress(main=main, terminal=False, total=todo.steps.total, step=todo.state.step, out=io.StringIO())
     try:
         return loop.fit(todo, watch or Watch(), metrics, shown)

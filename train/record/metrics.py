@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,17 @@ class Metrics:
         *,
         main: bool,
         step: int,
+        evaluated: int | None = None,
         tensorboard: bool,
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Open the record to go on after `step` (0: from the start).
+        """Open the record to go on after `step` (0: from the start), and after the evaluation of step `evaluated`.
 
         Lines of later steps are dropped, since these steps are computed again: each step stands there once.
         TensorBoard is told to hide them.
         """
+        last = {"eval": step if evaluated is None else evaluated}
         self.lost = 0
         self._folder, self._main = run_folder, main
         self._warn, self._clock = warn, clock
@@ -56,7 +59,7 @@ class Metrics:
         self._curves: Any = None
         if main:
             with self._surviving(NAME):
-                self._lines = Lines(run_folder / NAME, step=step)
+                self._lines = Lines(run_folder / NAME, step=step, last=last)
             if tensorboard:
                 with self._surviving(CURVES):
                     self._curves = _curves(run_folder / CURVES, step, clock())
@@ -103,11 +106,16 @@ class Metrics:
 class Lines:
     """A file of JSON lines, each written by one system call, so that a kill tears at most the last."""
 
-    def __init__(self, path: Path, *, step: int) -> None:
-        """Open `path` for appending, after lines of later steps and torn ones are taken out of it. Raises OSError."""
+    def __init__(self, path: Path, *, step: int, last: Mapping[str, int] | None = None) -> None:
+        """Open `path` for appending, after lines of later steps and torn ones are taken out of it. Raises OSError.
+
+        last: by event, the last step that is kept, where it is an earlier one.
+        """
+        if path.exists() and not path.is_file():  # a pipe or a device: opening or reading it could wait for ever
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         with suppress(OSError, Failure):  # on a full disk the record keeps lines that it should not
-            _trim(path, step)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            _trim(path, step, last or {})
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._handle = os.open(path, flags, 0o666)
         self._torn = os.fstat(self._handle).st_size > 0 and not path.read_bytes().endswith(b"\n")
 
@@ -124,10 +132,10 @@ class Lines:
         os.close(self._handle)
 
 
-def _trim(path: Path, step: int) -> None:
+def _trim(path: Path, step: int, last: Mapping[str, int]) -> None:
     if path.is_symlink() or not path.exists():
         return
-    kept = [event for event in read(path) if not _is_later(event, step)]
+    kept = [event for event in read(path) if not _is_later(event, last.get(str(event.get("event")), step))]
     text = "".join(json.dumps(event) + "\n" for event in kept)
     if text.encode() != path.read_bytes():
         durable.write(path, text.encode())

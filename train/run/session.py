@@ -79,7 +79,8 @@ def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
     jump = None
     while True:
         at, main = todo.state.step, todo.runtime.is_main
-        metrics = Metrics(todo.folder, main=main, step=at, tensorboard=todo.config.log.tensorboard, warn=shown.say)
+        curves, evaluated = todo.config.log.tensorboard, todo.state.evaluated
+        metrics = Metrics(todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=curves, warn=shown.say)
         try:
             if jump is not None:
                 rollback.tell(todo, jump, metrics, shown)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,23 @@ def test_a_file_that_cannot_be_replaced_is_counted_and_said(tmp_path: Path) -> N
     record.replace("note.json", "text")
     record.close()
     assert (record.lost, len(warnings)) == (1, 1)
+
+
+def test_a_pipe_in_the_place_of_the_record_is_counted_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    record, warnings = opened(tmp_path, step=10)
+    record.write("train", step=20)
+    record.close()
+    assert (record.lost, len(warnings)) == (1, 1)
+    assert "not a regular file" in warnings[0]
+
+
+def test_an_evaluation_that_is_made_again_stands_there_once(tmp_path: Path) -> None:
+    record, _ = opened(tmp_path)
+    for event in ("train", "eval"):
+        record.write(event, step=10)
+    record.close()
+    again = Metrics(tmp_path, main=True, step=10, evaluated=5, tensorboard=False, warn=print)
+    again.write("eval", step=10)
+    again.close()
+    assert [event["event"] for event in metrics.read(tmp_path / "metrics.jsonl")] == ["train", "eval"]

@@ -14,6 +14,7 @@ from jobs import after, fit, opened, steps_of, trained
 from train.checkpoint import checkpoint
 from train.data.sampling import Piece
 from train.record import metrics
+from train.run import now
 from train.run.signals import Watch
 
 
@@ -114,6 +115,40 @@ def test_a_stopped_run_goes_on_and_sees_each_sample_once_per_epoch(
             fit(todo, watch=watching)
             monkeypatch.undo()
     assert [len(seen), sorted(seen[:64]), sorted(seen[64:])] == [128, list(range(64)), list(range(64))]
+
+
+TIMES = {"time", "images_per_s", "seconds", "stalled_seconds"}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What the record says of training and evaluation, apart from times."""
+    said = [event for event in events(folder) if event["event"] in ("train", "eval")]
+    return [{key: value for key, value in event.items() if key not in TIMES} for event in said]
+
+
+def test_a_run_that_is_stopped_between_log_points_writes_the_same_lines_as_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in (1, 4, 5, 8):  # at 4 and 8 an evaluation is due
+        watch = Watch()
+        with monkeypatch.context() as patch, opened(tmp_path / "often", "log.every_steps=3") as todo:
+            after(steps, lambda todo, watch=watch: watch.handle(signal.SIGTERM), patch)  # type: ignore[misc]
+            fit(todo, watch=watch)
+    trained(tmp_path / "often", "log.every_steps=3")
+    trained(tmp_path / "once", "log.every_steps=3")
+    assert lines(tmp_path / "often") == lines(tmp_path / "once")
+    assert steps_of(lines(tmp_path / "once"), "train") == [3, 6]
+
+
+def test_the_speed_of_a_log_point_counts_the_time_before_a_restart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch()
+    after(3, lambda todo: watch.handle(signal.SIGTERM), monkeypatch)
+    with opened(tmp_path, "log.every_steps=4") as todo:
+        end = fit(todo, watch=watch)
+    with opened(tmp_path, "log.every_steps=4") as todo:
+        assert now.begin(todo, Watch(), lambda: 0.0).logged_at == end.logged_at < todo.state.seconds
 
 
 def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:

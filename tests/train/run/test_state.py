@@ -84,3 +84,9 @@ def test_a_checkpoint_without_a_fact_is_refused(missing: str) -> None:
 def test_a_checkpoint_of_another_model_is_refused() -> None:
     with pytest.raises(Failure, match="does not fit this model"):
         state.restore(fresh(width=5), state.tensors(trained()), through_a_file(trained()))
+
+
+def test_sums_that_were_begun_go_on_on_their_rank_or_all_on_rank_0() -> None:
+    window = state.Window(sums=[[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]], since=5.0)
+    assert [window.of(rank, 2) for rank in range(2)] == window.sums
+    assert [window.of(rank, 3) for rank in range(3)] == [[11.0, 22.0, 33.0], [0.0] * 3, [0.0] * 3]
