@@ -22,7 +22,7 @@ from interruptions import Bench, Scenario, bench, folder_of, interrupted  # noqa
 from strikes import GENTLE, HARSH  # noqa: E402
 from trials import Trial  # noqa: E402
 
-AT_ONCE = 4  # trainings of two ranks
+AT_ONCE = 3  # trainings of two ranks
 SIGNALS = 5  # of each kind, where Slurm signals every process
 HARSHER = "proctrack/linuxproc"
 BUILD_S = 1500

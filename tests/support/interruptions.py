@@ -56,13 +56,18 @@ class Bench:
         """Two ranks in a folder of their own, which may be there already: then the run in it goes on."""
         work = f"/shared/{name}"
         if not self.cluster.here(work).exists():
-            self.place(name)
-            (self.cluster.here(work) / "config.yaml").write_text(CONFIG)
-            (self.cluster.here(work) / "paced.py").write_text(MODEL)
+            self.folder(name)
         options = [word for word in words if word.startswith("-")]
         settings = [word for word in words if not word.startswith("-")]
         variables = {"PACE": str(pace)} | TWO_RANKS[script] | variables
         return launch(self.cluster, work, script, *options, "config.yaml", *settings, **variables)
+
+    def folder(self, name: str) -> str:
+        """A user's folder with the configuration and the model."""
+        work = self.place(name)
+        (self.cluster.here(work) / "config.yaml").write_text(CONFIG)
+        (self.cluster.here(work) / "paced.py").write_text(MODEL)
+        return work
 
 
 def bench(cluster: Cluster, place: Callable[[str], str], pool: ThreadPoolExecutor) -> Bench:

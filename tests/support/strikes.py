@@ -69,10 +69,12 @@ GENTLE = (
     Scenario(row="4", name="scancel", strike=cancel, words=(BESIDE,), resubmit=True),
     Scenario(row="5", name="scancel -s USR1", strike=usr1, words=(BESIDE,)),
     Scenario(
-        row="5", name="signal=USR1@30", strike=nothing, words=(BESIDE, "--time=2", "--signal=USR1@30"), pace=0.6, after=1,
+        row="5", name="signal=USR1@30", strike=nothing, words=(BESIDE, "--time=3", "--signal=USR1@30"), pace=1.0,
+        after=1,
     ),
     Scenario(
-        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=1", UNWARNED), pace=0.4, after=1,
+        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=3", UNWARNED), pace=1.0,
+        after=1,
     ),
     Scenario(row="4", name="preemption with grace", strike=preempt, words=(APART,)),
     Scenario(row="67", name="scontrol requeue", strike=requeue, words=(BESIDE,)),

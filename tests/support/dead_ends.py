@@ -1,0 +1,145 @@
+"""Jobs of a real cluster that must not go on, or cannot save: each with its code, and the run as it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bed import until
+from interruptions import EVERY, Bench, final
+from strikes import BESIDE
+from trials import Trial, last_lines
+
+RAW = "apptainer --quiet exec /shared/train.sif train --config config.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadEnd:
+    """name: how it is brought about. tried: returns what came of it, and all that the user read."""
+
+    row: str
+    name: str
+    expected: Mapping[str, Any]
+    tried: Callable[[Bench, str], tuple[dict[str, Any], str]]
+    process: str = "job"
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def trial(stage: Bench, end: DeadEnd) -> Trial:
+    """Bring it about, and compare."""
+    observed, text = end.tried(stage, end.name.replace(" ", "-"))
+    compared = {name: observed.pop(name) for name in end.expected}
+    return Trial(
+        row=end.row, injector=end.name, process=end.process, expected=end.expected, observed=compared,
+        ok=compared == end.expected, lines=last_lines(text), figures=observed,
+    )  # fmt: skip
+
+
+def crash_loop(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """Each start dies at the same step, seven after the last checkpoint."""
+    one = stage.start(name, "multigpu", BESIDE, FAULT="step:0:27:kill9")
+    ended = one.job.wait(280)
+    committed = one.run.committed()
+    return {"code": ended.code, "restarts": one.restarts, "checkpoint": committed}, ended.output
+
+
+def two_at_once(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """The same run is submitted while it trains."""
+    first = stage.start(name, "multigpu", BESIDE, pace=0.1)
+    first.train_until(10)
+    second = stage.start(name, "multigpu", BESIDE)
+    refused, went_on = second.job.wait(120), first.job.wait(280)
+    told = {"second": refused.code, "first": went_on.state, "starts_of_the_first": len(first.run.record["starts"])}
+    return told | {"weights_bit_equal": final(first.run) == stage.weights.result(280)}, refused.output
+
+
+def folder_gone(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """A requeued job comes to a node that does not see the run's folder."""
+    one = stage.start(name, "multigpu", BESIDE, pace=0.1)
+    one.train_until(10)
+    one.job.signal("-s", "USR1")
+    until(lambda: one.restarts == 1, 120, lambda: one.job.output)
+    runs = one.run.folder.parent
+    runs.rename(runs.with_name("elsewhere"))
+    ended = one.job.wait(200)
+    new = [path.name for path in runs.glob("*/checkpoints/step-*")]
+    return {"code": ended.code, "checkpoints_made": new}, ended.output
+
+
+def save_outlasts_the_grace(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """A second start is cancelled, and its save does not end within KillWait: the first start's checkpoint counts."""
+    one = stage.start(name, "multigpu", BESIDE, pace=0.1)
+    one.train_until(25)
+    one.job.signal()
+    one.job.wait()
+    kept = one.run.committed()
+    slow = stage.start(name, "multigpu", BESIDE, "checkpoint.every_steps=null", pace=0.1, FAULT="save:0:*:sleep")
+    slow.train_until(kept + 5)
+    slow.job.signal()
+    ended = slow.job.wait()
+    last, left = max(slow.run.logged()), slow.run.committed()
+    again = stage.start(name, "multigpu", BESIDE)
+    text = ended.output + again.job.wait(280).output
+    return {
+        "state": ended.state, "checkpoint_kept": left == kept, "told": "--signal=" in text,
+        "weights_bit_equal": final(again.run) == stage.weights.result(280),
+        "steps_lost": last - kept,
+    }, text  # fmt: skip
+
+
+def without_srun(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """A batch script of one's own that forgot srun."""
+    work = stage.folder(name)
+    ended = stage.cluster.submit("-N2", "--ntasks-per-node=1", script=RAW, cwd=work).wait()
+    made = [path.name for path in stage.cluster.here(work).glob("runs/*/logs/*")]
+    return {"code": ended.code, "logs": made}, ended.output
+
+
+def interactive(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """`train` in the shell of salloc."""
+    shell = ["salloc", "-Q", "-N1", "-n4", "bash", "-c", RAW]
+    done = stage.cluster.login(*shell, cwd=stage.folder(name), seconds=120)
+    return {"code": done.returncode}, done.stdout
+
+
+DEAD_ENDS = (
+    DeadEnd(
+        row="65", name="killed at the same step in each start", tried=crash_loop, process="rank 0",
+        expected={"code": 93, "checkpoint": 20},
+    ),
+    DeadEnd(
+        row="26", name="two submissions of one run", tried=two_at_once,
+        expected={"second": 73, "first": "COMPLETED", "starts_of_the_first": 1, "weights_bit_equal": True},
+    ),
+    DeadEnd(row="66", name="run folder not visible", tried=folder_gone, expected={"code": 66, "checkpoints_made": []}),
+    DeadEnd(
+        row="7", name="save longer than the grace time", tried=save_outlasts_the_grace, process="all ranks",
+        expected={"state": "CANCELLED", "checkpoint_kept": True, "told": True, "weights_bit_equal": True},
+    ),
+    DeadEnd(row="73", name="batch script without srun", tried=without_srun, expected={"code": 76, "logs": []}),
+    DeadEnd(row="73", name="shell of salloc", tried=interactive, expected={"code": 76}),
+)  # fmt: skip
+
+
+def image_lost(stage: Bench, signal: str, name: str) -> tuple[int, int, int | None]:
+    """Where Slurm signals the image's file server too: the last step, the checkpoint's, and the run's own code."""
+    one = stage.start(name, "multigpu", pace=0.1, MAX_REQUEUES="0")
+    one.train_until(25)
+    one.job.signal("-s", signal)
+    one.job.wait()
+    ending = one.run.ending
+    return max(one.run.logged()), one.run.committed() or 0, ending.code if ending else None
+
+
+def images_lost(found: Mapping[str, list[tuple[int, int, int | None]]]) -> Trial:
+    """Row 71: a whole checkpoint is promised, and how often the last save succeeded is told."""
+    every = [one for starts in found.values() for one in starts]
+    whole = sum(committed >= last - last % EVERY > 0 for last, committed, _ in every)
+    saved = {signal: sum(last == committed for last, committed, _ in starts) for signal, starts in found.items()}
+    return Trial(
+        row="71", injector="PROCTRACK=proctrack/linuxproc, " + ", ".join(found), process="all processes of the step",
+        expected={"whole_checkpoints": len(every)}, observed={"whole_checkpoints": whole}, ok=whole == len(every),
+        figures={"last_save_succeeded": saved, "of": {signal: len(starts) for signal, starts in found.items()},
+                 "codes": [code for _, _, code in every]},
+    )  # fmt: skip
