@@ -15,7 +15,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify clean $(TRIALS)
+.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -104,6 +104,9 @@ detect: ## measure how soon a death and a hang are named, and count orphans
 SEEDS ?= 5
 $(TRIALS): env-dev
 	@PATH=$(abspath $(BIN)):$$PATH SEEDS=$(SEEDS) N=$(N) $(BIN)/python tests/reliability/$@.py
+
+reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
+	@$(BIN)/python tests/reliability/page.py
 
 clean: ## remove what was built here (not the caches)
 	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
