@@ -19,7 +19,7 @@ SLACK_S: Final = 15.0
 LONGEST_LOOK_S: Final = 2.0
 STEPS: Final = 1000  # so many last steps say what is usual
 HALTED: Final = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for the kernel (a disk, a GPU)"}
-_ORDER: Final = ("start", "data", "evaluation", "agreement", "save", "step", "end")
+_ORDER: Final = ("start", "data", "agreement", "evaluation", "save", "step", "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

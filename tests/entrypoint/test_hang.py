@@ -70,6 +70,7 @@ def test_a_suspended_job_was_not_silent() -> None:
         {"point": "reads data"},
         {"micro": 0},
         {"phase": "evaluation", "point": ""},
+        {"point": "agreement"},
         {"state": "T"},
         {"waits": False},
         {"silent_s": 41},

@@ -86,7 +86,6 @@ def open_job(
     Raises:
         Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
     """
-    pulse = pulse or Pulse()
     pulse.beat("data")
     train, checkpoints = config.train, folder / "checkpoints"
     sets = catalog.open_sets(config.data)
@@ -103,16 +102,14 @@ def open_job(
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
-    images = networks.laid_out(torch.zeros((batches.micro, *sets.shape.input), device=runtime.device))
-    if exact is None:
-        runtime.rehearse(model, images)
-    else:
-        refuse_hidden_state(model, images)
+    _rehearse(runtime, exact, model, (batches.micro, *sets.shape.input))
+    loader, aimed = _loader(config, runtime, sets, pulse), criterion.criterion(config.optim, counts).to(runtime.device)
+    notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
         config=config,
         runtime=runtime,
         folder=folder,
-        loader=_loader(config, runtime, sets, pulse),
+        loader=loader,
         classes=sets.classes,
         data=resuming.data_facts(sets),
         images=samples,
@@ -123,7 +120,7 @@ def open_job(
         schedule=schedules.schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=wrapped,
-        criterion=criterion.criterion(config.optim, counts).to(runtime.device),
+        criterion=aimed,
         exact=exact,
         state=current,
         faults=faults or Faults(),
@@ -132,6 +129,15 @@ def open_job(
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
         notes=(*sets.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
     )
+
+
+def _rehearse(runtime: Runtime, exact: Exact | None, model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Let the model compute once, on images of `shape`."""
+    images = networks.laid_out(torch.zeros(shape, device=runtime.device))
+    if exact is None:
+        runtime.rehearse(model, images)
+    else:
+        refuse_hidden_state(model, images)
 
 
 def _loader(config: RunConfig, runtime: Runtime, sets: Sets, pulse: Pulse) -> Loader:

@@ -45,6 +45,7 @@ def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     state, agreement = todo.state, Agreement(todo.runtime.control)
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
+        todo.pulse.beat("step", "agreement", step=state.step)
         decision = agreement.decided(_wishes(todo, now))
         if now.saving is not None and decision.written == now.saving.step:
             saving.settle(todo, now, metrics)

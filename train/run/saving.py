@@ -50,7 +50,7 @@ def settle(todo: Job, now: Now, metrics: Metrics) -> None:
     if now.saving is None:
         return
     saving, now.saving = now.saving, None
-    todo.pulse.beat("save", step=saving.step)
+    todo.pulse.beat("save", step=todo.state.step)
     with now.stopwatch.paused():
         saved = todo.runtime.shared(now.writer.result)
     now.saved, now.evaluated = saved.path, saving.evaluated
