@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -20,6 +20,8 @@ from train.run import elsewhere, state
 from train.run.state import State
 from train.settings import changes
 from train.settings.config import RunConfig
+
+NEVER: Final = "never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,26 @@ def look(
     need = 2 * size(config, net, optimizer)
     step, notes = runtime.shared(lambda: _choose(config, folder, need, begin))
     return Found(step=step, notes=tuple(notes))
+
+
+def start_over(config: RunConfig, runtime: Runtime, folder: Path, begin: Callable[[int], None]) -> tuple[str, ...]:
+    """With checkpoint.resume never, move the earlier run aside; returns what to say of it.
+
+    Once nothing else can keep the new one from training: until then the earlier run stays where it is.
+
+    Raises:
+        Failure: as in `refusals.MEANING`; what `begin` raises.
+    """
+    if config.checkpoint.resume != NEVER:
+        return ()
+
+    def clear_away() -> Path | None:
+        aside = record.set_aside(folder)
+        begin(0)
+        return aside
+
+    aside = runtime.shared(clear_away)
+    return (f"checkpoint.resume={NEVER}: the earlier run was moved to {aside}",) if aside else ()
 
 
 def restore(
@@ -94,10 +116,9 @@ def copies(optimizer: Optimizer, *, averaged: bool) -> int:
 
 
 def _choose(config: RunConfig, folder: Path, need: int, begin: Callable[[int], None]) -> tuple[int | None, list[str]]:
-    notes = []
-    if config.checkpoint.resume == "never" and (aside := record.set_aside(folder.parent)):
-        notes.append(f"checkpoint.resume=never: the earlier run was moved to {aside}")
-    notes += [f"removed {name}, which an interrupted save left" for name in checkpoint.prepare(folder, need=need)]
+    notes = [f"removed {name}, which an interrupted save left" for name in checkpoint.prepare(folder, need=need)]
+    if config.checkpoint.resume == NEVER:
+        return None, notes
     found = checkpoint.newest(folder)
     if found is None:
         begin(0)

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
-from train.run import resuming
+from train.run import job, resuming
 
 
 @pytest.fixture
@@ -62,11 +62,23 @@ def test_resume_never_moves_the_earlier_run_away_and_starts_over(run: Path) -> N
     assert (run / "before-1" / "checkpoints" / "step-00000008").exists()
 
 
+def test_what_cannot_be_started_over_leaves_the_earlier_run_where_it_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_loader(*rest: Any, **settings: Any) -> None:
+        raise Failure("no memory for the images", fix="free some", code=ExitCode.RESOURCE)
+
+    before = sorted(run.rglob("*"))
+    monkeypatch.setattr(job, "open_loader", no_loader)
+    assert refused(run, "checkpoint.resume=never").code == ExitCode.RESOURCE
+    assert sorted(run.rglob("*")) == before
+
+
 def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoint.load
     monkeypatch.setattr(checkpoint, "load", lambda found: (real(found)[0], real(found)[1] | {"world_size": 4}))
     with opened(run) as todo:
-        assert "4 ranks" in todo.notes[0]
+        assert "instead of 4" in todo.notes[0]
 
 
 @pytest.mark.parametrize(
