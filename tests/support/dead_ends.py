@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bed import until
 from interruptions import EVERY, Bench, final
-from strikes import BESIDE
+from strikes import BESIDE, other_node
 from trials import Trial, last_lines
 
 RAW = "apptainer --quiet exec /shared/train.sif train --config config.yaml"
@@ -23,7 +24,6 @@ class DeadEnd:
     expected: Mapping[str, Any]
     tried: Callable[[Bench, str], tuple[dict[str, Any], str]]
     process: str = "job"
-    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def trial(stage: Bench, end: DeadEnd) -> Trial:
@@ -55,8 +55,8 @@ def two_at_once(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
 
 
 def folder_gone(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
-    """A requeued job comes to a node that does not see the run's folder."""
-    one = stage.start(name, "multigpu", BESIDE, pace=0.1)
+    """A requeued job does not see its run's folder. On one node: homes are not shared here, and the mark is in one."""
+    one = stage.start(name, "multigpu", "--nodelist=node02", pace=0.1)
     one.train_until(10)
     one.job.signal("-s", "USR1")
     until(lambda: one.restarts == 1, 120, lambda: one.job.output)
@@ -88,6 +88,18 @@ def save_outlasts_the_grace(stage: Bench, name: str) -> tuple[dict[str, Any], st
     }, text  # fmt: skip
 
 
+def rank_killed_elsewhere(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
+    """kill -9 of the rank on the node that does not run the job script; seconds until the job's output names it."""
+    one = stage.start(name, "multinode", BESIDE, pace=0.1, MAX_REQUEUES="0")
+    one.train_until(10)
+    node = other_node(stage, one)
+    killed = float(stage.cluster.root(node, "bash", "-c", "date +%s.%N; kill -9 $(pgrep -f '[t]rain.worker')").stdout)
+    until(lambda: f"rank 1 on {node}" in one.job.output or f"({node}," in one.job.output, 90, lambda: one.job.output)
+    seconds = time.time() - killed
+    ended = one.job.wait()
+    return {"code": ended.code, "named_after_s": round(seconds, 1), "node": node}, ended.output
+
+
 def without_srun(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """A batch script of one's own that forgot srun."""
     work = stage.folder(name)
@@ -116,6 +128,10 @@ DEAD_ENDS = (
     DeadEnd(
         row="7", name="save longer than the grace time", tried=save_outlasts_the_grace, process="all ranks",
         expected={"state": "CANCELLED", "checkpoint_kept": True, "told": True, "weights_bit_equal": True},
+    ),
+    DeadEnd(
+        row="1", name="rank killed on another node", tried=rank_killed_elsewhere, process="rank 1",
+        expected={"code": 69},
     ),
     DeadEnd(row="73", name="batch script without srun", tried=without_srun, expected={"code": 76, "logs": []}),
     DeadEnd(row="73", name="shell of salloc", tried=interactive, expected={"code": 76}),

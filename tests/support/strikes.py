@@ -73,7 +73,7 @@ GENTLE = (
         after=1,
     ),
     Scenario(
-        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=3", UNWARNED), pace=1.0,
+        row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=2", UNWARNED), pace=0.8,
         after=1,
     ),
     Scenario(row="4", name="preemption with grace", strike=preempt, words=(APART,)),
