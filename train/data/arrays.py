@@ -23,6 +23,7 @@ from train.data import arrayfiles, headers, tensors
 from train.data.sets import Sets
 from train.settings.config import Data
 
+BEGINNINGS: Final = (b"P", b"\x93", b"\x80")  # of a zip archive, of one array, and of a pickle, which is refused as one
 Pick = Callable[[Iterable[str]], list[str]]
 
 
@@ -61,6 +62,9 @@ def _load(file: Path) -> Mapping[str, Tensor]:
 
 def _npz(file: Path, pick: Pick) -> dict[str, Tensor]:
     with file.open("rb") as stream:  # numpy would leave a broken file open
+        if stream.read(1) not in BEGINNINGS:  # numpy would call a text a pickle
+            raise ValueError("no archive of numpy's")
+        stream.seek(0)
         archive = np.load(stream, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("one array, and no archive of several")

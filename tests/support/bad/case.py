@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import shutil
@@ -45,8 +46,8 @@ class Case:
     """One bad input. `says`: words of the message; `fix`: words of its fix.
 
     config: what cfg.yaml holds, which is then given with --config. prepare: puts more into the fresh folder, which is
-    the working directory; where it returns a dict, that fills {names} in `line`. door: how the program is entered. writes: patterns of the paths that may appear or change.
-    row: of docs/failures.md. machine: of what the stand-in machine differs from eight cores without GPUs.
+    the working directory; where it returns a dict, that fills {names} in `line`. door: how the program is entered.
+    writes: patterns of the paths that may appear or change. row: of docs/failures.md. machine: of what the stand-in machine differs from eight cores without GPUs.
     """
 
     id: str
@@ -100,13 +101,16 @@ def through_rank(case: Case, folder: Path) -> int:
     first = () if case.config is not None else TINY
     with suppress(ValueError):
         sys.path.remove(str(folder))
-    path = list(sys.path)
+    path, loaded = list(sys.path), set(sys.modules)
+    importlib.invalidate_caches()
     forget_accelerate()
     try:
         return worker.run([*first, "run.name=run", *_line(case)], CONTRACT | dict(case.environ), Bell())
     finally:
         forget_accelerate()
         sys.path[:] = path
+        for name in [name for name in sys.modules if name.startswith("mine") and name not in loaded]:
+            del sys.modules[name]
 
 
 def through(call: Callable[[Path], object]) -> Door:

@@ -132,7 +132,6 @@ LINES: dict[str, Row] = {
     "group-without-files": ("check data.group=x", 64, ("data.group does not go with data.name: synthetic",), "folder"),
     "group-catastrophic": ("check data.name=folder data.group=(a+)+$", 64, ("data.group", "(a+)+$"), "correct it"),
     "group-catastrophic-choice": ("check data.name=folder data.group=(a|aa)*$", 64, ("data.group",), "correct it"),
-    "group-catastrophic-nested": ("check data.name=folder data.group=((x*)y?)*z", 64, ("data.group",), "correct it"),
     "frames-of-files": (
         "check data.name=folder data.frames=4",
         64,

@@ -1,0 +1,546 @@
+"""Data sets that are broken, incomplete or hostile, given to one rank (or to `train check`, where that sees it)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bad.case import MARK, Case, through_rank, through_train
+from images import write_classes
+from safetensors.torch import save_file
+
+RUN = ("runs", "runs/*")  # a rank may write into its run's folder
+rank = partial(Case, door=through_rank, writes=RUN)
+check = partial(Case, door=through_train)
+Make = Callable[[Path], object]
+
+
+class Hostile:
+    """What a pickle can hold: a call at load."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (MARK, "w")
+
+
+def arrays(images: Any = None, labels: Any = None, **more: Any) -> Make:
+    """d.npz with ten images of two classes, or what is given instead."""
+    made = {
+        "images": np.zeros((10, 8, 8, 3), np.uint8) if images is None else images,
+        "labels": np.arange(10) % 2 if labels is None else labels,
+    } | more
+    return lambda folder: np.savez(folder / "d.npz", **made)
+
+
+def tensors(**made: Any) -> Make:
+    return lambda folder: torch.save(made, folder / "d.pt")
+
+
+def written(name: str, data: bytes) -> Make:
+    def write(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+    return write
+
+
+def npz_of(entries: dict[str, bytes], **options: Any) -> Make:
+    def write(folder: Path) -> None:
+        with zipfile.ZipFile(folder / "d.npz", "w", **options) as archive:
+            for name, data in entries.items():
+                archive.writestr(name, data)
+
+    return write
+
+
+def cut(make: Make, name: str, keep: int) -> Make:
+    def write(folder: Path) -> None:
+        make(folder)
+        (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+
+    return write
+
+
+def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    head = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data
+
+
+def pickled(folder: Path) -> None:
+    np.savez(folder / "d.npz", images=np.array([Hostile()], dtype=object), labels=np.arange(1))
+
+
+def hostile(name: str) -> Make:
+    return lambda folder: (folder / name).write_bytes(pickle.dumps(Hostile()))
+
+
+def zipped_hostile(folder: Path) -> None:
+    torch.save({"images": Hostile(), "labels": torch.zeros(2)}, folder / "d.pt")
+
+
+SAFE_HEADER = b'{"images": {"dtype": "U8", "shape": [-1, 8], "data_offsets": [0, 8]}}'
+# id -> (row, how it is made, settings, code, words, fix): data.root is the file d.* or the folder that holds it.
+Row = tuple[Make, str, int, tuple[str, ...], str]
+ARRAYS: dict[str, Row] = {
+    "npz-missing": (lambda folder: None, "npz nowhere", 66, ("data.root", "nowhere"), "set data.root"),
+    "npz-empty-folder": (lambda folder: (folder / "e").mkdir(), "npz e", 66, ("holds no training files",), "data.root"),
+    "npz-two-training-files": (
+        lambda folder: [written(f"e/{name}", b"")(folder) for name in ("train.npz", "training.npz")],
+        "npz e",
+        66,
+        ("holds 2 training files", "train.npz"),
+        "data.root",
+    ),
+    "npz-wrong-ending": (written("d.csv", b"1,2"), "npz d.csv", 66, ("not the ending of data.name npz",), "data.root"),
+    "npz-of-tensors": (tensors(), "npz d.pt", 66, ("not the ending", "d.pt"), "set data.name to tensor"),
+    "npz-is-text": (
+        written("d.npz", b"hello"),
+        "npz d.npz",
+        65,
+        ("d.npz is no whole .npz file",),
+        "write the file again",
+    ),
+    "npz-empty": (written("d.npz", b""), "npz d.npz", 65, ("d.npz is no whole .npz file",), "write the file again"),
+    "npz-cut": (cut(arrays(), "d.npz", 900), "npz d.npz", 65, ("d.npz is no whole",), "write the file again"),
+    "npz-foreign-entry": (npz_of({"images.npy": b"x" * 99}), "npz d.npz", 65, ("numpy did not write",), "again"),
+    "npz-claims-memory": (
+        npz_of({"images.npy": npy((10**9, 10**9)), "labels.npy": npy((10,), bytes(10))}),
+        "npz d.npz",
+        65,
+        ("the shape (1000000000, 1000000000), in",),
+        "write the file again",
+    ),
+    "npz-negative-shape": (npz_of({"images.npy": npy((-5, 3))}), "npz d.npz", 65, ("the shape (-5, 3)",), "again"),
+    "npz-code-in-the-header": (
+        npz_of({"images.npy": b"\x93NUMPY\x01\x00\x30\x00" + f"open({MARK!r}, 'w')".ljust(48).encode()}),
+        "npz d.npz",
+        65,
+        ("d.npz is no whole",),
+        "again",
+    ),
+    "npz-unknown-packing": (
+        npz_of({"images.npy": npy((1,), b"x")}, compression=zipfile.ZIP_LZMA),
+        "npz d.npz",
+        65,
+        ("pairs of images and labels", "arrays images"),
+        "again",
+    ),
+    "npz-without-labels": (
+        lambda folder: np.savez(folder / "d.npz", images=np.zeros((4, 8, 8), np.uint8)),
+        "npz d.npz",
+        65,
+        ("no pairs of images and labels", "arrays images"),
+        "write the file again",
+    ),
+    "npz-pickled": (pickled, "npz d.npz", 77, ("d.npz holds pickled objects",), "numpy.savez"),
+    "npz-is-a-pickle": (hostile("d.npz"), "npz d.npz", 77, ("d.npz holds pickled objects",), "numpy.savez"),
+    "npz-text-labels": (arrays(labels=np.array(["a", "b"] * 5)), "npz d.npz", 65, ("labels has the type",), "again"),
+    "npz-labels-too-few": (arrays(labels=np.arange(9) % 2), "npz d.npz", 65, ("10 images, 9 labels",), "anew"),
+    "npz-one-hot": (arrays(labels=np.eye(10)), "npz d.npz", 65, ("labels [10, 10]", "[N]"), "labels.argmax(1)"),
+    "npz-labels-cube": (arrays(labels=np.zeros((10, 2, 2))), "npz d.npz", 65, ("labels [10, 2, 2]",), "one label"),
+    "npz-float-labels": (arrays(labels=np.zeros(10)), "npz d.npz", 65, ("labels are not integers",), "astype('int64')"),
+    "npz-negative-label": (arrays(labels=np.arange(10) - 1), "npz d.npz", 65, ("negative", "-1"), "from 0"),
+    "npz-gap-in-labels": (
+        arrays(labels=np.arange(10) % 2 * 2),
+        "npz d.npz data.classes=10",
+        65,
+        ("no label 1",),
+        "without gaps",
+    ),
+    "npz-one-class": (arrays(labels=np.zeros(10, int)), "npz d.npz data.classes=10", 65, ("only one class",), "anew"),
+    "npz-no-samples": (
+        arrays(images=np.zeros((0, 8, 8, 3), np.uint8), labels=np.zeros(0, int)),
+        "npz d.npz",
+        65,
+        ("there are no samples",),
+        "anew",
+    ),
+    "npz-int-images": (
+        arrays(images=np.zeros((10, 8, 8), int)),
+        "npz d.npz",
+        65,
+        ("images of this type", "int64"),
+        "uint8",
+    ),
+    "npz-flat-images": (
+        arrays(images=np.zeros((10, 64), np.uint8)),
+        "npz d.npz",
+        65,
+        ("these axes", "[10, 64]"),
+        "anew",
+    ),
+    "npz-channels-first": (
+        arrays(images=np.zeros((10, 3, 8, 8), np.uint8)),
+        "npz d.npz",
+        65,
+        ("channels in another place", "[10, 3, 8, 8]"),
+        "permute",
+    ),
+    "npz-other-size": (
+        arrays(),
+        "npz d.npz data.image_size=16",
+        65,
+        ("data.image_size is not", "16 pixels"),
+        "leave data.image_size",
+    ),
+    "npz-sides-differ": (
+        lambda folder: np.savez(
+            folder / "d.npz",
+            x_train=np.zeros((10, 8, 8, 3), np.uint8),
+            y_train=np.arange(10) % 2,
+            x_test=np.zeros((4, 9, 9, 3), np.uint8),
+            y_test=np.arange(4) % 2,
+        ),
+        "npz d.npz",
+        65,
+        ("training and held-out samples differ",),
+        "anew",
+    ),
+    "npz-nan": (
+        arrays(images=np.full((64, 8, 8, 3), np.nan, np.float32), labels=np.arange(64) % 2),
+        "npz d.npz",
+        65,
+        ("holds numbers that are not finite", "in row"),
+        "replace or remove",
+    ),
+    "safetensors-long-header": (
+        written("d.safetensors", (2**40).to_bytes(8, "little")),
+        "tensor d.safetensors",
+        65,
+        ("d.safetensors is no whole", "header too large"),
+        "again",
+    ),
+    "safetensors-negative-shape": (
+        written("d.safetensors", len(SAFE_HEADER).to_bytes(8, "little") + SAFE_HEADER + bytes(8)),
+        "tensor d.safetensors",
+        65,
+        ("d.safetensors is no whole",),
+        "again",
+    ),
+    "safetensors-cut": (
+        cut(
+            lambda f: save_file({"images": torch.zeros(10, 3, 8, 8), "labels": torch.zeros(10)}, f / "d.safetensors"),
+            "d.safetensors",
+            300,
+        ),
+        "tensor d.safetensors",
+        65,
+        ("d.safetensors is no whole",),
+        "again",
+    ),
+    "pt-hostile-pickle": (hostile("d.pt"), "tensor d.pt", 77, ("d.pt holds pickled objects",), "safetensors"),
+    "pt-hostile-zip": (zipped_hostile, "tensor d.pt", 77, ("d.pt holds pickled objects",), "safetensors"),
+    "pt-cut": (
+        cut(tensors(images=torch.zeros(10, 3, 8, 8), labels=torch.zeros(10)), "d.pt", 500),
+        "tensor d.pt",
+        65,
+        ("d.pt is no whole",),
+        "again",
+    ),
+    "pt-a-list": (lambda f: torch.save([1, 2, 3], f / "d.pt"), "tensor d.pt", 65, ("a list, and no mapping",), "again"),
+    "pt-sparse": (
+        tensors(images=torch.zeros(10, 3, 8, 8).to_sparse(), labels=torch.zeros(10, dtype=torch.int64)),
+        "tensor d.pt",
+        65,
+        ("a sparse, nested or quantized",),
+        "again",
+    ),
+}
+# Folders of images: id -> as above, with data.root d.
+SMALL = "data.image_size=8 model.args.width=4 train.global_batch_size=4 train.micro_batch_size=4"
+
+
+def folders(**counts: int) -> Make:
+    return lambda folder: write_classes(folder / "d", **counts)
+
+
+def both(*makes: Make) -> Make:
+    return lambda folder: [make(folder) for make in makes]
+
+
+FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
+    "missing": ("43", lambda f: None, "check", 66, ("data.root cannot be read", "No such file", "d"), "data.root"),
+    "a-file": ("43", written("d", b""), "check", 66, ("data.root cannot be read", "Not a directory"), "data.root"),
+    "empty": (
+        "43",
+        lambda f: (f / "d").mkdir(),
+        "check",
+        66,
+        ("fewer than two class folders", "none"),
+        "class folders",
+    ),
+    "one-class": ("43", folders(cat=3), "check", 66, ("fewer than two class folders", "cat"), "class folders"),
+    "an-empty-class": (
+        "43",
+        folders(cat=9, dog=0),
+        "check",
+        66,
+        ("1 class folders", "no image", "dog"),
+        "class folders",
+    ),
+    "sides-differ": (
+        "43",
+        both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, cow=2)),
+        "check",
+        66,
+        ("differ", "dog", "cow"),
+        "class folders",
+    ),
+    "link-in-a-circle": (
+        "52",
+        both(folders(cat=9, dog=9), lambda f: (f / "d/cat/more").symlink_to("..", target_is_directory=True)),
+        "check",
+        66,
+        ("leads back to a folder above", "more ->"),
+        "remove the link",
+    ),
+    "classes-wrong": (
+        "43",
+        folders(cat=9, dog=9),
+        "rank data.classes=3",
+        65,
+        ("2 folders", "data.classes: 3"),
+        "set data.classes to 2",
+    ),
+    "group-not-found": (
+        "",
+        folders(cat=9, dog=9),
+        "check data.group=video_(\\d+)",
+        65,
+        ("data.group is not found", "18 of 18"),
+        "correct data.group",
+    ),
+    "one-group": (
+        "",
+        folders(cat=9, dog=9),
+        "check data.group=png",
+        65,
+        ("all images are one group", "18 images"),
+        "smaller groups",
+    ),
+    "class-in-one-group": (
+        "",
+        folders(cat=9, dog=9),
+        "check data.group=^[a-z]+",
+        65,
+        ("would be trained on", "held-out groups"),
+        "smaller groups",
+    ),
+    "group-on-both-sides": (
+        "",
+        both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, dog=2)),
+        "rank data.group=\\d+",
+        65,
+        ("2 groups are on both sides", "000"),
+        "to one side",
+    ),
+    "image-truncated": (
+        "42",
+        both(
+            folders(cat=9, dog=9), lambda f: (f / "d/cat/003.png").write_bytes((f / "d/cat/003.png").read_bytes()[:50])
+        ),
+        "rank data.val_fraction=0",
+        65,
+        ("cannot be read", "d/cat/003.png"),
+        "data.max_bad_images",
+    ),
+    "image-is-text": (
+        "42",
+        both(folders(cat=9, dog=9), written("d/dog/001.png", b"no")),
+        "rank data.val_fraction=0",
+        65,
+        ("d/dog/001.png", "no image"),
+        "data.max_bad_images",
+    ),
+    "image-empty": (
+        "42",
+        both(folders(cat=9, dog=9), written("d/dog/001.png", b"")),
+        "rank data.val_fraction=0 data.loader=workers data.workers=0",
+        65,
+        ("d/dog/001.png",),
+        "data.max_bad_images",
+    ),
+    "image-pipe": (
+        "42",
+        both(folders(cat=9, dog=9), lambda f: ((f / "d/cat/000.png").unlink(), os.mkfifo(f / "d/cat/000.png"))),
+        "rank data.val_fraction=0",
+        65,
+        ("d/cat/000.png", "no regular file"),
+        "data.max_bad_images",
+    ),
+    "image-32-bits": (
+        "42",
+        both(folders(cat=9, dog=9), lambda f: __import__("PIL.Image").Image.new("F", (8, 8)).save(f / "d/cat/x.tiff")),
+        "rank data.val_fraction=0",
+        65,
+        ("x.tiff", "32 bits"),
+        "data.max_bad_images",
+    ),
+    "image-dead-link": (
+        "42",
+        both(folders(cat=9, dog=9), lambda f: (f / "d/cat/x.png").symlink_to("gone.png")),
+        "rank data.val_fraction=0",
+        66,
+        ("x.png", "it is gone"),
+        "put the file back",
+    ),
+    "more-broken-than-allowed": (
+        "42",
+        both(folders(cat=9, dog=9), *(written(f"d/dog/00{n}.png", b"") for n in range(3))),
+        "rank data.val_fraction=0 data.max_bad_images=2",
+        65,
+        ("more than 2 image files cannot be read", "d/dog/000.png"),
+        "data.max_bad_images",
+    ),
+    "all-broken": (
+        "42",
+        both(*(written(f"d/{name}/{n}.png", b"") for name in ("cat", "dog") for n in range(4))),
+        "rank data.val_fraction=0 data.max_bad_images=9",
+        65,
+        ("image files cannot be read",),
+        "replace or delete",
+    ),
+    "checked-broken": (
+        "42",
+        both(folders(cat=9, dog=9), written("d/dog/001.png", b"no")),
+        "data check",
+        65,
+        ("broken samples (1)", "d/dog/001.png"),
+        "data.max_bad_images",
+    ),
+    "checked-leak": (
+        "",
+        both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, dog=2)),
+        "data check",
+        65,
+        ("trained on too (4)", "d/val/cat/000.png = d/train/cat/000.png"),
+        "delete one of each pair",
+    ),
+    "balanced-without-a-class": (
+        "",
+        both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, dog=2)),
+        "rank optim.class_weights=[1,1,1]",
+        64,
+        ("optim.class_weights has another length", "3 weights", "2 classes"),
+        "give 2 numbers",
+    ),
+}
+
+
+def _array(name: str, row: Row) -> Case:
+    make, words, code, says, fix = row
+    kind, root, *more = words.split()
+    return rank(
+        id=f"data-{name}",
+        prepare=make,
+        line=(
+            f"data.name={kind}",
+            f"data.root={root}",
+            *(("data.image_size=8",) if "data.image_size" not in words else ()),
+            *(word for word in more if "=" in word),
+        ),
+        code=code,
+        says=says,
+        fix=fix,
+        row="51" if code == 77 else "",
+    )
+
+
+def _folder(name: str, row: str, make: Make, words: str, code: int, says: tuple[str, ...], fix: str) -> Case:
+    first, *more = words.split()
+    line = ("data.name=folder", "data.root=d", *(word for word in more if "=" in word))
+    if first == "rank":
+        line = (*line, *SMALL.split(), "data.augment=none") if "data.classes" in words else (*line, *SMALL.split())
+        line = line if "data.classes" in words else (*line, "data.classes=10")
+        return rank(id=f"folder-{name}", prepare=make, line=line, code=code, says=says, fix=fix, row=row)
+    command = ("data", "check") if first == "data" else ("check",)
+    small = ("train.global_batch_size=4", "train.micro_batch_size=4")
+    return check(
+        id=f"folder-{name}", prepare=make, line=(*command, *line, *small), code=code, says=says, fix=fix, row=row
+    )
+
+
+# Published data sets whose files are there, and are not what was published.
+def mnist(images: bytes, labels: bytes) -> Make:
+    def write(folder: Path) -> None:
+        for side in ("train", "t10k"):
+            written(f"d/MNIST/raw/{side}-images-idx3-ubyte", images)(folder)
+            written(f"d/MNIST/raw/{side}-labels-idx1-ubyte", labels)(folder)
+
+    return write
+
+
+def cifar(folder: Path) -> None:
+    """Pickles in the places of CIFAR-10, each of which would leave a mark."""
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"):
+        written(f"d/cifar-10-batches-py/{name}", pickle.dumps(Hostile()))(folder)
+
+
+def idx(kind: int, *shape: int) -> bytes:
+    head = b"".join(number.to_bytes(4, "big") for number in (0x800 + kind, *shape))
+    return head + bytes(int(np.prod(shape)))
+
+
+PUBLISHED = {
+    "cifar-hostile": (
+        "51",
+        "cifar10",
+        cifar,
+        ("is not the published file", "data_batch_1", "another md5"),
+        "train data fetch",
+    ),
+    "mnist-cut": (
+        "42",
+        "mnist",
+        mnist(idx(3, 10, 28, 28)[:99], idx(1, 10)),
+        ("is not the published file", "train-images"),
+        "train data fetch",
+    ),
+    "mnist-text": ("42", "mnist", mnist(b"hello", idx(1, 10)), ("is not the published file",), "train data fetch"),
+    "mnist-fewer-labels": (
+        "42",
+        "mnist",
+        mnist(idx(3, 10, 28, 28), idx(1, 9)),
+        ("9 labels for 10 images",),
+        "train data fetch",
+    ),
+    "mnist-large-label": (
+        "42",
+        "mnist",
+        mnist(idx(3, 2, 28, 28), idx(1, 2)[:-1] + b"\x63"),
+        ("labels up to 99",),
+        "train data fetch",
+    ),
+}
+CASES = [
+    *(_array(name, row) for name, row in ARRAYS.items()),
+    _array(
+        "npz-label-too-large",
+        (
+            arrays(labels=np.arange(10) % 3),
+            "npz d.npz data.classes=2",
+            65,
+            ("is not below", "label 2"),
+            "set data.classes to 3",
+        ),
+    ),
+    *(_folder(name, *row) for name, row in FOLDERS.items()),
+    *(
+        rank(
+            id=f"published-{name}",
+            prepare=make,
+            line=(f"data.name={kind}", "data.root=d", "data.classes=10"),
+            code=65,
+            says=says,
+            fix=fix,
+            row=row,
+        )
+        for name, (row, kind, make, says, fix) in PUBLISHED.items()
+    ),
+]
