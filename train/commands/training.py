@@ -34,7 +34,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     waited = claim.refuse_taken(folder, me, tell if first else _quietly, first=first)
     links.refuse(folder)
     refusal.forget(folder, environ)
-    if first and config.checkpoint.resume != "never" and (lost := requeued.look(folder, environ, host=me.host)):
+    if first and (lost := requeued.look(folder, environ, host=me.host)):
         plan = replace(plan, warnings=(*plan.warnings, lost))
     place = rundir.choose(config, plan, environ)
     plan = launching.with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)

@@ -57,6 +57,16 @@ def refuse_in_vain(before: Sequence[Start], start: Start, run_folder: Path) -> N
     )
 
 
+def goes_on(run_folder: Path, environ: Mapping[str, str], launch: str | None) -> bool:
+    """Whether this start is the next one of a job, or of a parent, that has begun this run already."""
+    begun = [other for other in known(run_folder) if other.get("step") is not None]
+    if not begun:
+        return False
+    last, mine = begun[-1], record.job(environ)
+    requeued = "job" in mine and last.get("job") == mine["job"] and last.get("restart") != mine.get("restart")
+    return requeued or (launch is not None and last.get("launch") == launch)
+
+
 def end(run_folder: Path, code: int, me: Holder) -> None:
     """Note how this start ended. By the process that outlives the ranks, while it holds the folder. Never fails."""
     said = exitfile.read(run_folder)

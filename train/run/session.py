@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from train.ranks.runtime import Runtime
 from train.record import exitfile, progress, record, starts
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import deadline, job, onefolder, rollback, stop
+from train.run import deadline, job, onefolder, resuming, rollback, stop
 from train.run.bell import Bell
 from train.run.deadline import Deadline
 from train.run.job import Job
@@ -58,6 +59,8 @@ def run(
     onefolder.refuse_apart(ready, folder)
     launch = seat.claim.token() if seat.claim else None
     begin = partial(starts.begin, folder, environ=environ, launch=launch, now=now)
+    if config.checkpoint.resume == resuming.NEVER and ready.shared(lambda: starts.goes_on(folder, environ, launch)):
+        config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))  # begun anew once is enough
     todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"

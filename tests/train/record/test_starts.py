@@ -128,3 +128,26 @@ def test_an_end_that_cannot_be_noted_is_no_failure(tmp_path: Path) -> None:
 def test_a_strange_record_refuses_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / record.RUN).write_text(text)
     begin(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch", "again"),
+    [
+        ({**JOB, "SLURM_RESTART_COUNT": "1"}, "b", True),
+        ({}, "a", True),
+        (JOB, "b", False),
+        ({"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, "b", False),
+        ({}, None, False),
+    ],
+    ids=["requeued", "in-place", "the-same-job-script", "another-job", "by-hand"],
+)
+def test_a_run_that_this_job_has_begun_anew_goes_on(
+    tmp_path: Path, environ: dict[str, str], launch: str | None, again: bool
+) -> None:
+    begin(tmp_path, launch="a", SLURM_JOB_ID="7")
+    assert starts.goes_on(tmp_path, environ, launch) is again
+
+
+def test_a_start_that_never_knew_its_step_has_begun_nothing(tmp_path: Path) -> None:
+    starts.end(tmp_path, 69, lease.myself(job="7"))
+    assert not starts.goes_on(tmp_path, {**JOB, "SLURM_RESTART_COUNT": "1"}, None)

@@ -140,3 +140,11 @@ def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> No
     with opened(tmp_path) as todo:
         end = type("End", (), {"saved": None})()
         assert "nothing was saved" in session._last_words(todo, end, 0, stopped_by="SIGTERM", early=False)
+
+
+def test_a_requeued_job_that_began_anew_goes_on_with_what_it_has_begun(tmp_path: Path) -> None:
+    settings, job = ("checkpoint.resume=never", "train.max_steps=2"), {"SLURM_JOB_ID": "7"}
+    run(tmp_path / "run", *settings, environ=job)
+    run(tmp_path / "run", *settings, "train.max_steps=4", environ={**job, "SLURM_RESTART_COUNT": "1"})
+    found = record.read_run(tmp_path / "run") or {}
+    assert [start["step"] for start in found["starts"]] == [0, 2]
