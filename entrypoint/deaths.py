@@ -48,7 +48,7 @@ def left_early(who: str) -> Failure:
 def elsewhere(errors: Path, mine: Collection[int]) -> str | None:
     """What ranks of other tasks have left about themselves, in one line; None where there is no cause among it."""
     found = [facts for facts in _left(errors) if facts["rank"] not in mine and _is_a_cause(facts)]
-    return f"the cause is rank {found[0]['rank']} on {found[0]['host']}: {found[0]['what']}" if found else None
+    return f"the cause is on {found[0]['host']}, rank {found[0]['rank']}: {found[0]['what']}" if found else None
 
 
 def lost_host(errors: Path, mine: Iterable[int], hosts: Iterable[str], address_of: Callable[[str], str]) -> str | None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +15,10 @@ from entrypoint import stacks
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import Limits, Sign, Silence, culprit, paragraph
+from entrypoint.patience import in_time
 
 EVERY_S: Final = 0.25  # between two looks
-ANSWER_S: Final = 8.0  # for the other tasks to say what they know: they look each 2 s, over a file system
+ANSWER_S: Final = 20.0  # for the other tasks to say what they know: over a file system that may show it late
 ASK_AGAIN_S: Final = 30.0  # after the ranks of another task turned out to be at work
 LOOK_AROUND_S: Final = 2.0
 
@@ -117,7 +119,8 @@ class HangWatch:
     def _judge(self, now: float) -> Verdict | None:
         known = [*self._said, *([] if self.alone else self._others())]
         size = self.children[0].world.world_size
-        if len(known) < size and now < (self._until or 0) and not self.alone:
+        if len(known) < size and now < (self._until or 0):
+            self._repeat(now)
             return None
         guilty = culprit(known)
         if guilty is None:
@@ -127,6 +130,12 @@ class HangWatch:
         missing = sorted(set(range(size)) - {sign.rank for sign in known})
         failure = self._hang(guilty, known, size) if self.alone or not missing else self._no_word(missing, size)
         return Verdict(failure=failure, rank=guilty.rank, host=guilty.host, step=guilty.step)
+
+    def _repeat(self, now: float) -> None:
+        """NFS shows a folder as it was half a minute ago, unless one changes it oneself."""
+        if now >= self._next_around:
+            self._next_around = now + LOOK_AROUND_S
+            _write(self.mine, json.dumps([asdict(sign) for sign in self._said]))
 
     def _sign(self, child: Child) -> Sign:
         silence, world = self._silences[child.world.rank], child.world
@@ -145,10 +154,9 @@ class HangWatch:
 
     def _others(self) -> list[Sign]:
         found: list[Sign] = []
-        with suppress(OSError):
-            for path in sorted(self.care.errors.glob("hang-*.json")):
-                if path != self.mine:
-                    found += _read(path)
+        for path in in_time(lambda: sorted(self.care.errors.glob("hang-*.json"))) or ():
+            if path != self.mine:
+                found += in_time(partial(_read, path)) or ()
         return found
 
     def _hang(self, guilty: Sign, known: Sequence[Sign], size: int) -> Failure:
@@ -157,7 +165,7 @@ class HangWatch:
             found=f"silent for {guilty.silent_s:.0f} s; stacks: {self.care.errors}/stacks-rank-{guilty.rank:04d}.txt",
             expected=f"a sign of life within {guilty.limit_s:.0f} s",
             fix=f"start the same command again; if it is only slow: {_wait_longer(guilty)}",
-            kept=self.care.kept(),
+            kept=in_time(self.care.kept),
             code=ExitCode.HANG,
         )
 
@@ -167,7 +175,7 @@ class HangWatch:
             f"no word from {ranks}: its node is lost or cannot be reached",
             found=f"the ranks on {self.host} wait for it, and its parent process has said nothing for {ANSWER_S:.0f} s",
             fix="look at that node; start the same command again to resume",
-            kept=self.care.kept(),
+            kept=in_time(self.care.kept),
             code=ExitCode.PEER,
         )
 
@@ -187,8 +195,11 @@ def _read(path: Path) -> list[Sign]:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all, and never a reason to fail: the disk may be what hangs or is full."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):
+
+    def write() -> None:
+        new = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(text, errors="replace")
         new.rename(path)
+
+    in_time(write)

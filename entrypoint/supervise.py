@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from entrypoint import deaths, network
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hangwatch import HangWatch, Verdict
+from entrypoint.patience import in_time
 from entrypoint.tee import Console
 
 # What a scheduler or a person sends to stop a run. HUP (a closed terminal) is passed on as TERM.
@@ -128,7 +130,7 @@ class Watch:
             return
         self.named, child = True, self.first[0]
         if self.hang:
-            failure.kept = self.hang.care.kept()
+            failure.kept = in_time(self.hang.care.kept)
             self.death = Verdict(failure=failure, rank=child.world.rank, host=self.hostname, step=child.step)
         self.console.say(str(failure))
         self._keep()
@@ -162,7 +164,7 @@ class Watch:
         """Leave in errors/ what ranks cannot say; once more at the end, when none of them can write over it."""
         said = self.verdict or self.death
         if said and self.hang:
-            self.hang.care.blame(said.failure, said.rank, said.host, said.step)
+            in_time(partial(self.hang.care.blame, said.failure, said.rank, said.host, said.step))
 
     def _name_elsewhere(self, *, last: bool = False) -> None:
         """Repeat what the task of a lost rank has said of it."""

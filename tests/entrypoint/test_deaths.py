@@ -25,7 +25,7 @@ def test_a_death_names_its_signal(signum: int, name: str) -> None:
 def test_the_cause_that_another_task_has_left_is_named_with_its_host(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     leave(tmp_path, 3, KILLED)
-    assert deaths.elsewhere(tmp_path, {0, 1}) == f"the cause is rank 3 on node02: {KILLED['what']}"
+    assert deaths.elsewhere(tmp_path, {0, 1}) == f"the cause is on node02, rank 3: {KILLED['what']}"
 
 
 def test_who_only_lost_a_peer_is_no_cause(tmp_path: Path) -> None:

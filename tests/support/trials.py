@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,13 @@ def last_lines(text: str) -> list[str]:
     return text.strip().splitlines()[-LAST:]
 
 
-def run(command: str, trials: Iterable[Trial], **facts: Any) -> int:
-    """Print each trial as it comes, then a summary with `facts`; keep the lines for the page. Returns the exit code."""
+def run(
+    command: str, trials: Iterable[Trial], *, at_the_end: Callable[[], Mapping[str, Any]] = dict, **facts: Any
+) -> int:
+    """Print each trial as it comes, then a summary with `facts`; keep the lines for the page. Returns the exit code.
+
+    at_the_end: more facts, known only then.
+    """
     KEPT.mkdir(parents=True, exist_ok=True)
     begun, done, wrong = time.monotonic(), 0, 0
     with (KEPT / f"{command}.jsonl").open("w") as kept:
@@ -50,7 +55,14 @@ def run(command: str, trials: Iterable[Trial], **facts: Any) -> int:
             _tell(kept, asdict(trial))
         machine = f"{platform.machine()}, {_cores()}"
         told = {"trials": done, "wrong": wrong, "seconds": round(time.monotonic() - begun, 1), "machine": machine}
-        _tell(kept, {"summary": command} | told | {"date": time.strftime("%Y-%m-%d", time.gmtime())} | facts)
+        _tell(
+            kept,
+            {"summary": command}
+            | told
+            | {"date": time.strftime("%Y-%m-%d", time.gmtime())}
+            | facts
+            | dict(at_the_end()),
+        )
     return int(wrong > 0 or done == 0)
 
 

@@ -1,0 +1,28 @@
+"""An action that a dead file system may hold for ever becomes one that ends in time."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+PATIENCE_S: Final = 5.0
+
+
+def in_time(action: Callable[[], T], seconds: float = PATIENCE_S) -> T | None:
+    """What the action returns; None where it fails, or takes longer: it is left behind then."""
+    answer: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+
+    def act() -> None:
+        try:
+            answer.put(action())
+        except Exception:  # whatever it is: the caller has more urgent things to do
+            answer.put(None)
+
+    threading.Thread(target=act, daemon=True, name="in time").start()
+    try:
+        return answer.get(timeout=seconds)
+    except queue.Empty:
+        return None

@@ -1,0 +1,21 @@
+"""Actions that may never end."""
+
+from __future__ import annotations
+
+import threading
+
+from entrypoint.patience import in_time
+
+
+def test_an_answer_that_comes_is_given() -> None:
+    assert in_time(lambda: 42) == 42
+
+
+def test_an_action_that_fails_has_no_answer() -> None:
+    assert in_time(lambda: 1 // 0) is None
+
+
+def test_an_action_that_never_ends_is_left_behind() -> None:
+    never = threading.Event()
+    assert in_time(never.wait, seconds=0.05) is None
+    never.set()
