@@ -57,12 +57,12 @@ def unfinished(run_folder: Path) -> str | None:
     try:
         found = json.loads((run_folder / FOLDER / STOP).read_bytes())
         by, takes = str(found["by"]), float(found["save_s"])
-    except (OSError, ValueError, TypeError, KeyError):
+        ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
-    ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
     return (
-        f"the last start was asked to stop by {by} and was killed before its checkpoint was committed; a save takes "
-        f"about {takes:.0f} s: set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"
+        f"the last start was asked to stop by {by} and was killed before its checkpoint was committed; a save took up "
+        f"to {takes:.1f} s before: set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"
     )
 
 

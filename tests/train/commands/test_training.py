@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,8 @@ def test_the_stand_in_folder_reaches_the_workers_and_is_said(launched: dict[str,
     assert launched["command"][-1] == f"run.output_dir={folder}"
     assert folder.parent == tmp_path
     assert "docker run -v" in launched["plan"].warnings[-1]
+
+
+def test_the_ranks_are_told_when_the_time_is_up(launched: dict[str, Any]) -> None:
+    front.run([*CPU, "--time-limit", "10"], {"SLURM_JOB_END_TIME": "1"})
+    assert 590 < float(launched["environ"]["ENTRYPOINT_DEADLINE"]) - time.time() <= 601

@@ -76,3 +76,33 @@ def test_another_rank_clears_its_own_failure_only(tmp_path: Path) -> None:
 def test_clearing_a_new_run_is_nothing(tmp_path: Path) -> None:
     exitfile.clear(tmp_path, rank=0, world_size=2)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("takes", "ahead"), [(0.2, 60), (8.0, 60), (25.0, 120), (100.0, 360)])
+def test_a_note_of_a_stop_without_an_ending_says_how_much_earlier_to_ask(
+    tmp_path: Path, takes: float, ahead: int
+) -> None:
+    assert exitfile.note_stop(tmp_path, by="SIGUSR1", save_s=takes, clock=lambda: 5.0)
+    said = exitfile.unfinished(tmp_path)
+    assert said is not None
+    assert "asked to stop by SIGUSR1" in said
+    assert f"a save took up to {takes} s before: set #SBATCH --signal=USR1@{ahead}," in said
+
+
+def test_an_ending_takes_the_note_away(tmp_path: Path) -> None:
+    exitfile.note_stop(tmp_path, by="SIGUSR1", save_s=1.0)
+    exitfile.write(tmp_path, code=75, step=3, cause="SIGUSR1")
+    assert exitfile.unfinished(tmp_path) is None
+
+
+def test_the_note_is_said_once(tmp_path: Path) -> None:
+    exitfile.note_stop(tmp_path, by="SIGUSR1", save_s=1.0)
+    exitfile.clear(tmp_path, rank=0, world_size=1)
+    assert exitfile.unfinished(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"by": "x"}', '{"by": "x", "save_s": "y"}', '{"by": "x", "save_s": Infinity}'])
+def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "errors" / "stopping.json").write_text(text)
+    assert exitfile.unfinished(tmp_path) is None

@@ -16,6 +16,7 @@ from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
 from train.settings import schema, variables
+from train.settings.variables import Variables
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
@@ -134,6 +135,21 @@ def test_a_signal_ends_with_75_and_the_next_start_goes_on(
     assert "stopped by SIGUSR2 at step 1 of 8" in capsys.readouterr().out
     assert run(tmp_path / "run") == ExitCode.OK
     assert lines(capsys.readouterr().out)["resumed"] == "at step 1 of 8"
+
+
+def test_a_run_whose_time_is_up_ends_with_75_and_names_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "run", environ={"ENTRYPOINT_DEADLINE": "1"}) == ExitCode.STOPPED
+    text = capsys.readouterr().out
+    assert lines(text)["time limit"].startswith("saved and stopped in time before 1970-01-01")
+    assert "stopped by the deadline 1970-01-01" in text
+    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=75, step=0, cause="deadline")
+
+
+def test_what_became_of_the_start_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(tmp_path) as todo:
+        assert "note: it was killed" in session.banner(todo, Variables(acting={}, removed={}), before="it was killed")
 
 
 def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Real processes that are asked to stop, once, twice, at any moment, or killed before they have saved."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jobs import TINY
+from processes import start_python, wait_until
+from runs import Run
+
+TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
+# The checkpoint of step 2 is committed. No later one, whether it comes on time (4) or for a signal (3).
+STUCK = {"FAULT": "save:0:3:sleep,save:0:4:sleep", "OMP_NUM_THREADS": "1"}
+SLOW = {"FAULT": "save:0:3:nap,save:0:4:nap", "OMP_NUM_THREADS": "1"}
+LONG = ("checkpoint.every_steps=2", "data.val_fraction=0", "train.epochs=100000")
+
+
+@contextmanager
+def training(place: Path, *settings: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """`train` on one rank, in `place`; ended at the end of the block."""
+    words = ["--device", "cpu", *TINY, f"run.output_dir={place}", "run.name=run", *settings]
+    with start_python("-m", "train", *words, environ=environ, cwd=place) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+
+def until_step_2_is_saved(place: Path) -> Run:
+    run = Run(folder=place / "run")
+    wait_until(lambda: (run.folder / "checkpoints" / "step-00000002").exists(), "a checkpoint")
+    return run
+
+
+def until_stopping(run: Run) -> None:
+    wait_until(lambda: (run.folder / "errors" / "stopping.json").exists(), "a request to stop")
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def test_ctrl_c_again_aborts_a_save_that_is_under_way_and_leaves_the_last_one(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, **STUCK) as process:
+        run = until_step_2_is_saved(tmp_path)
+        process.send_signal(INT)
+        time.sleep(2.5)  # sooner, it is the same Ctrl-C delivered twice
+        process.send_signal(INT)
+        code, said = ended(process)
+    assert code == 130, said
+    assert run.committed() == 2
+
+
+def test_a_signal_that_comes_again_and_again_changes_nothing(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, **SLOW) as process:
+        run = until_step_2_is_saved(tmp_path)
+        for pause in (0.01, 2.5, 0.0):
+            process.send_signal(TERM)
+            time.sleep(pause)
+        code, said = ended(process)
+    assert code == 75, said
+    assert run.ending is not None
+    assert run.ending.step == run.committed()
+
+
+def test_after_a_kill_in_the_last_save_the_next_start_says_what_was_too_short(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, **STUCK) as process:
+        run = until_step_2_is_saved(tmp_path)
+        process.send_signal(TERM)
+        until_stopping(run)
+        process.send_signal(KILL)
+        process.wait(60)
+    with training(tmp_path, *LONG[:2], "train.epochs=1") as process:
+        code, said = ended(process)
+    assert code == 0, said
+    assert "was asked to stop by SIGTERM and was killed before its checkpoint was committed" in said
+    assert "--signal=USR1@" in said
+    assert "at step 2 of" in said
+
+
+def stopped_after(seconds: float, place: Path) -> tuple[int, str, list[str]]:
+    """A signal so long after the front door has begun to listen: the code, what was said, and what was written."""
+    place.mkdir()
+    with training(place, "data.samples=100000", "data.image_size=64") as process:
+        wait_until(lambda: listens(process.pid), "a handler")
+        time.sleep(seconds)
+        process.send_signal(TERM)
+        code, said = ended(process)
+    return code, said, sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
+
+
+def listens(pid: int) -> bool:
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return bool(int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16) >> (TERM - 1) & 1)
+    return False
+
+
+def test_a_signal_at_any_time_before_the_first_step_ends_with_75_and_without_a_checkpoint(tmp_path: Path) -> None:
+    times = [0.0, 0.15, 0.4, 0.8, 1.3, 2.0, 3.0, 4.0]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda seconds: stopped_after(seconds, tmp_path / str(seconds)), times))
+    assert [code for code, _, _ in found] == [75] * len(times), found
+    for _, said, files in found:
+        assert "Traceback" not in said
+        assert not [name for name in files if "step-" in name or name.endswith(("metrics.jsonl", "best.json"))], files
