@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -82,12 +83,14 @@ def restore(
     """
     if found.step is None:
         return found.notes
-    tensors, facts = checkpoint.load(checkpoint.at(folder, found.step))
-    _refuse_other_data(facts.get("data"), sets)
-    state.restore(current, tensors, facts["state"])
-    target = facts["config"]["eval"].get("target")
-    current.held = stopping.still_held(config.eval, current.held, current.result, target)
-    return (*found.notes, *elsewhere.notes(config, facts, runtime))
+    committed = checkpoint.at(folder, found.step)
+    tensors, facts = checkpoint.load(committed)
+    with _of_a_training(committed.path):
+        _refuse_other_data(facts.get("data"), sets)
+        state.restore(current, tensors, facts["state"])
+        target = facts["config"]["eval"].get("target")
+        current.held = stopping.still_held(config.eval, current.held, current.result, target)
+        return (*found.notes, *elsewhere.notes(config, facts, runtime))
 
 
 def facts(config: RunConfig, runtime: Runtime, data: Mapping[str, Any], current: State) -> dict[str, Any]:
@@ -124,9 +127,25 @@ def _choose(config: RunConfig, folder: Path, need: int, begin: Callable[[int], N
         begin(0)
         return None, notes
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
-    changes.refuse_changes(checkpoint.load(found)[1]["config"], asdict(config))
+    _, facts = checkpoint.load(found)
+    with _of_a_training(found.path):
+        changes.refuse_changes(facts["config"], asdict(config))
     begin(found.step)
     return found.step, notes
+
+
+@contextmanager
+def _of_a_training(path: Path) -> Iterator[None]:
+    """Turn what a state of other words stumbles over into its Failure: its hashes are right, and it is not ours."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise Failure(
+            f"the checkpoint {path} does not hold the state of a training",
+            found=f"{checkpoint.STATE}: {type(error).__name__} {error}",
+            fix=f"delete it, so that the one before is taken, or start over with checkpoint.resume={NEVER}",
+            code=ExitCode.DATA,
+        ) from error
 
 
 def _refuse_other_data(before: Mapping[str, Any] | None, sets: Sets) -> None:

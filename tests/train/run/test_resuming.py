@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import flip
+from checkpoints import flip, plant
 from jobs import opened, trained
 from torch.optim import SGD, Adam
 
@@ -109,3 +109,10 @@ def test_a_run_does_not_go_on_with_other_data(
 def test_room_is_asked_for_weights_moments_and_average(kind: type, averaged: bool, copies: int) -> None:
     optimizer = kind([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     assert resuming.copies(optimizer, averaged=averaged) == copies
+
+
+@pytest.mark.parametrize("told", ["[]", "{}", '{"config": [1]}', '{"config": {"optim": "x"}}'])
+def test_a_state_that_is_not_of_a_training_is_refused_and_not_stumbled_over(run: Path, told: str) -> None:
+    plant(run / "checkpoints" / "step-00000008", "state.json", told.encode())
+    failure = refused(run)
+    assert (failure.code, "step-00000008" in failure.what) == (ExitCode.DATA, True)
