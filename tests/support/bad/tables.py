@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bad import commands, configs, datasets, environs, own
+from bad import commands, configs, datasets, environs, own, saved
 from bad.case import Case
 
 THEMES: dict[str, list[Case]] = {
@@ -11,6 +11,7 @@ THEMES: dict[str, list[Case]] = {
     "command": commands.CASES,
     "data": datasets.CASES,
     "own": own.CASES,
+    "saved": saved.CASES,
 }
 # Place -> why no case is there. What is meant is tested elsewhere, by name.
 UNREACHED: dict[str, str] = {}
