@@ -108,7 +108,7 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
 
 def told(error: Exception, seat: Seat | None) -> Failure:
     """Show the error: a failure as its block, a bug of ours with its traceback."""
-    failure = error if isinstance(error, Failure) else understood(error)
+    failure = error if isinstance(error, Failure) else understood(error, seat)
     if failure is None:
         traceback.print_exception(error)
         return Failure(f"{type(error).__name__}: {error}", fix=REPORT, code=ExitCode.BUG)
@@ -117,11 +117,11 @@ def told(error: Exception, seat: Seat | None) -> Failure:
     return failure
 
 
-def understood(error: Exception) -> Failure | None:
+def understood(error: Exception, seat: Seat | None) -> Failure | None:
     """What torch's or the system's error means, where it is known."""
     from train.run import trouble
 
-    return trouble.as_failure(error)
+    return trouble.as_failure(error, seat.job.batches if seat and seat.job else None)
 
 
 def build_parser() -> argparse.ArgumentParser:

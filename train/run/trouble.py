@@ -11,18 +11,19 @@ from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure
 from train.files import refusals
+from train.settings.batches import Batches, largest_divisor
 
 # What torch and gloo write when another rank has gone; there is no type for it.
 LOST = ("Connection closed", "Connection reset", "Connection refused", "Timed out waiting", "Broken pipe")
 PLACES = ("gloo", "NCCL", "ProcessGroup", "TCPStore", "store")
 
 
-def as_failure(error: Exception) -> Failure | None:
-    """The failure that `error` is; None for a bug of ours."""
+def as_failure(error: Exception, parts: Batches | None = None) -> Failure | None:
+    """The failure that `error` is; None for a bug of ours. parts: of the global batch, once there is one."""
     if isinstance(error, Failure):
         return error
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return _memory(error)
+        return _memory(error, parts)
     if isinstance(error, dist.DistError) or _is_lost_peer(error):
         return _peer(error)
     if "does not have a deterministic implementation" in str(error):
@@ -39,13 +40,21 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _memory(error: Exception) -> Failure:
+def _memory(error: Exception, parts: Batches | None) -> Failure:
     where = "GPU" if isinstance(error, torch.OutOfMemoryError) else "host"
-    return Failure(
-        f"out of {where} memory",
-        found=first_line(error),
-        fix="halve train.micro_batch_size: the global batch, and with it the training, stays the same",
-        code=ExitCode.RESOURCE,
+    return Failure(f"out of {where} memory", found=first_line(error), fix=smaller(parts), code=ExitCode.RESOURCE)
+
+
+def smaller(parts: Batches | None) -> str:
+    """A micro batch of half the size or less, in numbers where they are known."""
+    if parts is None:
+        return "halve train.micro_batch_size: the global batch, and with it the training, stays the same"
+    if parts.micro == 1:
+        return "take more GPUs, a smaller model or smaller images: a micro batch is one sample already"
+    micro = largest_divisor(parts.micro * parts.accumulation, parts.micro // 2)
+    return (
+        f"set train.micro_batch_size={micro} (it was {parts.micro}): the global batch of {parts.global_}, and with it "
+        "the training, stays the same"
     )
 
 

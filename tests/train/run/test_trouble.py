@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure
 from train.run import trouble
+from train.settings.batches import batches
 
 CASES = {
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory. Tried"), 71, "micro_batch_size"),
@@ -29,6 +30,16 @@ def test_a_known_error_has_its_code_and_a_fix(error: Exception, code: int, words
     assert failure is not None
     assert failure.code == code
     assert words in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("micro", "ranks", "smaller"), [(64, 2, "=32 "), (24, 4, "=12 "), (3, 1, "=1 "), (1, 2, "more GPUs")]
+)
+def test_a_smaller_micro_batch_that_divides_is_named(micro: int, ranks: int, smaller: str) -> None:
+    parts = batches(micro * ranks * 2, micro, ranks)
+    failure = trouble.as_failure(torch.OutOfMemoryError("CUDA out of memory"), parts)
+    assert failure is not None
+    assert smaller in failure.fix
 
 
 def test_gloos_words_are_kept_short() -> None:
