@@ -142,7 +142,7 @@ def _of_a_training(path: Path) -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise Failure(
             f"the checkpoint {path} does not hold the state of a training",
-            found=f"{checkpoint.STATE}: {type(error).__name__} {error}",
+            found=f"state.json: {type(error).__name__} {error}",
             fix=f"delete it, so that the one before is taken, or start over with checkpoint.resume={NEVER}",
             code=ExitCode.DATA,
         ) from error
