@@ -195,3 +195,32 @@ def test_a_dead_or_missing_lease_is_nobodys(tmp_path: Path) -> None:
     assert not claim.held_by_another(tmp_path, JOB)
     left_by(tmp_path, ended())
     assert not claim.held_by_another(tmp_path, JOB)
+
+
+HOLD = """
+import pathlib, sys, time
+from train.files import lease
+from train.record import claim
+lease.BEAT_S = 0.2
+me = claim.starter({"SLURM_JOB_ID": "12"}, launch="theirs", now=0.0)
+with claim.kept(claim.hold(pathlib.Path(sys.argv[1]), me, None, print), lost=print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+NO_CONTAINER = subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(NO_CONTAINER, reason="machine: no process namespaces can be made")
+def test_a_start_in_another_container_is_refused_by_its_beat_and_gives_the_folder_back(tmp_path: Path) -> None:
+    command = [*CONTAINER, sys.executable, "-c", HOLD, str(tmp_path)]
+    told: list[str] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(Failure, match="at work") as caught:
+            claim.refuse_taken(tmp_path, starter(), told.append, first=True)
+        process.communicate(timeout=TIMEOUT_S)
+    assert "Slurm job 12" in (caught.value.found or "")
+    assert "waiting for a sign of life" in told[0]
+    assert taken_over(tmp_path, starter(), told) == 1

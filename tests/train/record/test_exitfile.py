@@ -106,3 +106,11 @@ def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "errors").mkdir()
     (tmp_path / "errors" / "stopping.json").write_text(text)
     assert exitfile.unfinished(tmp_path) is None
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "errors").symlink_to(tmp_path / "elsewhere")
+    assert not exitfile.write(tmp_path / "run", code=69, step=3, cause="a rank is gone")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
