@@ -39,7 +39,7 @@ def trial(stage: Bench, end: DeadEnd) -> Trial:
 def crash_loop(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """Each start dies at the same step, seven after the last checkpoint."""
     one = stage.start(name, "multigpu", BESIDE, FAULT="step:0:27:kill9")
-    ended = one.job.wait(280)
+    ended = one.job.wait(500)  # five starts
     committed = one.run.committed()
     return {"code": ended.code, "restarts": one.restarts, "checkpoint": committed}, ended.output
 

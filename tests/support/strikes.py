@@ -21,11 +21,11 @@ def cancel(stage: Bench, one: Launched) -> None:
     one.job.signal()
 
 
-def cancel_twice(stage: Bench, one: Launched) -> None:
-    """TERM to everything as at the begin and at the end of a grace time, each twice: from Slurm and from Apptainer."""
-    one.job.signal("-f", "-s", "TERM")
+def terminate_twice(stage: Bench, one: Launched) -> None:
+    """TERM to the ranks as at the begin and at the end of a grace time, each twice: from Slurm and from Apptainer."""
+    one.job.signal("-s", "TERM")
     time.sleep(2.5)  # beyond what the parent takes for the same signal, and within the save
-    one.job.signal("-f", "-s", "TERM")
+    one.job.signal("-s", "TERM")
 
 
 def usr1(stage: Bench, one: Launched) -> None:
@@ -79,8 +79,8 @@ GENTLE = (
     Scenario(row="4", name="preemption with grace", strike=preempt, words=(APART,)),
     Scenario(row="67", name="scontrol requeue", strike=requeue, words=(BESIDE,)),
     Scenario(
-        row="72", name="TERM again during the save", strike=cancel_twice, words=(BESIDE, NO_CHECKPOINT_BEFORE),
-        variables={"FAULT": "save:0:*:nap"}, resubmit=True,
+        row="72", name="TERM again during the save", strike=terminate_twice, words=(BESIDE, NO_CHECKPOINT_BEFORE),
+        variables={"FAULT": "save:0:*:nap"},
     ),
     Scenario(row="5", name="scancel -s USR1 on two nodes", strike=usr1, words=(BESIDE,), script="multinode"),
 )  # fmt: skip
