@@ -125,6 +125,12 @@ def culprit(signs: Sequence[Sign]) -> Sign | None:
 
 def paragraph(guilty: Sign, signs: Sequence[Sign], world_size: int) -> str:
     """What the user reads of it."""
+    if guilty.waits and len(signs) > 1:
+        hosts = ", ".join(sorted({sign.host for sign in signs}))
+        return (
+            f"all {world_size} ranks wait for each other in {_place(guilty)} after step {guilty.step}: "
+            f"the network or a device on {hosts} does not answer"
+        )
     rank = f"rank {guilty.rank} of {world_size} {guilty.who}"
     done = "has finished no step" if guilty.step is None else f"last finished step {guilty.step}"
     halted = f", {HALTED[guilty.state]}" if guilty.state in HALTED else ""

@@ -26,7 +26,7 @@ _EXCHANGES: Final = ("torch/distributed/", "torch/autograd/graph.py", "train/ran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """state: the letter in /proc. where: FILE:LINE of the main thread. waits: it stands in an exchange with others."""
+    """state: the letter in /proc. where: FILE:LINE of the main thread. waits: it sleeps in an exchange with others."""
 
     text: str
     state: str
@@ -43,7 +43,7 @@ def take(pid: int, descriptor: int) -> Found:
         parts += [f"\n# process {child}, started by it\n", _facts(child, ("wchan",)), _dump(child, descriptor)]
     frame = innermost(dump)
     where = f"{frame[0]}:{frame[1]}" if frame else None
-    return Found(text="".join(parts), state=state, where=where, waits=exchanges(dump))
+    return Found(text="".join(parts), state=state, where=where, waits=exchanges(dump) and state != "R")
 
 
 def innermost(dump: str) -> tuple[str, str] | None:

@@ -100,6 +100,12 @@ def test_the_paragraph_says_who_where_and_what_the_others_do() -> None:
     )
 
 
+def test_where_all_wait_for_each_other_no_rank_is_accused() -> None:
+    told = paragraph(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
+    assert told.startswith("all 2 ranks wait for each other in all-reduce after step 812")
+    assert "node01, node02" in told
+
+
 def test_a_stopped_rank_is_said_to_be() -> None:
-    told = paragraph(replace(SILENT, state="T", step=None, gpu=None), [SILENT], 1)
+    told = paragraph(replace(SILENT, state="T", step=None, gpu=None, waits=False), [SILENT], 1)
     assert told.startswith("rank 0 of 1 (node01) has finished no step, is stopped and sits in the backward pass")

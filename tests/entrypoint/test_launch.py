@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from processes import python
 from entrypoint import network
 from entrypoint.detect import detect
 from entrypoint.errors import Failure
-from entrypoint.launch import run_plan
+from entrypoint.hang import Limits
+from entrypoint.hangwatch import Care
+from entrypoint.launch import _flight_recorder, run_plan
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
 from entrypoint.world import CONTRACT
@@ -114,3 +118,81 @@ def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> 
         found = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
         with pytest.raises(Failure, match="taken by another process"):
             run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
+
+
+# What a rank of ours does for a parent that listens: it says where it is, and that it has come to its end.
+RANK = """
+import os, time
+from entrypoint import attach
+pulse = attach(os.environ)
+pulse.beat("step", step=1)
+pulse.beat("step", step=2)
+open("attempts", "a").write(os.environ["ENTRYPOINT_ATTEMPT"] + " " + os.environ["ENTRYPOINT_RUN_ID"] + chr(10))
+"""
+END = 'pulse.beat("end")'
+FIRST = 'os.environ["ENTRYPOINT_ATTEMPT"] == "0" and '
+
+
+def care(tmp_path: Path, restarts: int = 0) -> Care:
+    """Keeps what it is told in blamed.json."""
+    limits = Limits(start=60, step=1, evaluation=60, save=60, data=60)
+
+    def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
+        (tmp_path / "blamed.json").write_text(json.dumps([failure.what, int(failure.code), rank, step]))
+
+    return Care(limits=limits, errors=tmp_path, blame=blame, restarts=restarts)
+
+
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, restarts: int = 0) -> int:
+    """One rank of ours that runs this script."""
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", RANK + script]
+    return run_plan(
+        planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care(tmp_path, restarts)
+    )
+
+
+def test_success_that_a_rank_has_said_is_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ours(tmp_path, monkeypatch, END) == 0
+
+
+def test_success_before_the_end_of_the_work_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ours(tmp_path, monkeypatch, "os._exit(0)") == 69
+    what, *rest = json.loads((tmp_path / "blamed.json").read_text())
+    assert "left with exit code 0 before its work was done" in what
+    assert rest == [69, 0, 2]
+
+
+def test_a_silent_rank_ends_the_run_with_91(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ours(tmp_path, monkeypatch, "time.sleep(600)") == 91
+    what, *rest = json.loads((tmp_path / "blamed.json").read_text())
+    assert "last finished step 2 and sits in the step" in what
+    assert rest == [91, 0, 2]
+
+
+def test_a_lost_rank_is_started_again_in_place_as_a_start_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ours(tmp_path, monkeypatch, f"{FIRST}os.kill(os.getpid(), 9); {END}", restarts=2) == 0
+    attempts = [line.split() for line in (tmp_path / "attempts").read_text().splitlines()]
+    assert [number for number, _ in attempts] == ["0", "1"]
+    assert attempts[0][1] != attempts[1][1]
+
+
+@pytest.mark.parametrize(("script", "starts"), [("os._exit(69)", 3), ("os._exit(65)", 1)])
+def test_restarts_are_counted_and_help_only_against_accidents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, starts: int
+) -> None:
+    ours(tmp_path, monkeypatch, script, restarts=2)
+    assert len((tmp_path / "attempts").read_text().splitlines()) == starts
+
+
+def test_nccls_flight_recorder_writes_into_the_runs_folder_unless_the_user_says(tmp_path: Path) -> None:
+    on_gpus = replace(planned(captured("per-gpu/task-0@node01")), device="cuda")
+    found = _flight_recorder(on_gpus, care(tmp_path), {"TORCH_FR_BUFFER_SIZE": "7"})
+    assert found["TORCH_FR_DUMP_TEMP_FILE"].startswith(str(tmp_path))
+    assert "TORCH_FR_BUFFER_SIZE" not in found
+
+
+def test_nothing_is_recorded_without_gpus(tmp_path: Path) -> None:
+    assert _flight_recorder(planned(captured("per-gpu/task-0@node01")), care(tmp_path), {}) == {}
