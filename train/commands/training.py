@@ -43,7 +43,8 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         return _run(config, plan, [*source, *overrides, *place.overrides], environ, place.folder)
     with claim.kept(claim.hold(place.folder, me, waited, tell), lost=stop_ranks) as kept:
         leased = ["--lease", str(kept.number)]
-        requeued.mark(folder, environ, host=me.host, now=time.time())
+        if place.folder == folder:  # a stand-in is not looked for by the next start
+            requeued.mark(folder, environ, host=me.host, now=time.time())
         code = _run(config, plan, [*leased, *source, *overrides, *place.overrides], environ, place.folder)
         requeued.forget(folder, environ, code)
         if not kept.is_lost():

@@ -67,7 +67,7 @@ def mark(run_folder: Path, environ: Mapping[str, str], *, host: str, now: float)
     place = _mark(run_folder, environ)
     if place is None:
         return
-    with suppress(OSError, Failure):
+    with suppress(OSError, ValueError, Failure):  # ValueError: a path with bytes that are no text
         place.parent.mkdir(parents=True, exist_ok=True)
         for other in place.parent.iterdir():
             if other.stat().st_mtime < now - KEPT_S:
@@ -83,12 +83,13 @@ def forget(run_folder: Path, environ: Mapping[str, str], code: int) -> None:
 
 def _mark(run_folder: Path, environ: Mapping[str, str]) -> Path | None:
     """One file for each job and run, in the caller's cache folder. None outside a job, or without such a folder."""
-    home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else None)
-    if not environ.get("SLURM_JOB_ID") or home is None:
+    home = environ.get("HOME", "")
+    caches = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if os.path.isdir(home) else None)
+    if not environ.get("SLURM_JOB_ID") or caches is None:
         return None
     whose = f"{environ.get('SLURM_CLUSTER_NAME', '')} {run_folder}"
     name = f"{environ['SLURM_JOB_ID']}-{hashlib.sha256(os.fsencode(whose)).hexdigest()[:16]}.json"
-    return Path(home) / "train-image" / "jobs" / name
+    return Path(caches) / "train-image" / "jobs" / name
 
 
 def _read(place: Path | None) -> dict[str, str] | None:

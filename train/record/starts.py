@@ -72,7 +72,7 @@ def end(run_folder: Path, code: int, me: Holder) -> None:
     said = exitfile.read(run_folder)
     ended = {"code": int(code), "cause": said.cause if said and said.code == code else None}
     before = known(run_folder)
-    with suppress(Failure, OSError):
+    with suppress(Failure, OSError, ValueError):
         if before and before[-1].get("launch") == me.token:
             _write(run_folder, [*before[:-1], {**before[-1], "ended": ended}])
         elif code not in IN_ORDER:  # it died before its step was known

@@ -15,6 +15,7 @@ from train.record import starts
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, str]:
     """The environment of a job's first start."""
+    (tmp_path / "home").mkdir()
     return {"SLURM_JOB_ID": "7", "HOME": str(tmp_path / "home")}
 
 
@@ -102,6 +103,16 @@ def test_marks_of_long_ago_are_removed(run: Path, job: dict[str, str], tmp_path:
 def test_without_a_job_or_a_home_no_mark_is_left(run: Path, environ: dict[str, str]) -> None:
     requeued.mark(run, environ, host="node01", now=0.0)
     requeued.forget(run, environ, 0)
+
+
+def test_a_home_that_is_not_there_is_not_made(run: Path, tmp_path: Path) -> None:
+    requeued.mark(run, {"SLURM_JOB_ID": "7", "HOME": str(tmp_path / "none")}, host="node01", now=0.0)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_path_that_is_no_text_is_no_failure(tmp_path: Path, job: dict[str, str]) -> None:
+    requeued.mark(tmp_path / "run\udcff", job, host="node01", now=0.0)
+    assert marks(tmp_path) == []
 
 
 def test_an_unreadable_mark_shows_nothing(run: Path, job: dict[str, str], tmp_path: Path) -> None:
