@@ -43,7 +43,8 @@ class Pool(Protocol):
 class Loader:
     """Both sides of the data, ready to be drawn from.
 
-    broken: the files that this rank has skipped so far. paths: of the training samples, where they are files.
+    workers: processes that read. broken: the files that this rank has skipped so far. paths: of the training samples,
+    where they are files.
     """
 
     training: Pool
@@ -55,6 +56,7 @@ class Loader:
     kind: str
     broken: Ledger
     paths: Sequence[str] | None = None
+    workers: int = 0
 
     def train(self, pieces: Sequence[Piece] | Iterator[Piece]) -> Iterator[tuple[Piece, Batch]]:
         """Each micro batch with its images, augmented."""
@@ -124,6 +126,7 @@ def open_loader(
         kind=kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1),
         broken=broken,
         paths=getattr(sets.training, "paths", None),
+        workers=0 if kind == "memory" else workers,
     )
 
 

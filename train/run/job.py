@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from entrypoint import Pulse
-from train.data import catalog, distribution
+from train.data import catalog, distribution, sharing
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
 from train.data.sets import Sets
 from train.evaluation import stopping
+from train.evaluation.evaluation import shares
 from train.faults import Faults
 from train.models import networks, syncnorm, weights
 from train.optim import criterion, optimizers, schedules
@@ -103,7 +105,10 @@ def open_job(
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
     _rehearse(runtime, exact, model, (batches.micro, *sets.shape.input))
-    loader, aimed = _loader(config, runtime, sets, pulse), criterion.criterion(config.optim, counts).to(runtime.device)
+    loader, aimed = (
+        _loader(config, runtime, sets, batches, pulse),
+        criterion.criterion(config.optim, counts).to(runtime.device),
+    )
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
         config=config,
@@ -140,9 +145,13 @@ def _rehearse(runtime: Runtime, exact: Exact | None, model: nn.Module, shape: tu
         refuse_hidden_state(model, images)
 
 
-def _loader(config: RunConfig, runtime: Runtime, sets: Sets, pulse: Pulse) -> Loader:
+def _loader(config: RunConfig, runtime: Runtime, sets: Sets, batches: Batches, pulse: Pulse) -> Loader:
     seed, device, cores = config.run.seed, runtime.device, runtime.cores
-    return open_loader(sets, config.data, seed=seed, device=device, cores=cores, pulse=pulse)
+    loader = open_loader(sets, config.data, seed=seed, device=device, cores=cores, pulse=pulse)
+    blocks = shares(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
+    largest = batches.micro + max(map(len, blocks), default=0)
+    sharing.refuse_small(loader.workers, largest * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size)
+    return loader
 
 
 def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Module:
