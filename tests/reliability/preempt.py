@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
@@ -33,7 +34,23 @@ def main(wanted: list[str]) -> int:
     if image.returncode:
         return image.returncode
     sif = Path(image.stdout.strip().splitlines()[-1])
-    return trials.run("preempt", every_trial(sif, wanted), image=sif.stem)
+    seen: list[Trial] = []
+    return trials.run("preempt", kept(every_trial(sif, wanted), seen), at_the_end=lambda: figures(seen))
+
+
+def kept(found: Iterator[Trial], seen: list[Trial]) -> Iterator[Trial]:
+    for one in found:
+        seen.append(one)
+        yield one
+
+
+def figures(seen: list[Trial]) -> dict[str, Any]:
+    """The steps that each interruption has cost."""
+    costs = [one for one in seen if isinstance(one.observed, dict) and "steps_lost" in one.observed]
+    told = [one.observed["steps_lost"] for one in costs if one.expected["steps_lost"] == "<= 0"]
+    killed = [one.observed["steps_lost"] for one in costs if one.expected["steps_lost"] != "<= 0"]
+    saved = [one.figures["last_save_succeeded"] for one in seen if "last_save_succeeded" in one.figures]
+    return {"steps_lost_when_told_to_stop": told, "steps_lost_when_killed": killed, "saves_under_linuxproc": saved}
 
 
 def every_trial(sif: Path, wanted: list[str]) -> Iterator[Trial]:
