@@ -16,7 +16,6 @@ from entrypoint import Failure
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("entrypoint", "train")
-MAKES = ("Failure", "NoReturn")  # what a function that only words a failure says that it returns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,9 @@ def _module(path: Path) -> Module:
 
 
 def _is_maker(function: ast.FunctionDef) -> bool:
-    returns = isinstance(function.returns, ast.Name) and function.returns.id in MAKES
-    return returns and any("Failure(" in ast.unparse(line) or "_refuse(" in ast.unparse(line) for line in function.body)
+    returns = function.returns.id if isinstance(function.returns, ast.Name) else ""
+    raises = any("raise " in ast.unparse(line) for line in function.body)
+    return returns == "Failure" or (returns == "NoReturn" and raises)
 
 
 def _calls(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.Call]]:

@@ -124,6 +124,12 @@ DATA: dict[str, Row] = {
     "read-gives-arrays": ("return sets(lambda s: zeros(s).numpy())", 65, (AGREED, "samples as ndarray"), "return that"),
     "read-gives-fewer": ("return sets(lambda s: zeros(s)[:0])", 65, (AGREED, "0 samples of"), "return that"),
     "read-gives-nan": ("return sets(lambda s: zeros(s).float() / 0)", 65, (AGREED, "NaN or infinity"), "return that"),
+    "weight-elsewhere": (
+        "return sets(zeros, labels=torch.zeros(12, dtype=torch.int64))",
+        64,
+        ("optim.class_weights gives no weight", "[12, 0]"),
+        "a weight above 0",
+    ),
     "one-class-in-training": (
         "s = sets(zeros, labels=torch.zeros(12, dtype=torch.int64)); return s",
         65,
@@ -208,12 +214,16 @@ def module(text: str) -> Callable[[Path], object]:
 
 
 SMALL = ("data.image_size=8", "train.global_batch_size=4", "train.micro_batch_size=4")
+WEIGHTED = {
+    "one-class-in-training": ("optim.class_weights=balanced",),
+    "weight-elsewhere": ("optim.class_weights=[0,1]",),
+}
 CASES = [
     *(
         rank(
             id=f"own-data-{name}",
             prepare=module(f"{SET}\ndef make(data):\n    {body}\n"),
-            line=("data.name=mine:make", *SMALL, *(("optim.class_weights=balanced",) if "one-class" in name else ())),
+            line=("data.name=mine:make", *SMALL, *WEIGHTED.get(name, ())),
             code=code,
             says=says,
             fix=fix,

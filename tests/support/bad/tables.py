@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bad import commands, configs, datasets, environs, own, saved
+from bad import commands, configs, datasets, environs, fetching, meeting, own, saved
 from bad.case import Case
 
 THEMES: dict[str, list[Case]] = {
@@ -12,6 +12,8 @@ THEMES: dict[str, list[Case]] = {
     "data": datasets.CASES,
     "own": own.CASES,
     "saved": saved.CASES,
+    "fetch": fetching.CASES,
+    "rank": meeting.CASES,
 }
 # Place -> why no case is there. What is meant is tested elsewhere, by name.
 UNREACHED: dict[str, str] = {}

@@ -1,0 +1,303 @@
+"""Ranks that cannot be together, and what only a rank sees: its contract, its device, its numbers, other jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from bad.case import Case, standing_in, through, through_rank, through_train
+from torch import distributed as dist
+from worlds import FIRST, SECOND
+
+from entrypoint import World
+from train.ranks import attendance, rendezvous
+
+RUN = ("runs", "runs/*")
+rank = partial(Case, door=through_rank, writes=RUN, line=("run.output_dir=runs",))
+check = partial(Case, door=through_train, code=64)
+BITWISE = "train.reproducible=bitwise"
+
+
+def signed(*ranks: tuple[World, str]) -> dist.Store:
+    store = dist.HashStore()
+    for world, gpu in ranks:
+        attendance.sign(store, world, gpu)
+    return store
+
+
+def waited(store: dist.Store) -> list[dict[str, object]]:
+    return attendance.wait_for_all(store, FIRST, time.monotonic() + 0.2, lambda: None)
+
+
+def told() -> None:
+    store = signed((FIRST, ""))
+    attendance.tell_those_who_wait(store, attendance.twice(1, "a and b"))
+    waited(store)
+
+
+def disagreeing() -> None:
+    who = [{"world_size": 2, "gpu": "", "host": "a"}, {"world_size": 3, "gpu": "", "host": "b"}]
+    attendance.compare(who, FIRST)
+
+
+# Several ranks at one store: id -> (what they do, code, words, fix).
+TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
+    "rank-twice": (
+        lambda: signed((SECOND, ""), (SECOND, "")),
+        76,
+        ("two processes say that they are rank 1",),
+        "--node-rank",
+    ),
+    "other-world": (
+        lambda: signed((FIRST, ""), (replace(SECOND, world_size=4), "")),
+        76,
+        ("disagree about the number of ranks", "4 says rank 1"),
+        "--procs-per-node",
+    ),
+    "other-world-later": (disagreeing, 76, ("disagree about the number of ranks",), "--procs-per-node"),
+    "one-gpu": (
+        lambda: attendance.compare(waited(signed((FIRST, "GPU-1"), (SECOND, "GPU-1"))), FIRST),
+        76,
+        ("ranks 0 and 1 use the same GPU", "GPU-1 on"),
+        "--gpus-per-node",
+    ),
+    "missing": (lambda: waited(signed((FIRST, ""))), 69, ("missing 1", "1 of 2 ranks"), "launch.timeouts.start"),
+    "refused-elsewhere": (told, 76, ("two processes say that they are rank 1", "a and b"), "--node-rank"),
+    "no-master": (
+        lambda: rendezvous._find(replace(SECOND, master_addr="127.0.0.1"), [1], "x", time.monotonic()),
+        69,
+        ("rank 0's store was not reached", "nothing listens", "ports 1"),
+        "output of rank 0",
+    ),
+}
+FAULTS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
+    "unknown-site": (
+        "everywhere:0:1:kill9",
+        64,
+        ("FAULT names no fault", "FAULT=everywhere", "site:rank:step"),
+        "unset FAULT",
+    ),
+    "unknown-action": ("step:0:1:$(touch executed)", 64, ("FAULT=step:0:1:$(touch executed)",), "unset FAULT"),
+    "half": ("step:0", 64, ("FAULT=step:0",), "unset FAULT"),
+    "huge": (f"step:{'9' * 5000}:1:kill9", 64, ("FAULT names no fault",), "unset FAULT"),
+    "loss": ("loss:*:1:nan", 90, ("training diverged", "mean loss nan"), "optim.lr"),
+    "memory": ("fwd:*:1:oom", 71, ("out of host memory",), "train.micro_batch_size"),
+}
+CONTRACT: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
+    "no-rank": ({"RANK": ""}, ("this worker was started without RANK",), "start it with `train`"),
+    "no-master": ({"MASTER_ADDR": "", "MASTER_PORT": ""}, ("without MASTER_ADDR, MASTER_PORT",), "entrypoint run"),
+    "port-is-text": ({"MASTER_PORT": "x"}, ("MASTER_PORT is not a whole number",), "unset MASTER_PORT"),
+}
+# id -> (settings, code, words, fix) for one rank on a CPU.
+SETTINGS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
+    "fp16-on-a-cpu": (
+        "train.precision=fp16",
+        64,
+        ("train.precision fp16 is not possible", "CPU"),
+        "train.precision to auto",
+    ),
+    "target-without-samples": (
+        "eval.target=0.9 data.val_fraction=0",
+        64,
+        ("eval.target needs held-out",),
+        "data.val_fraction",
+    ),
+    "top5-of-two": (
+        "eval.metric=top5_accuracy",
+        64,
+        ("top5_accuracy needs more than 5 classes", "2 classes"),
+        "accuracy",
+    ),
+    "optim-value": ("optim.args.nesterov=no", 64, ("nesterov is true or false, not 'no'",), "correct optim.args"),
+    "optim-torch-refuses": (
+        "optim.momentum=0 optim.args.nesterov=true",
+        64,
+        ("optim.args do not fit sgd", "Nesterov momentum"),
+        "correct optim.args",
+    ),
+    "betas-of-two": (
+        "optim.name=adam optim.args.betas=[2,2]",
+        64,
+        ("optim.args do not fit adam",),
+        "correct",
+    ),
+    "model-value": ("model.args.width=-1", 64, ("model.args do not fit small_cnn", "-1"), "correct model.args"),
+    "model-text": ("model.args.norm=layers", 64, ("model.args do not fit small_cnn", "layers"), "correct model.args"),
+    "model-too-deep": (
+        "model.args.blocks=[1,1,1,1,1,1,1,1,1,1]",
+        64,
+        ("model.args do not fit small_cnn",),
+        "model.args",
+    ),
+    "model-small-samples": (
+        "model.name=alexnet model.args={}",
+        64,
+        ("alexnet does not take samples of",),
+        "data.image_size",
+    ),
+}
+WRONG_BITWISE: dict[str, tuple[str, int, tuple[str, ...], str]] = {
+    "auto": ("", 64, ("train.micro_batch_size: auto",), "train.micro_batch_size=64"),
+    "dp": ("train.micro_batch_size=64 train.parallel=dp", 64, ("train.parallel: dp",), "train.parallel=ddp"),
+    "sync": (
+        "train.micro_batch_size=64 train.sync_batchnorm=true",
+        64,
+        ("train.sync_batchnorm",),
+        "train.sync_batchnorm=false",
+    ),
+    "three": (
+        "train.global_batch_size=192 train.micro_batch_size=64",
+        64,
+        ("= 3", "1, 2, 4, 8"),
+        "train.micro_batch_size=",
+    ),
+    "three-ranks": ("--procs-per-node 3 train.micro_batch_size=64", 76, ("4 micro batches on 3 ranks", "1, 2, 4"), "2"),
+}
+
+
+def stopped(folder: Path) -> None:
+    from train.commands import stopping
+
+    stopping.stop(15, None)
+
+
+def rung(folder: Path) -> None:
+    from train.run.bell import Bell
+
+    bell = Bell()
+    bell.watch.handle(15, None)
+    bell.may_leave(lambda failure: None)
+
+
+def error_of_torch(error: Exception) -> Callable[[Path], object]:
+    def call(folder: Path) -> None:
+        from train.run import trouble
+
+        failure = trouble.as_failure(error)
+        if failure is not None:
+            raise failure
+
+    return call
+
+
+UNDERSTOOD: dict[str, tuple[Exception, int, tuple[str, ...], str]] = {
+    "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, ("out of GPU memory",), "train.micro_batch_size"),
+    "lost-peer": (
+        RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"),
+        69,
+        ("another rank is gone",),
+        "resume",
+    ),
+    "dead-worker": (
+        RuntimeError("DataLoader worker (pid 7) is killed by signal"),
+        71,
+        ("data worker",),
+        "data.workers",
+    ),
+    "no-space": (OSError(28, "No space left on device", "x"), 74, ("cannot write x", "ENOSPC"), "space"),
+}
+
+
+def linked(name: str) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        (folder / "elsewhere").mkdir()
+        (folder / "runs/run").mkdir(parents=True)
+        (folder / "runs/run" / name).symlink_to("../../elsewhere")
+
+    return make
+
+
+def no_gpus() -> int:
+    return 0
+
+
+CASES = [
+    *(
+        Case(id=f"ranks-{name}", door=through(lambda folder, act=act: act()), code=code, says=says, fix=fix, row="32")
+        for name, (act, code, says, fix) in TOGETHER.items()
+    ),
+    *(
+        rank(id=f"fault-{name}", environ={"FAULT": text}, code=code, says=says, fix=fix)
+        for name, (text, code, says, fix) in FAULTS.items()
+    ),
+    *(
+        rank(id=f"contract-{name}", environ=environ, code=76, says=says, fix=fix, row="33")
+        for name, (environ, says, fix) in CONTRACT.items()
+    ),
+    *(
+        rank(id=f"rank-{name}", line=("run.output_dir=runs", *words.split()), code=code, says=says, fix=fix)
+        for name, (words, code, says, fix) in SETTINGS.items()
+    ),
+    *(
+        check(id=f"bitwise-{name}", line=("check", BITWISE, *words.split()), code=code, says=says, fix=fix)
+        for name, (words, code, says, fix) in WRONG_BITWISE.items()
+    ),
+    *(
+        Case(id=f"understood-{name}", door=through(error_of_torch(error)), code=code, says=says, fix=fix)
+        for name, (error, code, says, fix) in UNDERSTOOD.items()
+    ),
+    Case(
+        id="stopped-early",
+        door=through(stopped),
+        code=75,
+        says=("stopped by SIGTERM",),
+        fix="same command again",
+        row="62",
+    ),
+    Case(
+        id="stopped-before-a-step",
+        door=through(rung),
+        code=75,
+        says=("stopped by SIGTERM",),
+        fix="same command",
+        row="62",
+    ),
+    rank(
+        id="rank-no-gpu",
+        environ={"ENTRYPOINT_DEVICE": "cuda"},
+        door=standing_in(through_rank, torch.cuda, "device_count", no_gpus),
+        code=78,
+        says=("CUDA finds no GPU for local rank 0", "0 usable GPUs"),
+        fix="--nv",
+        row="36",
+    ),
+    rank(
+        id="rank-deadline",
+        environ={"ENTRYPOINT_DEADLINE": "tomorrow"},
+        code=64,
+        says=("ENTRYPOINT_DEADLINE=tomorrow",),
+        fix="--time-limit",
+    ),
+    rank(
+        id="rank-deadline-huge",
+        environ={"ENTRYPOINT_DEADLINE": "1e300"},
+        code=64,
+        says=("ENTRYPOINT_DEADLINE=1e300",),
+        fix="--time-limit",
+    ),
+    *(
+        check(
+            id=f"time-limit-{name}",
+            line=("--time-limit", text),
+            says=("--time-limit",),
+            fix="--time-limit",
+        )
+        for name, text in {"text": "soon", "zero": "0", "huge": "9" * 500, "year": "400-0"}.items()
+    ),
+    *(
+        check(
+            id=f"linked-{name}",
+            line=("run.name=run",),
+            prepare=linked(name),
+            code=77,
+            says=(f"runs/run/{name} is a symbolic link",),
+            fix="remove the link",
+            row="52",
+        )
+        for name in ("checkpoints", "errors", "logs", "metrics.jsonl", "run.json")
+    ),
+]
