@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from train import __main__ as front
+from train.record import claim, starts
 
 CPU = ("--device", "cpu")
 
@@ -38,3 +41,45 @@ def test_the_stand_in_folder_reaches_the_workers_and_is_said(launched: dict[str,
 def test_the_ranks_are_told_when_the_time_is_up(launched: dict[str, Any]) -> None:
     front.run([*CPU, "--time-limit", "10"], {"SLURM_JOB_END_TIME": "1"})
     assert 590 < float(launched["environ"]["ENTRYPOINT_DEADLINE"]) - time.time() <= 601
+
+
+def test_a_run_that_another_start_is_at_work_in_is_refused_and_left_alone(
+    launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "quickstart"
+    claim.hold(folder, claim.starter({}, launch="another", now=0.0), None, print)
+    before = sorted(tmp_path.rglob("*"))
+    assert front.run(CPU, {}) == 73
+    assert "runs/quickstart" in capsys.readouterr().err
+    assert (launched, sorted(tmp_path.rglob("*"))) == ({}, before)
+
+
+def test_a_run_whose_folder_leads_elsewhere_is_refused_and_left_alone(
+    launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "logs").symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.rglob("*"))
+    assert front.run(CPU, {}) == 77
+    assert "logs is a symbolic link" in capsys.readouterr().err
+    assert (launched, sorted(tmp_path.rglob("*"))) == ({}, before)
+
+
+def test_the_lease_goes_when_the_run_ends(launched: dict[str, Any]) -> None:
+    for _ in range(2):
+        assert front.run(CPU, {}) == 7
+    assert list(Path("runs/quickstart").glob(".*")) == []
+
+
+def test_a_failing_start_is_in_the_record_with_its_code(launched: dict[str, Any]) -> None:
+    front.run(CPU, {})
+    assert [start["ended"]["code"] for start in starts.known(Path("runs/quickstart"))] == [7]
+
+
+def test_a_requeued_job_does_not_begin_anew_without_a_word(
+    launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
+    front.run(CPU, job | {"SLURM_RESTART_COUNT": "1"})
+    assert "begins at step 0" in launched["plan"].warnings[-1]
