@@ -105,10 +105,8 @@ def open_job(
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
     _rehearse(runtime, exact, model, (batches.micro, *sets.shape.input))
-    loader, aimed = (
-        _loader(config, runtime, sets, batches, pulse),
-        criterion.criterion(config.optim, counts).to(runtime.device),
-    )
+    loader = _loader(config, runtime, sets, batches, pulse)
+    aimed = criterion.criterion(config.optim, counts).to(runtime.device)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
         config=config,

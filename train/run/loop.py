@@ -77,11 +77,12 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     if means is None:
         return
     tell_jump(todo, now, means.loss, metrics, progress)
+    bad = _agree_on_broken(todo)
     seconds, now.logged_at = now.stopwatch.seconds - now.logged_at, now.stopwatch.seconds
     at, per_s = todo.state.step, means.samples / seconds
     epoch = (at - 1) // todo.steps.per_epoch + 1
     values = {"loss": means.loss, "accuracy": means.accuracy, "lr": todo.schedule(at - 1), "images_per_s": per_s}
-    metrics.write("train", step=at, epoch=epoch, **values)
+    metrics.write("train", step=at, epoch=epoch, **values, **bad)
     progress.measured(step=at, epoch=epoch, epochs=todo.config.train.epochs, loss=means.loss, images_per_s=per_s)
 
 
@@ -108,11 +109,13 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:
     return True
 
 
-def _agree_on_broken(todo: Job) -> None:
+def _agree_on_broken(todo: Job) -> dict[str, int]:
     """Count the images that could not be read over all ranks, so that all end alike where there are too many."""
-    if todo.config.data.max_bad_images > 0:
-        for known in todo.runtime.gathered(todo.loader.broken.known):
-            todo.loader.broken.merge(known)
+    if todo.config.data.max_bad_images == 0:
+        return {}
+    for known in todo.runtime.gathered(todo.loader.broken.known):
+        todo.loader.broken.merge(known)
+    return {"bad_images": len(todo.loader.broken.known)}
 
 
 def _judge(todo: Job, result: Result) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from images import write_classes
 from jobs import after, fit, opened, steps_of, trained
 
 from train.checkpoint import checkpoint
@@ -181,3 +182,14 @@ def test_more_epochs_continue_a_finished_run(tmp_path: Path) -> None:
     trained(tmp_path)
     todo, _ = trained(tmp_path, "train.epochs=3")
     assert (todo.state.step, steps_of(events(tmp_path), "train")[-1]) == (12, 12)
+
+
+@pytest.mark.parametrize(("loader", "first"), [("memory", 2), ("workers", 0)])
+def test_the_record_counts_the_images_that_were_skipped(tmp_path: Path, loader: str, first: int) -> None:
+    write_classes(tmp_path / "images", one=40, two=40)
+    for path in sorted((tmp_path / "images").rglob("*.*"))[::50]:
+        path.write_bytes(path.read_bytes()[:40])
+    own = ("data.name=folder", f"data.root={tmp_path}/images", "data.samples=10000", "data.val_fraction=0")
+    trained(tmp_path / "run", *own, f"data.loader={loader}", "data.workers=0", "data.max_bad_images=2")
+    counts = [event["bad_images"] for event in events(tmp_path / "run") if event["event"] == "train"]
+    assert first <= counts[0] <= counts[-1] == 2  # type: ignore[operator]
