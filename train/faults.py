@@ -70,7 +70,7 @@ def parse(text: str | None, rank: int, attempt: str = "0") -> Faults:
 
 def _one(text: str) -> Fault:
     site, rank, step, action = (*text.split(":"), "", "", "")[:4]
-    whole = text.count(":") == 3 and all(part == "*" or part.isdecimal() for part in (rank, step))
+    whole = text.count(":") == 3 and all(part == "*" or (part.isdecimal() and len(part) < 10) for part in (rank, step))
     if not whole or site not in SITES or action not in VALUES.get(site, ACTIONS):
         raise Failure(
             f"{VARIABLE} names no fault",
