@@ -65,7 +65,7 @@ class Silence:
     def _measure(self, beat: Beat | None) -> None:
         if beat is None or beat.phase != "step" or beat.step is None or not beat.warm:
             self._since = None
-        elif self._since is None or self._since.step is None:
+        elif self._since is None or self._since.step is None or beat.step < self._since.step:
             self._since = beat
         elif beat.step > self._since.step:
             self._steps.append((beat.at - self._since.at) / (beat.step - self._since.step))

@@ -47,6 +47,13 @@ def test_a_saves_time_is_not_taken_for_a_steps() -> None:
     assert silence.limit == 30
 
 
+def test_going_back_to_a_checkpoint_is_not_taken_for_a_slow_step() -> None:
+    silence = stepping(0.1)
+    silence.look(replace(BEAT, number=900, step=50, at=500.0), 500.0)
+    silence.look(replace(BEAT, number=901, step=51, at=500.1), 500.1)
+    assert silence.limit == 30
+
+
 def test_silence_grows_until_the_next_beat() -> None:
     silence = Silence(LIMITS)
     for second in range(5):

@@ -25,7 +25,7 @@ from processes import alive, wait_until
 from runs import Run
 from trials import Trial
 
-from entrypoint import stacks
+from entrypoint import network, stacks
 
 DEATH_S, HANG_S, ORPHAN_S = 2.0, 30.0, 5.0  # what is promised
 LIMIT_S = 3.0  # launch.timeouts.step of these trials
@@ -40,10 +40,12 @@ SETTINGS = (
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """A training under way. lines: what its console says, with the time of each line."""
+    """A training under way. lines: what the console of rank 0's task says, with the time of each line."""
 
     process: subprocess.Popen[str]
     run: Run
+    other: subprocess.Popen[str] | None = None
+    """The task of rank 1, where two tasks start one rank each."""
     lines: list[tuple[float, str]] = field(default_factory=list)
     known: set[int] = field(default_factory=set)
 
@@ -54,14 +56,20 @@ class Training:
             for line in stream:
                 self.lines.append((time.monotonic(), line.rstrip()))
 
+    @property
+    def parents(self) -> list[int]:
+        """The tasks."""
+        return [self.process.pid, *([self.other.pid] if self.other else [])]
+
     def train_until(self, step: int) -> None:
         """Wait until that step is done."""
         wait_until(lambda: max(self.run.logged(), default=0) >= step, f"step {step} is done", START_S)
-        self.known = {self.process.pid, *stacks.children(self.process.pid)}
+        self.known = {pid for parent in self.parents for pid in (parent, *stacks.children(parent))}
 
     def rank(self, number: int) -> int:
         """The pid of a rank."""
-        return next(pid for pid in _children(self.process.pid) if _variable(pid, "RANK") == str(number))
+        ranks = [pid for parent in self.parents for pid in _children(parent)]
+        return next(pid for pid in ranks if _variable(pid, "RANK") == str(number))
 
     def data_worker(self, number: int) -> int:
         """The pid of a process that reads images for a rank."""
@@ -79,6 +87,13 @@ class Training:
         time.sleep(0.1)
         return self.said(words)
 
+    def ended(self) -> tuple[int, float]:
+        """The exit code of rank 0's task, and when all tasks had ended."""
+        code = self.process.wait(60)
+        if self.other is not None:
+            self.other.wait(60)
+        return code, time.monotonic()
+
     def left(self, since: float) -> list[int]:
         """The processes that are still there, once the time for their end is over."""
         while (there := [pid for pid in self.known if alive(pid)]) and time.monotonic() < since + ORPHAN_S:
@@ -91,57 +106,69 @@ class Training:
 
 
 class Stage:
-    """A training of some ranks in a folder of its own; nothing of it is left afterwards."""
+    """A training of some ranks in a folder of its own; nothing of it is left afterwards.
 
-    def __init__(self, ranks: int, *settings: str, fault: str = "") -> None:
+    apart: each of two ranks in a task of its own, as under srun.
+    """
+
+    def __init__(self, ranks: int, *settings: str, fault: str = "", apart: bool = False) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="detect-", ignore_cleanup_errors=True)
-        words = ("-m", "train", "--device", "cpu", "--procs-per-node", str(ranks), *SETTINGS, *settings)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "FAULT": fault}
-        process = subprocess.Popen(
-            [sys.executable, *words],
+        self.settings, self.fault = settings, fault
+        place, port = ("--nodes", "2", "--master-addr", "127.0.0.1", "--node-rank"), _free_port() if apart else 0
+        one_task = ("--procs-per-node", str(ranks))
+        process = self._start(*((*place, "0", "--master-port", str(port)) if apart else one_task))
+        other = self._start(*place, "1", "--master-port", str(port), silent=True) if apart else None
+        self.training = Training(process=process, other=other, run=Run(folder=Path(self.folder.name, "runs", "run")))
+        self.listener = threading.Thread(target=self.training.listen, daemon=True)
+        self.listener.start()
+
+    def _start(self, *place: str, silent: bool = False) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "train", "--device", "cpu", *place, *SETTINGS, *self.settings],
             cwd=self.folder.name,
-            env=environ,
-            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "FAULT": self.fault},
+            stdout=subprocess.DEVNULL if silent else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.training = Training(process=process, run=Run(folder=Path(self.folder.name, "runs", "run")))
-        self.listener = threading.Thread(target=self.training.listen, daemon=True)
-        self.listener.start()
 
     def __enter__(self) -> Training:
         return self.training
 
     def __exit__(self, *_: object) -> None:
-        for pid in {self.training.process.pid, *self.training.known, *stacks.children(self.training.process.pid)}:
+        parents = self.training.parents
+        for pid in {*parents, *self.training.known, *(pid for parent in parents for pid in stacks.children(parent))}:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
-        self.training.process.wait(60)
+        for process in (self.training.process, self.training.other):
+            if process is not None:
+                process.wait(60)
         self.listener.join(10)
         self.folder.cleanup()
 
 
-def death(ranks: int, victim: int) -> Trial:
+def death(ranks: int, victim: int, *, apart: bool = False) -> Trial:
     """kill -9 of a rank: named with its signal, and nobody stays."""
-    with Stage(ranks) as training:
+    with Stage(ranks, apart=apart) as training:
         training.train_until(5)
         pid, struck = training.rank(victim), time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        said = training.wait_for(f"rank {victim} of {ranks} ", 30)
-        code, ended = training.process.wait(60), time.monotonic()
+        said = training.wait_for("was killed by SIGKILL", 30)
+        code, ended = training.ended()
         left = training.left(ended)
-        named = said is not None and f"pid {pid}) was killed by SIGKILL" in said[1]
+        named = said is not None and f"rank {victim} of {ranks} " in said[1] and f"pid {pid})" in said[1]
         named_ms = round(1000 * (said[0] - struck)) if said else None
         cause = training.run.ending.cause if training.run.ending else ""
     ok = code == 69 and named and (named_ms or 0) <= 1000 * DEATH_S and not left and f"rank {victim} " in cause
     figures = {"ranks": ranks, "named_ms": named_ms, "orphans": len(left)}
-    return _trial("1", "kill -9", f"rank {victim}", 69, code, ok, training, figures)
+    whose = " of another task" if apart else ""
+    return _trial("1", "kill -9", f"rank {victim}{whose}", 69, code, ok, training, figures)
 
 
-def hang(ranks: int, victim: int, how: str) -> Trial:
+def hang(ranks: int, victim: int, how: str, *, apart: bool = False) -> Trial:
     """A rank that is stopped (from outside), holds the interpreter's lock, or sleeps in its data loader."""
     fault = "" if how == "stop" else f"{'data' if how == 'sleep' else 'bwd'}:{victim}:8:{how}"
-    with Stage(ranks, fault=fault) as training:
+    with Stage(ranks, fault=fault, apart=apart) as training:
         training.train_until(8)
         if how == "stop":
             os.kill(training.rank(victim), signal.SIGSTOP)
@@ -149,7 +176,7 @@ def hang(ranks: int, victim: int, how: str) -> Trial:
         said = training.wait_for("ERROR[91]", 60 + LIMIT_S)
         # The last step is what the others could still do: the silence began after it.
         silent_since = time.monotonic() - (time.time() - metrics.stat().st_mtime)
-        code, ended = training.process.wait(60), time.monotonic()
+        code, ended = training.ended()
         left, errors = training.left(ended), training.run.folder / "errors"
         named = said is not None and f"ERROR[91] rank {victim} of {ranks} " in said[1]
         dumps = [(errors / f"stacks-rank-{rank:04d}.txt") for rank in range(ranks)]
@@ -159,7 +186,8 @@ def hang(ranks: int, victim: int, how: str) -> Trial:
     ok = code == code_on_disk == 91 and named and whole and (detected_s or 0) <= HANG_S and not left
     figures = {"ranks": ranks, "after_limit_s": detected_s, "orphans": len(left), "stacks": whole}
     injector = {"stop": "kill -STOP", "hang": "FAULT bwd:hang", "sleep": "FAULT data:sleep"}[how]
-    return _trial("10" if how == "hang" else "9", injector, f"rank {victim}", 91, code, ok, training, figures)
+    whose = " of another task" if apart else ""
+    return _trial("10" if how == "hang" else "9", injector, f"rank {victim}{whose}", 91, code, ok, training, figures)
 
 
 def orphans(victim: str) -> Trial:
@@ -183,6 +211,8 @@ def every() -> Iterator[Trial]:
         yield from (death(ranks, victim) for victim in range(ranks))
         for how in ("stop", "hang", "sleep"):
             yield from (hang(ranks, victim, how) for victim in (0, ranks - 1))
+    yield death(2, 1, apart=True)
+    yield hang(2, 1, "stop", apart=True)
     yield from (orphans(victim) for victim in ("parent", "rank 0", "rank 1", "a data worker"))
 
 
@@ -230,6 +260,11 @@ def _trial(
 def _has_stack(path: Path, *, stopped: bool) -> bool:
     text = path.read_text()
     return 'File "' in text or (stopped and "State:\tT (stopped)" in text)
+
+
+def _free_port() -> int:
+    with network.bind_first_free("127.0.0.1", network.candidates(str(os.getpid()))) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:

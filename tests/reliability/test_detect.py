@@ -6,8 +6,8 @@ import detect
 import pytest
 
 
-def test_a_rank_that_is_killed_is_named_and_nothing_is_left() -> None:
-    trial = detect.death(2, victim=1)
+def test_a_rank_of_another_task_that_is_killed_is_named_and_nothing_is_left() -> None:
+    trial = detect.death(2, victim=1, apart=True)
     assert (trial.observed, trial.figures["orphans"]) == (69, 0), trial
     assert trial.figures["named_ms"] is not None, trial
 

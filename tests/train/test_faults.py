@@ -71,3 +71,8 @@ def test_what_names_no_fault_is_refused(text: str) -> None:
         faults.parse(text, 0)
     assert refused.value.code == ExitCode.USAGE
     assert f"FAULT={text}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("attempt", "waiting"), [("0", 1), ("1", 0)])
+def test_a_fault_of_the_first_start_does_not_strike_after_a_restart_in_place(attempt: str, waiting: int) -> None:
+    assert len(faults.parse("step:0:3:kill9:first", 0, attempt).waiting) == waiting

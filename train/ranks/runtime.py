@@ -22,7 +22,7 @@ from entrypoint import ExitCode, Failure, World
 from train.ranks import clocks, rendezvous
 from train.ranks.device import allow_tf32, choose_device, choose_precision, make_exact, make_repeatable
 from train.settings import bitwise
-from train.settings.config import RunConfig
+from train.settings.config import RunConfig, Timeouts
 
 T = TypeVar("T")
 ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
@@ -201,15 +201,20 @@ def _join(
     timeouts = config.launch.timeouts
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store = rendezvous.connect(world, environ, timeouts.start, gpu)
-    longest = (timeouts.start, timeouts.save, timeouts.evaluation, timeouts.data)
-    step = STEP_S if timeouts.step == "auto" else timeouts.step
-    silence = timedelta(seconds=max(step, *longest) + MARGIN_S)
+    silence = longest_silence(timeouts)
     backend = "nccl" if device.type == "cuda" else "gloo"
     own = device if device.type == "cuda" else None
     dist.init_process_group(
         backend, store=store, rank=world.rank, world_size=world.world_size, timeout=silence, device_id=own
     )
     return dist.new_group(backend="gloo", timeout=silence)  # type: ignore[return-value]  # we are in it
+
+
+def longest_silence(timeouts: Timeouts) -> timedelta:
+    """How long torch waits for another rank: longer than any silence that the hang watch allows."""
+    step = STEP_S if timeouts.step == "auto" else timeouts.step
+    longest = max(step, timeouts.start, timeouts.save, timeouts.evaluation, timeouts.data)
+    return timedelta(seconds=longest + MARGIN_S)
 
 
 def _accelerator(device: torch.device, precision: str, accumulation: int) -> Accelerator:

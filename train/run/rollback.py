@@ -20,6 +20,7 @@ def back(todo: Job, jump: Jump) -> None:
     Raises:
         Failure: DIVERGED where there is no checkpoint; IO and others where it cannot be written.
     """
+    todo.pulse.beat("save")
     step = todo.runtime.shared(lambda: _last(todo, jump))
     tensors, facts = checkpoint.load(checkpoint.at(todo.checkpoints, step))
     state.restore(todo.state, tensors, facts["state"])

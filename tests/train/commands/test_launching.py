@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 from machines import fake_gpus, machine
 
-from entrypoint import ExitCode, Options, Plan
+from entrypoint import ExitCode, Failure, Options, Plan
 from entrypoint.detect import detect
 from entrypoint.plan import plan
 from train import __main__ as front
 from train.commands import launching
+from train.record import exitfile
 from train.settings import schema
 
 CPU = ("--device", "cpu")
@@ -33,6 +35,19 @@ def test_the_command_line_wins_over_variables_and_those_over_the_file(
 ) -> None:
     front.run([*argv, "launch.procs_per_node=2", "launch.device=cpu"], environ)
     assert launched["plan"].spawn == spawn
+
+
+def test_the_files_limits_reach_the_hang_watch(tmp_path: Path) -> None:
+    config = schema.load(None, ["launch.timeouts.step=7", "launch.timeouts.data=8", "launch.max_restarts=2"])
+    care = launching.care(config, tmp_path)
+    assert (care.limits.step, care.limits.data, care.restarts) == (7, 8, 2)
+
+
+def test_what_a_rank_could_not_say_is_kept_in_errors(tmp_path: Path) -> None:
+    care = launching.care(schema.load(None, []), tmp_path)
+    care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 812)
+    assert json.loads((tmp_path / "errors/rank-0001.json").read_text())["host"] == "node02"
+    assert exitfile.read(tmp_path) == exitfile.Ending(code=69, step=812, cause="rank 1 was killed")
 
 
 def test_under_torchrun_one_worker_is_started_with_the_set_it_was_given(launched: dict[str, Any]) -> None:

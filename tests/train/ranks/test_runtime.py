@@ -14,8 +14,11 @@ from processes import python
 from torch import nn
 
 from entrypoint import ExitCode, Failure, World
+from entrypoint.hang import MOST_S, SLACK_S
+from entrypoint.hangwatch import ANSWER_S
 from train.ranks import runtime
 from train.settings import schema, variables
+from train.settings.config import Timeouts
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PAIR = World(
@@ -150,3 +153,12 @@ def test_what_rank_0_found_is_shared_with_its_failures(alone: runtime.Runtime) -
     with pytest.raises(Failure, match="no") as caught:
         alone.shared(fail)
     assert (caught.value.code, caught.value.found) == (ExitCode.IO, "this")
+
+
+@pytest.mark.parametrize("key", ["start", "step", "save", "evaluation", "data"])
+def test_torch_waits_longer_than_the_hang_watch(key: str) -> None:
+    assert runtime.longest_silence(Timeouts(**{key: 7000.0})).total_seconds() > 7000 + SLACK_S + ANSWER_S
+
+
+def test_torch_waits_longer_than_any_limit_that_is_found_out() -> None:
+    assert runtime.longest_silence(Timeouts()).total_seconds() > MOST_S + ANSWER_S
