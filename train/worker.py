@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import time
@@ -79,6 +80,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         pulse.beat("end")
         return code
     except Exception as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for every data worker that ends, here too
         bell.only_note()
         return leave(told(error, seat), seat)
 

@@ -78,7 +78,7 @@ class ByWorkers:
             worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # or each stream would draw from the one that dropout uses
         )
-        for read in _started(ready):  # nothing else holds the stream: a failure here ends its workers at once
+        for read in _received(ready):  # nothing else holds the stream: a failure here ends its workers at once
             if isinstance(read, dict):
                 raise Failure(**read)
             pixels, taken, bad = read
@@ -153,6 +153,22 @@ def share(pixels: Tensor) -> None:
             found=f"{SHM} of {shm.f_blocks * shm.f_frsize >> 20} MiB; one batch takes {pixels.nbytes / 2**20:.1f} MiB; "
             + str(error).splitlines()[0],
             fix="docker run --shm-size=8g (or --ipc=host); or lower data.workers or train.micro_batch_size",
+            code=ExitCode.RESOURCE,
+        ) from error
+
+
+def _received(ready: DataLoader[Any]) -> Iterator[Any]:
+    """What the workers give. One that is killed while its batch is taken over breaks the connection that it came by:
+    torch then does not say that a worker died."""
+    try:
+        yield from _started(ready)
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        if not ready.num_workers or "in DataLoader worker process" in str(error):  # the source's own
+            raise
+        raise Failure(
+            "a data worker process died",
+            found=f"{type(error).__name__} while its batch was taken over",
+            fix="start the same command again; if nobody killed it: give more memory, or lower data.workers",
             code=ExitCode.RESOURCE,
         ) from error
 

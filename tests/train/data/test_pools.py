@@ -98,6 +98,34 @@ def test_a_stream_that_fails_ends_its_workers_at_once() -> None:
     assert (held.value.code, multiprocessing.active_children()) == (ExitCode.NO_INPUT, [])
 
 
+def stream_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> pools.ByWorkers:
+    """Two workers, which torch says this of."""
+
+    def broken(ready: object) -> Iterator[object]:
+        yield from ()
+        raise error
+
+    monkeypatch.setattr(pools, "_started", broken)
+    made, _ = pool("2")
+    assert isinstance(made, pools.ByWorkers)
+    return made
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, EOFError, FileNotFoundError])
+def test_a_worker_that_dies_while_its_batch_is_taken_over_is_named(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Failure, match="a data worker process died") as caught:
+        list(drawn(stream_that_raises(error(), monkeypatch), [1, 2]))
+    assert caught.value.code == ExitCode.RESOURCE
+
+
+def test_an_error_of_the_source_itself_is_not_blamed_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = FileNotFoundError("Caught FileNotFoundError in DataLoader worker process 0.")
+    with pytest.raises(FileNotFoundError):
+        list(drawn(stream_that_raises(told, monkeypatch), [1, 2]))
+
+
 @pytest.mark.parametrize("kind", ["0", "2"])
 def test_reading_takes_nothing_from_the_generator_that_dropout_uses(kind: str) -> None:
     before = torch.get_rng_state()
