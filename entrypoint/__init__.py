@@ -11,6 +11,7 @@ from entrypoint.launch import make_plan, run_plan
 from entrypoint.options import Options, add_launch_arguments, options_from
 from entrypoint.plan import Plan
 from entrypoint.pulse import Pulse, attach
+from entrypoint.resident import hold
 from entrypoint.world import World, from_environ
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "attach",
     "die_with_parent",
     "from_environ",
+    "hold",
     "make_plan",
     "network",
     "options_from",

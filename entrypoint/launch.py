@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import hygiene, network, pulse
+from entrypoint import hygiene, network, pulse, resident
 from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID, detect
 from entrypoint.errors import ExitCode, Failure
@@ -54,6 +54,7 @@ def run_plan(
         Failure: before anything is started, where it cannot work.
     """
     console = Console(is_terminal=sys.stdout.isatty() and sys.stderr.isatty())  # `train | tee` wants lines
+    resident.hold()
     with Inbox() as inbox, _Scratch(environ) as scratch:
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())

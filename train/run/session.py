@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from entrypoint import ExitCode
+from entrypoint import ExitCode, hold
 from train.evaluation import stopping
 from train.models import networks
 from train.ranks import runtime
@@ -67,6 +67,7 @@ def run(
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
     shown.say(banner(todo, found, until=bell.watch.deadline, before=seat.before))
     begun = todo.state.step
+    hold()  # the image's file server may go with the signal that asks for the last save
     bell.only_note()
     try:
         end = to_the_end(todo, bell.watch, shown)
