@@ -40,7 +40,7 @@ SETTINGS = (
     *("model.args.norm=batch", "model.args.dropout=0.1", "optim.name=adamw", "optim.lr=0.003"),
     *("train.clip_grad_norm=0.1", "train.ema_decay=0.9", "train.epochs=12", "train.global_batch_size=32"),
     *("train.micro_batch_size=4", "eval.batch_size=10", "eval.metric=loss", "checkpoint.every_steps=3"),
-    *("log.every_steps=1", "log.tensorboard=false"),
+    *("log.every_steps=2", "log.tensorboard=false"),
 )
 MODES = ("fast", "bitwise")
 STARTING = 0.2  # share of the kills that come before the first step
