@@ -114,7 +114,9 @@ def no_nvml(seed: int, folder: Path) -> Trial:
 def unknown_user(seed: int, folder: Path) -> Trial:
     """Row 56: a uid without an entry in passwd and without a home."""
     folder.chmod(0o777)
-    before = ("setpriv", f"--reuid={OTHER_USER + seed}", f"--regid={OTHER_USER}", "--clear-groups")
+    user = (f"--reuid={OTHER_USER + seed}", f"--regid={OTHER_USER}", "--clear-groups")
+    reading = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # Python itself may lie in root's home
+    before = ("setpriv", *user, *reading)
     started = start(folder, before=before, HOME=None, USER=None, LOGNAME=None)
     return verdict(started.ended(), 0, injector="setpriv --reuid", process="all", folder=folder, kept=8)
 
