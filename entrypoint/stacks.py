@@ -21,6 +21,7 @@ _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) i
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.M)
 _LIBRARY: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 # Where Python stands while a rank waits for others.
+_LOADER: Final = "torch/utils/data/dataloader.py"
 _EXCHANGES: Final = ("torch/distributed/", "torch/autograd/graph.py", "train/ranks/")
 
 
@@ -39,9 +40,10 @@ def take(pid: int, descriptor: int) -> Found:
     state = state_of(pid)
     parts, dump = [_facts(pid)], _dump(pid, descriptor)
     parts.append(dump or f"no Python stacks of process {pid}: {_why(state)}\n")
-    for child in children(pid):
-        parts += [f"\n# process {child}, started by it\n", _facts(child, ("wchan",)), _dump(child, descriptor)]
-    frame = innermost(dump)
+    below = {child: _dump(child, descriptor) for child in children(pid)}
+    for child, its in below.items():
+        parts += [f"\n# process {child}, started by it\n", _facts(child, ("wchan",)), its]
+    frame = _of_reader(dump, below.values()) or innermost(dump)
     where = f"{frame[0]}:{frame[1]}" if frame else None
     return Found(text="".join(parts), state=state, where=where, waits=exchanges(dump) and state != "R")
 
@@ -51,6 +53,14 @@ def innermost(dump: str) -> tuple[str, str] | None:
     frames = _main_frames(dump)
     own = [frame for frame in frames if not frame[0].startswith((*_LIBRARY, "<"))]
     return next(iter(own or frames), None)
+
+
+def _of_reader(dump: str, workers: Iterable[str]) -> tuple[str, str] | None:
+    """Where a data worker stands that the rank waits for. An idle one was forked where the rank stands."""
+    frame, above = innermost(dump), _main_frames(dump)
+    if frame is None or not any(_LOADER in file for file, _ in above[: above.index(frame)]):
+        return None
+    return next((at for at in map(innermost, workers) if at and at[0] != frame[0]), None)
 
 
 def exchanges(dump: str) -> bool:

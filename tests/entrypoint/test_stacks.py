@@ -98,5 +98,18 @@ def test_a_rank_in_an_exchange_waits(file: str, waits: bool) -> None:
     assert stacks.exchanges(DUMP.replace(os.__file__, file)) is waits
 
 
+WAITING = DUMP.replace(os.__file__, f"{Path(os.__file__).parent}/site-packages/torch/utils/data/dataloader.py")
+IDLE, BUSY = WAITING, DUMP.replace("data.py", "reader.py")
+
+
+def test_a_rank_that_waits_for_a_data_worker_stands_where_that_does() -> None:
+    assert stacks._of_reader(WAITING, [IDLE, BUSY]) == ("/home/me/reader.py", "41")
+
+
+@pytest.mark.parametrize("rank", [DUMP, "", WAITING], ids=["computes", "is stopped", "has idle workers"])
+def test_other_ranks_stand_where_they_are(rank: str) -> None:
+    assert stacks._of_reader(rank, [IDLE]) is None
+
+
 def test_a_process_that_is_gone_has_no_state() -> None:
     assert stacks.state_of(2**22 + 1) == "?"
