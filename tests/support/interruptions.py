@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bed import OVER, Cluster, until
+from bed import Cluster, until
 from launching import Launched, launch
 from runs import Run
 from trials import Trial, last_lines
@@ -17,6 +17,7 @@ from trials import Trial, last_lines
 from train.record import metrics
 
 STEPS, EVERY = 200, 20
+LEFT = ("CANCELLED", "TIMEOUT", "FAILED")  # states of a job that nobody requeues
 # As slow as PACE says in a job's first start, so that a fault finds it training; later as fast as it can.
 MODEL = """
 import os, time
@@ -92,7 +93,7 @@ class Scenario:
 
     row: of failures.md. pace: seconds for each step of a job's first start. after: how many steps are left to it.
     code: in errors/exit.json, None where nothing can write it. killed: up to an interval and a save may be lost.
-    resubmit: nobody requeues it. heals: a node that was cut off is to be joined again.
+    heals: a node that was cut off is to be joined again.
     """
 
     row: str
@@ -106,7 +107,6 @@ class Scenario:
     after: int = 25
     code: int | None = 75
     killed: bool = False
-    resubmit: bool = False
     heals: bool = False
 
 
@@ -148,13 +148,14 @@ def interrupted(stage: Bench, scenario: Scenario) -> Trial:
         lines=last_lines(one.job.output),
         figures={
             "last_step": seen.last, "checkpoint": seen.committed, "went_on_from": seen.went_on,
-            "starts": _starts(one.run), "each_step_once": once, "weights_bit_equal": equal, "script": scenario.script,
+            "starts": _starts(one.run), "requeued": last_job is one,
+            "each_step_once": once, "weights_bit_equal": equal, "script": scenario.script,
         },
     )  # fmt: skip
 
 
 def _followed(stage: Bench, one: Launched, scenario: Scenario) -> tuple[Seen, Launched]:
-    """Watch the interrupted start until the next one has begun, which is asked for where nobody else does."""
+    """Watch the interrupted start until the next one has begun; a job that nobody has requeued is submitted again."""
     run, starts = one.run, _starts(one.run)
     code, last, committed, then = None, 0, 0, one
 
@@ -166,9 +167,8 @@ def _followed(stage: Bench, one: Launched, scenario: Scenario) -> tuple[Seen, La
         code, last, committed = (ending.code if ending else code), max(last, logged), max(committed, found)
         return False
 
-    if scenario.resubmit:
-        until(lambda: over() or one.job.facts().get("JobState") in OVER, 120, lambda: one.job.output)
-        over()
+    until(lambda: over() or one.job.facts().get("JobState") in LEFT, 240, lambda: one.job.output)
+    if not over():
         then = stage.start(scenario.name.replace(" ", "-"), scenario.script)
     until(over, 240, lambda: then.job.output)
     went_on = int(run.record["starts"][starts]["step"])

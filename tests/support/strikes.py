@@ -66,7 +66,7 @@ def other_node(stage: Bench, one: Launched) -> str:
 
 # Each leaves the others alone: they may run at the same time.
 GENTLE = (
-    Scenario(row="4", name="scancel", strike=cancel, words=(BESIDE,), resubmit=True),
+    Scenario(row="4", name="scancel", strike=cancel, words=(BESIDE,)),
     Scenario(row="5", name="scancel -s USR1", strike=usr1, words=(BESIDE,)),
     Scenario(
         row="5", name="signal=USR1@30", strike=nothing, words=(BESIDE, "--time=3", "--signal=USR1@30"), pace=1.0,
