@@ -82,7 +82,8 @@ class Silence:
 class Sign:
     """What is known of one rank.
 
-    state: its letter in /proc. where: the file and line that it stands at. waits: it stands in an exchange with others.
+    warm: a step was finished in this start. state: its letter in /proc. where: the file and line that it stands at.
+    waits: it stands in an exchange with others.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class Sign:
     micro: int
     silent_s: float
     limit_s: float
+    warm: bool = True
     state: str = "?"
     where: str | None = None
     waits: bool = False
@@ -132,12 +134,19 @@ def paragraph(guilty: Sign, signs: Sequence[Sign], world_size: int) -> str:
             f"the network or a device on {hosts} does not answer"
         )
     rank = f"rank {guilty.rank} of {world_size} {guilty.who}"
-    done = "has finished no step" if guilty.step is None else f"last finished step {guilty.step}"
+    done = "has finished no step" if not guilty.step else f"last finished step {guilty.step}"
     halted = f", {HALTED[guilty.state]}" if guilty.state in HALTED else ""
     at = f" at {guilty.where}" if guilty.where else ""
-    others = sorted({_place(sign) for sign in signs if sign.rank != guilty.rank})
+    too = [sign.rank for sign in signs if _as_silent(sign, guilty)]
+    others = sorted({_place(sign) for sign in signs if sign.rank not in (guilty.rank, *too)})
+    same = f"; so does rank {', '.join(map(str, too))}" if too else ""
     rest = f"; the others wait in {' or '.join(others)}" if others else ""
-    return f"{rank} {done}{halted} and sits in {_place(guilty, alone=True)}{at}{rest}"
+    return f"{rank} {done}{halted} and sits in {_place(guilty, alone=True)}{at}{same}{rest}"
+
+
+def _as_silent(sign: Sign, guilty: Sign) -> bool:
+    """Whether this rank is no better: it came no further, and waits for nobody."""
+    return sign.rank != guilty.rank and sign.progress == guilty.progress and not sign.waits
 
 
 def _place(sign: Sign, *, alone: bool = False) -> str:

@@ -148,6 +148,7 @@ class HangWatch:
             point=beat.point if beat else "",
             step=beat.step if beat else None,
             micro=beat.micro if beat else 0,
+            warm=beat.warm if beat else False,
             silent_s=round(silence.seconds, 1),
             limit_s=round(silence.limit, 1),
         )
@@ -181,7 +182,8 @@ class HangWatch:
 
 
 def _wait_longer(guilty: Sign) -> str:
-    key = "save" if guilty.phase == "end" else guilty.phase
+    cold = guilty.phase == "step" and not guilty.warm
+    key = "start" if cold else "save" if guilty.phase == "end" else guilty.phase
     return f"launch.timeouts.{key}={max(60, 4 * guilty.limit_s):.0f}"
 
 

@@ -107,6 +107,12 @@ def test_the_paragraph_says_who_where_and_what_the_others_do() -> None:
     )
 
 
+def test_ranks_that_hang_together_are_named_together() -> None:
+    reading = replace(SILENT, point="reads data", waits=False)
+    told = paragraph(reading, [reading, replace(reading, rank=1), replace(SILENT, rank=2)], 3)
+    assert told.endswith("sits in the data loader; so does rank 1; the others wait in all-reduce")
+
+
 def test_where_all_wait_for_each_other_no_rank_is_accused() -> None:
     told = paragraph(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
     assert told.startswith("all 2 ranks wait for each other in all-reduce after step 812")

@@ -56,6 +56,14 @@ def test_a_silent_rank_is_a_hang_once_its_limit_is_over(tmp_path: Path) -> None:
     assert (tmp_path / "stacks-rank-0000.txt").exists()
 
 
+def test_in_the_first_step_it_is_the_start_that_may_be_longer(tmp_path: Path) -> None:
+    task = Task(tmp_path, world_size=1)
+    task.beat("step", 0)
+    verdict = task.wait(100.0)
+    assert verdict is not None
+    assert "launch.timeouts.start=" in verdict.failure.fix
+
+
 def test_a_slow_save_is_not_taken_for_a_hang(tmp_path: Path) -> None:
     task = Task(tmp_path, world_size=1)
     task.beat("step", 2, 3)
