@@ -9,7 +9,7 @@ from typing import Any
 
 from bed import until
 from interruptions import EVERY, Bench, final
-from strikes import BESIDE, other_node
+from strikes import BESIDE, TWO, other_node
 from trials import Trial, last_lines
 
 RAW = "apptainer --quiet exec /shared/train.sif train --config config.yaml"
@@ -56,7 +56,7 @@ def two_at_once(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
 
 def folder_gone(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """A requeued job does not see its run's folder. On one node: homes are not shared here, and the mark is in one."""
-    one = stage.start(name, "multigpu", "--nodelist=node02", pace=0.1)
+    one = stage.start(name, "multigpu", BESIDE, pace=0.1)
     one.train_until(10)
     one.job.signal("-s", "USR1")
     until(lambda: one.restarts == 1, 120, lambda: one.job.output)
@@ -90,7 +90,7 @@ def save_outlasts_the_grace(stage: Bench, name: str) -> tuple[dict[str, Any], st
 
 def rank_killed_elsewhere(stage: Bench, name: str) -> tuple[dict[str, Any], str]:
     """kill -9 of the rank on the node that does not run the job script; seconds until the job's output names it."""
-    one = stage.start(name, "multinode", BESIDE, pace=0.1, MAX_REQUEUES="0")
+    one = stage.start(name, "multinode", TWO, pace=0.1, MAX_REQUEUES="0")
     one.train_until(10)
     node = other_node(stage, one)
     killed = float(stage.cluster.root(node, "bash", "-c", "date +%s.%N; kill -9 $(pgrep -f '[t]rain.worker')").stdout)

@@ -9,8 +9,8 @@ from launching import Launched
 
 # To the batch shell alone, which ignores it: the ranks hear nothing before the limit.
 UNWARNED = "--signal=B:USR1@1"
-# A preempted job loses its node, with all jobs on it: one node is for that.
-APART, BESIDE = "--nodelist=node03", "--exclude=node03"
+# A preempted job loses its node with all jobs on it, and so does one that is cut off: the others share the first node.
+APART, BESIDE, TWO = "--nodelist=node03", "--nodelist=node01", "--exclude=node03"
 NO_CHECKPOINT_BEFORE = "checkpoint.every_steps=null"
 # The nodes of the bed end with Slurm's daemon: the kernel kills all else there, as if the power had gone.
 KILL = "kill -9 $(pgrep -x slurmd)"
@@ -82,7 +82,7 @@ GENTLE = (
         row="72", name="TERM again during the save", strike=terminate_twice, words=(BESIDE, NO_CHECKPOINT_BEFORE),
         variables={"FAULT": "save:0:*:nap"},
     ),
-    Scenario(row="5", name="scancel -s USR1 on two nodes", strike=usr1, words=(BESIDE,), script="multinode"),
+    Scenario(row="5", name="scancel -s USR1 on two nodes", strike=usr1, words=(TWO,), script="multinode"),
 )  # fmt: skip
 # Each takes a node away, one after the other.
 HARSH = (
