@@ -1,0 +1,64 @@
+"""Run by each rank of `entrypoint run`: seconds per step of both modes by turns, on one machine, in one process.
+
+mode_steps.py FILE TURNS: rank 0 writes {network: {mode: {"wall": [...], "cpu": [...]}}}, cpu over all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from jobs import opened
+from runs import TEN_STEPS
+
+from entrypoint import World, from_environ
+from train.run import now, step
+from train.run.signals import Watch
+
+MODES = ("fast", "bitwise")
+WARM = 2  # steps that allocate, and are not counted
+# 8 micro batches of 16 images.
+SETTINGS = (
+    *("data.image_size=16", "data.samples=1600", "data.val_fraction=0", "train.max_steps=10"),
+    *("train.global_batch_size=128", "train.micro_batch_size=16"),
+)
+NETS = {"small_cnn": ("model.args.width=16",), "small_cnn, width 48": ("model.args.width=48",)}
+
+
+def main(file: Path, turns: int) -> None:
+    """Measure everything."""
+    world, run_id = from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        config = Path(place) / "config.yaml"
+        config.write_text(TEN_STEPS)
+        for turn in range(turns):
+            for number, net in enumerate(NETS):
+                for mode in MODES:
+                    os.environ["ENTRYPOINT_RUN_ID"] = f"{run_id}-{turn}-{number}-{mode}"
+                    kept = found.setdefault(net, {}).setdefault(mode, {"wall": [], "cpu": []})
+                    measure(Path(place), config, world, [*SETTINGS, *NETS[net], f"train.reproducible={mode}"], kept)
+    if world.rank == 0:
+        file.write_text(json.dumps(found))
+
+
+def measure(place: Path, config: Path, world: World, settings: list[str], kept: dict[str, list[float]]) -> None:
+    """The seconds of each step of one job."""
+    with opened(place, *settings, config=config, world=world, environ=os.environ) as todo:
+        current = now.begin(todo, Watch(), time.monotonic)
+        stream = todo.loader.train(todo.course.pieces(0))
+        for at in range(todo.steps.total):
+            wall, cpu = time.monotonic(), time.process_time()
+            step.take(todo, current, stream)
+            cpus = todo.runtime.gathered(time.process_time() - cpu)
+            if at >= WARM:
+                kept["wall"].append(time.monotonic() - wall)
+                kept["cpu"].append(sum(cpus))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
