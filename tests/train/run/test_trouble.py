@@ -20,6 +20,11 @@ CASES = {
     "nccl": (dist.DistBackendError("NCCL error in: x"), 69, "resume"),
     "store": (dist.DistNetworkError("The client socket has timed out"), 69, "resume"),
     "data-worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), 71, "--shm-size"),
+    "no-fixed-order": (
+        RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"),
+        64,
+        "train.reproducible=fast",
+    ),
     "disk-full": (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), 74, "space"),
 }
 

@@ -71,6 +71,12 @@ def test_a_run_does_not_go_on_with_another(key: str, value: Any) -> None:
     assert changed(config(), now) == {f"{section}.{name}": (config()[section][name], value)}
 
 
+def test_the_micro_batch_stays_where_the_bits_must() -> None:
+    before = config(train__reproducible="bitwise", train__micro_batch_size=16)
+    now = config(train__reproducible="bitwise", train__micro_batch_size=32)
+    assert changed(before, now) == {"train.micro_batch_size": (16, 32)}
+
+
 def test_the_difference_is_listed_with_both_values() -> None:
     with pytest.raises(Failure) as caught:
         refuse_changes(config(), config(optim__lr=0.2, model__name="resnet18"))

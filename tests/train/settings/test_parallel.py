@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from entrypoint import ExitCode, Failure
 from train.settings import parallel
+from train.settings.config import Train
 
 
 @pytest.mark.parametrize("kind", ["dp", "none"])
@@ -25,3 +28,8 @@ def test_what_goes_together_is_not_refused(kind: str, ranks: int) -> None:
 def test_only_data_parallel_has_a_line_that_says_why_not_to_use_it() -> None:
     assert "slower than ddp" in parallel.warnings("dp")[0]
     assert parallel.warnings("ddp") == parallel.warnings("none") == ()
+
+
+@pytest.mark.parametrize(("mode", "told"), [("fast", "DDP"), ("bitwise", "meet in pairs")])
+def test_the_start_says_who_exchanges_gradients(mode: Literal["fast", "bitwise"], told: str) -> None:
+    assert told in parallel.describe(Train(reproducible=mode))
