@@ -102,10 +102,15 @@ class Watch:
     named: bool = False
     name_until: float = 0.0
 
+    @property
+    def save_s(self) -> float:
+        """How long ranks may take over their last save."""
+        return max(SAVE_S, self.hang.care.limits.save) if self.hang else SAVE_S
+
     def forward(self, signum: int) -> None:
         """Pass a request to stop on to every rank."""
         self.asked = FORWARDED[signal.Signals(signum)]
-        self.kill_at = self.kill_at or time.monotonic() + SAVE_S
+        self.kill_at = self.kill_at or time.monotonic() + self.save_s
         for child in self.alive:
             child.send(self.asked)
 
@@ -118,7 +123,7 @@ class Watch:
             self.first = first_to_blame(sorted(failed, key=lambda pair: not pair[0].ended_early))
             self._announce()
             stopped = self.first[1] == ExitCode.STOPPED
-            self.kill_at = time.monotonic() + (SAVE_S if stopped else GRACE_S)
+            self.kill_at = time.monotonic() + (self.save_s if stopped else GRACE_S)
             for child in [] if stopped else self.alive:
                 child.send(signal.SIGTERM)
 

@@ -13,6 +13,8 @@ import worlds
 from processes import alive, python, start_python, wait_until
 
 from entrypoint.children import Child
+from entrypoint.hang import Limits
+from entrypoint.hangwatch import Care, HangWatch
 from entrypoint.supervise import REPEAT_S, Inbox, Watch, first_to_blame
 from entrypoint.tee import Console
 
@@ -182,6 +184,14 @@ def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytes
             now[0] = moment
             inbox._note(signal.SIGINT, None)
         assert inbox.drain() == [signal.SIGINT, signal.SIGINT]
+
+
+def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
+    limits = Limits(start=60, step=None, evaluation=60, save=7200, data=60)
+    child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
+    care = Care(limits=limits, errors=tmp_path, blame=lambda *_: None)
+    watch = Watch([child], "host", False, Console(is_terminal=False), hang=HangWatch(care, [child], "host", False))
+    assert watch.save_s == 7200
 
 
 def _children(pid: int) -> list[str]:
