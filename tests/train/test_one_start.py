@@ -27,6 +27,10 @@ class Begun:
     run: Run
     process: subprocess.Popen[str]
 
+    def trains(self, before: int) -> bool:
+        """Whether it has done steps, after so many starts before it."""
+        return len(self.run.record.get("starts", [])) > before and max(self.run.logged(), default=0) > 1
+
     def files(self) -> dict[str, int]:
         """What stands in errors/ and checkpoints/, and when it was last changed."""
         found = (path for name in ("errors", "checkpoints") for path in self.run.folder.glob(f"{name}/**/*"))
@@ -34,13 +38,12 @@ class Begun:
 
 
 def begin(folder: Path, **environ: str) -> Begun:
-    run, before = Run(folder=folder / "runs" / "run"), 0
-    if run.folder.exists():
-        before = max(run.logged(), default=0)
+    run = Run(folder=folder / "runs" / "run")
+    before = len(run.record.get("starts", []))
     (folder / "config.yaml").write_text(ENDLESS)
-    process = start_python(*COMMAND, environ=QUICK | environ, cwd=folder)
-    wait_until(lambda: max(run.logged(), default=0) > before + 1 or process.poll() is not None, "steps", TIMEOUT_S)
-    return Begun(run=run, process=process)
+    begun = Begun(run=run, process=start_python(*COMMAND, environ=QUICK | environ, cwd=folder))
+    wait_until(lambda: begun.trains(before) or begun.process.poll() is not None, "steps", TIMEOUT_S)
+    return begun
 
 
 def second(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
