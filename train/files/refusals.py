@@ -43,7 +43,9 @@ def failure(error: OSError, path: Path, action: str = "write") -> Failure:
 
 def _free(path: Path) -> str:
     """`; 1.5 MB free of 64.0 MB` on the file system that holds `path`, or nothing when it does not answer."""
-    there = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+    there = next(
+        (p for p in (path, *path.parents) if os.path.exists(p)), Path("/")
+    )  # Path.exists() raises for a long name
     with suppress(OSError):
         disk = os.statvfs(there)
         free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize

@@ -96,13 +96,21 @@ def _torch_file(path: Path) -> Any:
     except OSError:
         raise
     except pickle.UnpicklingError as error:
-        if more := CLASS.search(str(error)):
-            found = f"it wants to build {more[1] or more[2]}: a pickle can run any code"
+        if (more := CLASS.search(str(error))) or _is_pickle(path):
+            wants = (
+                f"it wants to build {more[1] or more[2]}" if more else "it is a pickle that torch.save did not write"
+            )
+            found = f"{wants}: a pickle can run any code"
             fix = "save model.state_dict() alone, or convert it to .safetensors"
             raise _refused(f"{KEY} {path} holds more than weights", found, fix, ExitCode.SECURITY) from error
-        raise _damaged(path, error) from error
+        raise _damaged(path, ValueError("torch.save did not write it")) from error  # not torch's advice: to run it
     except Exception as error:  # torch's reader raises what the damage makes it stumble over
         raise _damaged(path, error) from error
+
+
+def _is_pickle(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(1) == pickle.PROTO
 
 
 READERS: Final[Mapping[str, Callable[[Path], Any]]] = {

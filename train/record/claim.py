@@ -78,7 +78,8 @@ def refuse_taken(folder: Path, me: Holder, tell: Tell, *, first: bool) -> Waited
     """
     path, waited = folder / NAME, None
     while True:
-        number, holder = lease.newest(path)
+        with refusals.told(folder, "read"):
+            number, holder = lease.newest(path)
         if number == 0 or (holder and not first and holder.launch == me.launch):
             return waited
         waited = _outlive(path, holder, me, tell)
