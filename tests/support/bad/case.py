@@ -49,7 +49,8 @@ class Case:
 
     config: what cfg.yaml holds, which is then given with --config. prepare: puts more into the fresh folder, which is
     the working directory; where it returns a dict, that fills {names} in `line`. door: how the program is entered.
-    writes: patterns of the paths that may appear or change. row: of docs/failures.md. machine: of what the stand-in machine differs from eight cores without GPUs.
+    writes: patterns of the paths that may appear or change. row: of docs/failures.md. machine: in what the stand-in
+    differs from eight cores without GPUs.
     """
 
     id: str
@@ -107,7 +108,10 @@ def through_rank(case: Case, folder: Path) -> int:
     importlib.invalidate_caches()
     forget_accelerate()
     try:
-        return worker.run([*first, "run.name=run", *_line(case)], CONTRACT | dict(case.environ), Bell())
+        given = [*first, "run.name=run", *case.line]
+        settings = [word for word in given if "=" in word]
+        options = [word for word in (*_line(case), *given) if "=" not in word]
+        return worker.run([*dict.fromkeys(options), *settings], CONTRACT | dict(case.environ), Bell())
     finally:
         forget_accelerate()
         sys.path[:] = path
@@ -160,7 +164,10 @@ def meet(case: Case, folder: Path) -> Outcome:
         before = snapshot(folder)
         seen.made.clear()
         with redirect_stdout(said), redirect_stderr(said), _console() as console:
-            code = case.door(case, folder)
+            try:
+                code = case.door(case, folder)
+            except SystemExit as left:
+                code = int(left.code or 0)
             text = said.getvalue() + console.read_text(errors="replace")
     place = seen.shown[0] if seen.shown else (seen.made or ["nowhere"])[-1]
     if place in HANDED_ON and seen.made.index(place) > 0:

@@ -316,7 +316,7 @@ CASES = [
         id="output-name-too-long",
         line=(f"run.output_dir={'x' * 300}",),
         code=73,
-        says=("cannot write", "File name too long"),
+        says=("cannot read", "File name too long"),
         fix="shorter",
     ),
     check(

@@ -125,6 +125,8 @@ SETTINGS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
         ("optim.args do not fit adam",),
         "correct",
     ),
+    "optim-unknown": ("optim.args.beta=1", 64, ("optim.args do not fit sgd", "unknown: beta"), "correct optim.args"),
+    "model-unknown": ("model.args.depth=4", 64, ("model.args do not fit small_cnn", "unknown: depth"), "correct"),
     "model-value": ("model.args.width=-1", 64, ("model.args do not fit small_cnn", "-1"), "correct model.args"),
     "model-text": ("model.args.norm=layers", 64, ("model.args do not fit small_cnn", "layers"), "correct model.args"),
     "model-too-deep": (

@@ -310,7 +310,7 @@ WEIGHTS: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
         lambda f: (f / "w.pt").write_bytes(pickle.dumps(Hostile())),
         "w.pt",
         77,
-        ("holds more than weights", "io.open"),
+        ("holds more than weights", "a pickle that torch.save did not write"),
         "state_dict()",
     ),
     "hostile-torch-file": (torch_saved({"state_dict": Hostile()}), "w.pt", 77, ("more than weights",), ".safetensors"),
@@ -380,7 +380,6 @@ CASES = [
         measured(
             id=f"evaluate-{name}",
             door=through_rank,
-            config="{}\n",
             prepare=with_run(change),
             line=("--evaluate", str(LAST), "--scratch", "scratch", *settings),
             writes=SCRATCH,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bad import commands, configs, datasets, environs, fetching, meeting, own, saved
+from bad import commands, configs, datasets, environs, fetching, folders, meeting, own, saved
 from bad.case import Case
 
 THEMES: dict[str, list[Case]] = {
@@ -14,9 +14,40 @@ THEMES: dict[str, list[Case]] = {
     "saved": saved.CASES,
     "fetch": fetching.CASES,
     "rank": meeting.CASES,
+    "folder": folders.CASES,
 }
 # Place -> why no case is there. What is meant is tested elsewhere, by name.
-UNREACHED: dict[str, str] = {}
+UNREACHED: dict[str, str] = {
+    "entrypoint/hangwatch.py:_hang": "a rank that hangs: tests/entrypoint/test_hangwatch.py, make detect",
+    "entrypoint/hangwatch.py:_no_word": "a rank that hangs: tests/entrypoint/test_hangwatch.py, make detect",
+    "entrypoint/supervise.py:_death#2": "a rank that ends without a word: tests/entrypoint/test_supervise.py",
+    "train/data/pools.py:_received": "data workers that die: tests/train/data/test_pools.py",
+    "train/data/pools.py:share": "a full /dev/shm: tests/train/data/test_pools.py, make chaos row 41",
+    "train/data/sharing.py:refuse_small": "a small /dev/shm: tests/train/data/test_sharing.py, make chaos row 41",
+    "train/fetching/fetch.py:_raise_what_failed": "two processes that fetch: tests/train/fetching/test_fetch.py",
+    "train/front/requeued.py:_refuse_without_checkpoints": "a requeued job: tests/train/front/test_requeued.py",
+    "train/front/requeued.py:look": "a requeued job: tests/train/front/test_requeued.py, make chaos row 66",
+    "train/measuring/measuring.py:run#2": "a GPU's memory: tests/train/measuring/test_measuring.py",
+    "train/models/networks.py:_named#3": "a model that is built and takes no samples: tests/train/models/test_networks.py",
+    "train/models/weightfile.py:read#3": "another user: tests/train/models/test_weightfile.py",
+    "train/ranks/rendezvous.py:_refuse_rival": "two machines: tests/test_two_machines.py",
+    "train/ranks/rendezvous.py:_serve": "two processes as rank 0: tests/train/ranks/test_rendezvous.py",
+    "train/ranks/replicas.py:compare": "two ranks: tests/train/ranks/test_replicas.py, make chaos row 13",
+    "train/ranks/runtime.py:same_weights": "two ranks: tests/train/ranks/test_runtime.py",
+    "train/record/claim.py:refuse_lost": "a start that takes over: tests/train/record/test_claim.py",
+    "train/record/starts.py:refuse_in_vain": "four starts of one job: tests/train/record/test_starts.py, make chaos row 65",
+    "train/run/bell.py:_stand_by": "a deaf main thread: tests/train/run/test_bell.py",
+    "train/run/elsewhere.py:notes": "another machine's numbers: tests/train/run/test_elsewhere.py",
+    "train/run/exact.py:__init__": "a model of the user's: tests/train/run/test_exact.py",
+    "train/run/exact.py:refuse_hidden_state": "a model of the user's: tests/train/run/test_exact.py",
+    "train/run/health.py:refuse_bad_weights": "weights that overflow: tests/train/run/test_health.py",
+    "train/run/health.py:sound#2": "a loss that jumps twice: tests/train/run/test_rollback.py",
+    "train/run/onefolder.py:refuse_apart": "two machines: tests/train/run/test_onefolder.py",
+    "train/run/rollback.py:_last": "a loss that jumps: tests/train/run/test_rollback.py",
+    "train/run/trouble.py:as_failure#3": "data workers that die: tests/train/run/test_trouble.py",
+    "train/worker.py:abandon": "a deaf main thread; a bug of ours: tests/train/test_worker.py",
+    "train/worker.py:run": "a bug of ours, the only one with a traceback: tests/train/test_worker.py",
+}
 MOST = 10  # cases that end at one place: a figure is no proof where one check is asked a hundred times
 
 

@@ -1,0 +1,43 @@
+"""Bad inputs are refused with the right code, key and fix, and nothing is written or run: all of `make badinputs`."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import raising
+from bad import case, tables
+from bad.case import Outcome
+
+Met = dict[str, tuple[case.Case, Outcome]]
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
+    """What each input gave."""
+    folder = tmp_path_factory.mktemp("bad") / "work"
+    return {one.id: (one, case.meet(one, case.emptied(folder))) for one in tables.cases()}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("theme", tables.THEMES)
+def test_every_bad_input_is_answered_with_code_key_and_fix(met: Met, theme: str) -> None:
+    wrong = {one.id: case.wrong_in(*met[one.id]) for one in tables.THEMES[theme]}
+    assert {name: words for name, words in wrong.items() if words} == {}
+
+
+@pytest.mark.timeout(600)
+def test_every_place_that_refuses_was_reached(met: Met) -> None:
+    made = {place for _, outcome in met.values() for place in outcome.made}
+    assert raising.places().keys() - made == tables.UNREACHED.keys()
+
+
+@pytest.mark.timeout(600)
+def test_no_place_is_asked_too_often(met: Met) -> None:
+    shown = Counter(outcome.place for _, outcome in met.values())
+    assert {place: times for place, times in shown.items() if times > tables.MOST} == {}
+
+
+def test_there_are_300_inputs_and_no_name_stands_for_two() -> None:
+    names = [one.id for one in tables.cases()]
+    assert len(names) == len(set(names)) >= 300
