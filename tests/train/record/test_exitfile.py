@@ -101,7 +101,10 @@ def test_the_note_is_said_once(tmp_path: Path) -> None:
     assert exitfile.unfinished(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"by": "x"}', '{"by": "x", "save_s": "y"}', '{"by": "x", "save_s": Infinity}'])
+STRANGE = ["", "{", "[]", '{"by": "x"}', '{"by": "x", "save_s": "y"}', '{"by": "x", "save_s": Infinity}']
+
+
+@pytest.mark.parametrize("text", STRANGE)
 def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "errors").mkdir()
     (tmp_path / "errors" / "stopping.json").write_text(text)
