@@ -70,11 +70,11 @@ GENTLE = (
     Scenario(row="5", name="scancel -s USR1", strike=usr1, words=(BESIDE,)),
     Scenario(
         row="5", name="signal=USR1@30", strike=nothing, words=(BESIDE, "--time=3", "--signal=USR1@30"), pace=1.0,
-        after=1,
+        after=0,
     ),
     Scenario(
         row="6", name="time limit without a signal", strike=nothing, words=(BESIDE, "--time=2", UNWARNED), pace=0.8,
-        after=1,
+        after=0,
     ),
     Scenario(row="4", name="preemption with grace", strike=preempt, words=(APART,)),
     Scenario(row="67", name="scontrol requeue", strike=requeue, words=(BESIDE,)),
