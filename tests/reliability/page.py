@@ -28,15 +28,17 @@ ASKED = {
 }
 # Facts of a summary that have columns of their own.
 COLUMNS = ("summary", "trials", "wrong", "seconds", "machine", "date")
+LONGEST = 60  # of one such fact
 Line = Mapping[str, Any]
 
 
 def read(path: Path) -> tuple[list[Line], Line] | None:
-    """(trials, summary) of a proof that was run to its end."""
+    """(trials, summary) of a proof; without a summary where it was not run to its end."""
     if not path.exists():
         return None
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return (lines[:-1], lines[-1]) if lines and "summary" in lines[-1] else None
+    whole = bool(lines) and "summary" in lines[-1]
+    return (lines[:-1], lines[-1]) if whole else (lines, {})
 
 
 def proof(name: str, trials: Sequence[Line], summary: Line) -> list[str]:
@@ -45,7 +47,8 @@ def proof(name: str, trials: Sequence[Line], summary: Line) -> list[str]:
     if name == "bitrot":
         flips = [trial for trial in trials if trial["row"].startswith("flip a bit")]
         seen = f"{sum(t['observed'] for t in flips):,} of {sum(t['expected'] for t in flips):,} flips seen; {seen}"
-    facts = "; ".join(f"{key} {_words(value)}" for key, value in summary.items() if key not in COLUMNS and value)
+    said = (f"{key} {_words(value)}" for key, value in summary.items() if key not in COLUMNS and value)
+    facts = "; ".join(fact for fact in said if len(fact) <= LONGEST)
     seconds = f"{summary['seconds']:,.0f} s"
     return [f"`make {name}`", ASKED[name], seen, facts, summary["date"], f"{summary['machine']}, {seconds}"]
 
@@ -90,7 +93,7 @@ def _order(name: str) -> tuple[int, str]:
 def written(text: str, folder: Path = KEPT) -> str:
     """The page with what `folder` holds."""
     found = {name: lines for name in ASKED if (lines := read(folder / f"{name}.jsonl"))}
-    proofs = {f"`make {name}`": proof(name, *lines) for name, lines in found.items()}
+    proofs = {f"`make {name}`": proof(name, *lines) for name, lines in found.items() if lines[1]}
     text = merged(text, "proofs", ("command", "asked", "seen", "with", "date", "machine"), proofs)
     faults = chaos_rows(found["chaos"][0]) if "chaos" in found else {}
     return merged(text, "faults", ("#", "made by", "struck", "code", "as specified"), faults)

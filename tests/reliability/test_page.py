@@ -51,6 +51,9 @@ def test_a_proof_that_was_run_takes_its_row(tmp_path: Path) -> None:
     assert "1 of 1 as asked |  | 2000-01-02 | m, 2 s |" in found
 
 
-def test_a_proof_that_broke_off_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "chaos.jsonl").write_text('{"row": "1"}\n')
-    assert page.written(TEXT, tmp_path) == TEXT
+def test_of_a_proof_that_broke_off_only_the_trials_are_shown(tmp_path: Path) -> None:
+    trial = {"row": "1", "injector": "x", "process": "rank 0", "observed": 69, "ok": True}
+    (tmp_path / "chaos.jsonl").write_text(json.dumps(trial) + "\n")
+    found = page.written(TEXT, tmp_path)
+    assert "| 1 | x | rank 0 | 69 (1x) | 1 of 1 |" in found
+    assert found.split("## The faults")[0] == TEXT.split("## The faults")[0]

@@ -23,7 +23,8 @@ def on(host: Host, folder: Path, *words: str, node: int = 0, master: str = "10.7
 def lost(seed: int, folder: Path) -> Trial:
     """Row 8: a node that is gone is named by the others; one that only falls silent is a hang."""
     with joined(2) as hosts:
-        first, second = (on(host, folder, *ENDLESS, "launch.timeouts.step=8", node=k) for k, host in enumerate(hosts))
+        words = (*ENDLESS, "launch.timeouts.step=8", "launch.timeouts.save=12")  # it may fall silent in a save
+        first, second = (on(host, folder, *words, node=k) for k, host in enumerate(hosts))
         try:
             first.until_step(2 + seed)
             injector = "link down" if seed % 2 else "kill -9 of all of a node's processes"
@@ -32,11 +33,11 @@ def lost(seed: int, folder: Path) -> Trial:
         finally:
             second.destroy()
             first.destroy()
-    words = () if seed % 2 else (hosts[1].address,)
+    named = () if seed % 2 else (hosts[1].address,)
     return verdict(
         ended,
         {69, 91} if seed % 2 else 69,
-        *words,
+        *named,
         "fix:",
         injector=injector,
         process="node 2 of 2",
