@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from entrypoint import ExitCode, Failure
 from train.ranks.runtime import Runtime
 
-PIECE: Final = 2**22  # numbers that are widened to 64 bits at once: 32 MiB
+PIECE: Final = 2**20  # numbers that are widened to 64 bits at once: 8 MiB
 # Odd numbers of 64 bits (splitmix64's), as torch takes them.
 STRIDE, MIX, NEXT = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -24,12 +25,13 @@ WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One rank's, by its digest. gpu: its index here and its UUID, empty on the CPU."""
+    """One rank's, by its digest. gpu: its index here and its UUID, empty on the CPU. kind: what kernels depend on."""
 
     rank: int
     host: str
     gpu: str
     digest: int
+    kind: str = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({', '.join(part for part in (self.host, self.gpu) if part)})"
@@ -48,9 +50,8 @@ def compare(runtime: Runtime, net: nn.Module, optimizer: Optimizer, step: int) -
     if runtime.control is None:
         return
     mine = int(digest([*net.parameters(), *moments(optimizer)]).item())
-    host, gpu = socket.gethostname(), gpu_of(runtime.device)
-    told = runtime.gathered((host, gpu, mine))
-    replicas = [Replica(rank=rank, host=h, gpu=g, digest=d) for rank, (h, g, d) in enumerate(told)]
+    told = runtime.gathered((socket.gethostname(), gpu_of(runtime.device), kind_of(runtime.device), mine))
+    replicas = [Replica(rank=rank, host=h, gpu=g, kind=k, digest=d) for rank, (h, g, k, d) in enumerate(told)]
     suspects = suspected(replicas)
     if not suspects:
         return
@@ -76,11 +77,15 @@ def diverged(replicas: Sequence[Replica], suspects: Sequence[Replica], step: int
     some = ", ".join(map(str, suspects[:8])) + (f" and {len(suspects) - 8} more" if len(suspects) > 8 else "")
     agree = len(replicas) - len(suspects)
     found = f"{some} differ from the other {agree}, which agree" if agree else f"{some} differ: no majority can tell"
+    kinds = sorted({replica.kind for replica in replicas})
+    fix = "start the same command again without these GPUs, and have their memory tested (nvidia-smi -q -d ECC)"
+    if len(kinds) > 1:  # each rank clips its gradients by a norm of its own adding up
+        fix = f"these round differently: {', '.join(kinds)}. Take one kind, or train.check_replicas_every_steps=null"
     return Failure(
         f"the replicas are not the same any more, seen after step {step}",
         found=found,
         expected="the same parameters on all ranks, bit by bit",
-        fix="start the same command again without these GPUs, and have their memory tested (nvidia-smi -q -d ECC)",
+        fix=fix,
         code=ExitCode.NODE,
     )
 
@@ -91,13 +96,14 @@ def digest(tensors: Iterable[Tensor]) -> Tensor:
     The sum of every number's bits, each times an odd number that belongs to its place, modulo 2**64: one flipped bit
     always changes it, and sums of whole numbers do not depend on their order. Layout (channels last) does not count.
     """
-    total, place = None, 0
-    for tensor in tensors:
-        words = _words(tensor)
+    total, pieces, weights = None, itertools.count(), {}
+    for words in map(_words, tensors):
+        if words.device not in weights:
+            weights[words.device] = _odd(torch.arange(1, PIECE + 1, device=words.device))
         for piece in (words[at : at + PIECE] for at in range(0, len(words), PIECE)):
-            part = (piece.to(torch.int64) * _weights(place, len(piece), piece.device)).sum()
+            part = (piece.to(torch.int64) * weights[words.device][: len(piece)]).sum()
+            part *= _odd(torch.tensor(PIECE + 1 + next(pieces))).item()
             total = part if total is None else total + part.to(total.device)
-            place += len(piece)
     return torch.zeros((), dtype=torch.int64) if total is None else total
 
 
@@ -119,6 +125,11 @@ def gpu_of(device: torch.device) -> str:
     return f"GPU {device.index}, UUID {torch.cuda.get_device_properties(device).uuid}"
 
 
+def kind_of(device: torch.device) -> str:
+    """What may decide how kernels round."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+
+
 def _words(tensor: Tensor) -> Tensor:
     """Its bits as whole numbers in one row."""
     flat = tensor.detach().reshape(-1)
@@ -129,9 +140,9 @@ def _size(flat: Tensor) -> int:
     return flat.element_size() // (2 if flat.is_complex() else 1)
 
 
-def _weights(first: int, count: int, device: torch.device) -> Tensor:
-    """Odd numbers without a pattern, one for each place from `first` on."""
-    mixed = torch.arange(first + 1, first + count + 1, device=device) * STRIDE
+def _odd(places: Tensor) -> Tensor:
+    """An odd number for each place, without a pattern."""
+    mixed = places * STRIDE
     mixed = (mixed ^ (mixed >> 30)) * MIX
     mixed = (mixed ^ (mixed >> 27)) * NEXT
     return mixed | 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from entrypoint import Failure
 from train.files import durable
 from train.record import exitfile
 from train.run.job import Job
+
+LISTED: Final = 100  # steps
 
 
 def leave(todo: Job, losses: Sequence[float], found: str) -> None:
@@ -24,7 +26,7 @@ def leave(todo: Job, losses: Sequence[float], found: str) -> None:
     told = todo.runtime.gathered(by_step(losses, steps, takes))
     told = told[:1] * len(told) if todo.exact else told
     if todo.runtime.is_main:
-        batches = [_batch(todo, step, [mine.get(step) for mine in told]) for step in steps]
+        batches = [_batch(todo, step, [mine.get(step) for mine in told]) for step in listed(steps, told)]
         bad = next((batch for batch in batches if batch["ranks"]), None)
         facts = {"found": found, "first_bad_step": bad["step"] if bad else None, "files": _files(todo, bad)}
         with suppress(OSError, Failure):
@@ -36,6 +38,13 @@ def leave(todo: Job, losses: Sequence[float], found: str) -> None:
 def since(step: int, every: int) -> range:
     """The steps since the log point before, counted from 0; `step` are done."""
     return range(max(step - 1, 0) // every * every, step)
+
+
+def listed(steps: range, told: Sequence[Mapping[int, float]]) -> range:
+    """Those around the first with a bad loss, or else the last ones: `log.every_steps` may be many."""
+    bad = [step for mine in told for step, loss in mine.items() if not math.isfinite(loss)]
+    first = max(steps.start, min(bad, default=steps.stop) - LISTED // 2)
+    return range(first, min(first + LISTED, steps.stop))
 
 
 def by_step(losses: Sequence[float], steps: Sequence[int], takes: int) -> dict[int, float]:

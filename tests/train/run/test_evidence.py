@@ -39,6 +39,20 @@ def test_the_last_losses_belong_to_the_last_steps(losses: list[float], takes: in
     assert evidence.by_step(losses, [5, 6, 7], takes) == found
 
 
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([], range(950, 1000)),
+        ([{500: math.nan}, {20: 1.0, 480: math.inf}], range(430, 530)),
+        ([{3: math.nan}], range(100)),
+        ([{990: math.nan}], range(940, 1000)),
+    ],
+    ids=["unknown", "the-first-of-two", "early", "late"],
+)
+def test_of_many_steps_those_around_the_first_bad_one_are_listed(losses: list[dict[int, float]], found: range) -> None:
+    assert evidence.listed(range(1000), losses) == found
+
+
 def images(folder: Path) -> Path:
     for number in range(80):
         path = folder / "data" / f"class{number % 2}" / f"{number}.png"
