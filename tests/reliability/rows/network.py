@@ -11,7 +11,7 @@ from stage import ENDLESS, TINY, TRAIN, Started, command, verdict
 from trials import Trial
 
 Row = Callable[[int, Path], Trial]
-START_S = 5
+START_S = 15  # less is over before a busy machine has loaded torch: the parent then speaks first
 
 
 def on(host: Host, folder: Path, *words: str, node: int = 0, master: str = "10.77.0.1") -> Started:

@@ -181,8 +181,8 @@ def other_world(seed: int, folder: Path) -> Trial:
     return verdict(
         ended,
         0,
-        "1 ranks",
-        "goes on with 2",
+        "instead of 1",
+        "goes on with 2 ranks",
         injector="2 ranks instead of 1",
         process="the next start",
         folder=folder,
@@ -236,7 +236,7 @@ def stale_lease(seed: int, folder: Path) -> Trial:
 
 def no_locks(seed: int, folder: Path) -> Trial:
     """Row 28: a file system without locks."""
-    before = ("strace", "-f", "--seccomp-bpf", "-qq", "-o/dev/null", "-einject=flock:error=ENOLCK")
+    before = ("strace", "-f", "--seccomp-bpf", "-qq", "-o/dev/null", "-etrace=flock", "-einject=flock:error=ENOLCK")
     finished(folder)
     ended = train(folder, *LONGER, before=before)
     return verdict(ended, 0, injector="strace flock ENOLCK", process="all", folder=folder, kept=12)
