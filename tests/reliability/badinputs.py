@@ -14,21 +14,28 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).p
 
 import raising  # noqa: E402
 import trials  # noqa: E402
-from bad import case, tables  # noqa: E402
+from bad import case, mutations, tables  # noqa: E402
 
 
 def met(facts: dict[str, object]) -> Iterator[trials.Trial]:
     """Each case once; at the end `facts` says which places were hit."""
     hit: set[str] = set()
     shown: Counter[str] = Counter()
+    changed = 0
     with tempfile.TemporaryDirectory() as folder:
         for one in tables.cases():
             outcome = case.meet(one, case.emptied(Path(folder, "work")))
             hit |= set(outcome.made)
             shown[outcome.place] += 1
             yield case.trial(one, outcome)
+        for one in mutations.cases(seed=int(os.environ.get("SEED") or 0), number=int(os.environ.get("N") or 200)):
+            outcome = case.meet(one, case.emptied(Path(folder, "work")))
+            changed += 1
+            if mutations.stumbled(outcome.code, outcome.text, outcome.written):
+                yield case.trial(one, outcome)
     wanted = raising.places().keys() - tables.UNREACHED.keys()
     facts |= {
+        "random_changes": changed,
         "places": len(raising.places()),
         "out_of_reach": len(tables.UNREACHED),
         "places_hit": len(hit & wanted),

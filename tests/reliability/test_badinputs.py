@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import raising
-from bad import case, tables
+from bad import case, mutations, tables
 from bad.case import Outcome
 
 Met = dict[str, tuple[case.Case, Outcome]]
@@ -41,3 +42,9 @@ def test_no_place_is_asked_too_often(met: Met) -> None:
 def test_there_are_300_inputs_and_no_name_stands_for_two() -> None:
     names = [one.id for one in tables.cases()]
     assert len(names) == len(set(names)) >= 300
+
+
+def test_200_random_changes_of_files_and_environments_get_an_answer(tmp_path: Path) -> None:
+    asked = [(one.id, case.meet(one, case.emptied(tmp_path / "work"))) for one in mutations.cases(seed=1, number=100)]
+    stumbled = [name for name, out in asked if mutations.stumbled(out.code, out.text, out.written)]
+    assert (len(asked), stumbled) == (200, [])

@@ -47,8 +47,7 @@ def _module(path: Path) -> Module:
 
 def _is_maker(function: ast.FunctionDef) -> bool:
     returns = function.returns.id if isinstance(function.returns, ast.Name) else ""
-    raises = any("raise " in ast.unparse(line) for line in function.body)
-    return returns == "Failure" or (returns == "NoReturn" and raises)
+    return returns == "Failure" or (returns == "NoReturn" and any(isinstance(n, ast.Raise) for n in ast.walk(function)))
 
 
 def _calls(node: ast.AST, inside: str) -> Iterator[tuple[str, ast.Call]]:

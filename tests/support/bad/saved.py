@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -288,6 +289,13 @@ def torch_saved(value: Any) -> Make:
     return lambda folder: torch.save(value, folder / "w.pt")
 
 
+def junk(folder: Path) -> None:
+    """A zip archive like torch's, with no pickle in the place of its pickle."""
+    with zipfile.ZipFile(folder / "w.pt", "w") as archive:
+        for name, data in {"data.pkl": b"\x80\x02junk.", "version": b"3\n", "byteorder": b"little"}.items():
+            archive.writestr(f"archive/{name}", data)
+
+
 def own_weights(change: Callable[[dict[str, torch.Tensor]], object], name: str = "w.safetensors") -> Make:
     def make(folder: Path) -> None:
         tensors = load_file(template() / "run/checkpoints/step-00000008/model.safetensors")
@@ -323,6 +331,7 @@ WEIGHTS: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
         ("damaged",),
         "copy it again",
     ),
+    "zip-with-junk": (junk, "w.pt", 65, ("damaged", "torch.save did not write it"), "copy it again"),
     "nothing-inside": (torch_saved({}), "w.pt", 65, ("holds no state dict", "nothing"), "model.state_dict()"),
     "a-list": (torch_saved([1]), "w.pt", 65, ("holds no state dict", "a list"), "model.state_dict()"),
     "no-tensors": (torch_saved({"epoch": 3}), "w.pt", 65, ("'epoch', which is no tensor",), "model.state_dict()"),
