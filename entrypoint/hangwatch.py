@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -50,12 +51,13 @@ class Verdict:
 
 @dataclass(slots=True)
 class HangWatch:
-    """Listens to the ranks of this task. mine: the name of this task's word to the others."""
+    """Listens to the ranks of this task. launch: the same on all tasks of this start, and on no other."""
 
     care: Care
     children: Sequence[Child]
     host: str
     cuda: bool
+    launch: str = ""
     _silences: dict[int, Silence] = field(default_factory=dict)
     _next_look: float = 0.0
     _next_round: float = 0.0
@@ -75,7 +77,12 @@ class HangWatch:
     @property
     def mine(self) -> Path:
         """Where this task says what it knows."""
-        return self.care.errors / f"hang-{self.host}-{self.children[0].world.rank:04d}.json"
+        return self.care.errors / f"{self._begin}{self.host}-{self.children[0].world.rank:04d}.json"
+
+    @property
+    def _begin(self) -> str:
+        """Of this start's names: an earlier start on a node that is lost now could not take its word back."""
+        return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch)}-" if self.launch else "hang-"
 
     def look(self, alive: Iterable[Child], now: float) -> Verdict | None:
         """To be called often; looks each EVERY_S. Verdict: all ranks are to be ended."""
@@ -155,7 +162,7 @@ class HangWatch:
 
     def _others(self) -> list[Sign]:
         found: list[Sign] = []
-        for path in in_time(lambda: sorted(self.care.errors.glob("hang-*.json"))) or ():
+        for path in in_time(lambda: sorted(self.care.errors.glob(f"{self._begin}*.json"))) or ():
             if path != self.mine:
                 found += in_time(partial(_read, path)) or ()
         return found

@@ -87,7 +87,7 @@ def _attempt(
     """Start all ranks once; the exit code, and whether the run is still wanted (nobody asked it to stop)."""
     before = oom_kills()
     children = _start_all(planned, command, shared, log_dir, console, watched=care is not None)
-    hang = HangWatch(care, children, planned.hostname, planned.device == "cuda") if care else None
+    hang = HangWatch(care, children, planned.hostname, planned.device == "cuda", planned.run_id) if care else None
     watch = Watch(children, planned.hostname, foreign, console, oom_kills, before, hang=hang, hosts=planned.hosts)
     try:
         return supervise(watch, inbox), watch.asked is None
