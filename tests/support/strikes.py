@@ -87,10 +87,11 @@ GENTLE = (
 # Each takes a node away, one after the other.
 HARSH = (
     Scenario(
-        row="8", name="link cut", strike=cut, process="node", script="multinode", code=None, killed=True, heals=True,
+        row="8", name="link cut", strike=cut, process="node", script="multinode",
+        codes=(None, 69, 91), killed=True, heals=True,
     ),
     Scenario(
         row="8", name="slurmd and step killed", strike=kill_node, process="node", script="multinode",
-        code=69, killed=True,
+        codes=(69,), killed=True,
     ),
 )  # fmt: skip
