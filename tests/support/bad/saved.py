@@ -292,7 +292,7 @@ def torch_saved(value: Any) -> Make:
 def junk(folder: Path) -> None:
     """A zip archive like torch's, with no pickle in the place of its pickle."""
     with zipfile.ZipFile(folder / "w.pt", "w") as archive:
-        for name, data in {"data.pkl": b"\x80\x02junk.", "version": b"3\n", "byteorder": b"little"}.items():
+        for name, data in {"data.pkl": b"\x80\x02I1\n.", "version": b"3\n", "byteorder": b"little"}.items():
             archive.writestr(f"archive/{name}", data)
 
 
