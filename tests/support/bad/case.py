@@ -168,6 +168,8 @@ def meet(case: Case, folder: Path) -> Outcome:
                 code = case.door(case, folder)
             except SystemExit as left:
                 code = int(left.code or 0)
+            if isinstance(facts, dict) and "held" in facts:
+                facts["held"].close()
             text = said.getvalue() + console.read_text(errors="replace")
     place = seen.shown[0] if seen.shown else (seen.made or ["nowhere"])[-1]
     if place in HANDED_ON and seen.made.index(place) > 0:
