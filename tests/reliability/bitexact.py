@@ -173,7 +173,7 @@ def killed(plan: Plan, place: Path, reference: Reference) -> str:
         if process is not None:
             return process
         shutil.rmtree(place)
-        plan = Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"moment": plan.moment * 0.9})
+        plan = Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"moment": plan.moment * 0.5})
 
 
 def trial(plan: Plan, place: Path, reference: Reference) -> Trial:
