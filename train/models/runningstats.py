@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics, updated once in a step from those of all its micro batches, in any order of adding."""
+"""BatchNorm's running statistics, updated once in a step from those of all its micro batches, in any order."""
 
 from __future__ import annotations
 
