@@ -106,6 +106,9 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "launch.timeouts.start": ABOVE_ZERO,
     "launch.timeouts.step": ABOVE_ZERO,
     "launch.timeouts.save": ABOVE_ZERO,
+    "launch.timeouts.evaluation": ABOVE_ZERO,
+    "launch.timeouts.data": ABOVE_ZERO,
+    "launch.max_restarts": between(0, 1000),
     "data.root": PATH,
     "data.image_size": between(8, 4096),
     "data.classes": between(2, 1_000_000),
@@ -145,7 +148,6 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
 # Promised names without their feature: accepted at the default, so that files written now stay valid.
 NOT_YET = frozenset(
     [
-        "launch.max_restarts",
         "data.cache",
         "train.compile",
         "log.trackers",
