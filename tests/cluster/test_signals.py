@@ -25,7 +25,7 @@ def build(classes, shape):
 
 @pytest.fixture(scope="module")
 def limited(cluster: Cluster, place: Callable[[str], str]) -> Launched:
-    """A run of a minute that is to be warned before it: it trains while the others are looked at."""
+    """A run of two minutes that is to be warned before them: it trains while the others are looked at."""
     work = place("limited")
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
     return launch(cluster, work, "singlegpu", "--time=1", "--signal=USR1@10", "config.yaml", MAX_REQUEUES="1")
