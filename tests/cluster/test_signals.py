@@ -28,7 +28,7 @@ def limited(cluster: Cluster, place: Callable[[str], str]) -> Launched:
     """A run of two minutes that is to be warned before them: it trains while the others are looked at."""
     work = place("limited")
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
-    return launch(cluster, work, "singlegpu", "--time=1", "--signal=USR1@10", "config.yaml", MAX_REQUEUES="1")
+    return launch(cluster, work, "singlegpu", "--time=2", "--signal=USR1@80", "config.yaml", MAX_REQUEUES="1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
