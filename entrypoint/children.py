@@ -30,9 +30,11 @@ class Child:
 
     @property
     def ended_early(self) -> bool:
-        """Whether a rank of ours left with success before it said that it had done its work."""
-        beat = self.line.read() if self.line else None
-        return self.line is not None and self.process.returncode == 0 and (beat is None or beat.phase != "end")
+        """Whether a rank of ours left as if it were done, or stopped and saved, before it said that it was."""
+        if self.line is None or self.process.returncode not in (ExitCode.OK, ExitCode.STOPPED):
+            return False
+        beat = self.line.read()
+        return beat is None or beat.phase != "end"
 
     @property
     def step(self) -> int | None:

@@ -36,10 +36,10 @@ def killed(who: str, signum: int) -> Failure:
     )
 
 
-def left_early(who: str) -> Failure:
-    """It said success, and had not come to the end."""
+def left_early(who: str, code: int) -> Failure:
+    """It said success, or that it had saved, and had not come to the end."""
     return Failure(
-        f"{who} left with exit code 0 before its work was done",
+        f"{who} left with exit code {code} before its work was done",
         fix="look for sys.exit, os._exit or exec in your own code or a library; start the same command again to resume",
         code=ExitCode.PEER,
     )
@@ -64,7 +64,7 @@ def lost_host(errors: Path, mine: Iterable[int], hosts: Iterable[str], address_o
 
 def _is_a_cause(facts: Mapping[str, Any]) -> bool:
     """Not one that only lost another, or stopped because of it."""
-    told = (" was killed by ", " left with exit code 0 ")
+    told = (" was killed by ", " left with exit code ", "sys.exit was called ")
     return facts["code"] not in (ExitCode.PEER, ExitCode.STOPPED) or any(text in facts["what"] for text in told)
 
 

@@ -147,7 +147,7 @@ class Watch:
         child, code = self.first
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
         if child.ended_early:
-            return deaths.left_early(who)
+            return deaths.left_early(who, child.process.returncode)
         if self.out_of_memory():
             return deaths.starved(who)
         return deaths.killed(who, -code) if code < 0 else None
@@ -287,7 +287,7 @@ def _pump(selector: selectors.BaseSelector, timeout_s: float) -> int:
 
 
 def _code(child: Child) -> int:
-    """The exit code of a rank that has ended; success before the end of the work is none."""
+    """The exit code of a rank that has ended; success before its last word is none."""
     return int(ExitCode.PEER) if child.ended_early else int(child.process.returncode)
 
 

@@ -49,7 +49,7 @@ REPORT: Final = "please report it, with logs/ and errors/ of the run's folder"
 def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> int:
     """Train as one rank. Whatever goes wrong is shown here, once.
 
-    Success is said on the pulse too: without that (os._exit in a user's code), it is none.
+    That this was the end is said on the pulse too: without that (os._exit in a user's code), success is none.
 
     What takes seconds to import comes after what a signal or a wrong start needs.
     """
@@ -77,12 +77,12 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
             with bell.importing():
                 from train.run import session
             code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
-        pulse.beat("end")
-        return code
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for every data worker that ends, here too
         bell.only_note()
-        return leave(told(error, seat), seat)
+        code = leave(told(error, seat), seat)
+    pulse.beat("end")
+    return code
 
 
 def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, Chosen | None]:
@@ -108,7 +108,7 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
-def told(error: Exception, seat: Seat | None) -> Failure:
+def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
     """Show the error: a failure as its block, a bug of ours with its traceback."""
     failure = error if isinstance(error, Failure) else understood(error, seat)
     if failure is None:
@@ -119,11 +119,24 @@ def told(error: Exception, seat: Seat | None) -> Failure:
     return failure
 
 
-def understood(error: Exception, seat: Seat | None) -> Failure | None:
-    """What torch's or the system's error means, where it is known."""
+def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | None:
+    """What torch's, the system's or a caller of sys.exit means, where it is known."""
+    if isinstance(error, SystemExit):
+        return left(error)
     from train.run import trouble
 
     return trouble.as_failure(error, seat.job.batches if seat and seat.job else None)
+
+
+def left(error: SystemExit) -> Failure:
+    """Nothing of ours calls sys.exit while a rank is at work: its code would pass for ours, 75 for a save."""
+    return Failure(
+        "sys.exit was called before this rank's work was done",
+        found=f"sys.exit({error.code!r:.200})",
+        fix="look for it in your own code or a library (raise an exception there); start the same command again to "
+        "resume",
+        code=ExitCode.PEER,
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -140,7 +153,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def abandon(seat: Seat, failure: Failure) -> NoReturn:
     """End this rank from another thread, while its main thread is deaf."""
-    vanish(leave(told(failure, seat), seat))
+    code = leave(told(failure, seat), seat)
+    seat.pulse.beat("end")
+    vanish(code)
 
 
 def vanish(code: int) -> NoReturn:

@@ -156,10 +156,11 @@ def test_success_that_a_rank_has_said_is_success(tmp_path: Path, monkeypatch: py
     assert ours(tmp_path, monkeypatch, END) == 0
 
 
-def test_success_before_the_end_of_the_work_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ours(tmp_path, monkeypatch, "os._exit(0)") == 69
+@pytest.mark.parametrize("code", [0, 75])
+def test_success_before_the_end_of_the_work_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    assert ours(tmp_path, monkeypatch, f"os._exit({code})") == 69
     what, *rest = json.loads((tmp_path / "blamed.json").read_text())
-    assert "left with exit code 0 before its work was done" in what
+    assert f"left with exit code {code} before its work was done" in what
     assert rest == [69, 0, 2]
 
 

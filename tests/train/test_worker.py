@@ -42,7 +42,7 @@ def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> 
     return worker.run([*TINY, *place, *settings], dict(CONTRACT if environ is None else environ), Bell())
 
 
-def raising(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def stand_in(*arguments: Any, **options: Any) -> int:
         raise error
 
@@ -60,6 +60,7 @@ ERRORS = {
     "a-failure": (Failure("no data", fix="bring some", code=ExitCode.NO_INPUT), 66, "fix: bring some"),
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, "train.micro_batch_size"),
     "host-memory": (MemoryError(), 71, "train.micro_batch_size"),
+    "left": (SystemExit(75), 69, "sys.exit(75)"),
     "lost-peer": (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), 69, "resume"),
 }
 
@@ -69,7 +70,7 @@ def test_a_known_error_ends_with_its_code_and_one_block(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    error: Exception,
+    error: BaseException,
     code: int,
     words: str,
 ) -> None:
