@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import MutableMapping, Sequence
@@ -37,12 +38,14 @@ def main() -> int:
     bell = Bell()
     bell.listen()
     code = run(sys.argv[1:], os.environ, bell)
-    if in_a_group():  # left in disorder: NCCL would wait for ranks that are gone
+    # A rank left in disorder: NCCL would wait for ranks that are gone. And Python would wait for a user's thread.
+    if in_a_group() or held_up(THREADS_S):
         vanish(code)
     return code
 
 
 SPINS: Final = "3000"
+THREADS_S: Final = 10.0  # at the end: for threads of the user's code
 REPORT: Final = "please report it, with logs/ and errors/ of the run's folder"
 
 
@@ -169,6 +172,15 @@ def in_a_group() -> bool:
     """Whether this rank has met others and not taken its leave."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_initialized())
+
+
+def held_up(patience_s: float) -> bool:
+    """Whether a thread that is no daemon keeps this process from ending, after so long."""
+    until = time.monotonic() + patience_s
+    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    for thread in others:
+        thread.join(max(0.0, until - time.monotonic()))
+    return any(thread.is_alive() for thread in others)
 
 
 def last_checkpoint(seat: Seat | None) -> str | None:

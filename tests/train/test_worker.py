@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,15 @@ code = worker.run(sys.argv[1:], os.environ, worker.Bell())
 json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
 sys.exit(code)
 """
+
+
+def test_a_thread_of_the_users_does_not_keep_a_rank_from_ending() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    assert worker.held_up(0.01)
+    over.set()
+    assert not worker.held_up(60)
 
 
 @pytest.fixture(scope="module")
