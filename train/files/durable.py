@@ -42,8 +42,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write` for a JSON value, indented for people."""
-    write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    """`write` for a JSON value, indented for people. Bytes of a path that are no text become JSON's own escapes."""
+    write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
 
 
 def create(path: Path, data: bytes | memoryview) -> None:

@@ -67,7 +67,7 @@ def mark(run_folder: Path, environ: Mapping[str, str], *, host: str, now: float)
     place = _mark(run_folder, environ)
     if place is None:
         return
-    with suppress(OSError, ValueError, Failure):  # ValueError: a path with bytes that are no text
+    with suppress(OSError, Failure):
         place.parent.mkdir(parents=True, exist_ok=True)
         for other in place.parent.iterdir():
             if other.stat().st_mtime < now - KEPT_S:

@@ -31,8 +31,8 @@ def leave(todo: Job, losses: Sequence[float], found: str) -> None:
         facts = {"found": found, "first_bad_step": bad["step"] if bad else None, "files": _files(todo, bad)}
         with suppress(OSError, Failure):
             (todo.folder / exitfile.FOLDER).mkdir(exist_ok=True)
-            text = json.dumps(facts | {"batches": batches}, ensure_ascii=False)
-            durable.write(todo.folder / exitfile.FOLDER / exitfile.DIVERGED, text.encode() + b"\n")
+            text = json.dumps(facts | {"batches": batches}, ensure_ascii=False) + "\n"
+            durable.write(todo.folder / exitfile.FOLDER / exitfile.DIVERGED, text.encode(errors="backslashreplace"))
 
 
 def since(step: int, every: int) -> range:

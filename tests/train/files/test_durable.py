@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def test_a_written_file_holds_what_was_given(tmp_path: Path) -> None:
 def test_json_is_written_for_people(tmp_path: Path) -> None:
     durable.write_json(tmp_path / "a.json", {"name": "Zoë"})
     assert (tmp_path / "a.json").read_text() == '{\n  "name": "Zoë"\n}\n'
+
+
+def test_a_path_of_bytes_that_are_no_text_is_written_too(tmp_path: Path) -> None:
+    durable.write_json(tmp_path / "a.json", {"found": "caf\udce9.png"})
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"found": "caf\udce9.png"}
 
 
 def test_a_file_and_its_name_are_fsynced_before_and_after_the_rename(tmp_path: Path) -> None:

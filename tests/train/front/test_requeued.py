@@ -110,9 +110,11 @@ def test_a_home_that_is_not_there_is_not_made(run: Path, tmp_path: Path) -> None
     assert not (tmp_path / "none").exists()
 
 
-def test_a_path_that_is_no_text_is_no_failure(tmp_path: Path, job: dict[str, str]) -> None:
-    requeued.mark(tmp_path / "run\udcff", job, host="node01", now=0.0)
-    assert marks(tmp_path) == []
+def test_a_path_that_is_no_text_is_known_again(tmp_path: Path, job: dict[str, str]) -> None:
+    run = tmp_path / "run\udcff"
+    requeued.mark(run, job, host="node01", now=0.0)
+    with pytest.raises(Failure, match="not here"):
+        requeued.look(run, again(job), host="node02")
 
 
 def test_an_unreadable_mark_shows_nothing(run: Path, job: dict[str, str], tmp_path: Path) -> None:
