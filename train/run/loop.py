@@ -32,7 +32,7 @@ def fit(
     """
     now = begin(todo, watch, clock)
     todo.runtime.shared(lambda: saving.tell_best(todo))
-    with saving.finished(now):
+    with saving.finished(todo, now):
         _train(todo, now, metrics, progress)
         if not is_finished(todo):
             stop.note(todo, now)

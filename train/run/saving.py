@@ -64,11 +64,14 @@ def written(now: Now) -> int:
 
 
 @contextmanager
-def finished(now: Now) -> Iterator[None]:
+def finished(todo: Job, now: Now) -> Iterator[None]:
     """However training ends in this block, what is being written is finished first, and named as what is kept."""
     try:
         with now.writer:
-            yield
+            try:
+                yield
+            finally:
+                todo.pulse.beat("save", step=todo.state.step)  # the writer may need longer than a step may take
     except Failure as failure:
         with suppress(Failure, RuntimeError):  # it failed too, or there was none
             failure.kept = str(now.writer.result().path)

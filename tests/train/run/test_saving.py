@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jobs import after, fit, opened, steps_of, trained
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, Pulse
 from train.checkpoint import checkpoint, commit, shelf
 from train.evaluation.scores import Result
 from train.files import durable
@@ -150,6 +150,20 @@ def test_training_that_fails_still_commits_what_is_being_written_and_names_it(
         trained(tmp_path, "checkpoint.every_steps=2")
     assert told.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
     assert checkpoint.newest(tmp_path / "checkpoints")
+
+
+def test_the_wait_for_it_counts_as_a_save_and_not_as_a_step_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(todo: Job) -> None:
+        raise Failure("diverged", fix="look there", code=ExitCode.DIVERGED)
+
+    phases = list[str]()
+    monkeypatch.setattr(Pulse, "beat", lambda pulse, phase, *point, **step: phases.append(phase))
+    after(3, fail, monkeypatch)
+    with pytest.raises(Failure, match="diverged"):
+        trained(tmp_path, "checkpoint.every_steps=2")
+    assert phases[-1] == "save"
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EDQUOT, "quota"), OSError(errno.EIO, "disk"), MemoryError()], ids=repr)
