@@ -128,7 +128,8 @@ def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | No
         return left(error)
     from train.run import trouble
 
-    return trouble.as_failure(error, seat.job.batches if seat and seat.job else None)
+    job = seat.job if seat else None
+    return trouble.as_failure(error, job.batches if job else None, exact=job is not None and job.exact is not None)
 
 
 def left(error: SystemExit) -> Failure:

@@ -18,12 +18,15 @@ LOST = ("Connection closed", "Connection reset", "Connection refused", "Timed ou
 PLACES = ("gloo", "NCCL", "ProcessGroup", "TCPStore", "store")
 
 
-def as_failure(error: Exception, parts: Batches | None = None) -> Failure | None:
-    """The failure that `error` is; None for a bug of ours. parts: of the global batch, once there is one."""
+def as_failure(error: Exception, parts: Batches | None = None, *, exact: bool = False) -> Failure | None:
+    """The failure that `error` is; None for a bug of ours.
+
+    parts: of the global batch, once there is one; exact: with train.reproducible bitwise.
+    """
     if isinstance(error, Failure):
         return error
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return _memory(error, parts)
+        return _memory(error, same_size(parts) if exact and parts else smaller(parts))
     if isinstance(error, dist.DistError) or _is_lost_peer(error):
         return _peer(error)
     if "does not have a deterministic implementation" in str(error):
@@ -40,9 +43,9 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _memory(error: Exception, parts: Batches | None) -> Failure:
+def _memory(error: Exception, fix: str) -> Failure:
     where = "GPU" if isinstance(error, torch.OutOfMemoryError) else "host"
-    return Failure(f"out of {where} memory", found=first_line(error), fix=smaller(parts), code=ExitCode.RESOURCE)
+    return Failure(f"out of {where} memory", found=first_line(error), fix=fix, code=ExitCode.RESOURCE)
 
 
 def smaller(parts: Batches | None) -> str:
@@ -55,6 +58,15 @@ def smaller(parts: Batches | None) -> str:
     return (
         f"set train.micro_batch_size={micro} (it was {parts.micro}): the global batch of {parts.global_}, and with it "
         "the training, stays the same"
+    )
+
+
+def same_size(parts: Batches) -> str:
+    """What is left where micro batches decide the bits: a run that goes on with others is refused."""
+    half = f"train.micro_batch_size={parts.micro // 2}" if parts.micro % 2 == 0 else "a smaller model"
+    return (
+        f"take GPUs with more memory, or more ranks: each adds up fewer gradients; or begin anew with {half} and "
+        "another run.name (train.reproducible bitwise goes on with the same micro batches only)"
     )
 
 

@@ -47,6 +47,14 @@ def test_a_smaller_micro_batch_that_divides_is_named(micro: int, ranks: int, sma
     assert smaller in failure.fix
 
 
+@pytest.mark.parametrize(("micro", "instead"), [(8, "micro_batch_size=4 and another run.name"), (1, "a smaller model")])
+def test_a_bitwise_run_is_not_told_to_go_on_with_other_micro_batches(micro: int, instead: str) -> None:
+    failure = trouble.as_failure(MemoryError(), batches(micro * 8, micro, 2), exact=True)
+    assert failure is not None
+    assert "goes on with the same micro batches only" in failure.fix
+    assert instead in failure.fix
+
+
 def test_gloos_words_are_kept_short() -> None:
     text = "[/x/gloo/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26547. This is typically caused"
     failure = trouble.as_failure(RuntimeError(text))
