@@ -134,6 +134,8 @@ def wait(
     number, token, touched, since = _newest(path), None, -1, clock()
     while number and number == _newest(path):
         holder = read(path, number)
+        if holder and token not in (None, holder.token):
+            break  # given back, and taken anew by another
         token = holder.token if holder else token
         if ended(holder):
             break

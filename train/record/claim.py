@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from train.files import lease, refusals
 from train.files.lease import Holder, Waited
 
 NAME: Final = ".lease"
+NAMED_S: Final = 3.0  # for a lease to have its holder's name, as NFS shows it
 
 Tell = Callable[[str], None]
 
@@ -79,11 +81,12 @@ def refuse_taken(folder: Path, me: Holder, tell: Tell, *, first: bool) -> Waited
     path, waited = folder / NAME, None
     while True:
         with refusals.told(folder, "read"):
-            number, holder = lease.newest(path)
+            number, holder = _present(path)
         if number == 0 or (holder and not first and holder.launch == me.launch):
             return waited
         waited = _outlive(path, holder, me, tell)
-        if lease.newest(path)[0] in (0, number):
+        now, successor = lease.newest(path)
+        if now == 0 or (now == number and (successor is None or successor.token == waited.token)):
             return waited
 
 
@@ -125,6 +128,16 @@ def held_by_another(folder: Path, environ: Mapping[str, str]) -> bool:
     number, holder = lease.newest(folder / NAME)
     mine = holder is not None and holder.job == environ.get("SLURM_JOB_ID", "")
     return number > 0 and not mine and not lease.ended(holder)
+
+
+def _present(path: Path) -> tuple[int, Holder | None]:
+    """The present lease. A name is written a moment after the file is made: without it, tasks would take the lease of
+    their own start for a stranger's."""
+    found, until = lease.newest(path), time.monotonic() + NAMED_S
+    while found[0] and found[1] is None and time.monotonic() < until:
+        time.sleep(lease.POLL_S)
+        found = lease.newest(path)
+    return found
 
 
 def _outlive(path: Path, holder: Holder | None, me: Holder, tell: Tell) -> Waited:

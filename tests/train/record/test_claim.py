@@ -96,6 +96,15 @@ def test_the_tasks_of_one_start_know_each_other(tmp_path: Path) -> None:
     assert claim.refuse_taken(tmp_path, starter(), print, first=False) is None
 
 
+@pytest.mark.parametrize("before", ["", json.dumps(asdict(elsewhere()))], ids=["not named yet", "held before"])
+def test_the_tasks_of_one_start_know_each_other_when_the_lease_is_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    (tmp_path / f"{claim.NAME}.1").write_text(before)
+    monkeypatch.setattr(time, "sleep", lambda _: left_by(tmp_path, elsewhere(launch="mine")))
+    claim.refuse_taken(tmp_path, starter(), print, first=False)
+
+
 def test_the_task_of_rank_0_takes_no_lease_for_its_own(tmp_path: Path) -> None:
     left_by(tmp_path, starter("mine"))
     refusal(tmp_path, first=True)
