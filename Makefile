@@ -18,7 +18,7 @@ SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(en
 .PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page clean $(TRIALS)
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
 run: env ## make .venv and train the quickstart
 	@$(BIN)/train

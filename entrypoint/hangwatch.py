@@ -30,6 +30,7 @@ class Care:
 
     errors: the run's folder for them. blame: keeps a failure in it, with its rank, host and last finished step.
     kept: the last good checkpoint. restarts: how often a run that lost a rank or hung is started again in place.
+    failed: told the exit code of each start after which that happens.
     """
 
     limits: Limits
@@ -37,6 +38,7 @@ class Care:
     blame: Callable[[Failure, int, str, int | None], object]
     kept: Callable[[], str | None] = lambda: None
     restarts: int = 0
+    failed: Callable[[int], object] = lambda code: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

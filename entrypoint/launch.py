@@ -68,9 +68,10 @@ def run_plan(
             code, wanted = _attempt(
                 planned, command, shared | _again(planned, attempt), log_dir, console, foreign, care, inbox
             )
-            if not wanted or not _may_restart(planned, care, attempt, code):
+            if not wanted or care is None or not _may_restart(planned, care, attempt, code):
                 return code
-            console.say(f"restart {attempt + 1} of {care.restarts if care else 0}, in place (launch.max_restarts)")
+            care.failed(code)
+            console.say(f"restart {attempt + 1} of {care.restarts}, in place (launch.max_restarts)")
     raise AssertionError("unreachable")
 
 
@@ -96,9 +97,9 @@ def _attempt(
             child.forget()
 
 
-def _may_restart(planned: Plan, care: Care | None, attempt: int, code: int) -> bool:
+def _may_restart(planned: Plan, care: Care, attempt: int, code: int) -> bool:
     """A lost rank or a hang may be an accident; every other end would come again."""
-    return care is not None and _whole(planned) and attempt < care.restarts and code in (ExitCode.PEER, ExitCode.HANG)
+    return _whole(planned) and attempt < care.restarts and code in (ExitCode.PEER, ExitCode.HANG)
 
 
 def _restart_notes(planned: Plan, care: Care | None) -> list[str]:

@@ -227,6 +227,8 @@ class Watch:
             return
         self.ask_around()
         child, code = self.first
+        if child.tee.was_shown(other.tee for other in self.children):
+            return
         if self.asked == -code:
             self.console.say(f"stopped by {signal.Signals(-code).name}")
             return
@@ -257,6 +259,8 @@ def supervise(watch: Watch, inbox: Inbox) -> int:
             pipes -= _pump(selector, 0.1)
     for child in watch.children:
         child.tee.close()
+    if watch.verdict is not None:
+        watch.console.end_line()
     watch.report()
     return watch.exit_code()
 

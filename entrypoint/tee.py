@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +32,12 @@ class Console:
     err: int = 2
     is_terminal: bool = False
     _closed: set[int] = field(default_factory=set)
+    _open: set[int] = field(default_factory=set)  # those on which a line has begun and not ended, as a bar's
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Pass bytes on for at most PATIENCE_S."""
         view, deadline = memoryview(data), time.monotonic() + PATIENCE_S
+        self._note(descriptor, data)
         while view and descriptor not in self._closed:
             if not _takes(descriptor, deadline - time.monotonic()):
                 return
@@ -48,8 +51,20 @@ class Console:
                 self._closed.add(descriptor)
 
     def say(self, text: str) -> None:
-        """One message of the parent's own."""
+        """One message of the parent's own, on a line of its own."""
+        self.end_line()
         self.write(self.err, (text + "\n").encode(errors="replace"))
+
+    def end_line(self) -> None:
+        """A bar that was broken off does not share its line with what follows."""
+        if self.err in self._open or (self.is_terminal and self._open):
+            self.write(self.err, b"\n")
+
+    def _note(self, descriptor: int, data: bytes) -> None:
+        if data.endswith((b"\n", b"\r")):
+            self._open = set() if self.is_terminal else self._open - {descriptor}
+        elif data:
+            self._open.add(descriptor)
 
 
 @dataclass(slots=True)
@@ -74,6 +89,11 @@ class Tee:
             self._keep(rest)
             rest = b""
         self._pending[descriptor] = rest
+
+    def was_shown(self, others: Iterable[Tee]) -> bool:
+        """Whether another rank has put the very same words on the console: all ranks refuse some things together."""
+        shown = {line for other in others if other.console for line in other.memory}
+        return self.console is None and any(self.memory) and shown.issuperset(self.memory)
 
     def close(self) -> None:
         """Write what has no newline yet."""

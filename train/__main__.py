@@ -29,7 +29,10 @@ EXAMPLES = """examples:
   train --device cpu --procs-per-node 2     two processes on the CPU
 
 Start it in the same way under docker, apptainer, srun, torchrun, accelerate launch or mpirun.
-Exit codes: 0 done, 64-66 config or data, 75 stopped and saved (start again to go on), 70 a bug of ours.
+Exit codes: 0 done; 64-66 config, data or checkpoint; 69 a peer died; 70 a bug of ours; 71 memory; 73 output unusable or
+in use; 74 disk full; 75 stopped and saved (start again to go on); 76 the launcher's facts disagree; 77 refused for
+security; 78 GPU or node unusable; 90 the loss is not a number; 91 a hang; 93 no progress in three starts; 130 a second
+Ctrl-C.
 """
 
 # Promised commands of later versions.
@@ -61,7 +64,9 @@ def build_parser() -> Parser:
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data check)")
     parser.add_argument(
-        "--time-limit", metavar="D-HH:MM:SS", help="save and stop in time before so long is over (or minutes, HH:MM:SS)"
+        "--time-limit",
+        metavar="D-HH:MM:SS",
+        help="save and stop before this time is over, counted from now; also HH:MM:SS, or minutes",
     )
     parser.add_argument("--version", action="store_true", help="show versions and leave")
     # What torch.distributed.launch passes to each process.

@@ -188,6 +188,14 @@ def test_restarts_are_counted_and_help_only_against_accidents(
     assert len((tmp_path / "attempts").read_text().splitlines()) == starts
 
 
+def test_each_start_that_is_followed_by_another_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[int] = []
+    command, watched = [sys.executable, "-c", RANK + "os._exit(69)"], replace(care(tmp_path, 2), failed=told.append)
+    run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched)
+    assert told == [69, 69]
+
+
 def test_nccls_flight_recorder_writes_into_the_runs_folder_unless_the_user_says(tmp_path: Path) -> None:
     on_gpus = replace(planned(captured("per-gpu/task-0@node01")), device="cuda")
     found = _flight_recorder(on_gpus, care(tmp_path), {"TORCH_FR_BUFFER_SIZE": "7"})

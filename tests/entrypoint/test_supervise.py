@@ -30,6 +30,7 @@ signal.signal(signal.SIGUSR1, count)
 pathlib.Path("ready-" + os.environ["RANK"]).touch()
 while True: time.sleep(0.05)
 """
+WAIT = "until [ -e said ]; do sleep 0.05; done"
 STUBBORN = PATIENT.replace("raise SystemExit(7)", "pass")
 
 
@@ -59,6 +60,12 @@ def test_the_first_rank_to_fail_gives_the_code_its_name_and_its_last_words(tmp_p
     assert done.returncode == 66
     assert re.search(r"rank 1 of 2 \(.+, pid \d+\) was the first to fail: exit code 66", done.stderr)
     assert "| the cause" in done.stderr
+
+
+def test_what_all_ranks_refuse_together_is_said_once(tmp_path: Path) -> None:
+    rank_0 = "[ $RANK = 0 ] && touch said && exec sleep 60"
+    done = run(tmp_path, f"say() {{ echo 'ERROR[93] why' >&2; }}; [ $RANK = 0 ] && say; {rank_0}; {WAIT}; say; exit 93")
+    assert (done.returncode, done.stderr.count("ERROR[93]"), "first to fail" in done.stderr) == (93, 1, False)
 
 
 def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: Path) -> None:

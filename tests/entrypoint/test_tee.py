@@ -69,6 +69,18 @@ def test_the_console_gets_the_bytes_as_they_are(tmp_path: Path) -> None:
         assert reader.read() == b"\r50%"
 
 
+@pytest.mark.parametrize(
+    ("before", "said"), [(b"50%", b"\nERROR\n"), (b"done\n", b"ERROR\n"), (b"50%\r  \r", b"ERROR\n")]
+)
+def test_a_message_does_not_share_its_line_with_a_bar(tmp_path: Path, before: bytes, said: bytes) -> None:
+    (tmp_path / "terminal").touch()
+    with (tmp_path / "terminal").open("r+b") as terminal:
+        console = Console(out=terminal.fileno(), err=terminal.fileno(), is_terminal=True)
+        console.write(console.out, before)
+        console.say("ERROR")
+    assert (tmp_path / "terminal").read_bytes() == before + said
+
+
 def test_a_reader_that_went_away_does_not_stop_the_log(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

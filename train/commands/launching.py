@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,15 +58,26 @@ def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str])
     variables.refuse_contradictions(environ, device=plan.device, precision=precision, accumulation=batch.accumulation)
 
 
-def start(plan: Plan, arguments: Sequence[str], environ: Mapping[str, str], *, folder: Path, config: RunConfig) -> int:
+def start(
+    plan: Plan,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    folder: Path,
+    config: RunConfig,
+    failed: Callable[[int], object] = lambda code: None,
+) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
+
+    failed: told the exit code of a start after which all are started again in place.
 
     Raises:
         Failure: as `run_plan`.
     """
     stopping.ignore()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     command = [sys.executable, "-m", "train.worker", *arguments]
-    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=care(config, folder))
+    looked_after = replace(care(config, folder), failed=failed)
+    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after)
 
 
 def care(config: RunConfig, folder: Path) -> Care:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,17 +45,28 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         leased = ["--lease", str(kept.number)]
         if place.folder == folder:  # a stand-in is not looked for by the next start
             requeued.mark(folder, environ, host=me.host, now=time.time())
-        code = _run(config, plan, [*leased, *source, *overrides, *place.overrides], environ, place.folder)
+
+        def ended(code: int) -> None:
+            if not kept.is_lost():
+                starts.end(place.folder, code, me)
+
+        code = _run(config, plan, [*leased, *source, *overrides, *place.overrides], environ, place.folder, ended)
         requeued.forget(folder, environ, code)
-        if not kept.is_lost():
-            starts.end(place.folder, code, me)
+        ended(code)
     return code
 
 
-def _run(config: RunConfig, plan: Plan, words: Sequence[str], environ: Mapping[str, str], folder: Path) -> int:
+def _run(
+    config: RunConfig,
+    plan: Plan,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    failed: Callable[[int], object] = lambda code: None,
+) -> int:
     if config.data.download:
         fetch.ensure(config.data, Teller(sys.stderr))
-    return launching.start(plan, words, environ, folder=folder, config=config)
+    return launching.start(plan, words, environ, folder=folder, config=config, failed=failed)
 
 
 def stop_ranks() -> None:

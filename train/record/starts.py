@@ -50,7 +50,7 @@ def refuse_in_vain(before: Sequence[Start], start: Start, run_folder: Path) -> N
     raise Failure(
         f"no progress: the last {IN_VAIN} starts of this job began at step {start['step']}, and none committed a later "
         "one",
-        found="; ".join(f"start at {other.get('at')}: {_told(other)}" for other in alike),
+        found="; ".join(f"at {other.get('at')}: {_told(other)}" for other in alike),
         fix=f"mend the cause ({run_folder}/errors, {run_folder}/logs), then start or submit it anew: a new job is not "
         "refused. If nothing but time was short, lower checkpoint.every_minutes",
         code=ExitCode.NO_PROGRESS,
@@ -68,12 +68,13 @@ def goes_on(run_folder: Path, environ: Mapping[str, str], launch: str | None) ->
 
 
 def end(run_folder: Path, code: int, me: Holder) -> None:
-    """Note how this start ended. By the process that outlives the ranks, while it holds the folder. Never fails."""
+    """Note how this start, or one of its restarts in place, ended. By the process that outlives the ranks, while it
+    holds the folder. Never fails."""
     said = exitfile.read(run_folder)
     ended = {"code": int(code), "cause": said.cause if said and said.code == code else None}
     before = known(run_folder)
     with suppress(Failure, OSError, ValueError):
-        if before and before[-1].get("launch") == me.token:
+        if before and before[-1].get("launch") == me.token and not _ended(before[-1]):
             _write(run_folder, [*before[:-1], {**before[-1], "ended": ended}])
         elif code not in IN_ORDER:  # it died before its step was known
             who = {"job": me.job, "restart": str(me.restart)} if me.job else {}

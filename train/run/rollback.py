@@ -6,7 +6,7 @@ from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint, shelf, snapshot
 from train.checkpoint.snapshot import Snapshot
 from train.record.metrics import Metrics
-from train.record.progress import Progress
+from train.record.progress import Progress, many
 from train.run import state
 from train.run.job import Job
 from train.run.spike import Jump
@@ -36,7 +36,7 @@ def tell(todo: Job, jump: Jump, metrics: Metrics, progress: Progress) -> None:
     metrics.write("rollback", step=todo.state.step, seen_at=jump.step, loss=jump.loss, usual=jump.usual)
     where = todo.checkpoints / shelf.name(todo.state.step)
     progress.back(todo.state.step)
-    progress.say(f"warning: {jump}; back by {lost} steps to {where}, once in a run (train.spike: rollback)")
+    progress.say(f"warning: {jump}; back by {many(lost, 'step')} to {where}, once in a run (train.spike: rollback)")
 
 
 def _write(todo: Job, taken: Snapshot) -> None:

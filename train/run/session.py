@@ -114,7 +114,7 @@ def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before
             "output": todo.folder,
             "variables": found.shown(),
         }
-        | ({"time limit": f"saved and stopped in time before {until}"} if until else {})
+        | ({"time limit": f"{until}: the run is saved and stops in time before it"} if until else {})
         | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
     )
     lines = "\n".join([lines, *todo.told])
@@ -141,7 +141,9 @@ def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, earl
     state = todo.state
     if stopped_by is not None:
         saved, at = end.saved or "nothing was saved: no step was done", f"step {state.step} of {todo.steps.total}"
-        return f"stopped by {stopped_by} at {at}: {saved}\nnext: the same command goes on from there"
+        late = stop.cause(end) == stop.DEADLINE and state.step == begun
+        idle = "\nnote: this start had no time for a step: give it more" if late else ""
+        return f"stopped by {stopped_by} at {at}: {saved}{idle}\nnext: the same command goes on from there"
     told = progress.summary(
         result=state.result,
         classes=todo.classes,

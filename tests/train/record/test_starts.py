@@ -114,6 +114,15 @@ def test_the_end_of_a_start_tells_the_code_and_its_cause(tmp_path: Path) -> None
     assert recorded(tmp_path)[-1]["ended"] == {"code": 69, "cause": "rank 1 was killed"}
 
 
+def test_each_restart_in_place_has_its_own_end(tmp_path: Path) -> None:
+    me = lease.myself()
+    for code in (69, 91):
+        starts.begin(tmp_path, 0, environ={}, launch=me.token, now=0.0)
+        starts.end(tmp_path, code, me)
+    starts.end(tmp_path, 93, me)  # of the restart that was refused before it was in the record
+    assert [start["ended"]["code"] for start in recorded(tmp_path)] == [69, 91, 93]
+
+
 def test_a_cause_that_belongs_to_another_code_is_left_out(tmp_path: Path) -> None:
     exitfile.write(tmp_path, code=75, step=3, cause="SIGTERM")
     ended(tmp_path, 69)

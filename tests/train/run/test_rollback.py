@@ -49,7 +49,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def test_the_run_goes_back_and_ends_with_the_bits_of_one_without_a_jump(tmp_path: Path) -> None:
     train(tmp_path / "plain")
     said, at = train(tmp_path / "jumped", fault="loss:0:10:x1e3")
-    assert ("the loss jumped to" in said, "back by 1 steps" in said, at) == (True, True, 20)
+    assert ("the loss jumped to" in said, "back by 1 step " in said, at) == (True, True, 20)
     assert hashes(tmp_path / "jumped") == hashes(tmp_path / "plain")
     assert steps_of(events(tmp_path / "jumped"), "train") == list(range(1, 21))
     assert steps_of(events(tmp_path / "jumped"), "rollback") == [10]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from jobs import ALONE, TINY, forget_accelerate, opened
@@ -142,8 +143,9 @@ def test_a_run_whose_time_is_up_ends_with_75_and_names_the_time(
 ) -> None:
     assert run(tmp_path / "run", environ={"ENTRYPOINT_DEADLINE": "1"}) == ExitCode.STOPPED
     text = capsys.readouterr().out
-    assert lines(text)["time limit"].startswith("saved and stopped in time before 1970-01-01")
+    assert lines(text)["time limit"].startswith("1970-01-01")
     assert "stopped by the deadline 1970-01-01" in text
+    assert "this start had no time for a step" in text
     assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=75, step=0, cause="deadline")
 
 
@@ -154,7 +156,7 @@ def test_what_became_of_the_start_before_is_said(tmp_path: Path, capsys: pytest.
 
 def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
-        end = type("End", (), {"saved": None})()
+        end = Mock(saved=None, late=False)
         assert "nothing was saved" in session._last_words(todo, end, 0, stopped_by="SIGTERM", early=False)
 
 
