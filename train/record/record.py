@@ -106,7 +106,8 @@ def set_aside(run_folder: Path) -> Path | None:
     Raises:
         Failure: as in `refusals.MEANING`.
     """
-    there = [name for name in RESULTS if (run_folder / name).exists()]
+    with refusals.told(run_folder, "read"):
+        there = [name for name in RESULTS if _holds_something(run_folder / name)]
     if not there:
         return None
     places = (run_folder / f"before-{number}" for number in itertools.count(1))
@@ -117,6 +118,10 @@ def set_aside(run_folder: Path) -> Path | None:
             os.rename(run_folder / name, place / name)
         durable.sync(run_folder)
     return place
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def job(environ: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
 from train.data.sets import Sets
 from train.evaluation import stopping
+from train.files import durable
 from train.ranks.runtime import Runtime
 from train.record import record
 from train.run import elsewhere, state
@@ -66,6 +67,7 @@ def start_over(config: RunConfig, runtime: Runtime, folder: Path, begin: Callabl
 
     def clear_away() -> Path | None:
         aside = record.set_aside(folder)
+        durable.prepare(folder / "checkpoints")  # without it a requeued job would take the run for lost
         begin(0)
         return aside
 

@@ -62,6 +62,15 @@ def test_resume_never_moves_the_earlier_run_away_and_starts_over(run: Path) -> N
     assert (run / "before-1" / "checkpoints" / "step-00000008").exists()
 
 
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_run_that_was_begun_anew_is_not_missed_by_a_requeued_job(tmp_path: Path, earlier: bool) -> None:
+    if earlier:
+        trained(tmp_path)
+    with opened(tmp_path, "checkpoint.resume=never") as todo:
+        assert ("before-1" in "".join(todo.notes)) == earlier
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
 def test_what_cannot_be_started_over_leaves_the_earlier_run_where_it_is(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
