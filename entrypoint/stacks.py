@@ -17,6 +17,8 @@ from entrypoint.pulse import DUMP
 PATIENCE_S: Final = 1.0  # for one process to write its stacks
 SETTLED_S: Final = 0.05  # without another byte, they are whole
 FACTS: Final = ("status", "wchan", "stack")  # of /proc/PID; the last one is root's
+# Of sixty lines in status, those that tell why a process is silent.
+TELLING: Final = re.compile(r"^(?:Name|State|PPid|TracerPid|VmRSS|Threads|SigPnd|ShdPnd|SigBlk):.*$", re.M)
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.M)
 _LIBRARY: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
@@ -121,6 +123,7 @@ def _facts(pid: int, names: Iterable[str] = FACTS) -> str:
     for name in names:
         with suppress(OSError):
             text = Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+            text = "\n".join(TELLING.findall(text)) if name == "status" else text
             told += f"# /proc/{pid}/{name}\n{text}\n"
     return told + "\n"
 

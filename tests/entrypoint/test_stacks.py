@@ -67,6 +67,7 @@ def test_a_stopped_process_is_looked_at_without_waking_it(deaf: int, line: Line)
     found = stacks.take(deaf, line.stacks)
     assert (found.state, found.where) == ("T", None)
     assert "State:\tT (stopped)" in found.text
+    assert "Cpus_allowed" not in found.text
     assert stacks.state_of(deaf) == "T"
     os.kill(deaf, signal.SIGCONT)
 

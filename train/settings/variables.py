@@ -59,6 +59,7 @@ ACTING: Final = (
 PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")  # in either case
 # The same in every start: nothing that a user chose.
 OURS: Final = ("PYTHONNOUSERSITE", "PYTHONUTF8", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "NVIDIA_REQUIRE_*")
+APPTAINERS: Final = "/.singularity.d/libs"  # where --nv puts the driver: LD_LIBRARY_PATH of each of its containers
 # torch 2.15 reads the wrapper that DETAIL puts around gloo as if it were gloo: SIGSEGV in DDP's constructor.
 CRASHES: Final = "DDP on the CPU would crash with DETAIL, INFO works"
 SET_BY_PARENT: Final = "ENTRYPOINT_SET"
@@ -104,7 +105,7 @@ def take_out(environ: MutableMapping[str, str], *, download: bool) -> Variables:
     for name in removed:
         del environ[name]
     ours = environ.get(SET_BY_PARENT, "").split(",")
-    acting = (name for name in sorted(environ) if name not in ours and _acts(name, download))
+    acting = (name for name in sorted(environ) if name not in ours and _acts(name, environ[name], download))
     return Variables(acting={name: presentable(name, environ[name]) for name in acting}, removed=removed)
 
 
@@ -166,7 +167,9 @@ def _crashes(name: str, environ: Mapping[str, str]) -> bool:
     return detail and environ.get("ENTRYPOINT_DEVICE") == "cpu"
 
 
-def _acts(name: str, download: bool) -> bool:
+def _acts(name: str, value: str, download: bool) -> bool:
+    if name == "LD_LIBRARY_PATH" and value == APPTAINERS:
+        return False
     if name.lower() in PROXIES:
         return download
     return _any(name, ACTING) and not _any(name, OURS)

@@ -68,6 +68,11 @@ SECRETS = {
 }
 
 
+@pytest.mark.parametrize(("value", "shown"), [("/.singularity.d/libs", False), ("/.singularity.d/libs:/mine", True)])
+def test_what_apptainer_sets_in_each_container_is_no_choice_of_the_users(value: str, shown: bool) -> None:
+    assert ("LD_LIBRARY_PATH" in found(LD_LIBRARY_PATH=value).acting) is shown
+
+
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_not_shown(name: str) -> None:
     shown = found(**{name: SECRETS[name]}).shown()
