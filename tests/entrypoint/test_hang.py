@@ -30,6 +30,10 @@ def test_each_phase_has_a_limit_of_its_own(phase: str, limit: float) -> None:
     assert LIMITS.of(replace(BEAT, phase=phase), 0.0) == limit  # type: ignore[arg-type]
 
 
+def test_the_agreement_of_the_ranks_belongs_to_the_step() -> None:
+    assert LIMITS.of(replace(BEAT, point="agreement"), 0.0) == 30
+
+
 def test_the_first_step_belongs_to_the_start() -> None:
     assert LIMITS.of(replace(BEAT, first=10), 0.0) == 600 + SLACK_S
 
