@@ -110,6 +110,8 @@ class Watch:
     def forward(self, signum: int) -> None:
         """Pass a request to stop on to every rank."""
         self.asked = FORWARDED[signal.Signals(signum)]
+        if self.kill_at is None and self.hang and self.console.is_terminal:
+            self.console.say("stopping: the step is finished and saved first; Ctrl-C once more ends it at once")
         self.kill_at = self.kill_at or time.monotonic() + self.save_s
         for child in self.alive:
             child.send(self.asked)
@@ -217,8 +219,7 @@ class Watch:
 
     def out_of_memory(self) -> bool:
         """Whether the kernel killed the first to fail for want of memory."""
-        killed = self.first is not None and self.first[1] == -signal.SIGKILL
-        return killed and self.oom_kills() > self.oom_kills_before
+        return self.first is not None and self.first[1] == -signal.SIGKILL and self.oom_kills() > self.oom_kills_before
 
     def report(self) -> None:
         """Say who failed first, where it was not said yet. Rank 0's own words are on the console already."""
@@ -227,15 +228,14 @@ class Watch:
             return
         self.ask_around()
         child, code = self.first
-        if child.tee.was_shown(other.tee for other in self.children):
-            return
-        if self.asked == -code:
-            self.console.say(f"stopped by {signal.Signals(-code).name}")
+        shown = child.tee.was_shown(other.tee for other in self.children)
+        if self.asked in (-code, code - 128):  # the latter from a rank that was asked twice
+            self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{', not saved' if code > 0 else ''}")
             return
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if self._death() is None:
+        if self._death() is None and not shown:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
-        if child.tee.console is None:
+        if child.tee.console is None and not shown:
             self.console.say("\n".join(f"  | {line}" for line in child.tee.memory))
 
 

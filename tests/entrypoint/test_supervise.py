@@ -201,6 +201,17 @@ def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
     assert watch.save_s == 7200
 
 
+def test_on_a_terminal_a_wish_to_stop_is_acknowledged_once(tmp_path: Path) -> None:
+    limits = Limits(start=60, step=None, evaluation=60, save=60, data=60)
+    child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
+    hang = HangWatch(Care(limits=limits, errors=tmp_path, blame=lambda *_: None), [child], "host", False)
+    with (tmp_path / "terminal").open("wb") as terminal:
+        watch = Watch([], "host", False, Console(err=terminal.fileno(), is_terminal=True), hang=hang)
+        for _ in range(2):
+            watch.forward(signal.SIGINT)
+    assert (tmp_path / "terminal").read_text().count("stopping: ") == 1
+
+
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 

@@ -60,10 +60,9 @@ def unfinished(run_folder: Path) -> str | None:
         ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
-    return (
-        f"the last start was asked to stop by {by} and was killed before its checkpoint was committed; a save took up "
-        f"to {takes:.1f} s before: set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"
-    )
+    said = f"the last start was asked to stop by {by} and was killed before its checkpoint was committed"
+    advice = f"set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"
+    return said if by == "SIGINT" else f"{said}; a save may take {takes:.1f} s: {advice}"
 
 
 def clear(run_folder: Path, *, rank: int, world_size: int) -> None:

@@ -86,7 +86,12 @@ def test_a_note_of_a_stop_without_an_ending_says_how_much_earlier_to_ask(
     said = exitfile.unfinished(tmp_path)
     assert said is not None
     assert "asked to stop by SIGUSR1" in said
-    assert f"a save took up to {takes} s before: set #SBATCH --signal=USR1@{ahead}," in said
+    assert f"a save may take {takes} s: set #SBATCH --signal=USR1@{ahead}," in said
+
+
+def test_who_pressed_ctrl_c_twice_is_given_no_advice_about_schedulers(tmp_path: Path) -> None:
+    exitfile.note_stop(tmp_path, by="SIGINT", save_s=1.0)
+    assert "SBATCH" not in (exitfile.unfinished(tmp_path) or "SBATCH")
 
 
 def test_an_ending_takes_the_note_away(tmp_path: Path) -> None:
