@@ -45,8 +45,8 @@ class Readings:
         self._high = False
 
     def compare(self, step: int, loss: float) -> Jump | None:
-        """Whether this one jumps. Until there are a few to compare with, none does."""
-        if len(self._last) < LEAST:
+        """Whether this one jumps. Until there are a few to compare with, none does; an infinite one is `sound`'s."""
+        if len(self._last) < LEAST or not math.isfinite(loss):
             return None
         usual = statistics.median(self._last)
         return Jump(step=step, loss=loss, usual=usual) if loss > max(FACTOR * usual, self._guessing) else None

@@ -45,6 +45,10 @@ def test_a_loss_that_is_not_finite_is_not_remembered() -> None:
     assert jumps([2.0, 2.0, math.inf, 2.0, math.nan, 2.0, 2.0, 30.0]) == [7]
 
 
+def test_an_infinite_loss_is_no_jump_but_the_matter_of_fp16s_scaler() -> None:
+    assert jumps([2.0] * 6 + [math.inf, 2.0]) == []
+
+
 @pytest.mark.parametrize(("classes", "found"), [(10, [5]), (1000, [])])
 def test_a_jump_is_worse_than_guessing(classes: int, found: list[int]) -> None:
     assert jumps([0.2] * 5 + [4.0], classes) == found
