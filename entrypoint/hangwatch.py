@@ -208,6 +208,8 @@ def _write(path: Path, text: str) -> None:
     """Whole or not at all, and never a reason to fail: the disk may be what hangs or is full."""
 
     def write() -> None:
+        if path.parent.is_symlink():  # it leads out of the run's folder
+            return
         new = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(text, errors="replace")

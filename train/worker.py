@@ -113,6 +113,7 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
 
 def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
     """Show the error: a failure as its block, a bug of ours with its traceback."""
+    error = readable(error)
     failure = error if isinstance(error, Failure) else understood(error, seat)
     if failure is None:
         traceback.print_exception(error)
@@ -120,6 +121,15 @@ def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
     failure.kept = failure.kept or last_checkpoint(seat)
     print(failure, file=sys.stderr, flush=True)
     return failure
+
+
+def readable(error: Exception | SystemExit) -> Exception | SystemExit:
+    """The error, or one in its place where a user's class fails to say what it is."""
+    try:
+        str(error)
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}, whose text fails itself").with_traceback(error.__traceback__)
 
 
 def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | None:

@@ -56,6 +56,15 @@ def test_a_silent_rank_is_a_hang_once_its_limit_is_over(tmp_path: Path) -> None:
     assert (tmp_path / "stacks-rank-0000.txt").exists()
 
 
+def test_stacks_are_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "errors").symlink_to(tmp_path / "outside")
+    task = Task(tmp_path / "errors", world_size=1)
+    task.beat("step", 2, 3)
+    assert task.wait(8.0) is not None
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
 def test_in_the_first_step_it_is_the_start_that_may_be_longer(tmp_path: Path) -> None:
     task = Task(tmp_path, world_size=1)
     task.beat("step", 0)

@@ -92,6 +92,15 @@ def test_only_our_own_bug_shows_a_traceback(
     assert "KeyError" in json.loads((tmp_path / "run/errors/rank-0000.json").read_text())["what"]
 
 
+def test_an_error_that_fails_to_say_what_it_is_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mute(Exception):
+        __str__ = None  # type: ignore[assignment]
+
+    raising(monkeypatch, Mute())
+    assert run(tmp_path / "run") == ExitCode.BUG
+    assert "Mute" in (exitfile.read(tmp_path / "run") or exitfile.Ending(code=0, step=0, cause="")).cause
+
+
 def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, Failure("no data", fix="bring some", code=ExitCode.NO_INPUT))
     run(tmp_path / "run")
