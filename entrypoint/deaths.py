@@ -36,6 +36,15 @@ def killed(who: str, signum: int) -> Failure:
     )
 
 
+def overdue(who: str, seconds: float) -> Failure:
+    """Its own parent killed it."""
+    return Failure(
+        f"{who} was killed by its parent process: still at work {seconds:.0f} s after it was asked to stop",
+        fix="if its saves take so long, raise launch.timeouts.save; start the same command again to resume",
+        code=ExitCode.PEER,
+    )
+
+
 def left_early(who: str, code: int) -> Failure:
     """It said success, or that it had saved, and had not come to the end."""
     return Failure(

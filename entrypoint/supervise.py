@@ -37,9 +37,8 @@ GRACE_S = 10.0  # after a failure: for the others to leave by themselves
 KILL_S = 20.0  # after a hang: for the kernel to end what it can; a rank that waits for a dead disk stays
 NAMING_S = 1.5  # after a peer was lost: for its own parent, on another node, to say why
 LOOK_S = 0.25
-T = TypeVar("T")
-
 SAVE_S = 600.0  # after a request to stop: for the ranks to finish their step and commit a checkpoint
+T = TypeVar("T")
 
 
 class Inbox:
@@ -82,7 +81,7 @@ class Inbox:
 class Watch:
     """The state of one supervision. oom_kills: how often the kernel has killed here for want of memory.
 
-    hang: for ranks of our own. hosts: of all ranks, where they are known.
+    hang: for ranks of our own. hosts: of all ranks, where they are known. overdue: one did not stop in its time.
     """
 
     children: list[Child]
@@ -97,6 +96,7 @@ class Watch:
     first: tuple[Child, int] | None = None
     asked: int | None = None
     kill_at: float | None = None
+    overdue: bool = False
     verdict: Verdict | None = None
     death: Verdict | None = None
     named: bool = False
@@ -152,7 +152,7 @@ class Watch:
             return deaths.left_early(who, child.process.returncode)
         if self.out_of_memory():
             return deaths.starved(who)
-        return deaths.killed(who, -code) if code < 0 else None
+        return (deaths.overdue(who, self.save_s) if self.overdue else deaths.killed(who, -code)) if code < 0 else None
 
     def listen(self) -> None:
         """Look for silence; all ranks of a run that hangs are ended. After a lost peer, look for who it was."""
@@ -195,12 +195,12 @@ class Watch:
     @property
     def over(self) -> bool:
         """Whether there is nobody left to wait for. What a dead disk holds can not be ended."""
-        hopeless = self.verdict is not None and time.monotonic() >= (self.kill_at or 0) + KILL_S
-        return not self.alive or hopeless
+        return not self.alive or (self.verdict is not None and time.monotonic() >= (self.kill_at or 0) + KILL_S)
 
     def enforce(self) -> None:
         """End by force what did not leave in its time."""
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            self.overdue = self.overdue or (self.first is None and self.verdict is None)
             for child in self.alive:
                 child.kill_group()
 

@@ -193,6 +193,18 @@ def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytes
         assert inbox.drain() == [signal.SIGINT, signal.SIGINT]
 
 
+def test_who_does_not_stop_in_its_time_is_not_said_to_want_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        child = Child(world=worlds.ALONE, process=process, tee=None)  # type: ignore[arg-type]
+        watch = Watch([child], "host", False, Console(), alive=[child], asked=signal.SIGTERM, kill_at=0.0)
+        watch.enforce()
+        process.wait(10)
+        watch.reap()
+    said = capfd.readouterr().err
+    assert "still at work 600 s after it was asked to stop" in said
+    assert "memory" not in said
+
+
 def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
     limits = Limits(start=60, step=None, evaluation=60, save=7200, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
