@@ -136,8 +136,10 @@ def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | No
     """What torch's, the system's or a caller of sys.exit means, where it is known."""
     if isinstance(error, SystemExit):
         return left(error)
-    from train.run import trouble
-
+    try:
+        from train.run import trouble
+    except ImportError:
+        return unloaded(error)
     job = seat.job if seat else None
     return trouble.as_failure(error, job.batches if job else None, exact=job is not None and job.exact is not None)
 
@@ -150,6 +152,16 @@ def left(error: SystemExit) -> Failure:
         fix="look for it in your own code or a library (raise an exception there); start the same command again to "
         "resume",
         code=ExitCode.PEER,
+    )
+
+
+def unloaded(error: Exception) -> Failure:
+    """Without torch nothing says more: there was no room for it, or its files cannot be read."""
+    return Failure(
+        "torch cannot be loaded",
+        found=str(error),
+        fix="raise the limits on memory (ulimit -v, --mem), or look whether the image or installation is whole",
+        code=ExitCode.RESOURCE,
     )
 
 

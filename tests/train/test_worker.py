@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,14 @@ def test_an_error_that_fails_to_say_what_it_is_is_told_too(tmp_path: Path, monke
     raising(monkeypatch, Mute())
     assert run(tmp_path / "run") == ExitCode.BUG
     assert "Mute" in (exitfile.read(tmp_path / "run") or exitfile.Ending(code=0, step=0, cause="")).cause
+
+
+def test_torch_for_which_there_is_no_room_is_told_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(monkeypatch, ImportError("libtorch_cpu.so: failed to map segment from shared object"))
+    monkeypatch.delattr("train.run.trouble")
+    monkeypatch.setitem(sys.modules, "train.run.trouble", None)
+    assert run(tmp_path / "run") == ExitCode.RESOURCE
+    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=71, step=None, cause="torch cannot be loaded")
 
 
 def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
