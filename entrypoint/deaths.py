@@ -22,25 +22,18 @@ def starved(who: str) -> Failure:
     )
 
 
-def killed(who: str, signum: int) -> Failure:
-    """It died of a signal."""
+def killed(who: str, signum: int, late_s: float | None = None) -> Failure:
+    """It died of a signal. late_s: its own parent's, so long after it was asked to stop."""
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
     hints: dict[int, str] = {
         signal.SIGKILL: "if nobody sent it, the host ran out of memory: ask for more memory or fewer data workers",
         signal.SIGBUS: "shared memory or the image's file system went away: see --shm-size, --ipc=host",
     }
+    late = "" if late_s is None else f": still at work {late_s:.0f} s after it was asked to stop"
+    hint = "if its saves take so long, raise launch.timeouts.save" if late else hints.get(signum, "see its last lines")
     return Failure(
-        f"{who} was killed by {name}",
-        fix=f"{hints.get(signum, 'see its last lines')}; start the same command again to resume",
-        code=ExitCode.PEER,
-    )
-
-
-def overdue(who: str, seconds: float) -> Failure:
-    """Its own parent killed it."""
-    return Failure(
-        f"{who} was killed by its parent process: still at work {seconds:.0f} s after it was asked to stop",
-        fix="if its saves take so long, raise launch.timeouts.save; start the same command again to resume",
+        f"{who} was killed by {name}{late}",
+        fix=f"{hint}; start the same command again to resume",
         code=ExitCode.PEER,
     )
 

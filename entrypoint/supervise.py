@@ -152,7 +152,7 @@ class Watch:
             return deaths.left_early(who, child.process.returncode)
         if self.out_of_memory():
             return deaths.starved(who)
-        return (deaths.overdue(who, self.save_s) if self.overdue else deaths.killed(who, -code)) if code < 0 else None
+        return deaths.killed(who, -code, late_s=self.save_s if self.overdue else None) if code < 0 else None
 
     def listen(self) -> None:
         """Look for silence; all ranks of a run that hangs are ended. After a lost peer, look for who it was."""
@@ -228,7 +228,7 @@ class Watch:
             return
         self.ask_around()
         child, code = self.first
-        shown = child.tee.was_shown(other.tee for other in self.children)
+        shown = child.tee.was_shown(c.tee for c in self.children if c is not child or c.world.world_size == 1)
         if self.asked in (-code, code - 128):  # the latter from a rank that was asked twice
             self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{', not saved' if code > 0 else ''}")
             return
