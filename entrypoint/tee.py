@@ -91,9 +91,9 @@ class Tee:
         self._pending[descriptor] = rest
 
     def was_shown(self, others: Iterable[Tee]) -> bool:
-        """Whether another rank has put the very same words on the console: all ranks refuse some things together."""
+        """Whether one of `others` has put this rank's error on the console: all ranks refuse some things together."""
         shown = {line for other in others if other.console for line in other.memory}
-        return self.console is None and any(self.memory) and shown.issuperset(self.memory)
+        return any(line.startswith("ERROR[") for line in self.memory) and shown.issuperset(self.memory)
 
     def close(self) -> None:
         """Write what has no newline yet."""

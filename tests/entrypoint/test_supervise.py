@@ -68,6 +68,10 @@ def test_what_all_ranks_refuse_together_is_said_once(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("ERROR[93]"), "first to fail" in done.stderr) == (93, 1, False)
 
 
+def test_the_error_of_an_only_rank_is_said_once(tmp_path: Path) -> None:
+    assert run(tmp_path, "echo 'ERROR[65] why' >&2; exit 65", ranks=1).stderr == "ERROR[65] why\n"
+
+
 def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: Path) -> None:
     done = run(tmp_path, "[ $RANK = 0 ] && exec sleep 60; kill -KILL $$")
     assert done.returncode == 69
