@@ -13,6 +13,7 @@ from entrypoint import Failure
 from train.files import durable
 
 FOLDER, NAME, STOP = "errors", "exit.json", "stopping.json"
+DEADLINE = "deadline"  # the cause of an ending for which nobody sent a signal: the time was up
 DIVERGED = "diverged.json"  # the last batches of a run whose numbers are not finite any more
 
 

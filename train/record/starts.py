@@ -43,7 +43,7 @@ def refuse_in_vain(before: Sequence[Start], start: Start, run_folder: Path) -> N
     Raises:
         Failure: NO_PROGRESS.
     """
-    last = [other for other in before if _ended(other).get("code") not in IN_ORDER][-IN_VAIN:]
+    last = [other for other in before if not _in_order(_ended(other))][-IN_VAIN:]
     alike = [other for other in last if _same_job(other, start) and other.get("step") in (start["step"], None)]
     if len(alike) < IN_VAIN:
         return
@@ -100,6 +100,11 @@ def _same_job(one: Start, other: Start) -> bool:
 def _ended(start: Start) -> Mapping[str, Any]:
     ended = start.get("ended")
     return ended if isinstance(ended, dict) else {}
+
+
+def _in_order(ended: Mapping[str, Any]) -> bool:
+    """Not where its own time was up: it is as short next time, and a start that used it came to a later step."""
+    return ended.get("code") in IN_ORDER and ended.get("cause") != exitfile.DEADLINE
 
 
 def _told(start: Start) -> str:

@@ -11,7 +11,7 @@ from train.run.job import Job
 from train.run.now import Now
 
 T = TypeVar("T")
-DEADLINE: Final = "deadline"
+DEADLINE: Final = exitfile.DEADLINE
 
 
 def wanted(todo: Job, now: Now, *, evaluation: bool = False) -> bool:

@@ -95,6 +95,13 @@ def test_a_start_that_ended_in_order_is_none_in_vain(tmp_path: Path, code: int) 
         begin(tmp_path)
 
 
+def test_starts_whose_time_was_up_before_they_came_further_are_in_vain(tmp_path: Path) -> None:
+    exitfile.write(tmp_path, code=75, step=120, cause=exitfile.DEADLINE)
+    ended(tmp_path, 75, 75, 75)
+    with pytest.raises(Failure, match="no progress"):
+        begin(tmp_path)
+
+
 def test_a_start_that_died_before_its_step_was_known_counts_too(tmp_path: Path) -> None:
     for _ in range(3):
         starts.end(tmp_path, 69, lease.myself(job="7"))
