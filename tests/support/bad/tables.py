@@ -48,6 +48,8 @@ UNREACHED: dict[str, str] = {
     "train/run/trouble.py:as_failure#3": "data workers that die: tests/train/run/test_trouble.py",
     "train/worker.py:abandon": "a deaf main thread; a bug of ours: tests/train/test_worker.py",
     "train/worker.py:run": "a bug of ours, the only one with a traceback: tests/train/test_worker.py",
+    "train/worker.py:understood": "sys.exit in a user's code: tests/train/test_worker.py",
+    "train/worker.py:understood#2": "torch that cannot be loaded: tests/train/test_worker.py",
 }
 MOST = 10  # cases that end at one place: a figure is no proof where one check is asked a hundred times
 
