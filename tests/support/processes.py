@@ -21,11 +21,24 @@ def python(
     return subprocess.run(command, **(settings | options))  # type: ignore[call-overload,no-any-return]
 
 
-def start_python(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path) -> subprocess.Popen[str]:
-    """Start this Python; the caller waits for it."""
-    return subprocess.Popen(
+class Started(subprocess.Popen[str]):
+    """A process that a failed test does not wait for: it is killed where the `with` ends."""
+
+    def __exit__(self, *error: object) -> None:
+        if self.poll() is None:
+            self.kill()
+        super().__exit__(*error)  # type: ignore[arg-type]
+
+
+def start_python(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path) -> Started:
+    """Start this Python; the caller waits for it.
+
+    Not measured: a signal whose handler runs while coverage holds its own lock would find that lock held for ever.
+    """
+    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    return Started(
         [sys.executable, *arguments],
-        env={**os.environ, **(environ or {})},
+        env={**unmeasured, **(environ or {})},
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
