@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import servers
 from calls_seen import Seen, watched
+from processes import unmeasured
 from publishing import DRIVER, stand_in, write_table
 from servers import serving
 
@@ -48,7 +49,7 @@ def seen(place: Path) -> Seen:
         (place / name).mkdir()
     (place / "work" / "cfg.yaml").write_text(CONFIG)
     table = write_table(place / "table.json", {"mnist": ARCHIVES})
-    environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    environ = {name: value for name, value in unmeasured().items() if not name.lower().endswith("_proxy")}
     environ |= {"HOME": str(place / "home"), "TMPDIR": str(place / "tmp"), "OMP_NUM_THREADS": "1"}
     environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | SECRETS
     with serving(BODIES, servers.whole) as server:

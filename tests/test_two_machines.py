@@ -171,7 +171,7 @@ def test_a_machine_that_is_lost_ends_the_other_one(pair: Sequence[Host], tmp_pat
 
 @pytest.mark.parametrize("procs", [1, 2])
 def test_two_machines_that_are_both_number_0_are_told(pair: Sequence[Host], tmp_path: Path, procs: int) -> None:
-    codes, said = both(*(start(host, tmp_path, procs_per_node=procs) for host in pair))
+    codes, said = both(*(start(host, tmp_path, procs_per_node=procs, start_s=20) for host in pair))
     assert 76 in codes, said
     assert set(codes) <= {69, 76}
     assert "two processes say that they are rank" in said

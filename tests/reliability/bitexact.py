@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import trials
-from processes import alive, wait_until
+from processes import alive, unmeasured, wait_until
 from trials import Trial
 
 from train.record import metrics
@@ -88,7 +88,7 @@ def start(place: Path, mode: str, world: int) -> subprocess.Popen[bytes]:
     where = ["--device", "cpu", "--procs-per-node", str(world)]
     command = [sys.executable, "-m", "train", *where, *SETTINGS, f"train.reproducible={mode}"]
     # With bitwise the number of threads is ours to choose: it must be the same in every world.
-    environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environ = {name: value for name, value in unmeasured().items() if name != "OMP_NUM_THREADS"}
     threads = {"OMP_NUM_THREADS": "1"} if mode == "fast" else {}
     with (place / "log").open("ab") as log:
         return subprocess.Popen(command, cwd=place, env=environ | threads, stdout=log, stderr=log)

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import trials
-from processes import alive, wait_until
+from processes import alive, unmeasured, wait_until
 from runs import Run
 from trials import Trial
 
@@ -135,7 +135,7 @@ class Stage:
         return subprocess.Popen(
             [sys.executable, "-m", "train", "--device", "cpu", *place, *SETTINGS, *self.settings],
             cwd=self.folder.name,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "FAULT": self.fault},
+            env={**unmeasured(), "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "FAULT": self.fault},
             stdout=subprocess.DEVNULL if silent else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from processes import alive, wait_until
+from processes import alive, unmeasured, wait_until
 from runs import Run
 from trials import Trial, last_lines
 
@@ -135,7 +135,7 @@ TRAIN = (sys.executable, "-m", "train")
 def command(folder: Path, *words: str, output: int | None = None, **environ: str | None) -> Started:
     """Any command, marked."""
     mark = os.urandom(8).hex()
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environ, MARK: mark}
+    variables = {**unmeasured(), "OMP_NUM_THREADS": "1", **environ, MARK: mark}
     said = folder / f"said-{mark}"
     with said.open("wb") as stream:
         process = subprocess.Popen(

@@ -21,6 +21,14 @@ def python(
     return subprocess.run(command, **(settings | options))  # type: ignore[call-overload,no-any-return]
 
 
+def unmeasured() -> dict[str, str]:
+    """This process' environment, for those that are signalled, or whose files are looked at.
+
+    A signal whose handler runs while coverage holds its own lock would find that lock held for ever.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+
+
 class Started(subprocess.Popen[str]):
     """A process that a failed test does not wait for: it is killed where the `with` ends."""
 
@@ -31,14 +39,10 @@ class Started(subprocess.Popen[str]):
 
 
 def start_python(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path) -> Started:
-    """Start this Python; the caller waits for it.
-
-    Not measured: a signal whose handler runs while coverage holds its own lock would find that lock held for ever.
-    """
-    unmeasured = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+    """Start this Python; the caller waits for it."""
     return Started(
         [sys.executable, *arguments],
-        env={**unmeasured, **(environ or {})},
+        env={**unmeasured(), **(environ or {})},
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

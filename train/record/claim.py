@@ -76,7 +76,7 @@ def refuse_taken(folder: Path, me: Holder, tell: Tell, *, first: bool) -> Waited
         first: whether this task starts rank 0, and holds the folder then; the others know it by `me.launch`.
 
     Raises:
-        Failure: OUTPUT, naming the other start.
+        Failure: OUTPUT, naming the other start; FACTS for a second rank 0 of the same start.
     """
     path, waited = folder / NAME, None
     while True:
@@ -147,7 +147,7 @@ def _outlive(path: Path, holder: Holder | None, me: Holder, tell: Tell) -> Waite
         return lease.overdue(path)
     if not lease.lives_here(holder) and not lease.ended(holder):
         tell(f"{_named(holder)} holds the run's folder: waiting for a sign of life, {lease.STALE_S:.0f} s at most")
-    waited = lease.wait(path, lambda now: _refuse_living(path, now), beat=lambda now: _refuse(path, now))
+    waited = lease.wait(path, lambda now: _refuse_living(path, now, me), beat=lambda now: _refuse(path, now, me))
     if waited.silent:
         tell(f"taken over from {_named(holder)}: no sign of life for {lease.STALE_S:.0f} s")
     elif lease.ended(holder):
@@ -155,12 +155,20 @@ def _outlive(path: Path, holder: Holder | None, me: Holder, tell: Tell) -> Waite
     return waited
 
 
-def _refuse_living(path: Path, holder: Holder | None) -> None:
+def _refuse_living(path: Path, holder: Holder | None, me: Holder) -> None:
     if lease.lives_here(holder):
-        _refuse(path, holder)
+        _refuse(path, holder, me)
 
 
-def _refuse(path: Path, holder: Holder | None) -> None:
+def _refuse(path: Path, holder: Holder | None, me: Holder) -> None:
+    if holder and holder.launch == me.launch:
+        raise Failure(
+            "two processes say that they are rank 0 of this run",
+            found=f"{_named(holder)}, and {me}",
+            expected="each rank once",
+            fix="give each machine its own --node-rank; or wait for the first, if the same command was started twice",
+            code=ExitCode.FACTS,
+        )
     job = holder.job if holder else ""
     end = f"scancel {job}" if job else f"kill {holder.pid} on {holder.host}" if holder else "end it"
     raise Failure(

@@ -105,9 +105,11 @@ def test_the_tasks_of_one_start_know_each_other_when_the_lease_is_taken_meanwhil
     claim.refuse_taken(tmp_path, starter(), print, first=False)
 
 
-def test_the_task_of_rank_0_takes_no_lease_for_its_own(tmp_path: Path) -> None:
+def test_a_second_rank_0_of_one_start_is_told_which_number_to_take(tmp_path: Path) -> None:
     left_by(tmp_path, starter("mine"))
-    refusal(tmp_path, first=True)
+    with pytest.raises(Failure, match="two processes say that they are rank 0") as caught:
+        claim.refuse_taken(tmp_path, starter("mine"), print, first=True)
+    assert (caught.value.code, "--node-rank" in caught.value.fix) == (ExitCode.FACTS, True)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -151,7 +153,7 @@ def test_a_start_that_was_killed_is_taken_over_at_once_and_said(tmp_path: Path) 
 def test_the_folder_is_made_held_and_given_back(tmp_path: Path) -> None:
     held = claim.hold(tmp_path / "runs" / "new", starter(), None, print)
     with claim.kept(held, lost=print) as kept:
-        refusal(kept.folder)
+        refusal(kept.folder, starter("theirs"))
         kept.refuse_lost()
     assert list(kept.folder.iterdir()) == []
 
