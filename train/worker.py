@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import socket
@@ -29,8 +30,8 @@ from train.settings import schema, variables
 from train.settings.config import RunConfig
 
 
-def main() -> int:
-    """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; returns the exit code.
+def main() -> NoReturn:
+    """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; ends with its exit code.
 
     With `--evaluate CHECKPOINT --scratch FOLDER [--json]` it measures instead of training.
     """
@@ -39,9 +40,9 @@ def main() -> int:
     bell.listen()
     code = run(sys.argv[1:], os.environ, bell)
     # A rank left in disorder: NCCL would wait for ranks that are gone. And Python would wait for a user's thread.
-    if in_a_group() or held_up(THREADS_S):
-        vanish(code)
-    return code
+    if not in_a_group() and not held_up(THREADS_S):
+        atexit._run_exitfuncs()
+    vanish(code)  # in the interpreter's own end, a thread of gloo's has turned a saved rank into a SIGABRT
 
 
 SPINS: Final = "3000"
@@ -228,4 +229,4 @@ def leave(failure: Failure, seat: Seat | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -194,6 +194,13 @@ def test_a_signal_that_an_import_swallowed_stops_the_run_all_the_same(tmp_path: 
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_a_rank_that_has_saved_does_not_pass_through_the_interpreters_own_end(tmp_path: Path) -> None:
+    script = tmp_path / "fragile.py"
+    script.write_text(FRAGILE)
+    ended = python(str(script), cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (75, "what was registered\n")
+
+
 def listens(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
@@ -207,6 +214,21 @@ def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "late.json").read_text()) == []
 
+
+# As gloo's threads do now and then: whoever is there when the interpreter takes itself down dies.
+FRAGILE = """
+import atexit, os
+from train import worker
+
+class Dies:
+    def __del__(self, abort=os.abort):
+        abort()
+
+dies = Dies()
+atexit.register(print, "what was registered")
+worker.run = lambda *_: 75
+worker.main()
+"""
 
 # Which modules are first imported between the first step and the end of the process.
 LATE = """

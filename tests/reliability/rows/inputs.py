@@ -190,7 +190,7 @@ ROWS: Mapping[int, Row] = {
     11: spoilt("loss", "nan", 90, "samples"),
     12: spike,
     13: spoilt("param", "flip", 78, "rank 1", settings=("train.check_replicas_every_steps=1",), rank=1),
-    39: spoilt("fwd", "gpu-oom", 71, "rank {rank} of {ranks}", "fix:"),
+    39: spoilt("fwd", "gpu-oom", 71, "out of GPU memory", "train.micro_batch_size="),
     41: small_shm,
     44: fetched_by_many,
     45: download_killed,
