@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from entrypoint import World
+from entrypoint.world import to_environ
 
 ALONE = World(
     rank=0,
@@ -18,3 +19,6 @@ ALONE = World(
 )
 FIRST = replace(ALONE, world_size=2, local_world_size=2, master_port=1)
 SECOND = replace(FIRST, rank=1, local_rank=1)
+
+# What the parent sets for a rank that is alone.
+CONTRACT = to_environ(ALONE)

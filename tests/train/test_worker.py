@@ -13,6 +13,7 @@ import pytest
 import torch
 from jobs import ALONE, TINY, forget_accelerate, trained
 from processes import python, start_python, wait_until
+from worlds import CONTRACT
 
 from entrypoint import ExitCode, Failure
 from train import worker
@@ -22,17 +23,6 @@ from train.run import session
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
-
-CONTRACT = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29999",
-}
 
 
 def peer() -> Failure:

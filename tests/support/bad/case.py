@@ -18,21 +18,12 @@ from typing import Any
 import raising
 from machines import machine
 from trials import Trial, last_lines
+from worlds import CONTRACT
 
 import entrypoint.__main__ as entry
 import train.__main__ as front
 from entrypoint import Failure, launch
 
-CONTRACT = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_WORLD_SIZE": "1",
-    "GROUP_RANK": "0",
-    "GROUP_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29999",
-}
 # Where a failure of another process, or of rank 0, is made again.
 HANDED_ON = ("train/ranks/runtime.py:shared", "train/data/pools.py:take")
 # What a payload would leave where it ran.
