@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import committer
 import trials
+from processes import unmeasured
 from trials import Trial
 
 from entrypoint import Failure
@@ -67,8 +68,13 @@ class Committer:
     """A handle on committer.py."""
 
     def __init__(self) -> None:
+        # Coverage saves what it measured where a process ends, by system calls that are not the commit's.
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(committer.__file__))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(Path(committer.__file__))],
+            env=unmeasured(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def __enter__(self) -> Committer:
