@@ -62,12 +62,14 @@ class Failure(Exception):
         self.found, self.expected, self.kept = found, expected, kept
 
     def __str__(self) -> str:
-        """The block a user reads: `ERROR[code] what`, then one indented line for each fact."""
-        facts = {"found": self.found, "expected": self.expected, "fix": self.fix, "kept": self.kept}
+        """The block a user reads: `ERROR[code] what`, and one indented line for each fact. A clean stop is no error."""
+        stop = self.code == ExitCode.STOPPED
+        facts = {"found": self.found, "expected": self.expected, "next" if stop else "fix": self.fix, "kept": self.kept}
         # A value that brings lines along may not look like further facts.
         lines = [f"  {name}: {value.translate(ONE_LINE)}" for name, value in facts.items() if value is not None]
         # A file's name may hold anything, what a terminal would obey included.
-        return "\n".join([f"ERROR[{int(self.code)}] {self.what}", *lines]).translate(CONTROL)
+        head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
+        return "\n".join([head, *lines]).translate(CONTROL)
 
     def as_json(self) -> dict[str, Any]:
         """The same facts for `entrypoint show --json` and `errors/`."""

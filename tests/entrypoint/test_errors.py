@@ -17,6 +17,11 @@ def test_facts_that_are_not_known_leave_no_empty_lines() -> None:
     assert str(Failure("broken", fix="mend it", code=ExitCode.DATA)) == "ERROR[65] broken\n  fix: mend it"
 
 
+def test_a_clean_stop_does_not_read_as_an_error() -> None:
+    stop = Failure("stopped by SIGTERM", fix="start the same command again", code=ExitCode.STOPPED)
+    assert str(stop) == "stopped by SIGTERM\n  next: start the same command again"
+
+
 def test_the_json_form_holds_code_what_and_fix() -> None:
     failure = Failure("broken", fix="mend it", code=ExitCode.DATA, found="x")
     assert failure.as_json() == {"code": 65, "what": "broken", "fix": "mend it", "found": "x"}

@@ -107,7 +107,7 @@ def _refuse_little_room(archive: Archive, root: Path) -> None:
     need = archive.size + sum(file.size or archive.size // len(archive.files) for file in archive.files)
     if shutil.disk_usage(root).free < need:
         short = _refusal(OSError(errno.ENOSPC, "too little"), root)
-        short.expected = f"{need / 1e6:.1f} MB free for {archive.name} and what it holds"
+        short.expected = f"{refusals.sized(need)} free for {archive.name} and what it holds"
         raise short
 
 

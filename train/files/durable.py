@@ -123,5 +123,5 @@ def refuse_full(folder: Path, need: int) -> None:
         disk = os.statvfs(there)
     if disk.f_bavail * disk.f_frsize < need:
         short = refusals.failure(OSError(errno.ENOSPC, "too little"), folder)
-        short.expected = f"{need / 1e6:.1f} MB free"
+        short.expected = f"{refusals.sized(need)} free"
         raise short

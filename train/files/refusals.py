@@ -49,8 +49,13 @@ def _free(path: Path) -> str:
     with suppress(OSError):
         disk = os.statvfs(there)
         free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-        return f"; {free / 1e6:.1f} MB free of {size / 1e6:.1f} MB"
+        return f"; {sized(free)} free of {sized(size)}"
     return ""
+
+
+def sized(count: int) -> str:
+    """`1.5 MB`; what is less than one, in kB: a small checkpoint is no 0.0 MB."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 @contextmanager

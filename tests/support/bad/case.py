@@ -22,7 +22,7 @@ from worlds import CONTRACT
 
 import entrypoint.__main__ as entry
 import train.__main__ as front
-from entrypoint import Failure, launch
+from entrypoint import ExitCode, Failure, launch
 
 # Where a failure of another process, or of rank 0, is made again.
 HANDED_ON = ("train/ranks/runtime.py:shared", "train/data/pools.py:take")
@@ -70,8 +70,8 @@ class Outcome:
 
     @property
     def block(self) -> str:
-        """The error alone."""
-        return self.text[self.text.find("ERROR[") :]
+        """The error alone; of a clean stop, which is none, all."""
+        return self.text[max(0, self.text.find("ERROR[")) :]
 
 
 def through_train(case: Case, folder: Path) -> int:
@@ -171,10 +171,11 @@ def meet(case: Case, folder: Path) -> Outcome:
 
 def wrong_in(case: Case, outcome: Outcome) -> list[str]:
     """What is not as it should be, in words."""
-    fix = outcome.block.partition("fix: ")[2]
+    stop = case.code == ExitCode.STOPPED
+    fix = outcome.block.partition("next: " if stop else "fix: ")[2]
     found = {
         f"exit code {outcome.code}": outcome.code != case.code,
-        f"no ERROR[{case.code}]": f"ERROR[{case.code}]" not in outcome.text,
+        f"no ERROR[{case.code}], or one for a stop": (f"ERROR[{case.code}]" in outcome.text) == stop,
         "a traceback": "Traceback" in outcome.text,
         f"written: {', '.join(outcome.written)}": bool(outcome.written),
         f"no fix with {case.fix!r}": case.fix not in fix,

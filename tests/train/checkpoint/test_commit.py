@@ -105,7 +105,7 @@ def test_a_save_that_does_not_fit_fails_before_it_writes_anything(tmp_path: Path
         with intercepted(lambda *_: None) as made, pytest.raises(Failure, match="cannot write") as told:
             saved(disk / "checkpoints", 20)
     assert "mkdir" not in made
-    assert told.value.expected == "0.0 MB free"
+    assert told.value.expected == "0.1 kB free"
 
 
 def test_a_failed_save_names_the_newest_checkpoint_that_is_valid(tmp_path: Path) -> None:

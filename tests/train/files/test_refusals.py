@@ -42,7 +42,7 @@ def test_a_full_disk_is_told_with_the_space_that_is_left(tmp_path: Path) -> None
             durable.write(disk / "a", b"x" * 8192)
         assert (disk / "a").read_bytes() == b"old"
     assert caught.value.code == ExitCode.IO
-    assert caught.value.found == "No space left on device (errno 28, ENOSPC); 0.0 MB free of 0.1 MB"
+    assert caught.value.found == "No space left on device (errno 28, ENOSPC); 0.0 kB free of 65.5 kB"
 
 
 def test_a_path_that_is_not_there_is_told_with_the_space_around_it(tmp_path: Path) -> None:
