@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import os
 import platform
 import signal
@@ -11,10 +12,10 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import NoReturn
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, shield
 from train.commands import checking, data, evaluating, stopping, training
+from train.commands.words import Parser
 from train.front import timelimit
 
 EXAMPLES = """examples:
@@ -25,6 +26,7 @@ EXAMPLES = """examples:
   train eval runs/NAME                      measure a run's best checkpoint again, anywhere
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
+  train bench step                          speed beside others' ways to do the same (train bench --help)
   train where --config cfg.yaml             print the run's folder (for job scripts)
   train --device cpu --procs-per-node 2     two processes on the CPU
 
@@ -36,23 +38,15 @@ Ctrl-C.
 """
 
 # Promised commands of later versions.
-LATER = ("bench", "report")
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with our exit code and our two halves."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of leaving with 2."""
-        fix = "see `train --help`; settings are written without dashes: section.key=value"
-        raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
+LATER = ("report",)
 
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN|data check|data fetch] [--config FILE] [options] [section.key=value ...]",
+        usage="train [check|where|eval RUN|data check|data fetch|bench NAME] [--config FILE] [options] "
+        "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -85,6 +79,8 @@ def main() -> int:
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what one command line asks for; every failure is shown here, once."""
     try:
+        if argv and argv[0] in OWN:
+            return int(importlib.import_module(OWN[argv[0]]).handle(argv[1:], environ))
         arguments = build_parser().parse_intermixed_args(argv)
         if arguments.version:
             print(version())
@@ -111,11 +107,13 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
     if not words or "=" in words[0]:
         return "train", list(words)
     name = words[0]
+    if name in OWN:
+        raise Failure(f"`{name}` comes after options", fix=f"write it first: train {name} ...", code=ExitCode.USAGE)
     if name in LATER:
         fix = f"use one of: {', '.join(COMMANDS)}"
         raise Failure(f"`train {name}` is not available in this version", fix=fix, code=ExitCode.USAGE)
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
+        close = difflib.get_close_matches(name, [*COMMANDS, *OWN], 1)
         fix = f"write `train {close[0]}`" if close else "write section.key=value, and a file as --config FILE"
         raise Failure(f"`{name}` is neither a command nor section.key=value", fix=fix, code=ExitCode.USAGE)
     return name, list(words[1:])
@@ -158,6 +156,8 @@ COMMANDS = {
     "eval": evaluating.evaluate,
     "data": data.handle,
 }
+# These come first and have arguments of their own; other commands do not wait for their imports.
+OWN = {"bench": "train.commands.bench"}
 JSON = ("eval", "data")  # the commands that know --json
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""`train bench`: which parts there are, what they are asked for, and what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from train.bench import rows, step
+from train.bench.options import Options
+from train.bench.pairs import exactly
+from train.bench.rows import Found
+from train.commands import bench
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """What the bench `step` was asked for, which measures nothing here."""
+    asked: list[Options] = []
+
+    def run(options: Options) -> Iterator[Found]:
+        asked.append(options)
+        yield rows.measured("3a", exactly(1.0))
+
+    monkeypatch.setattr(step, "run", run)
+    return asked
+
+
+def test_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.handle(["step", "--device", "cpu"], {}) == 0
+    assert "| 3a" in capsys.readouterr().out
+
+
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.handle(["step", "--json", "--device", "cpu"], {})
+    assert json.loads(capsys.readouterr().out)["rows"][0]["row"] == "3a"
+
+
+def test_what_is_asked_for_reaches_the_bench(seen: list[Options]) -> None:
+    bench.handle(["step", "--device", "cpu", "--pairs", "7", "--quick", "optim.lr=1"], {})
+    assert (seen[0].pairs, seen[0].quick, seen[0].overrides) == (7, True, ("optim.lr=1",))
+
+
+def test_its_scratch_folder_is_gone_at_the_end(seen: list[Options]) -> None:
+    bench.handle(["step", "--device", "cpu"], {})
+    assert not seen[0].scratch.exists()
+
+
+def test_files_are_kept_where_asked(tmp_path: Path) -> None:
+    bench.handle(["step", "--device", "cpu", "--output", str(tmp_path / "new")], {})
+    assert json.loads((tmp_path / "new" / "bench.json").read_text())["machine"]["device"] == "cpu"
+    assert "| 3a" in (tmp_path / "new" / "bench.md").read_text()

@@ -1,0 +1,157 @@
+"""`train bench NAME...`: measurements beside others' ways to do the same, as a table, JSON and plots."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, options_from
+from train.bench import machine, output
+from train.bench.options import Options, find_peers
+from train.bench.rows import Found, Row, Series
+from train.commands import stopping
+from train.commands.words import Parser
+from train.files import durable
+from train.front import rundir
+
+# Each is a module of train.bench with `run(options) -> Iterator[Found]` and, where it has arguments of its own,
+# `arguments(parser)`. What takes seconds to import is imported in `run`.
+PARTS: Final[Mapping[str, str]] = {
+    "step": "time of a step, and images/s, against scripts that do the same by hand",
+    "input": "images/s of the input pipeline, and what a step asks of the file system",
+    "start": "from the command to the first step",
+    "checkpoint": "what a checkpoint costs the training",
+    "scaling": "1, 2, 4, ... processes, strong and weak",
+    "comm": "all-reduce, broadcast and gather by size, under any launcher",
+    "sweep": "micro batch, workers, precision, CPUs: which setting is best",
+}
+ALL: Final = ("step", "input", "start", "checkpoint", "scaling", "comm")
+EXAMPLES: Final = """examples:
+  train bench step                          rows 1, 2, 3, 4, 6, 10 and 13; what needs a GPU says so without one
+  train bench all --output bench            everything but the sweep; bench.json, bench.md and plots in bench/
+  train bench sweep --config cfg.yaml       the best setting for your model and data on this machine
+  train bench step --quick                  a minute, to see that it works: the values mean nothing
+"""
+
+
+def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Measure, print a table (or --json) and leave files in --output."""
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
+    names, parts = _chosen(name)
+    arguments = build_parser(name, parts).parse_intermixed_args(list(argv[1:] if name else argv))
+    if not name:
+        what, fix = "`train bench` needs a name", f"use one of: {', '.join(PARTS)}, all"
+        raise Failure(what, fix=fix, code=ExitCode.USAGE)
+    stopping.handle(stopping.stop)
+    options = asked(arguments, environ)
+    if arguments.output:
+        durable.prepare(Path(arguments.output))
+    try:
+        found = list(_shown(names, parts, options))
+    finally:
+        durable.remove(options.scratch)
+    facts = machine.facts(options.device, now=time.time())
+    text = json.dumps(output.as_json(found, facts), indent=1)
+    told = output.markdown(found, facts)
+    print(text if arguments.json else told)
+    if arguments.output:
+        keep(Path(arguments.output), found, text, told)
+    return 0
+
+
+def build_parser(name: str, parts: Sequence[ModuleType]) -> Parser:
+    """The command line after `train bench NAME`."""
+    about = "\n".join(f"  {part:<12} {text}" for part, text in PARTS.items())
+    parser = Parser(
+        prog=f"train bench {name or 'NAME'}",
+        description=f"Measure beside others' ways to do the same. NAME is `all` or one of:\n{about}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("words", nargs="*", default=[], metavar="section.key=value", help="settings of what is trained")
+    parser.add_argument("--config", metavar="FILE", help="what is trained, where a bench can take it")
+    parser.add_argument("--pairs", metavar="N", type=_positive, help="pairs of measurements (default: as a row asks)")
+    parser.add_argument("--quick", action="store_true", help="smallest sizes, to see that it works")
+    parser.add_argument("--output", metavar="DIR", help="keep bench.json, bench.md and plots there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--peers", metavar="DIR", help="the scripts to be compared with (default: the project's)")
+    add_launch_arguments(parser)
+    for part in parts:
+        if hasattr(part, "arguments"):
+            part.arguments(parser.add_argument_group(part.__name__.rpartition(".")[2]))
+    return parser
+
+
+def asked(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+    """The command line as values."""
+    launch = options_from(arguments, environ)
+    return Options(
+        device=make_plan(environ, launch).device,
+        launch=launch,
+        scratch=rundir.scratch(environ),
+        peers=find_peers(arguments.peers),
+        environ=environ,
+        tell=_tell,
+        pairs=arguments.pairs,
+        quick=arguments.quick,
+        config=arguments.config,
+        overrides=tuple(arguments.words),
+        own=arguments,
+    )
+
+
+def keep(folder: Path, found: Sequence[Found], text: str, told: str) -> None:
+    """bench.json, bench.md, and a plot of each series."""
+    (folder / "bench.json").write_text(text + "\n")
+    (folder / "bench.md").write_text(told)
+
+
+def _chosen(name: str) -> tuple[Sequence[str], list[ModuleType]]:
+    names = ALL if name == "all" else (name,) if name else ()
+    return names, [_part(one) for one in names]
+
+
+def _part(name: str) -> ModuleType:
+    if name not in PARTS:
+        what, fix = f"`train bench {name}` is no bench", f"use one of: {', '.join(PARTS)}, all"
+        raise Failure(what, fix=fix, code=ExitCode.USAGE)
+    try:
+        return importlib.import_module(f"train.bench.{name}")
+    except ModuleNotFoundError as error:
+        fix = f"use one of: {', '.join(PARTS)}"
+        raise Failure(f"`train bench {name}` is not available in this version", fix=fix, code=ExitCode.USAGE) from error
+
+
+def _shown(names: Sequence[str], parts: Sequence[Any], options: Options) -> Iterator[Found]:
+    """What each part finds, told as soon as it is known."""
+    for name, part in zip(names, parts, strict=True):
+        options.tell(f"bench {name}")
+        for found in part.run(options):
+            options.tell(_line(found))
+            yield found
+
+
+def _line(found: Row | Series) -> str:
+    if isinstance(found, Series):
+        return f"  {found.title}: {sum(map(len, found.lines.values()))} points"
+    number, what, value, between, _, target, reached = output.cells(found)
+    return f"  {number:>3} {what}: {value}{f' ({between})' if between else ''}; target {target}: {reached}"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
