@@ -1,0 +1,71 @@
+"""Series become panels of one picture: looked at through matplotlib's own objects."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from matplotlib.axes import Axes
+from PIL import Image
+
+from train.plotting import panels, paper
+from train.plotting.panels import Panel, Series
+
+LINE = Series(name="a run", x=[1, 2, 4], y=[3.0, math.nan, 1.0])
+
+
+def filled(panel: Panel) -> Axes:
+    """The axes of one panel."""
+    with paper.look():
+        _, (axes,) = paper.sheet(1, 1)
+        panels._fill(axes, panel)
+    return axes
+
+
+def test_panels_stand_side_by_side() -> None:
+    panel = Panel(title="Loss", x="step", y="nats", series=[LINE])
+    with Image.open(io.BytesIO(panels.draw([panel, panel, panel]))) as image:
+        assert image.size == (round(2 * paper.WIDTH * paper.DPI), round(2 * paper.HEIGHT * paper.DPI))
+
+
+def test_labels_titles_and_names_are_there() -> None:
+    other = Series(name="another", x=[1], y=[2.0])
+    axes = filled(Panel(title="Loss", x="step", y="nats", series=[LINE, other], marks={2: "start 2"}))
+    legend = axes.get_legend()
+    assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("Loss", "step", "nats")
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["a run", "another"]
+    assert "start 2" in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("series", [[], [Series(name="x", x=[1.0], y=[math.nan])]])
+def test_what_has_no_number_is_said_to_be_not_measured(series: list[Series]) -> None:
+    axes = filled(Panel(title="GPU", x="s", y="%", series=series))
+    assert [text.get_text() for text in axes.texts] == ["not measured"]
+
+
+def test_series_differ_without_colours_too() -> None:
+    many = [Series(name=str(number), x=[1, 2], y=[1, 2], style="points") for number in range(7)]
+    lines = filled(Panel(title="", x="", y="", series=many)).get_lines()
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 7
+
+
+def test_a_spread_is_drawn_around_its_points() -> None:
+    spread = Series(name="x", x=[1, 2], y=[5, 6], low=[4, 7], high=[6, 8], style="points")
+    axes = filled(Panel(title="", x="", y="", series=[spread]))
+    assert axes.dataLim.ymin == 4
+    assert axes.dataLim.ymax == 8
+
+
+def test_processes_are_counted_in_whole_numbers() -> None:
+    axes = filled(Panel(title="", x="", y="", series=[LINE], ticks=[1, 2, 4], log_x=2, from_zero=True))
+    axes.figure.draw_without_rendering()
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4"]
+    assert axes.get_ylim()[0] == 0
+
+
+def test_text_of_strangers_is_only_text() -> None:
+    hostile = "$\\frac{$ <script>\x00\n日本 " + "x" * 500
+    axes = Panel(title=hostile, x=hostile, y=hostile, series=[Series(name=hostile, x=[1], y=[1])], marks={1: hostile})
+    assert panels.draw([axes], note=hostile).startswith(b"\x89PNG")

@@ -1,0 +1,41 @@
+"""Speed-up and efficiency by hand-checked numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.plotting import speedup
+from train.plotting.speedup import Point
+
+
+def test_speed_up_is_against_the_fewest_processes() -> None:
+    points = [Point(processes=4, images_per_s=300.0), Point(processes=1, images_per_s=100.0)]
+    found = speedup.scaled(points)
+    assert [(one.processes, one.speed_up, one.efficiency) for one in found] == [(1, 1.0, 1.0), (4, 3.0, 0.75)]
+
+
+def test_efficiency_counts_from_where_the_series_begins() -> None:
+    points = [Point(processes=4, images_per_s=400.0), Point(processes=16, images_per_s=800.0)]
+    assert [one.efficiency for one in speedup.scaled(points)] == [1.0, 0.5]
+
+
+def test_a_spread_becomes_one_of_speed_up() -> None:
+    base, four = Point(processes=1, images_per_s=100.0), Point(processes=4, images_per_s=300.0, low=250, high=350)
+    assert [(one.low, one.high) for one in speedup.scaled([base, four])] == [(1.0, 1.0), (2.5, 3.5)]
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    assert speedup.scaled([Point(processes=2, images_per_s=0.0)]) == []
+    assert speedup.panels({"strong": []}) == []
+
+
+def test_the_panels_show_the_ideal_the_75_percent_line_and_each_series() -> None:
+    points = [Point(processes=2, images_per_s=100.0), Point(processes=4, images_per_s=150.0)]
+    up, share = speedup.panels({"strong": points})
+    assert {series.name: list(series.y) for series in up.series} == {
+        "ideal": [1.0, 2.0],
+        "75% of ideal": [0.75, 1.5],
+        "strong": [1.0, 1.5],
+    }
+    assert [list(series.y) for series in share.series] == [[100, 100], [75, 75], [100, pytest.approx(75)]]
+    assert up.y == "speed-up over 2 processes"
