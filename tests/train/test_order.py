@@ -67,7 +67,7 @@ def source(damaged: Path) -> Callable[..., Data]:
     """Settings of each kind of data, with changes."""
     kinds: dict[str, dict[str, Any]] = {
         "images": {"samples": 50, "image_size": 16},
-        "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4},
+        "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
     }
     return lambda kind, **changes: Data(**kinds[kind] | changes)

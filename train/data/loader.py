@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from entrypoint import Pulse
 from train.data import augment
 from train.data.broken import Ledger
-from train.data.pools import ByWorkers, Side, in_memory
+from train.data.pools import ByWorkers, Side, in_memory, on_device
 from train.data.sampling import Piece
 from train.data.sets import Samples, Sets, Source
 from train.data.shape import Shape
@@ -64,14 +63,14 @@ class Loader:
         wanted = (piece.samples for piece in _remembered(pieces, kept))
         for pixels, rows, labels in self.training.take(wanted):
             piece = kept.pop(0)
-            yield piece, Batch(images=augment.apply(pixels, rows, self._shifts(piece, rows)), labels=labels)
+            yield piece, Batch(images=self._augmented(piece, pixels, rows), labels=labels)
 
     def evaluate(self, blocks: Sequence[Samples]) -> Iterator[Batch]:
         """Each block of held-out samples, as they are."""
         for pixels, rows, labels in self.held_out.take(blocks):
-            yield Batch(images=augment.normalized(pixels[rows]), labels=labels)
+            yield Batch(images=augment.normalized(pixels.index_select(0, rows)), labels=labels)
 
-    def _shifts(self, piece: Piece, rows: Tensor) -> Tensor:
+    def _augmented(self, piece: Piece, pixels: Tensor, rows: Tensor) -> Tensor:
         moves = augment.moves(
             self.data.augment,
             piece.samples,
@@ -80,8 +79,8 @@ class Loader:
             epoch=piece.epoch,
             mirror=self.mirror,
         )
-        packed = torch.from_numpy(np.stack([moves.down, moves.right, moves.mirror]))
-        return packed.to(rows.device, non_blocking=True)
+        shifts = on_device(moves.packed(), rows.device)
+        return augment.apply(pixels, rows, shifts, gray=moves.gray)
 
 
 def open_loader(

@@ -53,7 +53,7 @@ class InMemory:
         """Give all images each time, and which rows are meant."""
         for samples in wanted:
             there = samples if self.whole is None else samples[self.whole[samples]]
-            rows = torch.from_numpy(there).to(self.pixels.device, non_blocking=True)
+            rows = on_device(there, self.pixels.device)
             if len(there):
                 yield self.pixels, rows, self.labels[rows]
 
@@ -117,6 +117,12 @@ def in_memory(
         finally:
             results.close()  # type: ignore[attr-defined]  # a generator: what was not begun is not read any more
     return InMemory(pixels.to(device), labels.to(device), None if whole.all() else whole)
+
+
+def on_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """A copy that the host does not wait for: from memory that is not pinned, CUDA may wait for its stream."""
+    found = torch.from_numpy(numbers)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 
 
 class _Reading(Dataset[Any]):

@@ -45,6 +45,8 @@ def words(kind: Any) -> str:
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
         return arguments[0] if len(arguments) == 1 else f"one of {', '.join(arguments)}"
+    if get_origin(kind) is list and get_origin(arguments[0]) is Literal:
+        return f"a list of {', '.join(get_args(arguments[0]))}"
     if get_origin(kind) is list:
         return f"a list of {words(arguments[0]).removeprefix('a ')}s"
     if get_origin(kind) is dict:

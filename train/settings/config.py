@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Auto = Literal["auto"]
+Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Data:
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
     cache: str | None = None
-    augment: Literal["standard", "none"] = "standard"
+    augment: Augment | list[Augment] = "standard"
     max_bad_images: int = 0
 
 

@@ -87,6 +87,20 @@ WEIGHTS = Rule(
     expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
 )
 
+
+def go_together(augment: str | list[str]) -> bool:
+    """Whether no word of data.augment says what another one says, or its contrary."""
+    one = [augment] if isinstance(augment, str) else augment
+    acts = {"standard": ("shift", "mirror"), "translate": ("shift",)}
+    said = [act for word in one for act in acts.get(word, (word,))]
+    return len(said) == len(set(said)) > 0 and (one == ["none"] or "none" not in one)
+
+
+AUGMENT = Rule(
+    holds=go_together,
+    expected="none, or what goes together: one of standard and translate, mirror where there is no standard, cutout",
+)
+
 # The names that this version knows. Their first is the quickstart's.
 NAMES: dict[str, tuple[str, ...]] = {
     "data.name": names.DATA,
@@ -118,6 +132,7 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "data.imbalance": between(1, 1_000_000),
     "data.val_fraction": FRACTION,
     "data.group": PATTERN,
+    "data.augment": AUGMENT,
     "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),
     "model.weights": PATH,

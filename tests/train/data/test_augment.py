@@ -80,6 +80,45 @@ def test_without_augmentation_nothing_moves() -> None:
     assert not found.mirror.any()
 
 
+def test_translate_shifts_as_standard_does_and_fills_with_gray() -> None:
+    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.moves("translate", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert (found.down.tolist(), found.mirror.any()) == (as_usual.down.tolist(), False)
+    given = augment.apply(image(), torch.tensor([0]), torch.tensor([[2], [-1], [0]]), gray=True)[0]
+    assert not given[:, -2:].any()
+    assert not given[:, :, 0].any()
+    assert torch.equal(given[:, :-2, 1:], moved(2, -1, 0)[:, :-2, 1:])
+
+
+def test_cutout_grays_a_square_of_three_eighths_of_the_side() -> None:
+    given = augment.apply(image(), torch.tensor([0]), torch.tensor([[0], [0], [0], [8], [9]]))[0]
+    changed = (given != moved(0, 0, 0)).any(0).nonzero()
+    assert (changed.min(0).values.tolist(), changed.max(0).values.tolist()) == ([5, 6], [10, 11])
+    assert not given[:, 5:11, 6:12].any()
+
+
+def test_a_square_at_the_border_lies_partly_outside() -> None:
+    given = augment.apply(image(), torch.tensor([0]), torch.tensor([[0], [0], [0], [0], [15]]))[0]
+    changed = (given != moved(0, 0, 0)).any(0).nonzero()
+    assert (changed.min(0).values.tolist(), changed.max(0).values.tolist()) == ([0, 12], [2, 15])
+
+
+def test_a_word_beside_another_does_what_it_does_alone() -> None:
+    alone = augment.moves("cutout", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    both = augment.moves(["standard", "cutout"], SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    assert np.array_equal(both.packed()[3:], alone.packed()[3:])
+    assert np.array_equal(both.packed()[:3], as_usual.packed())
+    assert not alone.packed()[:3].any()
+
+
+def test_the_square_of_a_clip_is_in_all_its_frames() -> None:
+    clip = torch.stack([image()[0], image()[0]])[None]
+    given = augment.apply(clip, torch.tensor([0]), torch.tensor([[0], [0], [0], [8], [8]]))[0]
+    assert not given[:, :, 5:11, 5:11].any()
+    assert given.bool().any(0).logical_not().sum() == 2 * 36
+
+
 def test_all_frames_of_a_clip_move_alike() -> None:
     clip = torch.stack([image()[0], image()[0].flip(0)])[None]
     shifts = torch.tensor([[1], [2], [1]])

@@ -17,6 +17,7 @@ from train.settings.config import RunConfig
         (int | Literal["auto"], "a whole number or auto"),
         (float | None, "a number or null"),
         (Literal["a", "b"], "one of a, b"),
+        (list[Literal["a", "b"]], "a list of a, b"),
         (list[str], "a list of texts"),
         (list[int] | None, "a list of whole numbers or null"),
         (dict[str, Any], "a mapping"),

@@ -78,3 +78,13 @@ def test_a_pattern_that_could_search_for_years_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", [r"video_(\d+)", r"(\w+)/(.*)_\d{4}", "(a|b)c", r"(?:\d{4}_){12}", "^[^/]+/([^_]+)_"])
 def test_a_pattern_whose_search_ends_is_taken(text: str) -> None:
     assert rules.broken("data.group", text) is None
+
+
+@pytest.mark.parametrize("words", ["none", "cutout", ["standard", "cutout"], ["translate", "mirror", "cutout"]])
+def test_ways_to_augment_that_go_together_are_taken(words: Any) -> None:
+    assert rules.broken("data.augment", words) is None
+
+
+@pytest.mark.parametrize("words", [[], ["none", "cutout"], ["standard", "mirror"], ["standard", "translate"]])
+def test_ways_to_augment_that_contradict_each_other_are_refused(words: Any) -> None:
+    assert rules.broken("data.augment", words)
