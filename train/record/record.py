@@ -56,6 +56,7 @@ def write_run(
     argv: Sequence[str],
     environ: Mapping[str, str],
     variables: Mapping[str, Mapping[str, str]],
+    training: Mapping[str, Any],
     now: float,
 ) -> None:
     """Write `run.json`: the facts of this start, and one entry in `starts` for each start so far. On rank 0.
@@ -64,6 +65,7 @@ def write_run(
         step: the step that this start goes on from (0: from the start).
         hosts: one name per node; `sources`: for each fact the variable it came from.
         variables: of the caller: those that act, and those that were not used.
+        training: what `auto`, the data and the model came to: runs are compared by it.
         now: seconds since 1970.
 
     Raises:
@@ -78,6 +80,7 @@ def write_run(
         "image": image,
         "git": source.commit() or (image or {}).get("revision"),
         "world": asdict(world),
+        "training": dict(training),
         "sources": dict(sources),
         "argv": [*argv],
         "variables": {kind: dict(found) for kind, found in variables.items()},

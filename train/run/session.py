@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -189,8 +190,28 @@ def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now
         argv=argv,
         environ=environ,
         variables=found.record(),
+        training=_training(todo),
         now=now,
     )
+
+
+def _training(todo: Job) -> dict[str, Any]:
+    """What `auto` came to, and how much of what is trained on: `train report` compares runs by it."""
+    batch, device = todo.batches, todo.runtime.device
+    return {
+        "device": "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "precision": todo.runtime.precision,
+        "global_batch_size": batch.global_,
+        "micro_batch_size": batch.micro,
+        "accumulation": batch.accumulation,
+        "parameters": networks.parameters(todo.state.network),
+        "training_images": todo.images,
+        "held_out_images": todo.held_out,
+        "classes": len(todo.classes),
+        "loader": todo.loader.kind,
+        "steps_per_epoch": todo.steps.per_epoch,
+        "steps": todo.steps.total,
+    }
 
 
 def _device(ready: Runtime) -> str:

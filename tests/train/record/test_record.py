@@ -38,6 +38,7 @@ def started(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str,
         argv=["train", "--config", "a.yaml"],
         environ=environ or {},
         variables={"acting": {"NCCL_DEBUG": "INFO"}, "removed": {}},
+        training={"precision": "bf16"},
         now=now,
     )
     found = record.read_run(folder)
@@ -52,6 +53,7 @@ def test_a_start_is_recorded_with_its_place_and_where_that_came_from(tmp_path: P
     assert found["sources"] == {"rank": "SLURM_PROCID"}
     assert found["argv"] == ["train", "--config", "a.yaml"]
     assert found["variables"] == {"acting": {"NCCL_DEBUG": "INFO"}, "removed": {}}
+    assert found["training"] == {"precision": "bf16"}
 
 
 def test_the_versions_that_matter_are_recorded(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     found = record.read_run(tmp_path / "run")
     assert found is not None
     assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
+    came_to = {"device": "CPU", "precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
+    assert came_to.items() <= found["training"].items()
     assert schema.load(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
     assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=0, step=8, cause="finished")
 
