@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +57,24 @@ def watched(command: Sequence[str], *, cwd: Path, environ: Mapping[str, str], re
     found = (_CALL.match(line) for line in record.read_text(errors="replace").splitlines())
     calls = [(match["name"], match["arguments"]) for match in found if match]
     return Seen(code=done.returncode, said=done.stdout + done.stderr, calls=calls)
+
+
+def between(
+    command: Sequence[str], mark: str, *, cwd: Path, environ: Mapping[str, str], seconds: float
+) -> list[list[str]]:
+    """Run `command` under strace: the calls that name a path, by the thread that writes to the file `mark`, between
+    each two of its writes."""
+    record = cwd / "strace.txt"
+    options = ("-f", "--seccomp-bpf", "-qq", "-y", "-e", "trace=%file,write", "-o", str(record))
+    subprocess.run(["strace", *options, *command], capture_output=True, cwd=cwd, env=dict(environ), timeout=seconds)
+    lines = [line.split(maxsplit=1) for line in record.read_text(errors="replace").splitlines()]
+    marks = [(thread, said) for thread, said in lines if re.match(rf"write\(\d+<[^>]*{re.escape(mark)}>", said)]
+    mine = [said for thread, said in lines if marks and thread == marks[0][0]]
+    places = [at for at, said in enumerate(mine) if said in {said for _, said in marks}]
+    return [
+        [said for said in mine[first + 1 : last] if not said.startswith("write(")]
+        for first, last in itertools.pairwise(places)
+    ]
 
 
 def _changed(name: str, arguments: str, cwd: Path) -> Iterator[Path]:

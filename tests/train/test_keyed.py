@@ -58,6 +58,11 @@ def test_a_seed_fits_every_librarys_generator(key: list[int]) -> None:
     assert 0 <= keyed.seed(*key) < 2**63
 
 
+@given(st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=4))
+def test_a_seed_is_half_the_word_of_its_key(key: list[int]) -> None:
+    assert keyed.seed(*key) == int(keyed.words(*key)) >> 1
+
+
 @pytest.mark.parametrize("part", [-1, -(2**63)])
 def test_negative_parts_are_accepted(part: int) -> None:
     assert keyed.words(part).shape == ()

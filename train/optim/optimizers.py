@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -16,15 +17,17 @@ from train.settings.config import Optim
 SHORT: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 # The config has keys of its own for these, so that `optim.args` may not set them.
 OURS: Final = ("params", "lr", "weight_decay")
+KERNELS: Final = frozenset({"fused", "foreach", "capturable", "differentiable"})  # arguments that choose some
 CPU: Final = torch.device("cpu")
 # What arguments without sense end in, inside torch.
 UNFIT: Final = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 
-def build(optim: Optim, net: nn.Module, device: torch.device = CPU) -> Optimizer:
+def build(optim: Optim, net: nn.Module, device: torch.device = CPU, *, fused: bool = True) -> Optimizer:
     """The optimizer of `optim.name` for all that is trained in `net`, with `optim.args` handed on.
 
     device: where `net` will be trained; steps of one number are tried there, since torch looks at much only then.
+    fused: whether one kernel may update all parameters, where there is such a kernel and `optim.args` leaves it open.
 
     optim.weight_decay goes to every optimizer that has one, optim.momentum to SGD alone.
 
@@ -39,11 +42,17 @@ def build(optim: Optim, net: nn.Module, device: torch.device = CPU) -> Optimizer
         raise _bad_arguments(optim, f"unknown: {', '.join(unknown)}", known)
     if vague := [name for name, value in optim.args.items() if _is_switch(takes[name]) and not _is_setting(value)]:
         raise _bad_arguments(optim, f"{vague[0]} is true or false, not {optim.args[vague[0]]!r}", known)
+    options = ours | _tuples(optim.args)
     try:
-        _try_step(kind, ours | _tuples(optim.args), device)
-        return kind(groups(net, optim), **ours, **_tuples(optim.args))  # type: ignore[arg-type]
+        _try_step(kind, options, device)
+        kernels = {"fused": True} if fused and _has_fused(kind, options, device, groups(net, optim)) else {}
+        made = kind(groups(net, optim), **options, **kernels)  # type: ignore[arg-type]
     except UNFIT as error:
         raise _bad_arguments(optim, str(error) or type(error).__name__, known) from error
+    if kernels and kind is SGD:
+        _begin(made)
+        made.register_load_state_dict_post_hook(_begin)
+    return made
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -92,6 +101,30 @@ def _try_step(kind: type[Optimizer], options: Mapping[str, Any], device: torch.d
     made = kind([one], **options)
     for _ in range(2):  # SGD looks at dampening in its second step
         made.step()
+
+
+def _has_fused(
+    kind: type[Optimizer], options: Mapping[str, Any], device: torch.device, groups: list[dict[str, Any]]
+) -> bool:
+    """Whether all parameters can be updated by one kernel: 4 to 5 times less work for the CPU that launches it."""
+    if "fused" not in inspect.signature(kind).parameters or not KERNELS.isdisjoint(options):
+        return False
+    if options.get("dampening") or not all(one.is_floating_point() for group in groups for one in group["params"]):
+        return False
+    with suppress(*UNFIT):
+        _try_step(kind, {**options, "fused": True}, device)
+        return True
+    return False
+
+
+def _begin(optimizer: Optimizer) -> None:
+    """Give every parameter its momentum, of zeros. The fused kernel makes them in the first step, and breaks where a
+    part of the network is used later for the first time."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def _tuples(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -82,6 +82,23 @@ class Runtime:
         for buffer, old in zip(model.buffers(), before, strict=True):
             buffer.copy_(old)
 
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of this micro batch's share of the global batch. Accelerate divides by 1 too: two kernels."""
+        if self.accelerator.scaler is None and self.accelerator.gradient_accumulation_steps == 1:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.accelerator.backward(loss)
+
+    def seed(self, number: int) -> None:
+        """Set the generators that a step draws from: the CPU's, and those of the GPUs where this rank computes on one.
+
+        torch.manual_seed does the same, but where CUDA has not started it also writes down who called, for later: it
+        looks for the source files of the whole stack, in each step.
+        """
+        torch.default_generator.manual_seed(number)
+        for generator in torch.cuda.default_generators if self.device.type == "cuda" else ():
+            generator.manual_seed(number)
+
     def same_weights(self, net: nn.Module) -> None:
         """Compare all ranks' parameters and buffers by hash. To be called before DDP, which hides a difference: it
         copies rank 0's weights to all.

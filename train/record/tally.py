@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 TAKEN: Final = 4096  # micro batches whose own loss is remembered between two readings
+Taken = tuple[Tensor, Tensor, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,43 +25,68 @@ class Means:
     samples: int
 
 
-def sums(loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """A micro batch for the tally: its summed loss, right answers and samples, from mean loss, [n, classes] and [n]."""
-    right = (logits.argmax(dim=1) == labels).sum()
-    count = torch.full_like(right, len(labels))
-    return torch.stack([loss.double() * len(labels), right.double(), count.double()])
+def right(logits: Tensor, labels: Tensor) -> Tensor:
+    """How many answers are right, from [n, classes] and [n]."""
+    return (logits.argmax(dim=1) == labels).sum()
+
+
+def sums(loss: Tensor, right: Tensor, samples: int) -> Tensor:
+    """What several micro batches can be added up by [3]: summed loss, right answers, samples."""
+    return torch.stack([loss.double() * samples, right.double(), torch.full_like(loss, samples, dtype=torch.float64)])
 
 
 class Tally:
-    """Sums over micro batches. An infinite or undefined loss spoils the sum, so that it needs no flag of its own."""
+    """Sums over micro batches. An infinite or undefined loss spoils the sum, so that it needs no flag of its own.
+
+    What micro batches give stays on the device until it is read, and is then added up on the CPU, one after the
+    other: a step pays for no addition, and the sums are the same bits wherever a checkpoint came between.
+    """
 
     def __init__(self, device: torch.device, sums: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
         """sums: what `numbers` gave, where an earlier start has begun."""
-        self._sums = torch.tensor(sums, dtype=torch.float64, device=device)
-        self._taken: deque[Tensor] = deque(maxlen=TAKEN)
+        self._device = device
+        self._loss, self._right, self._samples = sums
+        self._waiting: list[Taken] = []
+        self._losses: deque[float] = deque(maxlen=TAKEN)
 
     def numbers(self) -> list[float]:
         """This rank's sums, for a checkpoint."""
-        return self._sums.tolist()
+        self._fetch()
+        return [self._loss, self._right, self._samples]
 
-    def take(self, sums: Tensor) -> None:
-        """Add what `sums` gave for a micro batch, or for several together. No host sync."""
-        self._sums += sums
-        self._taken.append(sums)
+    def take(self, loss: Tensor, right: Tensor, samples: int) -> None:
+        """Add a micro batch, or several together: mean loss [], right answers []. No host sync, but one in TAKEN."""
+        self._waiting.append((loss, right, samples))
+        if len(self._waiting) >= TAKEN:
+            self._fetch()
 
     def read(self, total: Callable[[Tensor], Tensor]) -> Means | None:
         """The means over all ranks; None if nothing was added. `total` sums over ranks in place."""
-        loss, right, samples = total(self._sums.clone()).tolist()
+        mine = torch.tensor(self.numbers(), dtype=torch.float64, device=self._device)
+        loss, right, samples = total(mine).tolist()
         return Means(loss=loss / samples, accuracy=right / samples, samples=int(samples)) if samples else None
 
     def losses(self) -> list[float]:
         """The mean loss of each that this rank has taken since the tally was cleared; of many the last ones."""
-        return [loss / samples for loss, _, samples in torch.stack([*self._taken]).tolist()] if self._taken else []
+        self._fetch()
+        return [*self._losses]
 
     def clear(self) -> None:
         """Start again."""
-        self._sums.zero_()
-        self._taken.clear()
+        self._loss = self._right = self._samples = 0.0
+        self._waiting.clear()
+        self._losses.clear()
+
+    def _fetch(self) -> None:
+        if not self._waiting:
+            return
+        losses, rights, samples = zip(*self._waiting, strict=True)
+        self._waiting.clear()
+        for loss, right, count in zip(torch.stack(losses).tolist(), torch.stack(rights).tolist(), samples, strict=True):
+            self._loss += loss * count
+            self._right += right
+            self._samples += count
+            self._losses.append(loss)
 
 
 class Stopwatch:

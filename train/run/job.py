@@ -96,7 +96,7 @@ def open_job(
     counts = distribution.counts(labels, len(sets.classes)).tolist()
     counted = steps(batches, samples, epochs=train.epochs, max_steps=train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
-    optimizer = optimizers.build(config.optim, net, runtime.device)
+    optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
     found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)

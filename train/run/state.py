@@ -92,7 +92,8 @@ def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
     """
     try:
         state.network.load_state_dict(dict(saved["model"]))
-        state.optimizer.load_state_dict(flatten.unpack(saved["optimizer"], told["optimizer"]))
+        moments = flatten.unpack(saved["optimizer"], told["optimizer"])
+        state.optimizer.load_state_dict(_with_kernels_of(state.optimizer, moments))
         if state.average:
             state.average.restore(saved["ema"])
         if state.scaler and told["scaler"]:
@@ -109,6 +110,13 @@ def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
             fix="continue with the version that wrote it, or start over with checkpoint.resume=never",
             code=ExitCode.DATA,
         ) from error
+
+
+def _with_kernels_of(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Which kernels compute is this start's own matter: a checkpoint may come from another device, or version."""
+    for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        group.update({name: own[name] for name in ("fused", "foreach") if name in own})
+    return saved
 
 
 def _result(told: Mapping[str, Any] | None) -> Result | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from train import keyed
 from train.data.loader import Batch
@@ -40,29 +41,25 @@ def take(todo: Job, now: Now, stream: Stream) -> None:
 
 def _fast(todo: Job, now: Now, stream: Stream) -> None:
     """Gradients add up in .grad, and DDP exchanges them during the last backward pass."""
-    accelerator = todo.runtime.accelerator
-    for _ in range(todo.batches.accumulation):
+    last = todo.batches.accumulation - 1
+    for number in range(todo.batches.accumulation):
         batch = _next(todo, stream)
-        with accelerator.accumulate(todo.model):
-            sums = _gradients(todo, batch)
-            if accelerator.sync_gradients:
-                _clip(todo)
-            todo.optimizer.step()
-            todo.optimizer.zero_grad()
-        now.tally.take(sums)
+        with nullcontext() if number == last else todo.runtime.accelerator.no_sync(todo.model):
+            loss, right = _gradients(todo, batch)
+        now.tally.take(loss, right, len(batch.labels))
+    _update(todo)
 
 
 def _bitwise(todo: Job, now: Now, stream: Stream, exact: Exact) -> None:
     """All that micro batches give adds up in one tree, whichever rank computed it."""
     exact.open()
     for _ in range(todo.batches.accumulation):
-        exact.add(_gradients(todo, _next(todo, stream)))
-    total = exact.close()
-    _clip(todo)
-    todo.optimizer.step()
-    todo.optimizer.zero_grad()
+        batch = _next(todo, stream)
+        exact.add(tally.sums(*_gradients(todo, batch), len(batch.labels)))
+    loss, right, _ = exact.close()
+    _update(todo)
     if todo.runtime.is_main:  # every rank has the total: one counts it
-        now.tally.take(total)
+        now.tally.take(loss / todo.batches.global_, right, todo.batches.global_)
 
 
 def _next(todo: Job, stream: Stream) -> Batch:
@@ -70,23 +67,35 @@ def _next(todo: Job, stream: Stream) -> Batch:
     todo.pulse.beat("step", "reads data")
     todo.faults.strike("data", todo.state.step)
     piece, batch = next(stream)
-    torch.manual_seed(keyed.seed(keyed.DROPOUT, todo.config.run.seed, piece.step, piece.number))
+    todo.runtime.seed(keyed.seed(keyed.DROPOUT, todo.config.run.seed, piece.step, piece.number))
     return batch
 
 
-def _gradients(todo: Job, batch: Batch) -> Tensor:
-    """Forward and backward; returns what the tally takes."""
+def _gradients(todo: Job, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Forward and backward; returns the mean loss and the number of right answers, on the device."""
     todo.pulse.beat("step", "forward")
     todo.faults.strike("fwd", todo.state.step)
     logits = todo.model(batch.images)
     loss = spoil.loss(todo.faults, todo.state.step, todo.criterion(logits, batch.labels))
     todo.pulse.beat("step", "backward")
     todo.faults.strike("bwd", todo.state.step)
-    todo.runtime.accelerator.backward(loss)
-    return tally.sums(loss.detach(), logits.detach(), batch.labels)
+    todo.runtime.backward(loss)
+    return loss.detach(), tally.right(logits.detach(), batch.labels)
 
 
-def _clip(todo: Job) -> None:
+def _update(todo: Job) -> None:
+    """The optimizer's step, with clipped gradients where the config says so. It forgets them."""
     todo.pulse.beat("step", "optimizer")
     if todo.config.train.clip_grad_norm is not None:
         todo.runtime.accelerator.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)
+    optimizer = bare(todo.optimizer)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def bare(optimizer: Optimizer) -> Optimizer:
+    """What Accelerate has wrapped, unless it scales losses: in each step it looks on disk whether an optimizer that
+    nobody uses is installed (`is_lomo_available`: 8 system calls), and reads the signature of zero_grad.
+    """
+    inside = getattr(optimizer, "optimizer", optimizer)
+    return optimizer if getattr(optimizer, "scaler", None) else inside

@@ -72,6 +72,32 @@ def test_a_rate_that_is_a_tensor_is_set_in_place() -> None:
     assert rate.item() == pytest.approx(0.7)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_one_kernel_updates_all_parameters(name: str) -> None:
+    assert optimizers.build(Optim(name=name), NET).param_groups[0]["fused"]
+
+
+OWN_KERNELS = [{"foreach": True}, {"fused": False}, {"dampening": 0.5, "foreach": False}]
+
+
+@pytest.mark.parametrize("args", OWN_KERNELS, ids=str)
+def test_kernels_that_the_config_asks_for_stay(args: dict[str, object]) -> None:
+    made = optimizers.build(Optim(args=args), NET).param_groups[0]
+    assert {name: made[name] for name in args} == args
+    assert not made["fused"]
+
+
+def test_a_part_of_the_network_may_be_used_later_for_the_first_time() -> None:
+    early, late = nn.Linear(2, 2), nn.Linear(2, 2)
+    made = optimizers.build(Optim(lr=0.5, weight_decay=0.0), nn.ModuleList([early, late]))
+    made.load_state_dict(made.state_dict())
+    for layers in ([early], [early, late]):
+        sum(layer(torch.ones(1, 2)).sum() for layer in layers).backward()
+        made.step()
+        made.zero_grad()
+    assert made.state[late.weight]["momentum_buffer"].eq(1).all()
+
+
 @pytest.mark.parametrize("name", [*names.OPTIMIZERS, *sorted(set(names.TORCH_OPTIMIZERS) - {"SGD", "Adam", "AdamW"})])
 def test_a_run_of_any_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name: str) -> None:
     settings = (

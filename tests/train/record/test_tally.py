@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from train.record.tally import Stopwatch, Tally, sums
+from train.record.tally import Stopwatch, Tally, right, sums
 
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
 
@@ -15,7 +15,7 @@ LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
 def tally(*losses: float) -> Tally:
     found = Tally(torch.device("cpu"))
     for loss in losses:
-        found.take(sums(torch.tensor(loss), LOGITS, torch.tensor([0, 1, 1])))
+        found.take(torch.tensor(loss), right(LOGITS, torch.tensor([0, 1, 1])), 3)
     return found
 
 
@@ -37,6 +37,26 @@ def test_one_bad_loss_is_still_seen_at_the_next_reading(bad: float) -> None:
     means = tally(1.0, bad, 1.0).read(lambda total: total)
     assert means is not None
     assert not math.isfinite(means.loss)
+
+
+def test_sums_do_not_depend_on_where_they_were_read_between() -> None:
+    losses = [1 / (1 + number) for number in range(50)]
+    whole, first = tally(*losses), tally(*losses[:20])
+    rest = Tally(torch.device("cpu"), first.numbers())
+    for loss in losses[20:]:
+        rest.take(torch.tensor(loss), torch.tensor(2), 3)
+    assert rest.numbers() == whole.numbers()
+
+
+def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.record.tally.TAKEN", 4)
+    found = tally(*[1.0] * 9, 3.0)
+    assert found.numbers() == [36.0, 20.0, 30.0]
+    assert found.losses()[-1] == 3.0
+
+
+def test_what_a_tree_adds_up_is_loss_right_answers_and_samples() -> None:
+    assert sums(torch.tensor(0.5), torch.tensor(2), 4).tolist() == [2.0, 2.0, 4.0]
 
 
 def test_an_empty_tally_has_no_means() -> None:

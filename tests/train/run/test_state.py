@@ -56,6 +56,18 @@ def test_a_restored_run_goes_on_bit_for_bit(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole.network.parameters(), resumed.network.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("fused", [True, None], ids=["to-fused", "from-fused"])
+def test_a_run_goes_on_with_other_kernels_than_it_began_with(name: str, fused: bool | None) -> None:
+    whole, left, resumed = trained(name, steps=4), trained(name, steps=3), fresh(name)
+    left.optimizer.param_groups[0]["fused"], resumed.optimizer.param_groups[0]["fused"] = not fused, fused
+    state.restore(resumed, state.tensors(left), through_a_file(left))
+    assert resumed.optimizer.param_groups[0]["fused"] is fused
+    step(resumed)
+    pairs = zip(whole.network.parameters(), resumed.network.parameters(), strict=True)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
+
+
 def test_numbers_come_back_as_they_were() -> None:
     left, resumed = trained(), fresh()
     state.restore(resumed, state.tensors(left), through_a_file(left))
