@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from entrypoint import ExitCode, Failure
+from train.optim.uncompiled import uncompiled
 from train.settings.config import Optim
 
 SHORT: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
@@ -46,7 +47,7 @@ def build(optim: Optim, net: nn.Module, device: torch.device = CPU, *, fused: bo
     try:
         _try_step(kind, options, device)
         kernels = {"fused": True} if fused and _has_fused(kind, options, device, groups(net, optim)) else {}
-        made = kind(groups(net, optim), **options, **kernels)  # type: ignore[arg-type]
+        made = uncompiled(kind)(groups(net, optim), **options, **kernels)  # type: ignore[arg-type]
     except UNFIT as error:
         raise _bad_arguments(optim, str(error) or type(error).__name__, known) from error
     if kernels and kind is SGD:
@@ -98,7 +99,7 @@ def _is_setting(value: Any) -> bool:
 def _try_step(kind: type[Optimizer], options: Mapping[str, Any], device: torch.device) -> None:
     one = nn.Parameter(torch.ones((1, 1), device=device))
     one.grad = torch.zeros_like(one)
-    made = kind([one], **options)
+    made = uncompiled(kind)([one], **options)
     for _ in range(2):  # SGD looks at dampening in its second step
         made.step()
 

@@ -27,7 +27,7 @@ def test_sgd_is_set_as_the_config_says() -> None:
 @pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_adam_takes_betas_as_yaml_writes_them(name: str, kind: type) -> None:
     made = optimizers.build(Optim(name=name, lr=0.001, args={"betas": [0.8, 0.95]}), NET)
-    assert type(made) is kind
+    assert isinstance(made, kind)
     assert made.param_groups[0]["betas"] == (0.8, 0.95)
 
 
