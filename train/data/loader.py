@@ -13,7 +13,9 @@ from torch import Tensor
 from entrypoint import Pulse
 from train.data import augment
 from train.data.broken import Ledger
-from train.data.pools import ByWorkers, Side, in_memory, on_device
+from train.data.inmemory import InMemory, Staged, in_memory
+from train.data.onehost import ALONE, Host
+from train.data.pools import ByWorkers, Read, Side, on_device
 from train.data.sampling import Piece
 from train.data.sets import Samples, Sets, Source
 from train.data.shape import Shape
@@ -34,7 +36,7 @@ class Batch:
 class Pool(Protocol):
     """Where the pixels of one side of the data come from."""
 
-    def take(self, wanted: Iterable[Samples]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def take(self, wanted: Iterable[Samples]) -> Iterator[Read]:
         """For each array of samples (pixels [N, *stored], rows [n] of them, labels [n]) on the device."""
 
 
@@ -92,12 +94,14 @@ def open_loader(
     cores: int,
     say: Callable[[str], None] | None = None,
     pulse: Pulse | None = None,
+    host: Host = ALONE,
 ) -> Loader:
     """Read everything now (memory), or get ready to read as it is needed (workers).
 
     Args:
         cores: how many this rank may use.
         say: takes one line for each image that is skipped; without it they go to stderr, to this rank's log.
+        host: the ranks of this machine, which share what they hold in memory.
 
     Raises:
         Failure: DATA or NO_INPUT, naming the images.
@@ -107,22 +111,21 @@ def open_loader(
     workers = min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
     broken = Ledger(data.max_bad_images, say or _to_stderr)
 
-    def pool(name: str, source: Source, *, replace: bool) -> Pool:
+    def pool(name: str, source: Source, *, replace: bool) -> InMemory | Staged | ByWorkers:
         side = Side(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
-        return (
-            in_memory(side, sets.shape.stored, device, cores, pulse)
-            if kind == "memory"
-            else ByWorkers(side, workers, device)
-        )
+        if kind == "memory":
+            return in_memory(side, sets.shape.stored, device, cores, pulse, host)
+        return ByWorkers(side, workers, device, stay=not replace)
 
+    training = pool("training", sets.training, replace=True)
     return Loader(
-        training=pool("training", sets.training, replace=True),
+        training=training,
         held_out=pool("held out", sets.held_out, replace=False),
         shape=sets.shape,
         mirror=sets.mirror,
         data=data,
         seed=seed,
-        kind=kind if kind == "memory" else f"{workers} worker" + "s" * (workers != 1),
+        kind=str(training),
         broken=broken,
         paths=getattr(sets.training, "paths", None),
         workers=0 if kind == "memory" else workers,

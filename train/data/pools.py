@@ -1,4 +1,4 @@
-"""From a source to pixels on the device: all of them in memory, or read by worker processes a few batches ahead."""
+"""From a source to pixels on the device, read by worker processes a few batches ahead."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from entrypoint import ExitCode, Failure, Pulse, die_with_parent
+from entrypoint import ExitCode, Failure, die_with_parent
 from train.data.broken import Ledger, Tolerant
 from train.data.sets import Samples, Source
 
-CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
 PREFETCH: Final = 2  # batches that each worker process has ready
+Read = tuple[Tensor, Tensor, Tensor]  # pixels [N, *stored], rows int64 [n] of them, labels int64 [n], on the device
 SHM: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container, unless it is told otherwise
 
 
@@ -41,88 +40,81 @@ class Side:
         return Tolerant(self.source.read, len(self.source.labels), most=self.most, replace=self.replace)
 
 
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """Every image, decoded, on the device. `whole` says which rows hold one; None: all."""
+class _Wanted:
+    """The samples of the stream that is read now: workers that stay are given one stream after the other."""
 
-    pixels: Tensor
-    labels: Tensor
-    whole: npt.NDArray[np.bool_] | None = None
+    now: Iterable[Samples] = ()
 
-    def take(self, wanted: Iterable[Samples]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Give all images each time, and which rows are meant."""
-        for samples in wanted:
-            there = samples if self.whole is None else samples[self.whole[samples]]
-            rows = on_device(there, self.pixels.device)
-            if len(there):
-                yield self.pixels, rows, self.labels[rows]
+    def __iter__(self) -> Iterator[Samples]:
+        return iter(self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class ByWorkers:
-    """Images decoded by `workers` processes (0: by this one), a few batches ahead."""
+    """Images decoded by `workers` processes (0: by this one), a few batches ahead.
+
+    stay: whether they wait for the next stream, as between evaluations; else they end with theirs.
+    """
 
     side: Side
     workers: int
     device: torch.device
+    stay: bool = False
+    _kept: list[tuple[DataLoader[Any], _Wanted]] = field(default_factory=list)
 
-    def take(self, wanted: Iterable[Samples]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def __str__(self) -> str:
+        return f"{self.workers} worker" + "s" * (self.workers != 1)
+
+    def take(self, wanted: Iterable[Samples]) -> Iterator[Read]:
         """One stream for all that is wanted: the workers are started once, not once per epoch."""
-        ready = DataLoader(
+        try:
+            for read in _received(self._ready(wanted)):  # nothing else holds the stream: a failure ends its workers
+                if isinstance(read, dict):
+                    raise Failure(**read)
+                pixels, taken, bad = read
+                self.side.ledger.add(self.side.name, bad)
+                if pixels is not None:
+                    labels = self.side.source.labels[taken]
+                    rows = torch.arange(len(labels), device=self.device)
+                    yield pixels.to(self.device, non_blocking=True), rows, on_device(labels, self.device)
+        except Exception:
+            self._kept.clear()  # nor does this pool
+            raise
+
+    def _ready(self, wanted: Iterable[Samples]) -> DataLoader[Any]:
+        if not self._kept:
+            source = _Wanted()
+            self._kept.append((self._loader(source), source))
+        ready, source = self._kept[0]
+        source.now = wanted
+        if not self.stay:
+            self._kept.clear()
+        return ready
+
+    def _loader(self, wanted: _Wanted) -> DataLoader[Any]:
+        return DataLoader(
             _Reading(self.side),
             batch_size=None,
             sampler=wanted,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             prefetch_factor=PREFETCH if self.workers else None,
+            persistent_workers=self.stay and self.workers > 0,
             worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # or each stream would draw from the one that dropout uses
         )
-        for read in _received(ready):  # nothing else holds the stream: a failure here ends its workers at once
-            if isinstance(read, dict):
-                raise Failure(**read)
-            pixels, taken, bad = read
-            self.side.ledger.add(self.side.name, bad)
-            if pixels is not None:
-                labels = self.side.source.labels[taken]
-                rows = torch.arange(len(labels), device=self.device)
-                yield pixels.to(self.device, non_blocking=True), rows, labels.to(self.device, non_blocking=True)
 
 
-def in_memory(
-    side: Side, stored: tuple[int, ...], device: torch.device, threads: int, pulse: Pulse | None = None
-) -> InMemory:
-    """Decode all images, several at a time: Pillow and numpy let other threads run meanwhile.
-
-    Args:
-        stored: the shape of one sample as it is read.
-
-    Raises:
-        Failure: DATA or NO_INPUT, naming the images.
-    """
-    labels = side.source.labels.clone()
-    pixels, whole = torch.zeros((0, *stored), dtype=torch.uint8), np.ones(len(labels), bool)
-    chunks = np.array_split(np.arange(len(labels)), max(1, -(-len(labels) // CHUNK)))
-    with ThreadPoolExecutor(threads) as pool:
-        results = pool.map(lambda chunk: side.tolerant().read(chunk), chunks)
-        try:
-            for chunk, (read, taken, bad) in (pulse or Pulse()).each("data", zip(chunks, results, strict=True)):
-                side.ledger.add(side.name, bad)
-                rows = chunk if side.replace else taken
-                whole[chunk] = np.isin(chunk, rows)
-                labels[rows] = side.source.labels[taken]
-                if read is not None:
-                    pixels = pixels if len(pixels) else read.new_zeros((len(labels), *stored))
-                    pixels[rows] = read
-        finally:
-            results.close()  # type: ignore[attr-defined]  # a generator: what was not begun is not read any more
-    return InMemory(pixels.to(device), labels.to(device), None if whole.all() else whole)
-
-
-def on_device(numbers: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+def on_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """A copy that the host does not wait for: from memory that is not pinned, CUDA may wait for its stream."""
-    found = torch.from_numpy(numbers)
+    found = torch.as_tensor(numbers)
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
+def facts(failure: Failure) -> dict[str, Any]:
+    """What another process makes the same failure of."""
+    told = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
+    return told | {"code": int(failure.code)}
 
 
 class _Reading(Dataset[Any]):
@@ -139,8 +131,7 @@ class _Reading(Dataset[Any]):
                 share(pixels)
             return pixels, taken, bad
         except Failure as failure:
-            facts = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
-            return facts | {"code": int(failure.code)}
+            return facts(failure)
 
 
 def share(pixels: Tensor) -> None:

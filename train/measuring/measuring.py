@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure, Pulse, World
 from train.checkpoint import checkpoint, snapshot
 from train.checkpoint.checkpoint import Committed
-from train.data import catalog
+from train.data import catalog, onehost
 from train.data.loader import Loader, open_loader
 from train.data.sets import Samples, Sets
 from train.evaluation.evaluation import Measured, evaluate, shares
@@ -111,7 +111,8 @@ def opened(config: RunConfig, sets: Sets, ready: Runtime, pulse: Pulse | None = 
     """The loader of the held-out side alone."""
     nothing = Nothing(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
     sets = replace(sets, training=nothing)
-    return open_loader(sets, config.data, seed=config.run.seed, device=ready.device, cores=ready.cores, pulse=pulse)
+    seed, host = config.run.seed, onehost.host(ready.world, ready.gathered)
+    return open_loader(sets, config.data, seed=seed, device=ready.device, cores=host.cores(), pulse=pulse, host=host)
 
 
 def _verdict(

@@ -25,7 +25,7 @@ import train.__main__ as front
 from entrypoint import ExitCode, Failure, launch
 
 # Where a failure of another process, or of rank 0, is made again.
-HANDED_ON = ("train/ranks/runtime.py:shared", "train/data/pools.py:take")
+HANDED_ON = ("train/ranks/runtime.py:shared", "train/data/pools.py:take", "train/data/inmemory.py:_raise_first")
 # What a payload would leave where it ran.
 MARK = "executed"
 PAYLOAD = f"open({MARK!r}, 'w')"

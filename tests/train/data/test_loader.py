@@ -12,7 +12,7 @@ import torch
 from images import write_classes
 
 from entrypoint import Failure
-from train.data import catalog, loader, pools
+from train.data import catalog, inmemory, loader
 from train.data.loader import Batch, Loader
 from train.data.sampling import Piece
 from train.settings.config import Data
@@ -86,7 +86,7 @@ def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_memory_is_filled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = training(loader="memory")
-    monkeypatch.setattr(pools, "CHUNK", 2)
+    monkeypatch.setattr(inmemory, "CHUNK", 2)
     assert all(same(a[1], b[1]) for a, b in zip(whole, training(loader="memory"), strict=True))
 
 

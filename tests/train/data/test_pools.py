@@ -6,47 +6,32 @@ import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from numbered import BAD, Numbers
 
 from entrypoint import ExitCode, Failure
-from train.data import pools
+from train.data import inmemory, pools
 from train.data.broken import Ledger
-from train.data.sets import Samples
 
+Made = inmemory.InMemory | inmemory.Staged | pools.ByWorkers
 CPU = torch.device("cpu")
-BAD = (2, 3, 9)
-
-
-class Numbers:
-    """Ten images of one pixel, which holds the image's number; some are broken. Labels are tens."""
-
-    labels = torch.arange(10) * 10
-
-    def __init__(self, bad: tuple[int, ...], code: ExitCode) -> None:
-        self.bad, self.code = bad, code
-
-    def read(self, samples: Samples) -> Tensor:
-        for sample in samples:
-            if sample in self.bad:
-                raise Failure(f"image {sample}", found=f"{sample}.png", fix="-", code=self.code)
-        return torch.from_numpy(samples).to(torch.uint8).reshape(-1, 1, 1, 1)
 
 
 def pool(
     kind: str, *, bad: tuple[int, ...] = BAD, most: int = 3, replace: bool = True, code: ExitCode = ExitCode.DATA
-) -> tuple[pools.InMemory | pools.ByWorkers, Ledger]:
+) -> tuple[Made, Ledger]:
     book = Ledger(most, lambda line: None)
     side = pools.Side(name="side", source=Numbers(bad, code), ledger=book, most=most, replace=replace)
     if kind == "memory":
-        return pools.in_memory(side, (1, 1, 1), CPU, 2), book
+        return inmemory.in_memory(side, (1, 1, 1), CPU, 2), book
     return pools.ByWorkers(side, int(kind), CPU), book
 
 
-def drawn(made: pools.InMemory | pools.ByWorkers, *wanted: list[int]) -> Iterator[tuple[list[int], list[int]]]:
+def drawn(made: Made, *wanted: list[int]) -> Iterator[tuple[list[int], list[int]]]:
     for pixels, rows, labels in made.take([np.array(samples, np.int64) for samples in wanted]):
         yield pixels[rows].flatten().tolist(), labels.tolist()
 
@@ -59,7 +44,7 @@ KINDS = ["memory", "0", "2"]
 def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
     kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "CHUNK", chunk)
+    monkeypatch.setattr(inmemory, "CHUNK", chunk)
     given = list(drawn(pool(kind)[0], [1, 2, 3, 4], [9, 9]))
     assert given == [([1, 4, 4, 4], [10, 40, 40, 40]), ([0, 0], [0, 0])]
 
@@ -95,6 +80,30 @@ def test_a_file_that_is_gone_ends_it_though_broken_ones_are_allowed(kind: str) -
 def test_a_stream_that_fails_ends_its_workers_at_once() -> None:
     with pytest.raises(Failure) as held:
         list(drawn(pool("2", code=ExitCode.NO_INPUT)[0], [1, 2]))
+    assert (held.value.code, multiprocessing.active_children()) == (ExitCode.NO_INPUT, [])
+
+
+def test_workers_that_stay_read_the_next_stream_too() -> None:
+    made = replace(pool("2", bad=())[0], stay=True)
+    first = list(drawn(made, [1, 2], [3]))
+    there = [worker.pid for worker in multiprocessing.active_children()]
+    second = list(drawn(made, [4], [5, 6]))
+    assert (first, second) == ([([1, 2], [10, 20]), ([3], [30])], [([4], [40]), ([5, 6], [50, 60])])
+    assert [worker.pid for worker in multiprocessing.active_children()] == there != []
+
+
+def test_a_stream_that_is_left_unfinished_leaves_nothing_for_the_next() -> None:
+    made = replace(pool("2", bad=())[0], stay=True)
+    left = drawn(made, *([number] for number in range(9)))
+    assert next(left) == ([0], [0])
+    left.close()
+    assert list(drawn(made, [7], [8])) == [([7], [70]), ([8], [80])]
+
+
+def test_workers_that_stay_end_with_a_failure() -> None:
+    made = replace(pool("2", code=ExitCode.NO_INPUT)[0], stay=True)
+    with pytest.raises(Failure) as held:
+        list(drawn(made, [1, 2]))
     assert (held.value.code, multiprocessing.active_children()) == (ExitCode.NO_INPUT, [])
 
 
@@ -135,7 +144,7 @@ def test_reading_takes_nothing_from_the_generator_that_dropout_uses(kind: str) -
 
 def test_a_whole_side_needs_no_mask() -> None:
     made, _ = pool("memory", bad=(), replace=False)
-    assert isinstance(made, pools.InMemory)
+    assert isinstance(made, inmemory.InMemory)
     assert made.whole is None
 
 

@@ -1,0 +1,109 @@
+"""All images in memory: on the device or staged, read by one rank or by several of a machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hosts import together
+from numbered import BAD, Numbers
+
+from entrypoint import ExitCode, Failure
+from train.data import inmemory
+from train.data.broken import Ledger
+from train.data.inmemory import InMemory, Staged
+from train.data.onehost import ALONE, Host
+from train.data.pools import Side
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _two_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inmemory, "CHUNK", 2)
+
+
+def filled(
+    host: Host = ALONE, *, bad: tuple[int, ...] = BAD, most: int = 3, replaced: bool = True
+) -> InMemory | Staged:
+    side = Side(
+        name="side", source=Numbers(bad, ExitCode.DATA), ledger=Ledger(most, print), most=most, replace=replaced
+    )
+    return inmemory.in_memory(side, (1, 1, 1), CPU, 2, host=host)
+
+
+def seen(made: InMemory | Staged) -> tuple[list[int], list[int], list[bool] | None]:
+    return made.pixels.flatten().tolist(), made.labels.tolist(), None if made.whole is None else made.whole.tolist()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 0]])
+def test_ranks_that_share_the_work_have_what_one_alone_has(nodes: list[int], replaced: bool) -> None:
+    assert [seen(made) for made in together(lambda host: filled(host, replaced=replaced), nodes)] == [
+        seen(filled(replaced=replaced))
+    ] * len(nodes)
+
+
+def test_ranks_of_one_machine_hold_the_pixels_once() -> None:
+    first, second = together(filled, [0, 0])
+    first.pixels[0] = 77
+    assert int(second.pixels[0]) == 77
+
+
+def test_the_first_broken_image_ends_all_ranks_whoever_has_read_it() -> None:
+    def run(host: Host) -> str:
+        with pytest.raises(Failure) as caught:
+            filled(host, most=0)
+        return caught.value.what
+
+    assert together(run, [0, 0, 1]) == ["image 2"] * 3
+
+
+def test_too_many_broken_images_are_counted_over_the_ranks_of_a_machine() -> None:
+    def run(host: Host) -> int:
+        with pytest.raises(Failure, match="more than 2") as caught:
+            filled(host, most=2)
+        return caught.value.code
+
+    assert together(run, [0, 0]) == [ExitCode.DATA] * 2
+
+
+def staged(made: InMemory | Staged) -> Staged:
+    """The same images as if the device had no room for them."""
+    return Staged(made.pixels, made.labels, made.whole, CPU)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_staged_batches_are_those_of_memory_on_the_device(replaced: bool) -> None:
+    whole, wanted = filled(replaced=replaced), [np.array([1, 2, 3]), np.array([2]), np.array([9, 8])]
+    one, other = (
+        [(pixels[rows].flatten().tolist(), labels.tolist()) for pixels, rows, labels in made.take(wanted)]
+        for made in (whole, staged(whole))
+    )
+    assert one == other
+
+
+def test_one_batch_is_on_its_way_before_it_is_asked_for() -> None:
+    asked = []
+    wanted = (asked.append(number) or np.array([number]) for number in range(4))  # type: ignore[func-returns-value]
+    stream = staged(filled(bad=())).take(wanted)
+    for number in range(4):
+        next(stream)
+        assert asked[-1] == min(number + 1, 3)
+
+
+def test_images_that_would_fill_the_gpu_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, pixels = torch.device("cuda", 0), torch.zeros(40, 1, 1, 1, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(inmemory, "InMemory", lambda *args: "on the GPU")
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+    placed = [inmemory._placed(pixels[:count], pixels[:count, 0, 0, 0], None, gpu) for count in (25, 26)]
+    assert (placed[0], type(placed[1])) == ("on the GPU", Staged)
+
+
+def test_a_side_without_images_has_none_on_any_rank() -> None:
+    source = Numbers((), ExitCode.DATA)
+    source.labels = torch.arange(0)
+    empty = Side(name="side", source=source, ledger=Ledger(0, print), most=0, replace=True)
+    made = together(lambda host: inmemory.in_memory(empty, (1, 1, 1), CPU, 1, host=host), [0, 0])
+    assert [len(one.pixels) for one in made] == [0, 0]

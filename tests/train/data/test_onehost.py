@@ -1,0 +1,63 @@
+"""What ranks of one machine share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hosts import together
+
+from train.data import onehost
+from train.data.onehost import ALONE, Area, Host
+
+
+def written(nodes: list[int]) -> list[list[int]]:
+    """What each rank sees, once each has written its number plus 1 at its own place."""
+
+    def run(host: Host) -> Area:
+        area = host.area(len(nodes))
+        if area.memory is not None:
+            area.memory[host.rank] = host.rank + 1
+        return area
+
+    return [[] if area.memory is None else area.memory.tolist() for area in together(run, nodes)]
+
+
+def test_ranks_of_one_machine_see_what_the_others_write() -> None:
+    assert written([0, 0, 0]) == [[1, 2, 3]] * 3
+
+
+def test_machines_share_nothing_with_each_other() -> None:
+    assert written([0, 1, 0, 1]) == [[1, 0, 3, 0], [0, 2, 0, 4]] * 2
+
+
+def test_a_rank_that_is_alone_on_its_machine_has_its_own_memory() -> None:
+    assert written([0, 1, 1]) == [[], [0, 2, 3], [0, 2, 3]]
+    assert ALONE.area(8).memory is None
+
+
+def test_nothing_is_left_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    written([0, 0])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@pytest.mark.parametrize("shut", ["_made", "_opened"])
+def test_where_the_system_lets_nobody_share_each_has_its_own(shut: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onehost, shut, lambda *_: None)
+    assert written([0, 0]) == [[], []]
+
+
+def test_another_file_under_the_number_that_was_told_is_not_taken(tmp_path: Path) -> None:
+    with (tmp_path / "other").open("w") as other:
+        assert onehost._opened((os.getpid(), other.fileno(), (0, 0, 0))) is None
+
+
+@pytest.mark.parametrize(("bound", "each"), [([range(8)] * 2, 4), ([range(4), range(4, 8)], 4), ([range(3)] * 2, 1)])
+def test_processors_are_those_of_the_affinity_divided_among_who_has_the_same(
+    bound: list[range], each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onehost.os, "sched_getaffinity", lambda _: set(bound[0]))
+    others = [(0, sorted(mine)) for mine in bound]
+    assert Host(world_size=2, gathered=lambda mine: others).cores() == each

@@ -1,0 +1,112 @@
+"""What the ranks of one machine share: its processors, and one copy of the images in its memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from entrypoint import World
+
+PROCESSES: Final = Path("/proc")
+
+
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """This rank among those of its machine. `gathered` gives every rank's value, in the order of the ranks.
+
+    node, rank: of this rank. world_size: all ranks, on all machines.
+    """
+
+    node: int = 0
+    rank: int = 0
+    world_size: int = 1
+    gathered: Callable[[Any], list[Any]] = _alone
+
+    def cores(self) -> int:
+        """Processors that this rank may use: those of its affinity, divided among the ranks that have the same."""
+        mine = (self.node, sorted(os.sched_getaffinity(0)))
+        return max(1, len(mine[1]) // self.gathered(mine).count(mine))
+
+    def area(self, size: int) -> Area:
+        """`size` bytes of zeros, which all ranks of this machine share where they can. To be called by all ranks.
+
+        A rank hands its memory on by the number of its open file: only processes of the same user may open that, no
+        file system is filled, and nothing is left when the last of them ends.
+        """
+        if self.world_size == 1 or size == 0:
+            return Area(ranks=(self.rank,))
+        nodes = self.gathered(self.node)
+        ranks = tuple(rank for rank, node in enumerate(nodes) if node == self.node)
+        handle = _made(size) if self.rank == ranks[0] < ranks[-1] else None
+        offers = self.gathered(None if handle is None else (os.getpid(), handle, _identity(handle)))
+        handle = _opened(offers[ranks[0]]) if handle is None else handle
+        mapped = _mapped(handle, size)
+        common = self.gathered(mapped is not None)  # until here the first rank's file was open
+        if handle is not None:
+            os.close(handle)
+        return Area(memory=mapped, ranks=ranks) if all(common[rank] for rank in ranks) else Area(ranks=(self.rank,))
+
+
+ALONE: Final = Host()
+
+
+def host(world: World, gathered: Callable[[Any], list[Any]]) -> Host:
+    """This rank among those of its machine."""
+    return Host(node=world.node_rank, rank=world.rank, world_size=world.world_size, gathered=gathered)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """uint8 [size] of one machine's memory, and the ranks that share it; None: a rank that has its own."""
+
+    ranks: tuple[int, ...]
+    memory: Tensor | None = None
+
+
+def _made(size: int) -> int | None:
+    """Zeros that take memory only where they are written; None where the system has no such files."""
+    with suppress(OSError):
+        handle = os.memfd_create("train-data", os.MFD_CLOEXEC)
+        with suppress(OSError):
+            os.truncate(handle, size)
+            return handle
+        os.close(handle)
+    return None
+
+
+def _opened(offer: tuple[int, int, tuple[int, ...]] | None) -> int | None:
+    """The first rank's file, if that process can be seen from here, and is the one that is meant."""
+    if offer is None:
+        return None
+    process, number, identity = offer
+    with suppress(OSError):
+        handle = os.open(PROCESSES / str(process) / "fd" / str(number), os.O_RDWR | os.O_CLOEXEC)
+        if _identity(handle) == identity:
+            return handle
+        os.close(handle)
+    return None
+
+
+def _mapped(handle: int | None, size: int) -> Tensor | None:
+    if handle is None:
+        return None
+    with suppress(OSError, ValueError):
+        return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
+    return None
+
+
+def _identity(handle: int) -> tuple[int, ...]:
+    found = os.fstat(handle)
+    return found.st_dev, found.st_ino, found.st_size
