@@ -1,0 +1,18 @@
+"""The command line of a measured rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.bench import worker
+
+
+def test_it_takes_the_settings_of_a_training_and_where_the_bench_is() -> None:
+    found = worker.build_parser().parse_args(["--pace", "1:x", "--warm-up", "3", "optim.lr=1", "run.name=x"])
+    assert (found.pace, found.warm_up, found.overrides) == ("1:x", 3, ["optim.lr=1", "run.name=x"])
+
+
+def test_without_a_bench_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        worker.build_parser().parse_args([])
+    assert "--pace" in capsys.readouterr().err

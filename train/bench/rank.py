@@ -1,0 +1,59 @@
+"""The job of a measured run, and our own `fit` at work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from entrypoint import Pulse, World
+from train.bench.gate import Gate, Line, Over
+from train.models import networks
+from train.ranks import runtime
+from train.record.metrics import Metrics
+from train.record.progress import Progress
+from train.run import job
+from train.run.job import Job
+from train.run.loop import fit
+from train.run.signals import Watch
+from train.settings.batches import batches
+from train.settings.config import RunConfig
+
+
+@contextmanager
+def opened(
+    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, pulse: Pulse
+) -> Iterator[Job]:
+    """As a session opens it, without what belongs to a run's folder: lease, facts, a checkpoint to go on from."""
+    train = config.train
+    batch = batches(train.global_batch_size, train.micro_batch_size, world.world_size)
+    ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
+    try:
+        yield job.open_job(config, ready, folder, batch, pulse=pulse)
+    finally:
+        ready.close()
+
+
+def led(todo: Job, place: str | None, *, warm_up: int) -> None:
+    """Train as the bench at `place` says; None: as rank 0 does."""
+    total = todo.steps.total
+    shown = Progress(main=False, terminal=False, total=total, step=0)
+    if place is not None:
+        shown = Gate(Line(place), todo.runtime.device, facts(todo), warm_up=warm_up, total=total)
+    metrics = Metrics(todo.folder, main=todo.runtime.is_main, step=0, tensorboard=False, warn=print)
+    with suppress(Over):
+        fit(todo, Watch(), metrics, shown)
+
+
+def facts(todo: Job) -> dict[str, Any]:
+    """What the figures belong to."""
+    return {
+        "ranks": todo.runtime.world.world_size,
+        "precision": todo.runtime.precision,
+        "parameters": networks.parameters(todo.state.network),
+        "batch": todo.batches.micro,
+        "accumulation": todo.batches.accumulation,
+        "steps_per_epoch": todo.steps.per_epoch,
+        "loader": todo.loader.kind,
+    }

@@ -1,0 +1,50 @@
+"""One rank of a measured run: as in a training, but rank 0 does a block of steps only when the bench says so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import MutableMapping, Sequence
+
+from entrypoint import attach, from_environ
+from train import plugin, worker
+from train.front import rundir
+from train.settings import schema, variables
+
+
+def main() -> None:
+    """`python -m train.bench.worker --pace PORT:TOKEN [--config FILE] [section.key=value ...]`."""
+    run(sys.argv[1:], os.environ)
+
+
+def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Train until the bench hangs up."""
+    arguments = build_parser().parse_args(argv)
+    world, pulse = from_environ(environ), attach(environ)
+    config = schema.load(arguments.config, arguments.overrides)
+    plugin.look_beside(arguments.config, config.data.name, config.model.name)
+    if arguments.beside:
+        sys.path.append(arguments.beside)
+    variables.take_out(environ, download=False)
+    worker.share_cores(environ)
+    from train.bench import rank
+
+    with rank.opened(config, world, environ, rundir.run_folder(config), pulse) as todo:
+        rank.led(todo, arguments.pace if world.rank == 0 else None, warm_up=arguments.warm_up)
+    pulse.beat("end")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line that `python -m train.bench` writes."""
+    parser = argparse.ArgumentParser(prog="train.bench.worker", allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE")
+    parser.add_argument("--pace", metavar="PORT:TOKEN", required=True)
+    parser.add_argument("--beside", metavar="DIR", help="where the model's module lies")
+    parser.add_argument("--warm-up", metavar="STEPS", type=int, default=10)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
