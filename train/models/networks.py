@@ -75,7 +75,7 @@ def _named(model: Model, *, classes: int, shape: Shape) -> nn.Module:
             raise _bad_arguments(model, _first_line(error)) from error
         raise _bad_samples(model, _first_line(error), classes, shape) from error
     try:
-        wrong = trial.without_data(net, shape, classes)
+        wrong = trial.of_shapes(net, shape, classes)
     except UNFIT as error:
         wrong = _first_line(error)
     if wrong:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,22 @@ from torch.func import functional_call
 from train.data.shape import Shape
 
 BATCH = 2  # samples: BatchNorm cannot train on one number
+SMALL: Final = 8192  # numbers in a sample: 52 x 52 pixels of three channels
+
+
+def of_shapes(net: nn.Module, shape: Shape, classes: int) -> str | None:
+    """What is wrong with a training step's output, or None. Parameters and buffers stay as they are.
+
+    Small samples are computed: what follows shapes alone takes 1.7 s to load (torch's compiler and sympy).
+
+    Raises:
+        RuntimeError and others, where the network cannot take samples of this shape.
+    """
+    if math.prod(shape.input) > SMALL:
+        return without_data(net, shape, classes)
+    copies = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return wrong(functional_call(net, copies, (torch.zeros(BATCH, *shape.input),)), classes)
 
 
 def without_data(net: nn.Module, shape: Shape, classes: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -66,6 +67,12 @@ class Runtime:
             # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
             model.broadcast_buffers = False
         return model, wrapped
+
+    def unwrapped(self, model: nn.Module) -> nn.Module:
+        """The network itself. Accelerate asks torch for its compiler on the way, which loads it: 1.2 s."""
+        if "torch._dynamo" in sys.modules:
+            return self.accelerator.unwrap_model(model)  # type: ignore[no-any-return]
+        return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
     def rehearse(self, model: nn.Module, images: Tensor) -> None:
         """Compute and exchange gradients once, and forget them.

@@ -164,7 +164,7 @@ def _exact(config: RunConfig, runtime: Runtime, net: nn.Module, batches: Batches
 
 
 def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
-    network, decay = runtime.accelerator.unwrap_model(model), config.train.ema_decay
+    network, decay = runtime.unwrapped(model), config.train.ema_decay
     average = None if decay is None else Average(network, decay)
     return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
 

@@ -27,7 +27,7 @@ class Made(nn.Module):
         return self.give(self.layer(self.norm(x + torch.rand(1)).flatten(1)))
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data])
+@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data, trial.of_shapes])
 def test_a_network_with_one_score_per_class_passes(trying: Callable[..., str | None]) -> None:
     assert trying(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), SHAPE, 5) is None
 
@@ -62,7 +62,7 @@ def test_weights_without_a_part_in_the_output_are_named() -> None:
     assert trial.with_zeros(net, SHAPE, 5) is None
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data])
+@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data, trial.of_shapes])
 def test_the_generator_stays_where_it_was(trying: Callable[..., str | None]) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 5), nn.RReLU())
     before = torch.get_rng_state()
@@ -85,9 +85,26 @@ def test_lazy_layers_find_their_sizes() -> None:
     assert net[1].weight.shape == (5, 48)
 
 
-def test_a_training_steps_second_output_is_seen_without_computing() -> None:
+@pytest.mark.parametrize("trying", [trial.without_data, trial.of_shapes])
+def test_a_training_steps_second_output_is_seen(trying: Callable[..., str | None]) -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor) -> Any:
             return (x, x) if self.training else x
 
-    assert trial.without_data(Two(), SHAPE, 5) == "for 2 samples it gives a tuple"
+    assert trying(Two(), SHAPE, 5) == "for 2 samples it gives a tuple"
+
+
+def test_small_samples_are_computed_and_the_statistics_of_norms_stay() -> None:
+    net = Made()
+    seen: list[torch.device] = []
+    net.register_forward_hook(lambda *arguments: seen.append(arguments[2].device))
+    trial.of_shapes(net, SHAPE, 5)
+    assert (seen, int(net.norm.num_batches_tracked)) == ([torch.device("cpu")], 0)
+
+
+def test_large_samples_are_not_computed() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
+    seen: list[str] = []
+    net.register_forward_hook(lambda *arguments: seen.append(arguments[2].device.type))
+    assert trial.of_shapes(net, Shape(channels=3, size=(224, 224)), 5) is None
+    assert seen == ["meta"]

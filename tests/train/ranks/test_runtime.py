@@ -99,7 +99,7 @@ def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names()
     ready = runtime.start(schema.load(None, ["train.parallel=dp"]), ALONE, {}, accumulation=1)
     net = nn.Linear(2, 2)
     model, _ = ready.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    inner, images = ready.accelerator.unwrap_model(model), torch.ones(3, 2)
+    inner, images = ready.unwrapped(model), torch.ones(3, 2)
     forget_accelerate()
     assert isinstance(model, nn.DataParallel)
     assert list(inner.state_dict()) == ["weight", "bias"]
