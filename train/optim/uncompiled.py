@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 MARKED: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
-@functools.cache
 def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
     """A subclass of the same name. Its step does the same: it is what torch's own has wrapped, without gradients.
 

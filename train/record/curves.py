@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+from train.record import eventfile
 
 
 class Curves:
@@ -26,31 +24,24 @@ class Curves:
         handle = os.open(_next(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._file = os.fdopen(handle, "wb")
         try:
-            self._records = RecordWriter(self._file)
-            self._begin(step, now)
+            # TensorBoard hides what earlier files say about this step and later ones (torch calls it purge_step).
+            self._add(eventfile.version(now) + eventfile.begins(step + 1, now))
         except BaseException:
             with suppress(OSError):
                 self._file.close()
             raise
 
-    def _begin(self, step: int, now: float) -> None:
-        self._add(Event(wall_time=now, file_version="brain.Event:2"))
-        # TensorBoard hides what earlier files say about this step and later ones (torch calls it purge_step).
-        self._add(Event(wall_time=now, step=step + 1, session_log=SessionLog(status=SessionLog.START)))
-        self._file.flush()
-
     def write(self, values: Mapping[str, float], *, step: int, now: float) -> None:
         """Add one point to each named curve."""
-        points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._add(Event(wall_time=now, step=step, summary=Summary(value=points)))
-        self._file.flush()
+        self._add(eventfile.points(values, step=step, now=now))
 
     def close(self) -> None:
         """Close the file; what was written is there already."""
         self._file.close()
 
-    def _add(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
+    def _add(self, records: bytes) -> None:
+        self._file.write(records)
+        self._file.flush()
 
 
 def _next(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 from entrypoint import Failure
 from train.files import durable
+from train.record import curves
 
 NAME, CURVES = "metrics.jsonl", "tensorboard"
 
@@ -56,13 +57,13 @@ class Metrics:
         self._warn, self._clock = warn, clock
         self._warned: set[str] = set()
         self._lines: Lines | None = None
-        self._curves: Any = None
+        self._curves: curves.Curves | None = None
         if main:
             with self._surviving(NAME):
                 self._lines = Lines(run_folder / NAME, step=step, last=last)
             if tensorboard:
                 with self._surviving(CURVES):
-                    self._curves = _curves(run_folder / CURVES, step, clock())
+                    self._curves = curves.Curves(run_folder / CURVES, step=step, now=clock())
 
     def write(self, event: str, *, step: int, **values: Any) -> None:
         """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
@@ -144,12 +145,6 @@ def _trim(path: Path, step: int, last: Mapping[str, int]) -> None:
 def _is_later(event: dict[str, Any], step: int) -> bool:
     at = event.get("step")
     return isinstance(at, int) and at > step
-
-
-def _curves(folder: Path, step: int, now: float) -> Any:
-    from train.record.curves import Curves  # 0.1 s of imports that a run without TensorBoard does not need
-
-    return Curves(folder, step=step, now=now)
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
