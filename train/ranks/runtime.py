@@ -58,11 +58,12 @@ class Runtime:
         """
         if self.parallel == "dp" and (self.device.type == "cuda" or not torch.cuda.is_available()):
             net = DataParallel(net.to(self.device))  # over all visible GPUs; without any it passes through
+        # Moved here: before Accelerate moves it, it looks for a kind of tensor that takes 0.5 s to load.
+        net, placed = net.to(self.device), False
         if self.parallel == "none":  # several ranks too, where a tree adds up their gradients
-            return self.accelerator.prepare_model(net, evaluation_mode=True), self.accelerator.prepare_optimizer(
-                optimizer
-            )
-        model, wrapped = self.accelerator.prepare(net, optimizer)
+            alone = self.accelerator.prepare_model(net, device_placement=placed, evaluation_mode=True)
+            return alone, self.accelerator.prepare_optimizer(optimizer)
+        model, wrapped = self.accelerator.prepare(net, optimizer, device_placement=[placed, None])
         if isinstance(model, DistributedDataParallel):
             # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
             model.broadcast_buffers = False
