@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train bench step                          speed beside others' ways to do the same (train bench --help)
+  train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
   train where --config cfg.yaml             print the run's folder (for job scripts)
   train --device cpu --procs-per-node 2     two processes on the CPU
 
@@ -157,7 +158,7 @@ COMMANDS = {
     "data": data.handle,
 }
 # These come first and have arguments of their own; other commands do not wait for their imports.
-OWN = {"bench": "train.commands.bench"}
+OWN = {"bench": "train.commands.bench", "report": "train.commands.reporting"}
 JSON = ("eval", "data")  # the commands that know --json
 
 if __name__ == "__main__":

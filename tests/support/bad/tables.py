@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bad import commands, configs, datasets, environs, fetching, folders, meeting, own, saved
+from bad import commands, configs, datasets, environs, fetching, folders, meeting, own, reports, saved
 from bad.case import Case
 
 THEMES: dict[str, list[Case]] = {
@@ -15,6 +15,7 @@ THEMES: dict[str, list[Case]] = {
     "fetch": fetching.CASES,
     "rank": meeting.CASES,
     "folder": folders.CASES,
+    "report": reports.CASES,
 }
 # Place -> why no case is there. What is meant is tested elsewhere, by name.
 UNREACHED: dict[str, str] = {

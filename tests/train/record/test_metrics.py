@@ -71,7 +71,7 @@ def test_a_run_that_starts_anew_drops_all_steps(tmp_path: Path) -> None:
     assert written(tmp_path, 10) == [10]
 
 
-@pytest.mark.parametrize("torn", [b'{"event": "train", "st', b"\0\0\0\0", b"\xff\n", b"[1]\n", b'"text"'])
+@pytest.mark.parametrize("torn", [b'{"event": "train", "st', b"\0\0\0\0", b"\xff\n", b"[1]\n", b'"text"', b"[" * 10**5])
 def test_a_line_torn_by_a_kill_is_dropped_and_does_not_spoil_the_next(tmp_path: Path, torn: bytes) -> None:
     written(tmp_path, 10)
     with (tmp_path / "metrics.jsonl").open("ab") as file:

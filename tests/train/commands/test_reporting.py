@@ -1,0 +1,59 @@
+"""`train report` from its words to its files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_up_runs import make_run
+
+from entrypoint import Failure
+from train import __main__ as front
+from train.commands import reporting
+
+
+def test_the_report_of_a_run_lies_in_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(Path("runs/one"))
+    assert front.run(["report", "runs/one"], {}) == 0
+    assert capsys.readouterr().out == (
+        "report         runs/one/report/report.html\nbeside it      report.md, curves.png, confusion.png\n"
+    )
+    assert Path("runs/one/report/curves.png").exists()
+
+
+def test_the_report_of_several_lies_here_and_says_its_cautions(capsys: pytest.CaptureFixture[str]) -> None:
+    for ranks in (1, 2):
+        make_run(Path(f"runs/r{ranks}"), ranks=ranks)
+    assert front.run(["report", "runs/r1", "runs/r2"], {}) == 0
+    assert capsys.readouterr().out.startswith("caution: Only 2 numbers of processes")
+    assert Path("report/scaling.png").exists()
+
+
+def test_output_says_otherwise_and_the_run_is_left_alone() -> None:
+    before = sorted(os.listdir(make_run(Path("runs/one"))))
+    assert front.run(["report", "runs/one", "--output", "elsewhere"], {}) == 0
+    assert sorted(os.listdir("runs/one")) == before
+    assert Path("elsewhere/report.html").exists()
+
+
+def test_without_a_run_it_says_what_to_write() -> None:
+    with pytest.raises(Failure, match="needs a run"):
+        reporting.handle([], {})
+
+
+def test_neither_torch_nor_numpy_is_imported_to_start_it() -> None:
+    script = (
+        "import sys; from train.commands import reporting; print({'torch', 'numpy', 'matplotlib'} & {*sys.modules})"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert shown.stdout == "set()\n"
+
+
+def test_torch_is_not_imported_to_make_it() -> None:
+    make_run(Path("run"))
+    script = "import sys; from train import __main__ as m; m.run(['report', 'run'], {}); print('torch' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (shown.stdout.splitlines()[-1], shown.stderr) == ("False", "")

@@ -1,0 +1,69 @@
+"""The JSON of a bench, as train.bench writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.bench import output, pairs, rows
+from train.report import benches
+from train.report.benches import Bench
+from train.report.document import Picture, Table
+
+LINES = {"images_per_s": [(1, 100.0), (2, 180.0), (4, 300.0)], "low": [(1, 90.0)], "high": [(1, 110.0)]}
+SCALING = rows.Series(name="scaling-strong", title="Strong", x="processes", y="images/s", lines=LINES)
+OTHER = rows.Series(name="comm", title="All-reduce", x="MB", y="ms", lines={"t": [(1, 2.0)], "ideal": [(1, 1.0)]})
+
+
+def written(folder: Path, *found: rows.Found) -> Bench:
+    """By the bench's own code, and read back."""
+    path = folder / "bench.json"
+    path.write_text(json.dumps(output.as_json(found, {"cpu": "x", "cores": 2})))
+    return benches.read(path)
+
+
+def test_rows_stand_beside_their_targets(tmp_path: Path) -> None:
+    met, missed = rows.measured("7", pairs.estimate([5.0] * 5)), rows.measured("8", pairs.estimate([0.9] * 5))
+    bench = written(tmp_path, met, missed, rows.unmeasured("1", "needs a GPU"))
+    assert [row[3:5] for row in benches.table(bench).rows] == [
+        ["yes", "5"],
+        ["no", "0.9"],
+        ["-", "not measured: needs a GPU"],
+    ]
+    pictures = [block.alt for block in benches.section(bench).blocks if isinstance(block, Picture)]
+    assert pictures == ["1 of 2 targets are reached"]
+
+
+def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
+    section = benches.section(written(tmp_path, SCALING, OTHER))
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    assert [row[2] for row in table.rows] == ["1.00", "1.80", "3.00"]
+    names = [block.name for block in section.blocks if isinstance(block, Picture)]
+    assert names == ["bench-1-scaling", "bench-1-1"]
+
+
+def test_a_logarithm_is_for_what_is_above_nothing() -> None:
+    assert benches._base({"log_x": True}, "log_x", [1, 10]) == 10
+    assert benches._base({"log_x": True}, "log_x", [0, 10]) is None
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "", "[" * 100_000])
+def test_what_is_no_bench_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(Failure) as refused:
+        benches.read(tmp_path / "a.json")
+    assert refused.value.code == ExitCode.DATA
+
+
+def test_objects_of_another_shape_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {
+        "rows": [7, {}, {"value": "x", "target": "≥ much"}],
+        "series": [{}, {"lines": {"a": [1, [2]]}}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(odd))
+    section = benches.section(benches.read(tmp_path / "a.json"))
+    assert len([block for block in section.blocks if isinstance(block, Picture)]) == 2  # of series, "not measured"

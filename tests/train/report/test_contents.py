@@ -1,0 +1,69 @@
+"""The whole document: one run, several, benches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from made_up_runs import make_run, of_gpus
+
+from train.report import contents, reading
+from train.report.document import Document, Facts
+
+
+def report(*folders: Path, anyway: bool = False) -> Document:
+    """Of these runs."""
+    runs = reading.read_all([str(folder) for folder in folders])
+    return contents.document(runs, [], anyway=anyway, made="now")
+
+
+def titles(document: Document) -> list[str]:
+    """Of the sections."""
+    return [section.title for section in document.sections]
+
+
+def test_one_run_is_shown_in_full(tmp_path: Path) -> None:
+    document = report(make_run(tmp_path / "run", ending={"code": 0, "step": 20, "cause": "finished"}))
+    assert titles(document) == ["In short", "Curves", "GPU use", "Which classes are taken for which", "Settings"]
+    assert document.cautions() == []
+    facts = next(block for block in document.blocks() if isinstance(block, Facts) and block.large)
+    assert facts.rows["best accuracy"] == "75.00%"
+    assert facts.rows["speed"] == "2,000 images/s"
+
+
+def test_a_run_that_has_just_begun_gets_a_page_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run: {name: new}\n")
+    document = report(tmp_path)
+    assert "unfinished" in str(document.blocks()[0]).lower()
+    assert len(document.cautions()) == 2
+
+
+def test_several_starts_are_listed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    record["starts"][0]["ended"] = {"code": 75, "cause": "SIGUSR1"}
+    record["starts"].append({"step": 10, "world_size": 4, "hosts": ["node02"], "at": "later"})
+    (folder / "run.json").write_text(json.dumps(record))
+    section = contents.starts(reading.read(folder))
+    assert section is not None
+    assert "75, SIGUSR1" in str(section)
+
+
+def test_unlike_runs_are_said_to_be_unlike_first_of_all(tmp_path: Path) -> None:
+    one, two = make_run(tmp_path / "one", ranks=1), make_run(tmp_path / "two", training={"precision": "bf16"})
+    document = report(one, two)
+    assert "precision: fp32 (one), bf16 (two)" in document.cautions()[0]
+    assert "scaling" not in [picture.name for picture in document.pictures()]
+    assert "scaling" in [picture.name for picture in report(one, two, anyway=True).pictures()]
+
+
+def test_every_run_has_pictures_of_its_own(tmp_path: Path) -> None:
+    document = report(*(make_run(tmp_path / name, events=of_gpus(1)) for name in ("a", "b")))
+    names = [picture.name for picture in document.pictures()]
+    assert names == ["gpus-1", "gpus-2", "confusion-1", "confusion-2"]
+
+
+def test_accidents_of_the_loss_are_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", events=[{"event": "spike", "step": 7, "loss": 90.0, "time": 1e30}])
+    assert "'spike': 'at step 7'" in str(report(folder))

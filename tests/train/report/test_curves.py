@@ -1,0 +1,58 @@
+"""Curves of one run, and of several over each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from made_up_runs import make_run
+
+from train.report import curves, reading
+from train.report.document import Picture, Words
+from train.report.reading import Run
+
+
+def run(folder: Path) -> Run:
+    """One that was read back."""
+    return reading.read(make_run(folder))
+
+
+def test_one_run_shows_training_beside_held_out_by_epoch(tmp_path: Path) -> None:
+    loss, scores, _, speed = curves.one(run(tmp_path / "run"))
+    assert (loss.x, [series.name for series in loss.series]) == ("epoch", ["training", "held out"])
+    assert list(loss.series[1].x) == [1.0, 2.0]
+    assert list(scores.series[1].y) == [50.0, 75.0]
+    assert list(speed.series[0].y)[-1] == 2000
+
+
+def test_several_runs_share_their_panels(tmp_path: Path) -> None:
+    panels = curves.several([run(tmp_path / name) for name in ("a", "b")])
+    assert [[series.name for series in panel.series] for panel in panels] == [["a", "b"]] * 4
+
+
+def test_runs_without_a_known_epoch_are_drawn_by_step(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "old")
+    (old / "run.json").write_text(json.dumps({"starts": []}))
+    panels = curves.several([reading.read(old), run(tmp_path / "new")])
+    assert {panel.x for panel in panels} == {"step"}
+    assert list(panels[1].series[1].x) == [10.0, 20.0]
+
+
+def test_a_start_that_went_on_is_marked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    record = json.loads((folder / "run.json").read_text())
+    record["starts"].append({"step": 15, "world_size": 4})
+    (folder / "run.json").write_text(json.dumps(record))
+    assert curves.restarts(reading.read(folder)) == {1.5: "goes on, 4 ranks"}
+
+
+def test_a_run_without_a_line_has_words_instead_of_a_picture(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", events=[])
+    (block,) = curves.section([reading.read(folder)]).blocks
+    assert isinstance(block, Words)
+
+
+def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
+    (block,) = curves.section([run(tmp_path / "run")]).blocks
+    assert isinstance(block, Picture)
+    assert block.alt.startswith("Curves by epoch of run: loss, scores")

@@ -1,0 +1,13 @@
+"""What a document can be asked."""
+
+from __future__ import annotations
+
+from train.report.document import Document, Picture, Section, Words
+
+
+def test_pictures_and_cautions_are_found_in_all_sections() -> None:
+    pictures = [Picture(name=name, png=b"", alt="") for name in ("a", "b")]
+    first = Section(title="1", blocks=[Words(text="beware", caution=True), pictures[0]])
+    document = Document(title="", sections=[first, Section(title="2", blocks=[pictures[1]])], made="")
+    assert document.pictures() == pictures
+    assert document.cautions() == ["beware"]

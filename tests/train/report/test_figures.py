@@ -1,0 +1,63 @@
+"""The few figures that a run is judged by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_runs import history, make_run
+
+from train.report import figures, reading
+from train.report.reading import Run
+
+
+def run(folder: Path, **changes: Any) -> Run:
+    """One that was read back."""
+    return reading.read(make_run(folder / "run", **changes))
+
+
+def test_speed_is_without_the_first_log_point(tmp_path: Path) -> None:
+    found = figures.speed(run(tmp_path))
+    assert found is not None
+    assert (found.images_per_s, found.low, found.high, found.of, found.warm_up) == (2000, 2000, 2000, 9, False)
+
+
+def test_a_single_log_point_is_said_to_hold_the_first_steps(tmp_path: Path) -> None:
+    found = figures.speed(run(tmp_path, events=history(1000)[:1]))
+    assert figures.rate(found) == "100 images/s (first steps only)"
+
+
+def test_a_run_without_a_log_point_has_no_speed(tmp_path: Path) -> None:
+    empty = run(tmp_path, events=[])
+    assert (figures.speed(empty), figures.training_seconds(empty), figures.best(empty)) == (None, None, None)
+    assert figures.rate(None) == figures.duration(None) == figures.share(None) == "not measured"
+
+
+def test_training_seconds_are_steps_times_batch_over_speed(tmp_path: Path) -> None:
+    assert figures.training_seconds(run(tmp_path)) == pytest.approx(2 * 256 / 200 + 18 * 256 / 2000)
+
+
+def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
+    assert figures.best(run(tmp_path)) == (0.75, 20)
+    assert figures.best(run(tmp_path / "other", settings=["eval.metric=loss"])) == (0.05, 20)
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ({"code": 0, "step": 20, "cause": "finished"}, "finished at step 20 of 20"),
+        ({"code": 75, "step": 20, "cause": "SIGUSR1"}, "stopped at step 20 of 20 (exit code 75): SIGUSR1"),
+        ({"code": 71, "step": 8, "cause": "out of memory"}, "failed at step 20 of 20 (exit code 71): out of memory"),
+        (None, "unfinished, at step 20 of 20: it is at work, or was killed"),
+    ],
+)
+def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, said: str) -> None:
+    assert figures.status(run(tmp_path, ending=ending)) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(1.25, "1.2 s"), (59.99, "60.0 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")]
+)
+def test_durations_are_for_people(seconds: float, said: str) -> None:
+    assert figures.duration(seconds) == said

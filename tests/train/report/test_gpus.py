@@ -1,0 +1,45 @@
+"""GPU use where it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from made_up_runs import make_run, of_gpus
+
+from train.report import gpus, reading
+from train.report.document import Picture, Table, Words
+from train.report.reading import Run
+
+
+def run(folder: Path, events: Sequence[dict[str, Any]]) -> Run:
+    """One with these lines."""
+    return reading.read(make_run(folder / "run", events=events))
+
+
+def test_each_gpu_has_its_means_and_peaks(tmp_path: Path) -> None:
+    table = gpus.table(gpus.recorded(run(tmp_path, of_gpus(2))))
+    assert [row[:5] for row in table.rows] == [
+        ["node01/0", "90", "90", "11", "12"],
+        ["node01/1", "91", "91", "11", "12"],
+    ]
+    assert table.head[1:3] == ["GPU use, %: mean", "GPU use, %: highest"]
+
+
+def test_what_was_recorded_is_drawn(tmp_path: Path) -> None:
+    picture, table = gpus.section(run(tmp_path, of_gpus(20))).blocks
+    assert isinstance(picture, Picture)
+    assert isinstance(table, Table)
+    assert "GPU use, Memory, Power" in picture.alt  # temperature was not recorded
+
+
+def test_a_run_without_gpus_says_not_measured(tmp_path: Path) -> None:
+    (block,) = gpus.section(run(tmp_path, [])).blocks
+    assert isinstance(block, Words)
+    assert block.text.startswith("Not measured")
+
+
+def test_lines_without_a_time_or_a_number_are_left_out(tmp_path: Path) -> None:
+    lines = [{"event": "gpu", "gpu": "a", "utilisation_percent": 3}, {"event": "gpu", "gpu": "b", "time": 1}]
+    assert gpus.table(gpus.recorded(run(tmp_path, lines))).rows == [["b"]]

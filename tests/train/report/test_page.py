@@ -1,0 +1,70 @@
+"""The HTML page: nothing of a stranger's text is markup, nothing is loaded."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+
+from train.plotting import panels
+from train.plotting.panels import Panel
+from train.plotting.paper import DPI, HEIGHT, WIDTH
+from train.report.document import Block, Document, Facts, Picture, Section, Table, Words
+from train.report.page import LONG, page, size
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800'
+PNG = panels.draw([Panel(title="", x="", y="", series=[])])
+
+
+def shown(*blocks: Block, title: str = "a report") -> str:
+    """A page with one section."""
+    return page(Document(title=title, sections=[Section(title=title, blocks=blocks)], made=title))
+
+
+def tags(html: str) -> list[tuple[str, dict[str, str | None]]]:
+    """What a browser makes of it."""
+    found: list[tuple[str, dict[str, str | None]]] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.append((tag, dict(attrs)))
+
+    Reader().feed(html)
+    return found
+
+
+def test_text_of_strangers_is_only_text() -> None:
+    blocks = [Words(text=HOSTILE, caution=True), Facts(rows={HOSTILE: HOSTILE}, large=True), Words(text=HOSTILE)]
+    table = Table(head=[HOSTILE], rows=[[HOSTILE]])
+    html = shown(*blocks, table, Picture(name="x", png=PNG, alt=HOSTILE), title=HOSTILE)
+    names = [tag for tag, _ in tags(html)]
+    assert "script" not in names
+    assert names.count("img") == 1
+    assert not [name for _, attributes in tags(html) for name in attributes if name.startswith("on")]
+    assert html.encode()
+
+
+def test_a_picture_stands_in_the_page_itself() -> None:
+    html = shown(Picture(name="curves", png=PNG, alt="curves"))
+    (source,) = (attributes["src"] for tag, attributes in tags(html) if tag == "img")
+    assert base64.b64decode((source or "").removeprefix("data:image/png;base64,")) == PNG
+
+
+def test_nothing_is_loaded_from_anywhere() -> None:
+    html = shown(Words(text="see https://example.org"), Picture(name="curves", png=PNG, alt="curves"))
+    links = [value for _, attributes in tags(html) for name, value in attributes.items() if name in ("src", "href")]
+    assert all((link or "").startswith("data:") for link in links)
+    assert "default-src 'none'" in html
+    assert "url(" not in html
+
+
+def test_a_picture_is_as_large_as_its_inches() -> None:
+    assert size(PNG) == (round(WIDTH * DPI), round(HEIGHT * DPI))
+
+
+def test_every_tag_is_closed() -> None:
+    many = Facts(rows={str(at): "x" for at in range(LONG + 1)})
+    html = shown(Words(text="x"), many, Table(head=["a", "b"], rows=[["1", "2"]]), Facts(rows={"a": "b"}))
+    single = {"meta", "link", "img"}
+    opened = [tag for tag, _ in tags(html) if tag not in single]
+    assert sorted(opened) == sorted(re.findall(r"</([a-z0-9]+)>", html))

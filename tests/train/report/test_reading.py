@@ -1,0 +1,87 @@
+"""What a run left, whole or not."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from made_up_runs import CLASSES, make_run
+
+from entrypoint import ExitCode, Failure
+from train.report import reading
+
+
+def test_a_finished_run_is_read_whole(tmp_path: Path) -> None:
+    run = reading.read(make_run(tmp_path / "run", ending={"code": 0, "step": 20, "cause": "finished"}))
+    assert (run.name, run.world_size, run.steps_per_epoch, run.missing) == ("run", 2, 10, ())
+    assert run.config["data.samples"] == 1000
+    assert run.column("eval", "accuracy") == ([10.0, 20.0], [0.5, 0.75])
+    assert run.ending is not None
+    assert run.confusion is not None
+    assert run.confusion.classes == CLASSES
+
+
+def test_a_run_that_has_just_begun_is_one_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run: {name: new}\n")
+    run = reading.read(tmp_path)
+    assert run.column("train", "loss") == ([], [])
+    assert run.missing == ("run.json is not there or cannot be read", "metrics.jsonl is not there or cannot be read")
+
+
+def test_lines_that_make_no_sense_are_gaps_or_left_out(tmp_path: Path) -> None:
+    lines = ['{"event": "train", "step": 2, "loss": "low"}', "{torn", "[" * 100_000, '{"event": "train", "loss": 1}']
+    lines += ['{"event": "train", "step": 1, "loss": 0.5}', '{"event": "train", "step": -3, "loss": 1e999}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    steps, values = reading.read(tmp_path).column("train", "loss")
+    assert (steps, values[0], math.isnan(values[1])) == ([1.0, 2.0], 0.5, True)
+
+
+@pytest.mark.parametrize("value", [None, "1", True, math.inf, 10**400, [1]])
+def test_what_is_no_finite_number_is_none(value: object) -> None:
+    assert math.isnan(reading.number(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        "[" * 100_000,
+        '{"classes": ["a"], "matrix": [[1, 2]]}',
+        '{"classes": ["a"], "matrix": [[-1]]}',
+        "null",
+    ],
+)
+def test_a_matrix_that_is_none_is_left_out(tmp_path: Path, text: str) -> None:
+    (make_run(tmp_path / "run") / "confusion.json").write_text(text)
+    assert reading.read(tmp_path / "run").confusion is None
+
+
+def test_pipes_in_the_place_of_files_are_never_waited_for(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", ending={})
+    for name in ("metrics.jsonl", "confusion.json", "run.json", "errors/exit.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    run = reading.read(folder)
+    assert (run.events, run.facts, run.confusion, run.ending) == ({}, {}, None, None)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as refused:
+        reading.read(tmp_path)
+    assert refused.value.code == ExitCode.NO_INPUT
+
+
+def test_two_runs_of_the_same_name_are_told_apart_and_none_is_taken_twice(tmp_path: Path) -> None:
+    typed = [str(make_run(tmp_path / place / "run")) for place in ("a", "b")]
+    assert [run.name for run in reading.read_all([*typed, typed[0] + "/"])] == typed
+
+
+def test_facts_of_another_shape_are_none(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "run.json").write_text(json.dumps({"starts": [7, {"step": "x"}], "world": [1]}))
+    run = reading.read(folder)
+    assert (run.starts, run.world_size) == ([], None)

@@ -1,0 +1,52 @@
+"""Files of a report: whole, where they were asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.report import writing
+from train.report.document import Document, Picture, Section
+
+DOCUMENT = Document(
+    title="t", sections=[Section(title="s", blocks=[Picture(name="a", png=b"\x89PNG" + bytes(30), alt="")])], made="now"
+)
+
+
+def test_the_page_the_text_and_each_picture_are_written(tmp_path: Path) -> None:
+    paths = writing.write(DOCUMENT, tmp_path / "report", own=True)
+    assert [path.name for path in paths] == ["report.html", "report.md", "a.png"]
+    assert sorted(os.listdir(tmp_path / "report")) == ["a.png", "report.html", "report.md"]
+
+
+def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    for title in ("first", "second"):
+        writing.write(Document(title=title, sections=[], made=""), tmp_path, own=True)
+    assert "second" in (tmp_path / "report.html").read_text()
+
+
+def test_a_link_is_followed_only_where_the_user_named_it(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "report").symlink_to(tmp_path / "there")
+    with pytest.raises(Failure) as refused:
+        writing.write(DOCUMENT, tmp_path / "report", own=True)
+    assert refused.value.code == ExitCode.SECURITY
+    writing.write(DOCUMENT, tmp_path / "report", own=False)
+    assert (tmp_path / "there/report.md").exists()
+
+
+def test_a_file_behind_a_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / "report.md").symlink_to(tmp_path / "theirs")
+    writing.write(DOCUMENT, tmp_path, own=True)
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_a_place_that_takes_no_files_is_named_with_another_way(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Failure) as refused:
+        writing.write(DOCUMENT, tmp_path / "file", own=True)
+    assert (refused.value.code, refused.value.fix) == (ExitCode.OUTPUT, writing.OTHER)

@@ -1,0 +1,179 @@
+"""The JSON of `train bench` becomes a section: its rows beside their targets, and its series as curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+from train.plotting import panels, ratios
+from train.plotting.panels import Panel, Series
+from train.plotting.ratios import Ratio
+from train.plotting.speedup import Point
+from train.report import scaling
+from train.report.document import Block, Facts, Picture, Section, Table
+from train.report.figures import NOT, short
+from train.report.reading import number
+
+LARGEST: Final = 64 * 2**20  # bytes
+SCALING: Final = "scaling"  # how series begin whose x is processes and whose line `images_per_s` is throughput
+THROUGHPUT: Final = "images_per_s"
+VERDICT: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "-"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What was read: as `train.bench.output` writes it, each object looked at where it is shown."""
+
+    name: str
+    machine: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    series: Sequence[Mapping[str, Any]]
+
+
+def read(path: Path) -> Bench:
+    """The bench in a JSON file.
+
+    Raises:
+        Failure: NO_INPUT where it cannot be read, DATA where it is no bench.
+    """
+    try:
+        found = json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST else None
+    except OSError as error:
+        fix = "give a run's folder, or the file that `train bench --output DIR` wrote"
+        raise Failure(f"{path} cannot be read", found=error.strerror, fix=fix, code=ExitCode.NO_INPUT) from error
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not ("rows" in found or "series" in found):
+        raise Failure(
+            f"{path} holds no bench",
+            expected="a JSON object with rows and series",
+            fix="give the bench.json that `train bench --output DIR` wrote",
+            code=ExitCode.DATA,
+        )
+    machine = found.get("machine")
+    return Bench(
+        name=path.stem if path.stem != "bench" else f"{path.resolve().parent.name}/{path.stem}",
+        machine=machine if isinstance(machine, dict) else {},
+        rows=_objects(found.get("rows")),
+        series=_objects(found.get("series")),
+    )
+
+
+def section(bench: Bench, number: int = 1) -> Section:
+    """The machine, the rows beside their targets, the series."""
+    blocks: list[Block] = [Facts(rows={str(name): _plain(value) for name, value in bench.machine.items()})]
+    if drawn := [ratio for row in bench.rows if (ratio := _ratio(row)) is not None]:
+        png = ratios.draw("Measured against the target", drawn)
+        alt = f"{sum(ratio.met for ratio in drawn)} of {len(drawn)} targets are reached"
+        blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
+    if bench.rows:
+        blocks.append(table(bench))
+    return Section(title=f"Bench {bench.name}", blocks=[*blocks, *_curves(bench, number)])
+
+
+def table(bench: Bench) -> Table:
+    """Every row, those that were not measured too."""
+    head = ["#", "measured", "target", "reached", "value", "95 % sure", "of"]
+    return Table(head=head, rows=[_cells(row) for row in bench.rows], left=4)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    asked = [_plain(row.get("row")), _plain(row.get("what")), _plain(row.get("target"))]
+    value, low, high = (number(row.get(key)) for key in ("value", "low", "high"))
+    if not math.isfinite(value):
+        return [*asked, "-", f"{NOT}: {_plain(row.get('missing', 'no reason given'))}", "", ""]
+    reached = row.get("holds")
+    between = f"{short(low)} to {short(high)}" if low < high else ""
+    told = f"{short(value)} {_plain(row.get('unit', ''))}".rstrip()
+    return [*asked, VERDICT[reached if isinstance(reached, bool) else None], told, between, _plain(row.get("of", ""))]
+
+
+def _ratio(row: Mapping[str, Any]) -> Ratio | None:
+    """A row with a value and a target in numbers, `≥ 0.98` or `≤ 40 µs`."""
+    sign, _, rest = _plain(row.get("target")).partition(" ")
+    value, low, high = (number(row.get(key)) for key in ("value", "low", "high"))
+    try:
+        target = float(rest.partition(" ")[0])
+    except ValueError:
+        return None
+    if sign not in ("≥", "≤") or not math.isfinite(value) or not math.isfinite(target):
+        return None
+    spread = [edge if math.isfinite(edge) else value for edge in (low, high)]
+    name = f"{_plain(row.get('row'))} {_plain(row.get('what'))}"
+    return Ratio(name=name, value=value, low=spread[0], high=spread[1], target=target, at_least=sign == "≥")
+
+
+def _curves(bench: Bench, number: int) -> list[Block]:
+    """Series over processes as speed-up and efficiency, the others as they are."""
+    of_scaling = {str(one.get("name")): points for one in bench.series if (points := _points(one))}
+    others = [one for one in bench.series if str(one.get("name")) not in of_scaling]
+    found = scaling.blocks(of_scaling, name=f"bench-{number}-scaling")
+    for at, one in enumerate(others, 1):
+        panel = _panel(one)
+        found.append(Picture(name=f"bench-{number}-{at}", png=panels.draw([panel]), alt=f"{panel.title}, {panel.y}"))
+    return found
+
+
+def _points(series: Mapping[str, Any]) -> list[Point]:
+    lines = _lines(series)
+    if not str(series.get("name")).startswith(SCALING) or THROUGHPUT not in lines:
+        return []
+    low, high = dict(lines.get("low", ())), dict(lines.get("high", ()))
+    return [
+        Point(processes=int(x), images_per_s=y, low=low.get(x), high=high.get(x))
+        for x, y in lines[THROUGHPUT]
+        if 1 <= x < 10**7
+    ]
+
+
+def _panel(series: Mapping[str, Any]) -> Panel:
+    lines, dashed = _lines(series), series.get("dashed")
+    limits = {str(name) for name in dashed} if isinstance(dashed, list) else set()
+    return Panel(
+        title=_plain(series.get("title")),
+        x=_plain(series.get("x")),
+        y=_plain(series.get("y")),
+        series=[
+            Series(name=name, x=[x for x, _ in line], y=[y for _, y in line], style=_style(name, limits), colour=at)
+            for at, (name, line) in enumerate(lines.items())
+        ],
+        log_x=_base(series, "log_x", [x for line in lines.values() for x, _ in line]),
+        log_y=_base(series, "log_y", [y for line in lines.values() for _, y in line]),
+    )
+
+
+def _style(name: str, limits: set[str]) -> panels.Style:
+    if name not in limits:
+        return "points"
+    return "ideal" if name == "ideal" else "limit"
+
+
+def _base(series: Mapping[str, Any], key: str, values: Sequence[float]) -> int | None:
+    """A logarithm is for numbers above 0."""
+    return 10 if series.get(key) is True and all(value > 0 for value in values) else None
+
+
+def _lines(series: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """The points of each line that are two numbers."""
+    lines = series.get("lines")
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, points in lines.items() if isinstance(lines, dict) else ():
+        pairs = (
+            [pair for pair in points if isinstance(pair, list) and len(pair) == 2] if isinstance(points, list) else []
+        )
+        both = [(number(x), number(y)) for x, y in pairs]
+        found[str(name)] = [(x, y) for x, y in both if math.isfinite(x) and math.isfinite(y)]
+    return {name: line for name, line in found.items() if line}
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

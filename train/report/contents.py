@@ -1,0 +1,178 @@
+"""What was read of runs and benches becomes the document, in the order in which people ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from statistics import median
+from typing import Final
+
+from train.report import benches, comparing, confusion, curves, figures, gpus, scaling
+from train.report.benches import Bench
+from train.report.comparing import Likeness
+from train.report.document import Block, Document, Facts, Section, Table, Words
+from train.report.figures import NOT
+from train.report.reading import Run, number
+
+MATRICES: Final = 6  # runs whose confusion matrix is shown
+
+
+def document(runs: Sequence[Run], found: Sequence[Bench], *, anyway: bool, made: str) -> Document:
+    """One run in full, or several beside each other, and what was benched."""
+    sections: list[Section] = []
+    if len(runs) == 1:
+        sections += _one(runs[0])
+    elif runs:
+        sections += _several(runs, comparing.likeness(runs), anyway=anyway)
+    sections += [benches.section(bench, at) for at, bench in enumerate(found, 1)]
+    return Document(title=_title(runs, found), sections=sections, made=made)
+
+
+def _title(runs: Sequence[Run], found: Sequence[Bench]) -> str:
+    if len(runs) == 1:
+        return f"Run {runs[0].name}"
+    return f"{len(runs)} runs beside each other" if runs else f"Bench {', '.join(bench.name for bench in found)}"
+
+
+def _one(run: Run) -> list[Section]:
+    matrix = confusion.section(run)
+    parts = [summary(run), curves.section([run]), gpus.section(run), matrix, starts(run), settings(run)]
+    return [part for part in parts if part is not None]
+
+
+def _several(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> list[Section]:
+    parts = [overview(runs, found), scaling.section(runs, found, anyway=anyway), curves.section(runs)]
+    parts += [gpus.section(run, at) for at, run in enumerate(runs, 1) if gpus.recorded(run)]
+    parts += [confusion.section(run, at) for at, run in enumerate(runs[:MATRICES], 1)]
+    different = comparing.table(runs)
+    parts.append(Section(title="What differs", blocks=[different] if different.rows else [Words(text="Nothing.")]))
+    return [part for part in parts if part is not None]
+
+
+def summary(run: Run) -> Section:
+    """The figures that a reader looks for first."""
+    found = figures.best(run)
+    called = figures.metric(run)
+    large = {
+        f"best {called.replace('_', ' ')}": figures.share(found[0] if found else None, called),
+        "speed": figures.rate(figures.speed(run)),
+        "training": figures.duration(figures.training_seconds(run)),
+        "ran on": figures.place(run),
+    }
+    blocks: list[Block] = [Words(text=_sentence(figures.status(run))), Facts(rows=large, large=True)]
+    blocks += [Words(text=f"{_sentence(missing)}", caution=True) for missing in run.missing]
+    blocks.append(Facts(rows=_details(run)))
+    return Section(title="In short", blocks=blocks)
+
+
+def overview(runs: Sequence[Run], found: Likeness) -> Section:
+    """One line for each run, and whether their speeds may be compared."""
+    blocks: list[Block] = []
+    if found.differs and not found.alike:
+        blocks.append(Words(text=comparing.caution(runs, found), caution=True))
+    elif found.weak and found.differs:
+        told = "The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
+        blocks.append(Words(text=told))
+    else:
+        told = f"The same {', '.join(comparing.SAME)} in all runs: their speeds can be compared."
+        blocks.append(Words(text=told))
+    blocks += [Words(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
+    return Section(title="In short", blocks=[*blocks, _lines(runs)])
+
+
+def _lines(runs: Sequence[Run]) -> Table:
+    head = ["run", "how it ended", "ran on", "precision", "global batch", "images/s", "training", "best by its metric"]
+    rows = []
+    for run in runs:
+        best, speed = figures.best(run), figures.speed(run)
+        rows.append(
+            [
+                run.name,
+                figures.status(run),
+                figures.place(run),
+                comparing.SAME["precision"](run),
+                comparing.SAME[comparing.BATCH](run),
+                figures.short(speed.images_per_s) if speed else NOT,
+                figures.duration(figures.training_seconds(run)),
+                f"{figures.metric(run)} {figures.share(best[0] if best else None, figures.metric(run))}",
+            ]
+        )
+    return Table(head=head, rows=rows, left=3)
+
+
+def _details(run: Run) -> dict[str, str]:
+    """What ran, where, when."""
+    found, at = figures.best(run), figures.times(run)
+    hosts = run.fact("hosts")
+    batch = [comparing.told(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
+    details = {
+        "model": comparing.SAME["model"](run),
+        "data": comparing.SAME["data"](run),
+        "input": comparing.told(run.fact("training", "loader")),
+        "device": comparing.SAME["device"](run),
+        "precision": comparing.SAME["precision"](run),
+        "global batch": f"{comparing.SAME[comparing.BATCH](run)} (micro batch {batch[0]}, accumulation {batch[1]})",
+        "best step": f"{found[1]:,.0f}" if found else NOT,
+        "checkpoints": _checkpoints(run),
+        "hosts": ", ".join(map(str, hosts)) if isinstance(hosts, list) and hosts else comparing.UNKNOWN,
+        "launcher": comparing.told(run.fact("launcher")),
+        "record": f"{when(at[0])} to {when(at[-1])}" if at else NOT,
+        "commit": comparing.told(run.fact("git")),
+        "folder": str(run.folder.absolute()),
+    }
+    return details | _accidents(run)
+
+
+def _checkpoints(run: Run) -> str:
+    stood = [
+        value for event in run.events.get("checkpoint", ()) if (value := number(event.get("stalled_seconds"))) >= 0
+    ]
+    if not stood:
+        return "none recorded"
+    return (
+        f"{len(stood)}; training stood for {median(stood) * 1000:,.0f} ms (median), {max(stood) * 1000:,.0f} ms at most"
+    )
+
+
+def _accidents(run: Run) -> dict[str, str]:
+    """Jumps of the loss, and what was done about them."""
+    steps = {kind: [f"{step:,.0f}" for step in run.column(kind, "loss")[0]] for kind in ("spike", "rollback")}
+    return {kind: f"at step {', '.join(at)}" for kind, at in steps.items() if at}
+
+
+def starts(run: Run) -> Section | None:
+    """Each start of a run that had several."""
+    if len(run.starts) < 2:
+        return None
+    head = ["began", "from step", "ranks", "hosts", "launcher", "ended"]
+    rows = [[_plain(start, key) for key in ("at", "step", "world_size", "hosts", "launcher")] for start in run.starts]
+    ended = [start.get("ended") for start in run.starts]
+    told = [f"{end.get('code')}, {end.get('cause')}" if isinstance(end, dict) else "not recorded" for end in ended]
+    lines = [[*row, end] for row, end in zip(rows, told, strict=True)]
+    return Section(title="Starts", blocks=[Table(head=head, rows=lines, left=6)])
+
+
+def settings(run: Run) -> Section:
+    """The whole configuration and the versions."""
+    rows = {key: comparing.setting(value) for key, value in run.config.items()}
+    versions = run.fact("versions")
+    known = versions.items() if isinstance(versions, dict) else ()
+    rows |= {f"version of {name}": comparing.told(value) for name, value in known}
+    return Section(title="Settings", blocks=[Facts(rows=rows) if rows else Words(text="Not recorded.")])
+
+
+def when(seconds: float) -> str:
+    """In UTC, to the second."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g}"
+
+
+def _plain(start: object, key: str) -> str:
+    value = start.get(key) if isinstance(start, dict) else None
+    return ", ".join(map(str, value)) if isinstance(value, list) else comparing.told(value)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

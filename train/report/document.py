@@ -1,0 +1,72 @@
+"""What a report says, apart from how it is shown: sections of facts, tables, pictures and cautions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A paragraph. caution: it limits what may be concluded, and is shown so that nobody misses it."""
+
+    text: str
+    caution: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Names and values. large: the few that a reader looks for first."""
+
+    rows: Mapping[str, str]
+    large: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under a head. left: so many columns of words; the others hold numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A PNG, kept as `name`.png beside the page. alt: what it shows, for those who do not see it."""
+
+    name: str
+    png: bytes
+    alt: str
+
+
+Block = Words | Facts | Table | Picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """The whole report. made: a line about when and by what."""
+
+    title: str
+    sections: Sequence[Section]
+    made: str
+
+    def blocks(self) -> list[Block]:
+        """All of them, in order."""
+        return [block for section in self.sections for block in section.blocks]
+
+    def pictures(self) -> list[Picture]:
+        """In order."""
+        return [block for block in self.blocks() if isinstance(block, Picture)]
+
+    def cautions(self) -> list[str]:
+        """What limits the report."""
+        return [block.text for block in self.blocks() if isinstance(block, Words) and block.caution]

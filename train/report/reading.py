@@ -1,0 +1,193 @@
+"""A run's folder, finished or not, becomes values that were looked at: a report never fails because of a bad line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+from train.record import exitfile, metrics, record
+from train.record.exitfile import Ending
+from train.settings import yaml12
+
+CONFUSION: Final = "confusion.json"
+MOST_CLASSES: Final = 1000
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confusion:
+    """matrix: row by label, column by answer; after `step`."""
+
+    step: int | None
+    classes: tuple[str, ...]
+    matrix: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run's folder says. config: by `section.key`. facts: run.json. events: of metrics.jsonl, by kind.
+
+    missing: what could not be read, in words.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    events: Mapping[str, Sequence[Event]]
+    ending: Ending | None
+    confusion: Confusion | None
+    missing: tuple[str, ...]
+
+    def fact(self, *keys: str) -> Any:
+        """A value inside run.json; None where there is none."""
+        found: Any = self.facts
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    @property
+    def starts(self) -> list[Event]:
+        """Oldest first; those whose step is known."""
+        starts = self.fact("starts")
+        known = starts if isinstance(starts, list) else []
+        return [start for start in known if isinstance(start, dict) and whole(start.get("step")) is not None]
+
+    @property
+    def world_size(self) -> int | None:
+        """Of the last start."""
+        return whole(self.fact("world", "world_size"))
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None where the record of an older version does not say it."""
+        return whole(self.fact("training", "steps_per_epoch")) or None
+
+    def column(self, kind: str, key: str) -> tuple[list[float], list[float]]:
+        """(steps, values) of one curve, in the order of steps; NaN where a value is no number."""
+        events = [event for event in self.events.get(kind, ()) if whole(event.get("step")) is not None]
+        points = sorted(
+            ((float(event["step"]), number(event.get(key))) for event in events), key=lambda point: point[0]
+        )
+        return [step for step, _ in points], [value for _, value in points]
+
+
+def read(folder: Path, name: str | None = None) -> Run:
+    """What is there of the run in `folder`, called `name` in the report.
+
+    Raises:
+        Failure: NO_INPUT, where nothing there is a run's.
+    """
+    if not any((folder / known).is_file() for known in (record.RUN, record.CONFIG, metrics.NAME)):
+        raise Failure(
+            f"{folder} is not a run's folder",
+            found=_seen(folder),
+            expected=f"a folder with {record.RUN}, {record.CONFIG} or {metrics.NAME}; or the JSON of `train bench`",
+            fix="`train where --config FILE` prints the folder of a run",
+            code=ExitCode.NO_INPUT,
+        )
+    config, facts, events = _config(folder), _facts(folder), _events(folder)
+    there = {record.CONFIG: config, record.RUN: facts, metrics.NAME: events}
+    return Run(
+        folder=folder,
+        name=name or folder.resolve().name,
+        config=config or {},
+        facts=facts or {},
+        events=events or {},
+        ending=exitfile.read(folder) if _is_file(folder / exitfile.FOLDER / exitfile.NAME) else None,
+        confusion=_confusion(folder),
+        missing=tuple(f"{file} is not there or cannot be read" for file, found in there.items() if found is None),
+    )
+
+
+def read_all(folders: Sequence[str]) -> list[Run]:
+    """Runs by the names of their folders; by what was typed, where two folders have the same name. Each once.
+
+    Raises:
+        Failure: as `read`.
+    """
+    places: dict[Path, str] = {}
+    for folder in folders:
+        places.setdefault(Path(folder).resolve(), folder)
+    names = Counter(place.name for place in places)
+    return [read(Path(typed), place.name if names[place.name] == 1 else typed) for place, typed in places.items()]
+
+
+def number(value: Any) -> float:
+    """A finite number, or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value) if math.isfinite(value) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def whole(value: Any) -> int | None:
+    """A whole number that can be counted to, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    """By `section.key`: not through the schema, since another version may have written it."""
+    try:
+        found = yaml12.read_file(folder / record.CONFIG).value
+    except Failure:
+        return None
+    sections = found.items() if isinstance(found, dict) else ()
+    return {f"{name}.{key}": value for name, keys in sections if isinstance(keys, dict) for key, value in keys.items()}
+
+
+def _facts(folder: Path) -> dict[str, Any] | None:
+    try:
+        return record.read_run(folder) if _is_file(folder / record.RUN) else None
+    except RecursionError:
+        return None
+
+
+def _events(folder: Path) -> dict[str, list[Event]] | None:
+    path = folder / metrics.NAME
+    found: dict[str, list[Event]] = {}
+    if not _is_file(path):
+        return None
+    try:
+        for event in metrics.read(path):
+            found.setdefault(str(event.get("event")), []).append(event)
+    except (OSError, RecursionError):
+        return None
+    return found
+
+
+def _confusion(folder: Path) -> Confusion | None:
+    path = folder / CONFUSION
+    try:
+        found = json.loads(path.read_bytes()) if _is_file(path) else {}
+        names, rows = found["classes"], found["matrix"]
+        matrix = tuple(tuple(whole(cell) for cell in row) for row in rows)
+        size = len(names)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    square = len(matrix) == size and all(len(row) == size for row in matrix)
+    if not square or not 0 < size <= MOST_CLASSES or any(cell is None for row in matrix for cell in row):
+        return None
+    return Confusion(step=whole(found.get("step")), classes=tuple(map(str, names)), matrix=matrix)  # type: ignore[arg-type]
+
+
+def _is_file(path: Path) -> bool:
+    """Not a pipe or a device, which would be read for ever."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _seen(folder: Path) -> str:
+    if not folder.exists():
+        return "it does not exist"
+    return "a folder without them" if folder.is_dir() else "a file"

@@ -1,0 +1,102 @@
+"""Runs on different numbers of ranks become speed-up and efficiency, against the ideal and what centres ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Final
+
+from train.plotting import panels, speedup
+from train.plotting.speedup import ASKED, Point, Scaled
+from train.report import comparing, figures
+from train.report.comparing import Likeness
+from train.report.document import Block, Picture, Section, Table, Words
+from train.report.figures import short
+from train.report.reading import Run
+
+ENOUGH: Final = 3  # numbers of processes before a trend can be told from a chance
+HOW: Final = (
+    "Images per second between log points, all ranks together: the median, with the quartiles as bars. Start-up, the "
+    "first log point of a start, evaluations and saves are not in it."
+)
+TITLE: Final = "Scaling"
+
+
+def section(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> Section | None:
+    """None where all runs had as many ranks. Without `anyway`, unlike runs get the reason instead of ratios."""
+    measured = points(runs)
+    if len(measured) < 2:
+        return None
+    if not found.alike and not anyway:
+        asked = "Speed-up and efficiency are left out for that reason. `--compare-anyway` draws them."
+        return Section(title=TITLE, blocks=[Words(text=asked)])
+    kind = "weak scaling" if found.weak and comparing.BATCH in found.differs else "strong scaling"
+    note = None if found.alike else f"Not comparable: not the same {', '.join(found.differs)}"
+    meaning = {
+        "weak scaling": "Weak scaling: the global batch grows with the ranks, each computes as much as before.",
+        "strong scaling": "Strong scaling: the same global batch for any number of ranks.",
+    }[kind]
+    said = [Words(text=f"{meaning} {HOW}")] + ([Words(text=f"{note}.", caution=True)] if note else [])
+    return Section(title=TITLE, blocks=[*said, *blocks({kind: measured}, name="scaling", note=note)])
+
+
+def points(runs: Sequence[Run]) -> list[Point]:
+    """One for each number of ranks, by the last start of each run; of several runs the median."""
+    by_ranks: dict[int, list[figures.Speed]] = {}
+    for run in runs:
+        if (ranks := run.world_size) and (speed := figures.speed(run)):
+            by_ranks.setdefault(ranks, []).append(speed)
+    return [
+        Point(
+            processes=ranks,
+            images_per_s=median(speed.images_per_s for speed in speeds),
+            low=min(speed.low for speed in speeds),
+            high=max(speed.high for speed in speeds),
+        )
+        for ranks, speeds in sorted(by_ranks.items())
+    ]
+
+
+def blocks(measured: Mapping[str, Sequence[Point]], *, name: str, note: str | None = None) -> list[Block]:
+    """The picture and the table of what was measured, by kind of scaling."""
+    shown = speedup.panels(measured)
+    if not shown:
+        return []
+    alt = f"Speed-up and efficiency of {' and '.join(measured)} against the ideal and {ASKED:.0%} of it"
+    found: list[Block] = [Picture(name=name, png=panels.draw(shown, note=note), alt=alt)]
+    for kind, of in measured.items():
+        scaled = speedup.scaled(of)
+        found.append(table(kind, scaled))
+        found.append(Words(text=verdict(kind, scaled)))
+        if len(scaled) < ENOUGH:
+            few = f"Only {len(scaled)} numbers of processes: {ENOUGH} or more are needed to call it a trend ({kind})."
+            found.append(Words(text=few, caution=True))
+    return found
+
+
+def table(kind: str, found: Sequence[Scaled]) -> Table:
+    """The numbers of the picture."""
+    head = [f"{kind}: processes", "images/s", "speed-up", "ideal", "efficiency"]
+    fewest = found[0].processes
+    rows = [
+        [
+            str(one.processes),
+            short(one.images_per_s),
+            f"{one.speed_up:.2f}",
+            f"{one.processes / fewest:g}",
+            f"{one.efficiency:.0%}",
+        ]
+        for one in found
+    ]
+    return Table(head=head, rows=rows)
+
+
+def verdict(kind: str, found: Sequence[Scaled]) -> str:
+    """Up to how many processes the efficiency is what centres ask for, without a gap."""
+    enough = []
+    for one in found:
+        if one.efficiency < ASKED:
+            break
+        enough.append(one.processes)
+    rest = "" if enough[-1] == found[-1].processes else ", not beyond"
+    return f"{kind.capitalize()}: {ASKED:.0%} or more of the ideal up to {enough[-1]} processes{rest}."
