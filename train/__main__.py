@@ -38,15 +38,12 @@ security; 78 GPU or node unusable; 90 the loss is not a number; 91 a hang; 93 no
 Ctrl-C.
 """
 
-# Promised commands of later versions.
-LATER = ("report",)
-
 
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN|data check|data fetch|bench NAME] [--config FILE] [options] "
+        usage="train [check|where|eval RUN|data check|data fetch|bench NAME|report RUN] [--config FILE] [options] "
         "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
@@ -110,9 +107,6 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
     name = words[0]
     if name in OWN:
         raise Failure(f"`{name}` comes after options", fix=f"write it first: train {name} ...", code=ExitCode.USAGE)
-    if name in LATER:
-        fix = f"use one of: {', '.join(COMMANDS)}"
-        raise Failure(f"`train {name}` is not available in this version", fix=fix, code=ExitCode.USAGE)
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, [*COMMANDS, *OWN], 1)
         fix = f"write `train {close[0]}`" if close else "write section.key=value, and a file as --config FILE"

@@ -25,7 +25,6 @@ LINES: dict[str, Row] = {
     "unknown-command": ("chek", 64, ("`chek` is neither a command",), "write `train check`"),
     "a-file-without-config": ("cfg.yaml", 64, ("`cfg.yaml` is neither a command",), "--config FILE"),
     "a-shell-in-a-word": ("$(touch${IFS}executed)", 64, ("`$(touch${IFS}executed)` is neither",), "--config FILE"),
-    "later-command": ("report", 64, ("`train report` is not available",), "use one of"),
     "json-for-check": ("check --json", 64, ("--json belongs to `train eval`",), "leave --json out"),
     "json-for-fetch": ("data fetch --json", 64, ("`train data fetch` has no --json",), "leave --json out"),
     "data-alone": ("data", 64, ("`train data` needs a command",), "train data check"),
