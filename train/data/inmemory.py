@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from entrypoint import Failure, Pulse
-from train.data.onehost import ALONE, Host
-from train.data.pools import Read, Side, facts, on_device
+from train.data.onehost import ALONE, Host, facts
+from train.data.pools import Read, Side, on_device
 from train.data.sets import Samples
 
 CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life

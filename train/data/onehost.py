@@ -8,13 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
-from entrypoint import World
+from entrypoint import Failure, World
 
+T = TypeVar("T")
 PROCESSES: Final = Path("/proc")
 
 
@@ -38,6 +39,22 @@ class Host:
         """Processors that this rank may use: those of its affinity, divided among the ranks that have the same."""
         mine = (self.node, sorted(os.sched_getaffinity(0)))
         return max(1, len(mine[1]) // self.gathered(mine).count(mine))
+
+    def first(self, action: Callable[[], T]) -> T:
+        """What `action` returns on the first rank of this machine, on all of them. To be called by all ranks.
+
+        Raises:
+            Failure: what it raises on any machine, on all ranks.
+        """
+        if self.world_size == 1:
+            return action()
+        nodes = self.gathered(self.node)
+        leads = nodes.index(self.node) == self.rank
+        found = self.gathered(_outcome(action) if leads else (None, None))
+        for _, failure in found:
+            if failure is not None:
+                raise Failure(**failure)
+        return found[nodes.index(self.node)][0]  # type: ignore[no-any-return]
 
     def area(self, size: int) -> Area:
         """`size` bytes of zeros, which all ranks of this machine share where they can. To be called by all ranks.
@@ -73,6 +90,19 @@ class Area:
 
     ranks: tuple[int, ...]
     memory: Tensor | None = None
+
+
+def facts(failure: Failure) -> dict[str, Any]:
+    """What another process makes the same failure of."""
+    told = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
+    return told | {"code": int(failure.code)}
+
+
+def _outcome(action: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
+    try:
+        return action(), None
+    except Failure as failure:
+        return None, facts(failure)
 
 
 def _made(size: int) -> int | None:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from entrypoint import ExitCode, Failure, die_with_parent
 from train.data.broken import Ledger, Tolerant
+from train.data.onehost import facts
 from train.data.sets import Samples, Source
 
 PREFETCH: Final = 2  # batches that each worker process has ready
@@ -109,12 +110,6 @@ def on_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> 
     """A copy that the host does not wait for: from memory that is not pinned, CUDA may wait for its stream."""
     found = torch.as_tensor(numbers)
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
-
-
-def facts(failure: Failure) -> dict[str, Any]:
-    """What another process makes the same failure of."""
-    told = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
-    return told | {"code": int(failure.code)}
 
 
 class _Reading(Dataset[Any]):

@@ -41,6 +41,10 @@ IDLE: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
         lambda config: config.data.name in names.PUBLISHED,
         "leave it out: the published test images are held out",
     ),
+    "data.cache": (
+        lambda config: config.data.name != names.FOLDER and not names.is_factory(config.data.name),
+        "leave it out: only image folders are decoded into it",
+    ),
     "optim.momentum": (
         lambda config: config.optim.name.lower() != "sgd",
         "leave it out, or set what this optimizer calls it in optim.args",
@@ -49,6 +53,10 @@ IDLE: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
     "optim.base_batch_size": (
         lambda config: config.optim.lr_scaling == "none",
         "set optim.lr_scaling to linear or sqrt, or leave it out",
+    ),
+    "train.gradient_exchange": (
+        lambda config: config.train.parallel != "ddp",
+        "set train.parallel to ddp: one process exchanges nothing",
     ),
     "eval.patience": (
         lambda config: config.eval.target is None,

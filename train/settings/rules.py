@@ -135,6 +135,7 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "data.augment": AUGMENT,
     "data.max_bad_images": at_least(0),
     "data.workers": between(0, 1024),
+    "data.cache": PATH,
     "model.weights": PATH,
     "optim.lr": RATE,
     "optim.base_batch_size": at_least(1),
@@ -148,6 +149,8 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "train.global_batch_size": between(1, 10**6),
     "train.micro_batch_size": between(1, 10**6),
     "train.clip_grad_norm": ABOVE_ZERO,
+    "train.compile": Rule(holds=lambda value: value is not True, expected="false, default or reduce-overhead"),
+    "train.bucket_cap_mb": between(1, 1024),
     "train.ema_decay": FRACTION,
     "train.check_replicas_every_steps": at_least(1),
     "eval.every_epochs": at_least(1),
@@ -163,8 +166,6 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
 # Promised names without their feature: accepted at the default, so that files written now stay valid.
 NOT_YET = frozenset(
     [
-        "data.cache",
-        "train.compile",
         "log.trackers",
         "profile.steps",
     ]

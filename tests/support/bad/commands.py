@@ -48,7 +48,7 @@ LINES: dict[str, Row] = {
         "20 levels",
     ),
     "override-unclosed": ("check model.args={width:", 64, ("`model.args={width:`", "not valid YAML"), "mend line 1"),
-    "override-no-feature": ("check data.cache=x", 64, ("data.cache is not available",), "leave data.cache out"),
+    "override-no-feature": ("check log.trackers=[x]", 64, ("log.trackers is not available",), "leave log.trackers out"),
     "no-such-schedule-arg": (
         "check optim.schedule_args.gamma=1",
         64,

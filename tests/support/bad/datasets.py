@@ -300,6 +300,14 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("leads back to a folder above", "more ->"),
         "remove the link",
     ),
+    "cache-in-a-file": (
+        "",
+        folders(cat=9, dog=9),
+        "rank data.classes=2 data.cache=d/cat/000.png/c",
+        73,
+        ("cannot write d/cat/000.png/c", "Not a directory"),
+        "data.cache",
+    ),
     "classes-wrong": (
         "43",
         folders(cat=9, dog=9),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hosts import together
 
+from entrypoint import ExitCode, Failure
 from train.data import onehost
 from train.data.onehost import ALONE, Area, Host
 
@@ -52,6 +53,24 @@ def test_where_the_system_lets_nobody_share_each_has_its_own(shut: str, monkeypa
 def test_another_file_under_the_number_that_was_told_is_not_taken(tmp_path: Path) -> None:
     with (tmp_path / "other").open("w") as other:
         assert onehost._opened((os.getpid(), other.fileno(), (0, 0, 0))) is None
+
+
+def test_what_the_first_rank_of_a_machine_finds_is_all_of_its_ranks() -> None:
+    found = together(lambda host: host.first(lambda: f"rank {host.rank}"), [0, 1, 0, 1])
+    assert found == ["rank 0", "rank 1"] * 2
+
+
+def test_a_failure_on_one_machine_ends_all_ranks() -> None:
+    def look(host: Host) -> None:
+        if host.node == 1:
+            raise Failure("gone", fix="-", code=ExitCode.NO_INPUT)
+
+    def run(host: Host) -> int:
+        with pytest.raises(Failure, match="gone") as caught:
+            host.first(lambda: look(host))
+        return caught.value.code
+
+    assert together(run, [0, 0, 1, 1]) == [ExitCode.NO_INPUT] * 4
 
 
 @pytest.mark.parametrize(("bound", "each"), [([range(8)] * 2, 4), ([range(4), range(4, 8)], 4), ([range(3)] * 2, 1)])

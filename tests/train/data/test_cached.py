@@ -1,0 +1,154 @@
+"""Image files through a cache: the same pixels, decoded once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hosts import together
+from images import write_classes, write_image
+
+from entrypoint import ExitCode, Failure, Pulse
+from train.data import cached, catalog, decode
+from train.data.onehost import ALONE
+from train.data.sets import Sets
+from train.files import lease
+from train.settings.config import Data
+
+ALL = np.array([3, 0, 1, 2])
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    write_classes(tmp_path / "images", ant=4, bee=4)
+    return Data(name="folder", root=str(tmp_path / "images"), image_size=8, val_fraction=0.5, cache=str(tmp_path / "c"))
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were decoded."""
+    seen: list[Path] = []
+    real: Callable[..., object] = decode.decode
+    monkeypatch.setattr(decode, "decode", lambda path, *rest: seen.append(path) or real(path, *rest))
+    return seen
+
+
+def used(data: Data) -> Sets:
+    return cached.use(catalog.open_sets(data), data, ALONE, Pulse())
+
+
+def pixels(sets: Sets) -> list[list[int]]:
+    return [side.read(ALL).flatten().tolist() for side in (sets.training, sets.held_out)]
+
+
+def test_the_images_are_those_of_the_files_and_are_decoded_once(data: Data, decoded: list[Path]) -> None:
+    wanted = pixels(catalog.open_sets(data))
+    decoded.clear()
+    assert pixels(used(data)) == wanted
+    assert len(decoded) == len(set(decoded)) == 8
+    assert pixels(used(data)) == wanted
+    assert len(decoded) == 8
+
+
+def test_another_split_of_the_same_files_takes_the_same_cache(data: Data, decoded: list[Path]) -> None:
+    used(data)
+    other = used(replace(data, val_fraction=0.25))
+    assert other.held_out.labels.shape == (2,)
+    assert len(decoded) == 8
+
+
+@pytest.mark.parametrize("change", ["size", "content", "time", "one more"])
+def test_other_images_are_another_cache(data: Data, decoded: list[Path], change: str) -> None:
+    used(data)
+    first = Path(data.root, "ant", "000.png")
+    if change == "content":
+        write_image(first, 9, (16, 16))
+    if change == "time":
+        os.utime(first, ns=(1, 1))
+    if change == "one more":
+        write_image(first.with_name("zzz.png"), 9)
+    used(replace(data, image_size=16) if change == "size" else data)
+    assert len(decoded) == (17 if change == "one more" else 16)
+
+
+def test_a_folder_that_was_moved_keeps_its_cache(data: Data, decoded: list[Path], tmp_path: Path) -> None:
+    used(data)
+    Path(data.root).rename(tmp_path / "elsewhere")
+    used(replace(data, root=str(tmp_path / "elsewhere")))
+    assert len(decoded) == 8
+
+
+def test_a_broken_file_is_told_as_without_a_cache(data: Data) -> None:
+    Path(data.root, "bee", "001.png").write_bytes(b"no image")
+    sets = used(replace(data, val_fraction=0.0))
+    with pytest.raises(Failure, match="image 5 cannot be read") as caught:
+        sets.training.read(np.arange(8))
+    assert (caught.value.code, "001.png" in str(caught.value)) == (ExitCode.DATA, True)
+
+
+def test_a_file_that_is_gone_ends_it_and_leaves_nothing_half(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = catalog.open_sets(data)
+    monkeypatch.setattr(cached, "key", lambda *_: Path(data.root, "ant", "000.png").unlink() or "name")
+    with pytest.raises(Failure) as caught:
+        cached.use(sets, data, ALONE, Pulse())
+    assert (caught.value.code, list(Path(data.cache or "").iterdir())) == (ExitCode.NO_INPUT, [])
+
+
+def test_a_file_that_goes_away_while_it_is_looked_for_is_named(data: Data) -> None:
+    sets = catalog.open_sets(data)
+    Path(data.root, "ant", "000.png").unlink()
+    with pytest.raises(Failure, match="cannot be read") as caught:
+        cached.use(sets, data, ALONE, Pulse())
+    assert (caught.value.code, "000.png: it is gone" in str(caught.value)) == (ExitCode.NO_INPUT, True)
+
+
+def test_damage_is_mended_from_the_file_said_and_made_anew(
+    data: Data, decoded: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = pixels(used(data))
+    (file,) = Path(data.cache or "").glob("*.pixels")
+    spoiled = bytearray(file.read_bytes())
+    spoiled[0] ^= 1
+    file.write_bytes(spoiled)
+    decoded.clear()
+    sets = used(data)
+    assert [pixels(sets), pixels(sets)] == [wanted, wanted]
+    assert (len(decoded), capsys.readouterr().err.count("is damaged")) == (2, 1)
+    assert pixels(used(data)) == wanted
+    assert len(decoded) == 10
+
+
+def test_of_several_ranks_one_decodes(data: Data, decoded: list[Path]) -> None:
+    sets = together(lambda host: cached.use(catalog.open_sets(data), data, host, Pulse()), [0, 0, 0])
+    assert len({str(pixels(one)) for one in sets}) == 1
+    assert len(decoded) == 8
+
+
+def test_a_holder_that_died_is_not_waited_for(data: Data) -> None:
+    sets = catalog.open_sets(data)
+    name = cached.key(cached.everything(sets.training, sets.held_out), data, Pulse())
+    folder = Path(data.cache or "")
+    folder.mkdir()
+    held = lease.take(folder / f"{name}.lease", me=replace(lease.myself(), pid=2**22 + 1))
+    assert held is not None
+    used(data)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".pixels"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_the_key(data: Data, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Failure, match="cannot write") as caught:
+        used(replace(data, cache=str(tmp_path / "file" / "c")))
+    assert (caught.value.code, "data.cache" in caught.value.fix) == (ExitCode.OUTPUT, True)
+
+
+def test_data_that_is_no_folder_of_images_is_left_as_it_is(tmp_path: Path) -> None:
+    data = Data(samples=8, image_size=8, cache=str(tmp_path / "c"))
+    sets = used(data)
+    assert not isinstance(sets.training, cached.Cached)
+    assert not list(tmp_path.iterdir())
+    assert "data.cache does nothing here" in sets.notes[-1]
