@@ -180,7 +180,7 @@ def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, st
         "data": known.row(data),
         "model": _with(config.model.name, config.model.args),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
-        "global batch": str(batch),
+        "global batch": str(batch) + _or_more(config, plan),
         "reproducible": bitwise.describe(config.train),
         "optimizer": _with(
             f"{optim.name}, weight decay {optim.weight_decay:g}"
@@ -188,6 +188,11 @@ def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, st
             optim.args,
         ),
     }
+
+
+def _or_more(config: RunConfig, plan: Plan) -> str:
+    searched = plan.device == "cuda" and config.train.micro_batch_size == "auto" and config.train.parallel != "dp"
+    return "; the start looks for the largest micro batch that fits (auto)" if searched else ""
 
 
 def _with(name: str, args: Mapping[str, Any]) -> str:

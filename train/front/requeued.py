@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from entrypoint import ExitCode, Failure
-from train.files import durable
+from train.files import caches, durable
 from train.record import claim, starts
 
 REQUEUED: Final = (ExitCode.PEER, ExitCode.STOPPED, ExitCode.NODE, ExitCode.HANG)
@@ -83,13 +83,12 @@ def forget(run_folder: Path, environ: Mapping[str, str], code: int) -> None:
 
 def _mark(run_folder: Path, environ: Mapping[str, str]) -> Path | None:
     """One file for each job and run, in the caller's cache folder. None outside a job, or without such a folder."""
-    home = environ.get("HOME", "")
-    caches = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if os.path.isdir(home) else None)
-    if not environ.get("SLURM_JOB_ID") or caches is None:
+    ours = caches.folder(environ)
+    if not environ.get("SLURM_JOB_ID") or ours is None:
         return None
     whose = f"{environ.get('SLURM_CLUSTER_NAME', '')} {run_folder}"
     name = f"{environ['SLURM_JOB_ID']}-{hashlib.sha256(os.fsencode(whose)).hexdigest()[:16]}.json"
-    return Path(caches) / "train-image" / "jobs" / name
+    return ours / "jobs" / name
 
 
 def _read(place: Path | None) -> dict[str, str] | None:

@@ -26,8 +26,9 @@ from train.optim.ema import Average
 from train.optim.schedules import Schedule
 from train.ranks.runtime import Runtime
 from train.record.claim import Claim
-from train.run import resuming
+from train.run import fitting, resuming
 from train.run.exact import Exact, refuse_hidden_state
+from train.run.fitting import NOWHERE, Fit, Model, Notebook
 from train.run.state import State
 from train.settings import bitwise
 from train.settings.batches import Batches, Steps, steps
@@ -50,6 +51,8 @@ class Job:
     images: int
     held_out: int
     batches: Batches
+    fit: Fit | None
+    """What trials found, where the micro batch is theirs."""
     steps: Steps
     course: Course
     schedule: Schedule
@@ -82,6 +85,7 @@ def open_job(
     claim: Claim | None = None,
     begin: Callable[[int], None] = lambda step: None,
     pulse: Pulse = UNHEARD,
+    notebook: Notebook = NOWHERE,
 ) -> Job:
     """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
 
@@ -93,20 +97,18 @@ def open_job(
     sets = catalog.open_sets(config.data)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
     labels, samples = sets.training.labels, len(sets.training.labels)
-    counts = distribution.counts(labels, len(sets.classes)).tolist()
     counted = steps(batches, samples, epochs=train.epochs, max_steps=train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
     found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)
+    loader, aimed, batches, fit = _fitted(config, runtime, sets, batches, notebook, pulse)
     exact = _exact(config, runtime, net, batches)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
     _rehearse(runtime, exact, model, (batches.micro, *sets.shape.input))
-    loader = _loader(config, runtime, sets, batches, pulse)
-    aimed = criterion.criterion(config.optim, counts).to(runtime.device)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
         config=config,
@@ -118,6 +120,7 @@ def open_job(
         images=samples,
         held_out=len(sets.held_out.labels),
         batches=batches,
+        fit=fit,
         steps=counted,
         course=Course(batches=batches, steps=counted, samples=samples, rank=runtime.world.rank, seed=config.run.seed),
         schedule=schedules.schedule(config.optim, counted, batches.global_),
@@ -143,13 +146,20 @@ def _rehearse(runtime: Runtime, exact: Exact | None, model: nn.Module, shape: tu
         refuse_hidden_state(model, images)
 
 
-def _loader(config: RunConfig, runtime: Runtime, sets: Sets, batches: Batches, pulse: Pulse) -> Loader:
-    seed, device, cores = config.run.seed, runtime.device, runtime.cores
+def _fitted(
+    config: RunConfig, runtime: Runtime, sets: Sets, batches: Batches, notebook: Notebook, pulse: Pulse
+) -> tuple[Loader, nn.Module, Batches, Fit | None]:
+    """Loader and criterion, and the micro batch where it is to be found out: once the images have their memory."""
+    seed, device, cores, classes = config.run.seed, runtime.device, runtime.cores, len(sets.classes)
     loader = open_loader(sets, config.data, seed=seed, device=device, cores=cores, pulse=pulse)
+    counts = distribution.counts(sets.training.labels, classes).tolist()
+    aimed = criterion.criterion(config.optim, counts).to(device)
+    tried = Model(config=config, classes=classes, shape=sets.shape, criterion=aimed)
+    batches, fit = fitting.fitted(tried, runtime, batches, notebook, pulse)
     blocks = shares(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
     largest = batches.micro + max(map(len, blocks), default=0)
     sharing.refuse_small(loader.workers, largest * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size)
-    return loader
+    return loader, aimed, batches, fit
 
 
 def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Module:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from entrypoint import ExitCode, hold
 from train.evaluation import stopping
+from train.files import caches
 from train.models import networks
 from train.ranks import runtime
 from train.ranks.device import describe
@@ -23,6 +25,7 @@ from train.record.progress import Progress
 from train.run import deadline, job, onefolder, resuming, rollback, stop
 from train.run.bell import Bell
 from train.run.deadline import Deadline
+from train.run.fitting import Notebook
 from train.run.job import Job
 from train.run.loop import fit, is_finished
 from train.run.now import Now
@@ -62,7 +65,8 @@ def run(
     begin = partial(starts.begin, folder, environ=environ, launch=launch, now=now)
     if config.checkpoint.resume == resuming.NEVER and ready.shared(lambda: starts.goes_on(folder, environ, launch)):
         config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))  # begun anew once is enough
-    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse)
+    notes = Notebook(caches=caches.folder(environ), record=_fit_of(folder) if ready.is_main else {})
+    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
@@ -195,6 +199,12 @@ def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now
     )
 
 
+def _fit_of(folder: Path) -> Mapping[str, Any]:
+    """What an earlier start of this run found, so that it goes on with the same micro batch, and the same bits."""
+    found = ((record.read_run(folder) or {}).get("training") or {}).get("fit")
+    return found if isinstance(found, dict) else {}
+
+
 def _training(todo: Job) -> dict[str, Any]:
     """What `auto` came to, and how much of what is trained on: `train report` compares runs by it."""
     batch, device = todo.batches, todo.runtime.device
@@ -203,6 +213,7 @@ def _training(todo: Job) -> dict[str, Any]:
         "precision": todo.runtime.precision,
         "global_batch_size": batch.global_,
         "micro_batch_size": batch.micro,
+        "fit": asdict(todo.fit) if todo.fit else None,
         "accumulation": batch.accumulation,
         "parameters": networks.parameters(todo.state.network),
         "training_images": todo.images,

@@ -26,7 +26,7 @@ def as_failure(error: Exception, parts: Batches | None = None, *, exact: bool = 
     if isinstance(error, Failure):
         return error
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return _memory(error, same_size(parts) if exact and parts else smaller(parts))
+        return _memory(error, same_size(parts) if exact and parts else smaller(parts), parts.why if parts else "")
     if isinstance(error, dist.DistError) or _is_lost_peer(error):
         return _peer(error)
     if "does not have a deterministic implementation" in str(error):
@@ -43,9 +43,10 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _memory(error: Exception, fix: str) -> Failure:
+def _memory(error: Exception, fix: str, why: str) -> Failure:
     where = "GPU" if isinstance(error, torch.OutOfMemoryError) else "host"
-    return Failure(f"out of {where} memory", found=first_line(error), fix=fix, code=ExitCode.RESOURCE)
+    tried = f"; the micro batch was found at the start ({why})" if why else ""
+    return Failure(f"out of {where} memory", found=first_line(error) + tried, fix=fix, code=ExitCode.RESOURCE)
 
 
 def smaller(parts: Batches | None) -> str:

@@ -7,22 +7,27 @@ from typing import Literal
 
 from entrypoint import ExitCode, Failure
 
-# Without a search for the largest that fits, a micro batch is at most this: it fits small GPUs with small images.
+# On the CPU, where larger ones are not faster, a micro batch is at most this; the search for a GPU's begins here.
 LARGEST_AUTO = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """global_ = micro x accumulation x world samples make one optimizer step. All at least 1."""
+    """global_ = micro x accumulation x world samples make one optimizer step. All at least 1.
+
+    why: how `auto` came to micro, where that was found out by trials.
+    """
 
     global_: int
     micro: int
     accumulation: int
     world: int
+    why: str = ""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
-        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}"
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

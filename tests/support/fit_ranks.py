@@ -1,0 +1,49 @@
+"""Run by each rank: look for the largest micro batch, with less memory on the second rank than on the first."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ranks
+import torch
+from pretended import Pretended
+from torch import distributed as dist
+from worlds import ALONE
+
+from entrypoint import Pulse
+from train.data.shape import Shape
+from train.ranks import devicememory
+from train.ranks.runtime import Runtime
+from train.run import fitting
+from train.settings import schema
+from train.settings.batches import batches
+
+
+def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
+    """Write what this rank came to."""
+    memory = Pretended(room=int(rooms[rank]))
+    devicememory.of = lambda device: memory
+    config = schema.load(None, ["model.args.width=4", "data.image_size=8", "data.classes=2"])
+    engine: Any = SimpleNamespace(autocast=nullcontext, scaler=None, gradient_accumulation_steps=1)
+    runtime = Runtime(
+        world=replace(ALONE, rank=rank, world_size=world),
+        device=torch.device("cpu"),
+        precision="fp32",
+        cores=1,
+        accelerator=engine,
+        parallel="ddp",
+        control=dist.group.WORLD,
+    )
+    shape, criterion = Shape(channels=3, size=(8, 8)), torch.nn.CrossEntropyLoss()
+    model = fitting.Model(config=config, classes=2, shape=shape, criterion=criterion)
+    found, _ = fitting.fitted(model, runtime, batches(64 * world, "auto", world), fitting.NOWHERE, Pulse())
+    (folder / f"{rank}.json").write_text(json.dumps([found.micro, found.accumulation]))
+
+
+if __name__ == "__main__":
+    ranks.main(run)

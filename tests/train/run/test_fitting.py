@@ -1,0 +1,131 @@
+"""The largest micro batch that fits: found by trials, the same on all ranks, and the training is the same with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fit_ranks
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import fit, opened
+from pretended import Pretended
+from ranks import together
+
+from entrypoint import ExitCode, Failure
+from train.ranks import devicememory
+from train.run import fitting
+from train.run.fitting import Notebook, divisors, largest
+from train.run.job import Job
+
+AUTO = ("train.micro_batch_size=auto", "train.max_steps=2")
+HELD = 120_000  # bytes: 8 of these samples fit, 16 do not
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, room: int) -> Pretended:
+    memory = Pretended(room=room)
+    monkeypatch.setattr(devicememory, "of", lambda device: memory)
+    return memory
+
+
+def weights(todo: Job) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in todo.state.network.parameters()])
+
+
+def found(folder: Path, memory: Pretended, notes: Notebook) -> int:
+    """What a job with this memory and these notes takes."""
+    real = fitting.fitted
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            fitting, "fitted", lambda model, runtime, batch, _, pulse: real(model, runtime, batch, notes, pulse)
+        )
+        with opened(folder, *AUTO) as todo:
+            return todo.batches.micro
+
+
+@given(number=st.integers(1, 5000), limit=st.integers(0, 5000), first=st.integers(1, 6000))
+def test_the_search_finds_the_largest_in_few_trials(number: int, limit: int, first: int) -> None:
+    sizes, tried = divisors(number), []
+    found = largest(sizes, lambda size: tried.append(size) or size <= limit, first)  # type: ignore[func-returns-value]
+    assert found == max((size for size in sizes if size <= limit), default=None)
+    assert len(tried) == len(set(tried)) <= 2 * len(sizes).bit_length() + 12
+
+
+def test_divisors_rise_and_divide() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(1) == [1]
+
+
+def test_the_largest_that_fits_with_a_margin_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pretend(monkeypatch, HELD)
+    with opened(tmp_path, *AUTO) as todo:
+        assert (todo.batches.micro, todo.batches.accumulation) == (8, 2)
+        assert todo.runtime.accelerator.gradient_accumulation_steps == 2
+        assert todo.fit is not None
+        assert todo.fit.needed <= fitting.SHARE * todo.fit.free
+    assert "the largest that fits" in str(todo.batches)
+    assert max(memory.peaks) > fitting.SHARE * HELD
+
+
+def test_what_was_tried_leaves_no_trace_in_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "given", *AUTO, "train.micro_batch_size=8") as todo:
+        fit(todo)
+        given = weights(todo)
+    pretend(monkeypatch, HELD)
+    with opened(tmp_path / "found", *AUTO) as todo:
+        fit(todo)
+        assert torch.equal(weights(todo), given)
+
+
+def test_a_size_that_is_known_is_tried_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notebook(caches=tmp_path / "caches", record={})
+    assert found(tmp_path / "first", pretend(monkeypatch, HELD), notes) == 8
+    again = pretend(monkeypatch, HELD)
+    assert (found(tmp_path / "second", again, notes), again.tried) == (8, 1)
+
+
+def test_a_size_that_fits_no_longer_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notebook(caches=tmp_path / "caches", record={})
+    found(tmp_path / "first", pretend(monkeypatch, HELD), notes)
+    assert found(tmp_path / "second", pretend(monkeypatch, HELD // 2), notes) == 2
+
+
+def test_a_run_goes_on_with_what_its_own_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, HELD)
+    with opened(tmp_path, *AUTO) as todo:
+        assert todo.fit is not None
+        key = todo.fit.key
+    kept = Notebook(caches=tmp_path, record={"key": key, "micro": 2})
+    assert kept.recall(key) == 2
+    assert kept.recall("of another world") is None
+
+
+def test_a_note_that_cannot_be_read_or_kept_is_none(tmp_path: Path) -> None:
+    (tmp_path / "micro-batches").write_text("a file where a folder belongs")
+    notes = Notebook(caches=tmp_path, record={})
+    notes.note(fitting.Fit(micro=1, key="k", needed=0.1, free=1.0))
+    assert notes.recall("k") is None
+
+
+def test_where_one_sample_does_not_fit_the_numbers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 1000)
+    with pytest.raises(Failure) as caught, opened(tmp_path, *AUTO):
+        pass
+    assert caught.value.code == ExitCode.RESOURCE
+    assert "rank 0 has 0.00 GiB free, and they take more" in str(caught.value)
+
+
+def test_the_cpu_and_a_number_of_the_user_s_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "cpu", *AUTO) as todo:
+        assert (todo.batches.micro, todo.fit) == (16, None)
+    memory = pretend(monkeypatch, HELD)
+    with opened(tmp_path / "given", "train.micro_batch_size=16") as todo:
+        assert (todo.batches.micro, memory.tried) == (16, 0)
+
+
+def test_ranks_agree_on_what_the_one_with_the_least_memory_holds(tmp_path: Path) -> None:
+    together(fit_ranks.__file__, 2, tmp_path / "ranks", "1000000", "120000")
+    told = [json.loads((tmp_path / "ranks" / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert told == [[8, 8], [8, 8]]
