@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from entrypoint import Pulse
-from train.data import catalog, distribution, sharing
+from train.data import cached, catalog, distribution, onehost, sharing
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
 from train.data.sets import Sets
@@ -103,6 +103,7 @@ def open_job(
     found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)
+    sets = cached.use(sets, config.data, onehost.host(runtime.world, runtime.gathered), pulse)
     loader, aimed, batches, fit = _fitted(config, runtime, sets, batches, notebook, pulse)
     exact = _exact(config, runtime, net, batches)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
@@ -150,8 +151,9 @@ def _fitted(
     config: RunConfig, runtime: Runtime, sets: Sets, batches: Batches, notebook: Notebook, pulse: Pulse
 ) -> tuple[Loader, nn.Module, Batches, Fit | None]:
     """Loader and criterion, and the micro batch where it is to be found out: once the images have their memory."""
-    seed, device, cores, classes = config.run.seed, runtime.device, runtime.cores, len(sets.classes)
-    loader = open_loader(sets, config.data, seed=seed, device=device, cores=cores, pulse=pulse)
+    seed, device, classes = config.run.seed, runtime.device, len(sets.classes)
+    host = onehost.host(runtime.world, runtime.gathered)
+    loader = open_loader(sets, config.data, seed=seed, device=device, cores=host.cores(), pulse=pulse, host=host)
     counts = distribution.counts(sets.training.labels, classes).tolist()
     aimed = criterion.criterion(config.optim, counts).to(device)
     tried = Model(config=config, classes=classes, shape=sets.shape, criterion=aimed)
