@@ -1,4 +1,4 @@
-"""The scripts that we are compared with: each runs alone, knows nothing of the project, and computes what we compute."""
+"""The scripts that we are compared with: each runs alone, knows nothing of the project, and computes what ours does."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from entrypoint import ExitCode, Failure, die_with_parent
+from train import worker
 from train.bench.options import Options
 
 LOOPBACK: Final = "127.0.0.1"
@@ -80,7 +81,8 @@ def ours(
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:
     """A script of the peers."""
     command = [*options.peer(name), "--device", options.device, *words]
-    return Side(name=name, command=command, environ=options.variables(), ranks=ranks)
+    environ = {"GOMP_SPINCOUNT": worker.SPINS} | options.variables()  # as our own ranks: tuned to its best
+    return Side(name=name, command=command, environ=environ, ranks=ranks)
 
 
 @contextmanager

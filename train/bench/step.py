@@ -2,14 +2,212 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any, Final
 
-from train.bench import rows
+from train.bench import loads, paced, pairs, rows
+from train.bench.loads import Load
 from train.bench.options import Options
+from train.bench.paced import Paced, Side
+from train.bench.pairs import Pairs, estimate
 from train.bench.rows import Found
+
+GFLOP: Final = 14.47  # of the reference workload, an image forward and backward
+PRODUCT: Final = 8192  # rows and columns of the matrices whose product is the device's measure
+BLOCK_S: Final = 0.5
+NO_GPU: Final = "needs a GPU"
+ON_CPU: Final = "measured on the CPU: --device cpu"
+
+
+def arguments(group: Any) -> None:
+    """Arguments of its own."""
+    group.add_argument("--rows", metavar="N,N", type=_numbers, help=f"only these of {', '.join(ROWS)}")
 
 
 def run(options: Options) -> Iterator[Found]:
     """The rows that this machine can measure, and why it cannot measure the others."""
-    for number in ("1", "2"):
-        yield rows.unmeasured(number, "needs a GPU")
+    for number in getattr(options.own, "rows", None) or ROWS:
+        yield from ROWS[number](options)
+
+
+def published(options: Options) -> Iterator[Found]:
+    """Rows 1 and 2: the reference workload at our best, beside the published recipe and plain matrix products."""
+    if options.device == "cpu":
+        yield rows.unmeasured("1", NO_GPU)
+        yield rows.unmeasured("2", NO_GPU)
+        return
+    load = replace(loads.REFERENCE, compile="default")
+    recipe = paced.peer(options, "published", *load.plain())
+    product = paced.peer(options, "products", "--side", str(PRODUCT))
+    with paced.started(options, _ours(options, load), recipe, product) as (ours, peer, products):
+        beside_recipe, facts = _in_turns(options, ours, peer, 5)
+        yield rows.measured("1", beside_recipe.faster(), **facts)
+        beside_product, _ = _in_turns(options, ours, products, 5)
+        yield rows.measured("2", utilisation(beside_product, load.batch), **facts)
+
+
+def utilisation(found: Pairs, batch: int) -> Any:
+    """Of the rate of matrix products, the share that the workload's own products come to."""
+    shares = []
+    for step_s, product_s in zip(found.ours, found.peer, strict=True):
+        shares.append(batch * GFLOP * 1e9 / step_s / (2 * PRODUCT**3 / product_s))
+    return estimate(shares)
+
+
+def bare(options: Options) -> Iterator[Found]:
+    """Rows 3a and 3b: the same mathematics by hand, with many images in a step and with few."""
+    for number, batch in (("3a", 256), ("3b", 64)):
+        load = replace(loads.SMALL if options.device == "cpu" else loads.REFERENCE, batch=_least(options, batch))
+        with paced.started(options, _ours(options, load), _bare(options, load)) as (ours, peer):
+            found, facts = _in_turns(options, ours, peer, 7)
+            yield rows.measured(number, found.faster(), model=f"wide_resnet, width {load.width}", **facts)
+
+
+def overhead(options: Options) -> Iterator[Found]:
+    """Rows 4a and 4b: three loops around the same tiny step."""
+    if options.device != "cpu":
+        yield rows.unmeasured("4a", ON_CPU)
+        yield rows.unmeasured("4b", ON_CPU)
+        return
+    load = loads.LOOP
+    stock = paced.peer(options, "accelerated", *load.plain())
+    with paced.started(options, _ours(options, load), _bare(options, load), stock) as sides:
+        _sized(options, sides[0], sides, seconds=0.2)
+        told = [_round(sides, number) for number in range(options.count(25) + 1)][1:]
+    ours, plain, accelerated = ([block[side] for block in told] for side in range(3))
+    over = Pairs(ours=tuple(ours), peer=tuple(plain)).over(1e6)
+    stocks = Pairs(ours=tuple(accelerated), peer=tuple(plain)).over(1e6)
+    facts = {
+        "bare_us": median(plain) * 1e6,
+        "ours_us": median(ours) * 1e6,
+        "accelerate_us": median(accelerated) * 1e6,
+        "accelerate_over_us": stocks.value,
+    }
+    yield rows.measured("4a", over, **facts)
+    if stocks.value <= 0:
+        yield rows.unmeasured("4b", "stock Accelerate was no slower than the bare loop: too much noise", **facts)
+    else:
+        yield rows.measured("4b", _scaled(over, stocks.value), **facts)
+
+
+def boundary(options: Options) -> Iterator[Found]:
+    """Row 6: the step in which an epoch begins takes longer than the others by so many steps."""
+    load = loads.EPOCHS if options.device == "cpu" else loads.REFERENCE
+    load = replace(load, samples=8 * load.batch) if options.quick else load
+    with paced.started(options, _ours(options, load)) as (ours,):
+        every = int(ours.facts["steps_per_epoch"])
+        told = ours.ask(steps=every * options.count(5), stamps=True)
+    first = int(told["last"]) - len(told["stamps"]) + 1
+    pauses, usual = paused(told["stamps"], first, every)
+    yield rows.measured("6", estimate(pauses), step_s=usual, steps_per_epoch=every, samples=load.samples)
+
+
+def paused(stamps: list[float], first: int, every: int) -> tuple[list[float], float]:
+    """How much longer than usual the first steps of epochs took, in steps; and the usual seconds.
+
+    stamps: seconds of steps number `first`, `first` + 1, ...; epochs have `every` steps, counted from 1.
+    """
+    usual = median(stamps)
+    begin = [taken for number, taken in enumerate(stamps, first) if number > 1 and (number - 1) % every == 0]
+    return [(taken - usual) / usual for taken in begin], usual
+
+
+def compiled(options: Options) -> Iterator[Found]:
+    """Row 10: the first step, compiled for the first time and with the cache that this has left."""
+    load = replace(loads.REFERENCE if options.device == "cuda" else loads.SMALL, compile="default")
+    load = replace(load, batch=_least(options, 64))
+    ratios, told = [], []
+    for number in range(1 if options.quick or options.device == "cuda" else options.count(2)):
+        cache = str(options.scratch / f"inductor-{number}")
+        first = []
+        for _ in range(2):
+            side = _ours(options, load)
+            side = replace(side, environ={**side.environ, "TORCHINDUCTOR_CACHE_DIR": cache})
+            with paced.started(options, side) as (ours,):
+                first.append(float(ours.facts["first_step_s"]))
+        ratios.append(first[1] / first[0])
+        told.append(first)
+    cold, warm = (median(each) for each in zip(*told, strict=True))
+    yield rows.measured("10", estimate(ratios), cold_s=cold, warm_s=warm)
+
+
+def together(options: Options) -> Iterator[Found]:
+    """Row 13: two processes that exchange gradients over gloo, ours and by hand."""
+    if options.device != "cpu":
+        yield rows.unmeasured("13", ON_CPU)
+        return
+    load = loads.TOGETHER
+    by_hand = paced.peer(options, "bare", *load.words(), ranks=2)
+    with paced.started(options, _ours(options, load, procs=2), by_hand) as (ours, peer):
+        found, facts = _in_turns(options, ours, peer, 30)
+        yield rows.measured("13", found.faster(), **facts)
+
+
+ROWS: Final[Mapping[str, Callable[[Options], Iterator[Found]]]] = {
+    "1": published,
+    "3": bare,
+    "4": overhead,
+    "6": boundary,
+    "10": compiled,
+    "13": together,
+}
+
+
+def _ours(options: Options, load: Load, *, procs: int = 1) -> Side:
+    return paced.ours(options, f"ours-{load.model}-{load.batch}", *load.settings(procs=procs), procs=procs)
+
+
+def _bare(options: Options, load: Load) -> Side:
+    return paced.peer(options, "bare", *load.words())
+
+
+def _least(options: Options, batch: int) -> int:
+    """A bench that is only to be seen working need not compute much."""
+    return 8 if options.quick else batch
+
+
+def _in_turns(options: Options, ours: Paced, peer: Paced, asked: int) -> tuple[Pairs, dict[str, Any]]:
+    """Pairs of blocks, and the absolute figures of both sides."""
+    _sized(options, ours, [ours])
+    _sized(options, peer, [peer])
+    found = pairs.interleaved(ours.block, peer.block, pairs=options.count(asked))
+    return found, figures(found, ours, peer)
+
+
+def figures(found: Pairs, ours: Paced, peer: Paced) -> dict[str, Any]:
+    """What a row keeps of both sides; the first step, in which much is set up or compiled, apart."""
+    told: dict[str, Any] = {}
+    for name, side, seconds in (("ours", ours, found.ours), ("peer", peer, found.peer)):
+        told |= {f"{name}_step_s": median(seconds), f"{name}_first_step_s": side.facts["first_step_s"]}
+        if images := int(side.facts.get("batch", 0)) * int(side.facts.get("ranks", 1)):
+            told[f"{name}_images_per_s"] = images / median(seconds)
+    return told | {"peer": peer.side.name, "steps_of_a_block": ours.steps}
+
+
+def _sized(options: Options, by: Paced, sides: list[Paced], seconds: float = BLOCK_S) -> None:
+    """Blocks of about so long."""
+    steps = 1 if options.quick else by.fit_to(seconds)
+    for side in sides:
+        side.steps = steps
+
+
+def _round(sides: list[Paced], number: int) -> list[float]:
+    """A block of each, beginning with another one each time."""
+    took = {place % len(sides): sides[place % len(sides)].block() for place in range(number, number + len(sides))}
+    return [took[place] for place in range(len(sides))]
+
+
+def _scaled(found: pairs.Estimate, by: float) -> pairs.Estimate:
+    sizes = {name: getattr(found, name) / by for name in ("value", "low", "high", "quarter", "three_quarters")}
+    return replace(found, **sizes)
+
+
+def _numbers(text: str) -> list[str]:
+    """Which rows. Raises ArgumentTypeError."""
+    asked = text.split(",")
+    if unknown := [number for number in asked if number not in ROWS]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: rows are {', '.join(ROWS)}")
+    return asked

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, options_from
-from train.bench import machine, output
+from train.bench import machine, output, pictures
 from train.bench.options import Options, find_peers
 from train.bench.rows import Found, Row, Series
 from train.commands import stopping
@@ -71,7 +71,7 @@ def build_parser(name: str, parts: Sequence[ModuleType]) -> Parser:
     about = "\n".join(f"  {part:<12} {text}" for part, text in PARTS.items())
     parser = Parser(
         prog=f"train bench {name or 'NAME'}",
-        description=f"Measure beside others' ways to do the same. NAME is `all` or one of:\n{about}",
+        description=f"Measure beside others' ways to do the same. NAME is all, or some (step,comm) of:\n{about}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -112,10 +112,12 @@ def keep(folder: Path, found: Sequence[Found], text: str, told: str) -> None:
     """bench.json, bench.md, and a plot of each series."""
     (folder / "bench.json").write_text(text + "\n")
     (folder / "bench.md").write_text(told)
+    for name, picture in pictures.drawn(found).items():
+        (folder / name).write_bytes(picture)
 
 
 def _chosen(name: str) -> tuple[Sequence[str], list[ModuleType]]:
-    names = ALL if name == "all" else (name,) if name else ()
+    names = ALL if name == "all" else tuple(name.split(",")) if name else ()
     return names, [_part(one) for one in names]
 
 

@@ -1,3 +1,139 @@
-"""Time of a step beside scripts that do the same by hand."""
+"""Time of a step beside scripts that do the same by hand: what becomes of the times that sides tell."""
 
 from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import Options as Launch
+from train.bench import paced, step
+from train.bench.options import Options
+from train.bench.paced import Side
+from train.bench.pairs import Pairs
+from train.bench.rows import Found, Row
+
+EVERY = 4  # steps of an epoch
+
+
+class Stand:
+    """In the place of a process that trains. Its steps take so many seconds."""
+
+    def __init__(self, side: Side, seconds: float) -> None:
+        self.side, self.seconds, self.steps = side, seconds, 1
+        self.facts = {"batch": 10, "ranks": 1, "first_step_s": 10 * seconds, "steps_per_epoch": EVERY}
+
+    def block(self) -> float:
+        return self.seconds
+
+    def fit_to(self, seconds: float) -> int:
+        return max(1, round(seconds / self.seconds))
+
+    def ask(self, **wanted: Any) -> dict[str, Any]:
+        """After a warm-up of 2 steps; the first step of an epoch takes twice as long."""
+        last = 2 + wanted["steps"]
+        return {"last": last, "stamps": [self.seconds * (1 + (n > 1 and n % EVERY == 1)) for n in range(3, last + 1)]}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Row]]:
+    """Run some rows with sides that take so many seconds, in the order in which they are started."""
+
+    def run(numbers: str, *seconds: float, device: str = "cpu", **more: Any) -> dict[str, Row]:
+        left = list(seconds)
+
+        @contextmanager
+        def started(options: Options, *sides: Side) -> Iterator[list[Stand]]:
+            yield [Stand(side, left.pop(0)) for side in sides]
+
+        monkeypatch.setattr(paced, "started", started)
+        own = argparse.Namespace(rows=numbers.split(","))
+        options = Options(
+            device="cpu", launch=Launch(), scratch=tmp_path, peers=tmp_path, environ={}, tell=lambda line: None, own=own
+        )
+        return _by_number(list(step.run(replace(options, device=device, **more))))
+
+    return run
+
+
+def _by_number(found: Sequence[Found]) -> dict[str, Row]:
+    return {row.number: row for row in found if isinstance(row, Row)}
+
+
+Measured = Callable[..., dict[str, Row]]
+
+
+def value(row: Row) -> float:
+    """The median."""
+    assert row.found is not None, row.missing
+    return row.found.value
+
+
+def test_our_speed_is_told_as_a_share_of_the_bare_loops(measured: Measured) -> None:
+    found = measured("3", 1.0, 2.0, 4.0, 2.0)
+    assert (value(found["3a"]), value(found["3b"])) == (2.0, 0.5)
+
+
+def test_a_row_keeps_the_absolute_figures_of_both_sides(measured: Measured) -> None:
+    facts = measured("3", 1.0, 2.0, 1.0, 1.0)["3a"].facts
+    assert (facts["ours_images_per_s"], facts["peer_images_per_s"]) == (10.0, 5.0)
+    assert (facts["ours_first_step_s"], facts["peer"]) == (10.0, "bare")
+
+
+def test_the_loops_own_time_is_what_it_takes_over_the_bare_one(measured: Measured) -> None:
+    found = measured("4", 130e-6, 100e-6, 300e-6)
+    assert value(found["4a"]) == pytest.approx(30.0)
+    assert value(found["4b"]) == pytest.approx(0.15)
+
+
+def test_an_accelerate_that_is_no_slower_than_the_bare_loop_is_not_divided_by(measured: Measured) -> None:
+    row = measured("4", 130e-6, 100e-6, 100e-6)["4b"]
+    assert row.found is None
+    assert "noise" in (row.missing or "")
+
+
+def test_the_pause_is_that_of_the_steps_in_which_an_epoch_begins(measured: Measured) -> None:
+    assert value(measured("6", 0.5)["6"]) == 1.0
+
+
+def test_the_step_before_the_first_epoch_is_no_boundary() -> None:
+    assert step.paused([9.0, 1.0, 1.0, 1.0, 3.0, 1.0], 1, 4) == ([2.0], 1.0)
+
+
+def test_a_second_start_is_compared_with_the_first(measured: Measured) -> None:
+    assert value(measured("10", 10.0, 1.0, pairs=1)["10"]) == 0.1
+
+
+def test_two_processes_take_thirty_pairs(measured: Measured) -> None:
+    row = measured("13", 1.0, 1.0)["13"]
+    assert row.found is not None
+    assert row.found.of == 30
+
+
+def test_the_share_of_the_devices_rate_counts_the_networks_own_products() -> None:
+    product_s = 2 * step.PRODUCT**3 / 1e15  # a device of 1 PFLOP/s
+    step_s = 100 * step.GFLOP * 1e9 / 0.5e15
+    assert step.utilisation(Pairs(ours=(step_s,), peer=(product_s,)), 100).value == pytest.approx(0.5)
+
+
+def test_on_a_gpu_both_rows_of_the_reference_workload_are_measured(measured: Measured) -> None:
+    found = measured("1", 1.0, 3.0, 0.1, device="cuda")
+    assert value(found["1"]) == 3.0
+    assert found["2"].found is not None
+
+
+@pytest.mark.parametrize(("numbers", "device"), [("1", "cpu"), ("4,13", "cuda")])
+def test_what_the_device_cannot_show_says_why(measured: Measured, numbers: str, device: str) -> None:
+    found = measured(numbers, device=device)
+    assert found
+    assert all(row.found is None and row.missing for row in found.values())
+
+
+def test_unknown_rows_are_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="99"):
+        step._numbers("3,99")
