@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from train.bench.rows import Found, Row, Series
 
 ROWS: Final = "rows"
+GAP: Final = (math.nan, math.nan, math.nan)
 
 
 def drawn(found: Sequence[Found]) -> dict[str, bytes]:
@@ -42,16 +44,21 @@ def _rows(asked: Sequence[Row]) -> bytes:
     from train.plotting import panels
 
     shares = [share for row in asked if (share := _share(row)) is not None]
-    points = [
-        panels.Series(name=f"row {row.number}", x=[at], y=[value], low=[low], high=[high], style="points", colour=0)
-        for at, (row, (value, low, high)) in enumerate(zip(asked, shares, strict=True))
-    ]
+    spread = [share for one in shares for share in (one, GAP)]  # or a line would join rows
+    points = panels.Series(
+        name="measured",
+        x=[at / 2 for at in range(len(spread))],
+        y=[share[0] for share in spread],
+        low=[share[1] for share in spread],
+        high=[share[2] for share in spread],
+        style="points",
+    )
     limit = panels.Series(name="target", x=[-0.5, len(asked) - 0.5], y=[1.0, 1.0], style="limit")
     panel = panels.Panel(
         title="Rows held against their targets",
         x="",
         y="times the target (more is better)",
-        series=[*points, limit],
+        series=[points, limit],
         marks={float(at): f"row {row.number}" for at, row in enumerate(asked)},
         ticks=[-1.0],  # off the picture: rows have names, not places
         log_y=2,
