@@ -28,8 +28,8 @@ def make_run(
     settings: of the configuration. training: what differs in run.json's facts of that name.
     """
     folder.mkdir(parents=True)
-    named = [f"run.name={folder.name}", "data.samples=1000", "train.precision=fp32", *settings]
-    (folder / "config.yaml").write_text(schema.dump(schema.load(None, named)))
+    written = schema.load(None, ["data.samples=1000", "train.precision=fp32", *settings])
+    (folder / "config.yaml").write_text(schema.dump(written))
     (folder / "run.json").write_text(json.dumps(facts(ranks) | {"training": trained() | dict(training or {})}))
     lines = history(ranks * speed) if events is None else events
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,104 @@
+"""The page as a browser shows it: nothing said in the console, every picture there, narrow and wide and on paper."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import browser
+import pytest
+from browser import Browser
+from made_up_runs import make_run, of_gpus
+
+from train import __main__ as front
+
+HOSTILE = "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all."""
+    with browser.started(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def made_hostile(folder: Path) -> Path:
+    """A run whose name, classes and commit are programs."""
+    make_run(folder)
+    for name in ("confusion.json", "run.json"):
+        found = json.loads((folder / name).read_text()) | {
+            "classes": [HOSTILE] * 3,
+            "git": HOSTILE,
+            "versions": {HOSTILE: HOSTILE},
+        }
+        (folder / name).write_text(json.dumps(found))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A report of one run, one of three, and one of a run whose every text is somebody else's program."""
+    runs, out = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("out")
+    events = [*of_gpus(2), {"event": "train", "step": 2, "loss": 1.0}]
+    one = [make_run(runs / "with-gpus", events=events, ending={"code": 71, "step": 2, "cause": HOSTILE})]
+    three = [make_run(runs / f"r{ranks}", ranks=ranks, speed=1000 - 50 * ranks) for ranks in (1, 2, 4)]
+    hostile = [made_hostile(runs / "\"><img src=x onerror=document.title='owned'>")]
+    for name, folders in {"one": one, "three": three, "hostile": hostile}.items():
+        assert front.run(["report", *map(str, folders), "--output", str(out / name)], {}) == 0
+    return {name: out / name / "report.html" for name in ("one", "three", "hostile")}
+
+
+PAGES = ("one", "three", "hostile")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_console_stays_silent_and_nothing_is_asked_of_the_network(
+    shown: Browser, pages: Mapping[str, Path], name: str
+) -> None:
+    shown.open(pages[name])
+    assert (shown.said, shown.asked) == ([], [])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_picture_is_there(shown: Browser, pages: Mapping[str, Path], name: str) -> None:
+    shown.open(pages[name])
+    widths = shown.value("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
+    assert len(widths) == len(list(pages[name].parent.glob("*.png"))) > 0
+    assert all(width > 500 for width in widths)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1600])
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_never_wider_than_the_window(
+    shown: Browser, pages: Mapping[str, Path], name: str, width: int
+) -> None:
+    shown.open(pages[name], width=width)
+    assert shown.value("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_it_can_be_printed(shown: Browser, pages: Mapping[str, Path], name: str) -> None:
+    shown.open(pages[name])
+    paper = shown.paper()
+    assert paper.startswith(b"%PDF")
+    assert 1 <= len(re.findall(rb"/Type /Page\b", paper)) <= 8
+
+
+def test_text_of_strangers_runs_nothing(shown: Browser, pages: Mapping[str, Path]) -> None:
+    for name in ("one", "hostile"):
+        shown.open(pages[name])
+        assert shown.value("document.title").startswith("Run ")
+        assert shown.value("document.scripts.length") == 0
+        assert "onerror" in shown.value("document.body.innerText")
+
+
+def test_what_is_wrong_with_a_page_would_be_seen(shown: Browser, tmp_path: Path) -> None:
+    bad = "<img src='http://127.0.0.1:9/x.png'><script>console.error('no'); document.title='owned'</script>"
+    (tmp_path / "bad.html").write_text(bad + "<div style='width: 3000px'>wide</div>")
+    shown.open(tmp_path / "bad.html")
+    assert "no" in str(shown.said)
+    assert shown.asked == ["http://127.0.0.1:9/x.png"]
+    assert shown.value("document.title") == "owned"
+    assert shown.value("document.documentElement.scrollWidth") > 1200
