@@ -15,7 +15,7 @@ MODEL: Final = re.compile(r"^model name\s*:\s*(.+)$", re.M)
 
 
 def facts(device: str, *, now: float) -> dict[str, str]:
-    """In words. Asks torch for the GPU's name only where one is used."""
+    """In words. GPUs are those of the machine."""
     told = {"cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} cores", "device": _device(device)}
     versions = {name: _version(name) for name in ("torch", "accelerate")}
     return told | versions | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime(now))}
@@ -32,10 +32,11 @@ def _processor(cpuinfo: Path = CPUINFO) -> str:
 def _device(device: str) -> str:
     if device == "cpu":
         return "cpu"
-    import torch
+    import pynvml  # torch would take memory of the GPU for its answer
 
-    count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
-    return name if count == 1 else f"{count} x {name}"
+    pynvml.nvmlInit()
+    count, name = pynvml.nvmlDeviceGetCount(), pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    return str(name) if count == 1 else f"{count} x {name}"
 
 
 def _version(name: str) -> str:

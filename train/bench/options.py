@@ -21,9 +21,10 @@ PEERS: Final = (Path(__file__).parents[2] / "bench" / "peers", Path("/opt/train-
 class Options:
     """One start of `train bench`.
 
-    pairs: None: as many as the row asks for. quick: the smallest sizes, to see that it works: the values mean nothing.
-    launch: processes as asked for. scratch: an empty folder that is removed afterwards. tell: takes one line of
-    progress. own: the arguments that this bench alone knows.
+    first: whether this task has world rank 0, which alone prints and keeps what is found. pairs: None: as many as the
+    row asks for. quick: the smallest sizes, to see that it works: the values mean nothing. launch: processes as asked
+    for. scratch: an empty folder that is removed afterwards. tell: takes one line of progress. own: the arguments that
+    this bench alone knows.
     """
 
     device: Literal["cpu", "cuda"]
@@ -32,6 +33,7 @@ class Options:
     peers: Path
     environ: Mapping[str, str]
     tell: Callable[[str], None]
+    first: bool = True
     pairs: int | None = None
     quick: bool = False
     config: str | None = None

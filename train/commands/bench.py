@@ -51,18 +51,21 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     stopping.handle(stopping.stop)
     options = asked(arguments, environ)
-    if arguments.output:
-        durable.prepare(Path(arguments.output))
+    folder = Path(arguments.output) if arguments.output and options.first else None
+    facts, found = machine.facts(options.device, now=time.time()), []
     try:
-        found = list(_shown(names, parts, options))
+        if folder:
+            durable.prepare(folder)
+        for one in _shown(names, parts, options):
+            found.append(one)
+            if folder:  # at once: a bench may be cut off
+                keep(folder, found, facts)
     finally:
         durable.remove(options.scratch)
-    facts = machine.facts(options.device, now=time.time())
-    text = json.dumps(output.as_json(found, facts), indent=1)
-    told = output.markdown(found, facts)
-    print(text if arguments.json else told)
-    if arguments.output:
-        keep(Path(arguments.output), found, text, told)
+    if folder:
+        draw(folder, found)
+    if options.first:
+        print(_json(found, facts) if arguments.json else output.markdown(found, facts))
     return 0
 
 
@@ -92,12 +95,14 @@ def build_parser(name: str, parts: Sequence[ModuleType]) -> Parser:
 
 def asked(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     """The command line as values."""
-    launch = options_from(arguments, environ)
+    launch, peers = options_from(arguments, environ), find_peers(arguments.peers)
+    plan = make_plan(environ, launch)
     return Options(
-        device=make_plan(environ, launch).device,
+        device=plan.device,
+        first=plan.world.rank == 0,
         launch=launch,
         scratch=rundir.scratch(environ),
-        peers=find_peers(arguments.peers),
+        peers=peers,
         environ=environ,
         tell=_tell,
         pairs=arguments.pairs,
@@ -108,12 +113,20 @@ def asked(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     )
 
 
-def keep(folder: Path, found: Sequence[Found], text: str, told: str) -> None:
-    """bench.json, bench.md, and a plot of each series."""
-    (folder / "bench.json").write_text(text + "\n")
-    (folder / "bench.md").write_text(told)
+def keep(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None:
+    """bench.json and bench.md."""
+    durable.write(folder / "bench.json", _json(found, facts).encode() + b"\n")
+    durable.write(folder / "bench.md", output.markdown(found, facts).encode())
+
+
+def draw(folder: Path, found: Sequence[Found]) -> None:
+    """A plot of each series, and one of all rows."""
     for name, picture in pictures.drawn(found).items():
-        (folder / name).write_bytes(picture)
+        durable.write(folder / name, picture)
+
+
+def _json(found: Sequence[Found], facts: Mapping[str, str]) -> str:
+    return json.dumps(output.as_json(found, facts), indent=1)
 
 
 def _chosen(name: str) -> tuple[Sequence[str], list[ModuleType]]:
@@ -125,11 +138,7 @@ def _part(name: str) -> ModuleType:
     if name not in PARTS:
         what, fix = f"`train bench {name}` is no bench", f"use one of: {', '.join(PARTS)}, all"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
-    try:
-        return importlib.import_module(f"train.bench.{name}")
-    except ModuleNotFoundError as error:
-        fix = f"use one of: {', '.join(PARTS)}"
-        raise Failure(f"`train bench {name}` is not available in this version", fix=fix, code=ExitCode.USAGE) from error
+    return importlib.import_module(f"train.bench.{name}")
 
 
 def _shown(names: Sequence[str], parts: Sequence[Any], options: Options) -> Iterator[Found]:
