@@ -29,7 +29,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     found = [benches.read(Path(word)) for word in arguments.runs if Path(word).suffix == ".json"]
     runs = reading.read_all([word for word in arguments.runs if Path(word).suffix != ".json"])
-    made = f"Made {contents.when(time.time())} by `train report`."
+    made = f"Made {contents.when(time.time())} by train report."
     document = contents.document(runs, found, anyway=arguments.compare_anyway, made=made)
     alone = runs[0].folder if len(runs) == 1 and not found else Path()
     folder = Path(arguments.output) if arguments.output else alone / FOLDER

@@ -19,7 +19,7 @@ SAME: Final[Mapping[str, Callable[[Run], str]]] = {
     "model": lambda run: _model(run),
     "global batch": lambda run: told(run.config.get("train.global_batch_size")),
     "device": lambda run: told(run.fact("training", "device")),
-    "step": lambda run: _step(run),
+    "way to take a step": lambda run: _step(run),
 }
 BATCH: Final = "global batch"
 DATA: Final = ("name", "image_size", "frames", "classes", "samples", "imbalance", "val_fraction", "group", "augment")

@@ -12,26 +12,57 @@ from train.report.reading import Confusion, Run
 DRAWN: Final = 200  # classes: of more, a cell is smaller than a dot
 LISTED: Final = 20  # classes that all stand in the table; of more, the worst ones
 PAIRS: Final = 10
+MATRICES: Final = 6  # runs whose matrix is shown, of several
+TITLE: Final = "Which classes are taken for which"
+READ: Final = "each row of the picture is a class, each column what was answered."
 
 
-def section(run: Run, number: int | None = None) -> Section | None:
-    """Of the last evaluation; None where there is no matrix. number: of this run among several."""
+def section(run: Run) -> Section | None:
+    """Of the last evaluation: the matrix, the classes, the mistakes; None where there is none."""
     found = run.confusion
     if found is None or not any(map(sum, found.matrix)):
         return None
-    whose = "" if number is None else f", {run.name}"
-    at = "" if found.step is None else f" after step {found.step:,}"
-    title = f"Which classes are taken for which{whose}"
-    said = f"The held-out images{at}: each row is a class, each column what was answered."
-    blocks: list[Block] = [Words(text=said)]
-    if len(found.classes) <= DRAWN:
-        name = "confusion" if number is None else f"confusion-{number}"
-        png = heatmap.draw(f"Confusion{at}", found.matrix, found.classes)
-        blocks.append(Picture(name=name, png=png, alt=f"Confusion matrix of {run.name}{at}"))
+    blocks: list[Block] = [Words(text=f"The held-out images{_at(found)}: {READ}"), *_picture(run, found, "confusion")]
     blocks.append(classes(found))
     if pairs := mistakes(found):
         blocks.append(Table(head=["is", "answered", "images", "of its class"], rows=pairs, left=2))
-    return Section(title=title, blocks=blocks)
+    return Section(title=TITLE, blocks=blocks)
+
+
+def compared(runs: Sequence[Run]) -> Section | None:
+    """Recall by class, run by run, where all have the same classes; and the matrix of each of the first runs."""
+    known = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
+    if not known:
+        return None
+    blocks: list[Block] = [Words(text=f"The held-out images of each run's last evaluation: {READ}")]
+    if len({found.classes for _, found in known}) == 1:
+        blocks.append(recalls(known))
+    for at, (run, found) in enumerate(known[:MATRICES], 1):
+        blocks += _picture(run, found, f"confusion-{at}")
+    return Section(title=TITLE, blocks=blocks)
+
+
+def recalls(known: Sequence[tuple[Run, Confusion]]) -> Table:
+    """Of each class in each run; of many classes those with the lowest mean."""
+    rows = []
+    for at, name in enumerate(known[0][1].classes):
+        parts = [(found.matrix[at][at], sum(found.matrix[at])) for _, found in known]
+        rows.append((sum(_ratio(*part) for part in parts), [name, *(_told(*part) for part in parts)]))
+    if len(rows) > LISTED:
+        rows = sorted(rows, key=lambda row: row[0])[:LISTED]
+    return Table(head=[_head(known[0][1]), *(run.name for run, _ in known)], rows=[row for _, row in rows])
+
+
+def _picture(run: Run, found: Confusion, name: str) -> list[Picture]:
+    """None of more classes than a picture can show."""
+    if len(found.classes) > DRAWN:
+        return []
+    png = heatmap.draw(f"{run.name}{_at(found)}", found.matrix, found.classes)
+    return [Picture(name=name, png=png, alt=f"Confusion matrix of {run.name}{_at(found)}")]
+
+
+def _at(found: Confusion) -> str:
+    return "" if found.step is None else f" after step {found.step:,}"
 
 
 def classes(found: Confusion) -> Table:
@@ -43,8 +74,11 @@ def classes(found: Confusion) -> Table:
     ]
     if len(lines) > LISTED:
         lines = sorted(lines, key=lambda line: line[0])[:LISTED]
-    head = "class" if len(found.classes) <= LISTED else f"class (the {LISTED} with the lowest recall)"
-    return Table(head=[head, "images", "recall", "precision"], rows=[line for _, line in lines])
+    return Table(head=[_head(found), "images", "recall", "precision"], rows=[line for _, line in lines])
+
+
+def _head(found: Confusion) -> str:
+    return "class" if len(found.classes) <= LISTED else f"class (the {LISTED} with the lowest recall)"
 
 
 def mistakes(found: Confusion) -> list[Sequence[str]]:

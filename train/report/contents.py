@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
-from typing import Final
 
 from train.report import benches, comparing, confusion, curves, figures, gpus, scaling
 from train.report.benches import Bench
@@ -13,8 +12,6 @@ from train.report.comparing import Likeness
 from train.report.document import Block, Document, Facts, Section, Table, Words
 from train.report.figures import NOT
 from train.report.reading import Run, number
-
-MATRICES: Final = 6  # runs whose confusion matrix is shown
 
 
 def document(runs: Sequence[Run], found: Sequence[Bench], *, anyway: bool, made: str) -> Document:
@@ -42,10 +39,10 @@ def _one(run: Run) -> list[Section]:
 
 def _several(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> list[Section]:
     parts = [overview(runs, found), scaling.section(runs, found, anyway=anyway), curves.section(runs)]
-    parts += [gpus.section(run, at) for at, run in enumerate(runs, 1) if gpus.recorded(run)]
-    parts += [confusion.section(run, at) for at, run in enumerate(runs[:MATRICES], 1)]
+    parts += [gpus.compared(runs), confusion.compared(runs)]
     different = comparing.table(runs)
-    parts.append(Section(title="What differs", blocks=[different] if different.rows else [Words(text="Nothing.")]))
+    nothing = Words(text="No setting and no version is different.")
+    parts.append(Section(title="What differs", blocks=[different] if different.rows else [nothing]))
     return [part for part in parts if part is not None]
 
 
@@ -74,7 +71,8 @@ def overview(runs: Sequence[Run], found: Likeness) -> Section:
         told = "The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
         blocks.append(Words(text=told))
     else:
-        told = f"The same {', '.join(comparing.SAME)} in all runs: their speeds can be compared."
+        *most, last = comparing.SAME
+        told = f"The same {', '.join(most)} and {last} in all runs: their speeds can be compared."
         blocks.append(Words(text=told))
     blocks += [Words(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
     return Section(title="In short", blocks=[*blocks, _lines(runs)])

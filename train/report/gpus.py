@@ -31,23 +31,30 @@ KINDS: Final[Mapping[str, Kind]] = {
     "power_w": Kind(name="Power", unit="W"),
     "temperature_c": Kind(name="Temperature", unit="°C"),
 }
+TITLE: Final = "GPU use"
 ONE_BY_ONE: Final = panels.MOST  # of more GPUs, the mean and the range are drawn
 
 
-def section(run: Run, at: int | None = None) -> Section:
-    """Curves and a table; a line where nothing was recorded. at: the number of this run among several."""
+def section(run: Run) -> Section:
+    """Curves and a table; a line where nothing was recorded."""
     by_gpu = recorded(run)
-    title = "GPU use" if at is None else f"GPU use, {run.name}"
     if not by_gpu:
         why = "Not measured: this run has no lines about GPUs in metrics.jsonl."
-        return Section(title=title, blocks=[Words(text=why)])
+        return Section(title=TITLE, blocks=[Words(text=why)])
     since = min(number(event.get("time")) for events in by_gpu.values() for event in events)
     shown = [panel for key in KINDS if (panel := _panel(key, by_gpu, since)) is not None]
     blocks: list[Block] = []
     if shown:
         alt = f"Over minutes, of {len(by_gpu)} GPUs: {', '.join(panel.title for panel in shown)}"
-        blocks.append(Picture(name="gpus" if at is None else f"gpus-{at}", png=panels.draw(shown), alt=alt))
-    return Section(title=title, blocks=[*blocks, table(by_gpu)])
+        blocks.append(Picture(name="gpus", png=panels.draw(shown), alt=alt))
+    return Section(title=TITLE, blocks=[*blocks, table(by_gpu)])
+
+
+def compared(runs: Sequence[Run]) -> Section | None:
+    """One line for each run, over all its GPUs; None where no run has recorded any."""
+    by_run = {run.name: [event for events in recorded(run).values() for event in events] for run in runs}
+    known = {name: events for name, events in by_run.items() if events}
+    return Section(title=TITLE, blocks=[table(known, "run")]) if known else None
 
 
 def recorded(run: Run) -> dict[str, list[Event]]:
@@ -59,10 +66,10 @@ def recorded(run: Run) -> dict[str, list[Event]]:
     return dict(sorted(found.items()))
 
 
-def table(by_gpu: Mapping[str, Sequence[Event]]) -> Table:
-    """Mean and highest value of each kind, by GPU."""
+def table(by_gpu: Mapping[str, Sequence[Event]], what: str = "GPU") -> Table:
+    """Mean and highest value of each kind, by GPU (or by what else the names are of)."""
     keys = [key for key in KINDS if any(_values(events, key) for events in by_gpu.values())]
-    head = ["GPU", *(f"{KINDS[key].name}, {KINDS[key].unit}: {what}" for key in keys for what in ("mean", "highest"))]
+    head = [what, *(f"{KINDS[key].name}, {KINDS[key].unit}: {what}" for key in keys for what in ("mean", "highest"))]
     rows = [[name, *(cell for key in keys for cell in _cells(_values(events, key)))] for name, events in by_gpu.items()]
     return Table(head=head, rows=rows)
 

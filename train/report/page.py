@@ -42,16 +42,19 @@ dd { margin: 0; }
 .large div { flex: 1 1 9.5rem; border: 1px solid #e5e7eb; border-radius: .5rem; padding: .6rem .8rem; }
 .large dt { font-size: .8rem; }
 .large dd { font-size: 1.25rem; font-weight: 600; line-height: 1.3; }
-figure { margin: 1rem 0; }
-img { display: block; max-width: 100%; height: auto; }
+figure { margin: 1rem 0; overflow-x: auto; }
+img { display: block; max-width: max(100%, 38rem); height: auto; }
 @media print {
   @page { margin: 14mm; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   h2 { break-after: avoid; }
+  section > p { break-after: avoid; }
   figure, .large, .caution, tr { break-inside: avoid; }
   thead { display: table-header-group; }
-  img { max-height: 235mm; }
-  .scroll { overflow: visible; }
+  img { max-width: 100%; max-height: 235mm; }
+  figure, .scroll { overflow: visible; }
+  .long { columns: 2; font-size: 7.5pt; }
+  .long div { grid-template-columns: 11rem 1fr; }
   table { font-size: 8pt; }
   .caution { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }

@@ -28,7 +28,7 @@ def section(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> Section | 
     if len(measured) < 2:
         return None
     if not found.alike and not anyway:
-        asked = "Speed-up and efficiency are left out for that reason. `--compare-anyway` draws them."
+        asked = "Speed-up and efficiency are left out for that reason. The option --compare-anyway draws them."
         return Section(title=TITLE, blocks=[Words(text=asked)])
     kind = "weak scaling" if found.weak and comparing.BATCH in found.differs else "strong scaling"
     note = None if found.alike else f"Not comparable: not the same {', '.join(found.differs)}"

@@ -18,7 +18,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "model": {"settings": ["model.args.width=8"]},
     "global batch": {"settings": ["train.global_batch_size=128"]},
     "device": {"training": {"device": "NVIDIA H100"}},
-    "step": {"settings": ["train.reproducible=bitwise"]},
+    "way to take a step": {"settings": ["train.reproducible=bitwise"]},
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from made_up_runs import make_run, of_gpus
 
 from train.report import contents, reading
-from train.report.document import Document, Facts
+from train.report.document import Document, Facts, Table
 
 
 def report(*folders: Path, anyway: bool = False) -> Document:
@@ -58,10 +58,12 @@ def test_unlike_runs_are_said_to_be_unlike_first_of_all(tmp_path: Path) -> None:
     assert "scaling" in [picture.name for picture in report(one, two, anyway=True).pictures()]
 
 
-def test_every_run_has_pictures_of_its_own(tmp_path: Path) -> None:
+def test_several_runs_stand_in_one_table_of_gpus_and_of_classes(tmp_path: Path) -> None:
     document = report(*(make_run(tmp_path / name, events=of_gpus(1)) for name in ("a", "b")))
-    names = [picture.name for picture in document.pictures()]
-    assert names == ["gpus-1", "gpus-2", "confusion-1", "confusion-2"]
+    tables = {block.head[0]: block for block in document.blocks() if isinstance(block, Table) and len(block.head) > 2}
+    assert [row[0] for row in tables["run"].rows] == ["a", "b"]
+    assert tables["class"].rows[0] == ["cat", "80.0%", "80.0%"]
+    assert [picture.name for picture in document.pictures()] == ["confusion-1", "confusion-2"]
 
 
 def test_accidents_of_the_loss_are_told(tmp_path: Path) -> None:
