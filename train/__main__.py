@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   train eval runs/NAME                      measure a run's best checkpoint again, anywhere
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
+  train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
   train bench step                          speed beside others' ways to do the same (train bench --help)
   train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
   train where --config cfg.yaml             print the run's folder (for job scripts)
@@ -43,7 +44,7 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN|data check|data fetch|bench NAME|report RUN] [--config FILE] [options] "
+        usage="train [check|where|eval RUN|data check|profile|fetch|bench NAME|report RUN] [--config FILE] [options] "
         "[section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
@@ -54,7 +55,7 @@ def build_parser() -> Parser:
         "words", nargs="*", default=[], metavar="section.key=value", help="settings that replace the file's"
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data check)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
     parser.add_argument(
         "--time-limit",
         metavar="D-HH:MM:SS",

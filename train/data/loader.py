@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -106,9 +106,7 @@ def open_loader(
     Raises:
         Failure: DATA or NO_INPUT, naming the images.
     """
-    fits = sets.numbers <= LARGEST_IN_MEMORY
-    kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
-    workers = min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
+    kind, workers = chosen(sets, data, cores)
     broken = Ledger(data.max_bad_images, say or _to_stderr)
 
     def pool(name: str, source: Source, *, replace: bool) -> InMemory | Staged | ByWorkers:
@@ -130,6 +128,13 @@ def open_loader(
         paths=getattr(sets.training, "paths", None),
         workers=0 if kind == "memory" else workers,
     )
+
+
+def chosen(sets: Sets, data: Data, cores: int) -> tuple[Literal["memory", "workers"], int]:
+    """What data.loader and data.workers come to for a rank that may use so many processors."""
+    fits = sets.numbers <= LARGEST_IN_MEMORY
+    kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
+    return kind, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
 
 
 def _to_stderr(line: str) -> None:

@@ -11,29 +11,46 @@ from train.fetching import fetch
 from train.fetching.telling import Teller
 from train.front import check
 from train.settings import schema
+from train.settings.batches import batches
 from train.settings.config import RunConfig
 
 Outcome = tuple[str, Failure | None]
+Place = tuple[str, int, int]
 
 
-def run(words: Sequence[str], *, file: str | None, as_json: bool, console: TextIO) -> Outcome:
+def _nowhere(config: RunConfig) -> Place:
+    return "cpu", 1, 1
+
+
+def run(
+    words: Sequence[str],
+    *,
+    file: str | None,
+    as_json: bool,
+    console: TextIO,
+    place: Callable[[RunConfig], Place] = _nowhere,
+) -> Outcome:
     """What one command has to say, and the failure that it ends with.
 
     Args:
         words: the command and its settings. file: of --config.
         console: takes what passes while it works.
+        place: where a training would compute: cpu or cuda, ranks on this machine, ranks in all.
 
     Raises:
         Failure: USAGE for unknown commands and settings, else what keeps the command from its work.
     """
     name, *overrides = words or [""]
-    if name not in COMMANDS:
+    if name not in NAMES:
         what = f"`train data {name}` is no command" if name else "`train data` needs a command"
-        fix = f"use one of: {', '.join(f'train data {known}' for known in COMMANDS)}"
+        fix = f"use one of: {', '.join(f'train data {known}' for known in NAMES)}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     if as_json and name not in JSON:
         raise Failure(f"`train data {name}` has no --json", fix="leave --json out", code=ExitCode.USAGE)
-    return COMMANDS[name](schema.load(file, overrides), file, as_json, console)
+    config = schema.load(file, overrides)
+    if name == "profile":
+        return profile(config, file, as_json, place(config))
+    return COMMANDS[name](config, file, as_json, console)
 
 
 def look(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> Outcome:
@@ -55,6 +72,17 @@ def bring(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -
     return f"{config.data.name}: whole, in {os.path.abspath(config.data.root)}", None
 
 
+def profile(config: RunConfig, file: str | None, as_json: bool, place: Place) -> Outcome:
+    """`train data profile`: time reading, augmenting, copying and the step, here."""
+    check.refuse_group(config.data)
+    device, ranks, world_size = place
+    micro = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
+    from train.inspection import stages  # torch
+
+    found = stages.measure(config, beside=file, device=device, ranks=ranks, micro=micro)
+    return found.as_json() if as_json else found.as_text(), None
+
+
 def _nothing(text: str) -> None:
     """Nobody is there to read it."""
 
@@ -63,4 +91,5 @@ COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], Out
     "check": look,
     "fetch": bring,
 }
-JSON: Final = ("check",)
+NAMES: Final = (*COMMANDS, "profile")
+JSON: Final = ("check", "profile")

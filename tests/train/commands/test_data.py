@@ -28,3 +28,12 @@ def test_data_check_ends_with_65_for_bad_data_also_as_json(capsys: pytest.Captur
     shown = capsys.readouterr()
     assert json.loads(shown.out)["ok"] is False
     assert "\n  fix: " in shown.err
+
+
+def test_data_profile_says_what_limits_a_training_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.inspection.stages.SECONDS", 0.0)
+    tiny = ("data.samples=20", "data.image_size=8", "model.args.width=4", "train.global_batch_size=8")
+    assert front.run(["data", "profile", *CPU, "--procs-per-node", "2", *tiny], {}) == 0
+    assert "micro batch 4, on CPU\n" in capsys.readouterr().out

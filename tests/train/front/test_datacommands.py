@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from images import write_classes
@@ -65,6 +66,21 @@ def test_fine_data_has_a_report_and_no_failure() -> None:
 
 def test_json_is_one_object() -> None:
     assert json.loads(run("check", *TINY, as_json=True)[0])["ok"] is True
+
+
+def test_a_profile_is_one_object_too_and_is_of_the_micro_batch_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+    made = SimpleNamespace(as_json=lambda: '{"limit": "step"}', as_text=lambda: "limit: step")
+    monkeypatch.setattr("train.inspection.stages.measure", lambda config, **facts: seen.update(facts) or made)
+    told, failure = datacommands.run(
+        ("profile", "train.global_batch_size=64"),
+        file=None,
+        as_json=True,
+        console=io.StringIO(),
+        place=lambda _: ("cpu", 2, 8),
+    )
+    assert (json.loads(told), failure) == ({"limit": "step"}, None)
+    assert seen == {"beside": None, "device": "cpu", "ranks": 2, "micro": 8}
 
 
 def test_bad_data_has_a_report_and_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""`train data profile`: the stages of a training, each timed alone on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure, Pulse
+from train import keyed, plugin
+from train.data import augment, cached, catalog, distribution, loader
+from train.data.broken import Tolerant
+from train.data.folder import Files
+from train.data.onehost import ALONE
+from train.data.pools import on_device
+from train.data.sets import Sets
+from train.inspection.bottleneck import Profile, Stage
+from train.models import networks
+from train.optim import criterion, optimizers
+from train.ranks.device import choose_device, choose_precision
+from train.settings.config import RunConfig
+
+SECONDS: Final = 1.0  # for each stage
+LEAST: Final = 3  # times, after one that does not count
+TYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def measure(
+    config: RunConfig,
+    *,
+    beside: str | None,
+    device: str,
+    ranks: int,
+    micro: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """Time what one of `ranks` ranks of this machine does, with micro batches of `micro`.
+
+    Args:
+        beside: the config file, beside which a module of the user's own may lie.
+        device: cpu or cuda.
+
+    Raises:
+        Failure: what opening the data or the model raises; RESOURCE where a step does not fit into the GPU.
+    """
+    plugin.look_beside(beside, config.data.name, config.model.name)
+    sets, place = catalog.open_sets(config.data), choose_device(device, 0)
+    cacheable = isinstance(sets.training, Files)
+    sets = cached.use(sets, config.data, ALONE, Pulse())
+    cores = max(1, ALONE.cores() // ranks)
+    kind, workers = loader.chosen(sets, config.data, cores)
+    with _threads(1):
+        pixels, read = _read(config, sets, micro, clock)
+    with _threads(cores):
+        there, copy = _copied(pixels, place, clock)
+        images, augmented = _augmented(config, sets, there, clock)
+        step = _stepped(config, sets, images, clock)
+    return Profile(
+        title=f"{config.data.name}, {sets.shape}, micro batch {micro}",
+        device="CPU" if device == "cpu" else torch.cuda.get_device_name(place),
+        cores=cores,
+        workers=None if kind == "memory" else workers,
+        read=read,
+        augment=augmented,
+        copy=copy,
+        step=step,
+        images=len(sets.training.labels) + len(sets.held_out.labels),
+        bytes_=sets.numbers * pixels.element_size(),
+        fits=sets.numbers <= loader.LARGEST_IN_MEMORY,
+        cacheable=cacheable and config.data.cache is None,
+    )
+
+
+def timed(
+    action: Callable[[], object], batch: int, clock: Callable[[], float], wait: Callable[[], None] = lambda: None
+) -> Stage:
+    """How long `action` takes, until SECONDS are over. wait: for what it has only begun."""
+    action()
+    seconds: list[float] = []
+    while len(seconds) < LEAST or sum(seconds) < SECONDS:
+        wait()
+        began = clock()
+        action()
+        wait()
+        seconds.append(clock() - began)
+    return Stage(batch=batch, seconds=seconds)
+
+
+def _read(config: RunConfig, sets: Sets, micro: int, clock: Callable[[], float]) -> tuple[Tensor, Stage]:
+    """In the order of training: each batch other images, as long as there are any."""
+    count, data = len(sets.training.labels), config.data
+    tolerant = Tolerant(sets.training.read, count, most=data.max_bad_images, replace=True)
+    order = keyed.permutation(count, keyed.ORDER, config.run.seed, 0)
+    batches = itertools.cycle(np.array_split(order, max(1, count // micro)))
+    stage = timed(lambda: tolerant.read(next(batches)), min(micro, count), clock)
+    _, whole, _ = tolerant.read(np.resize(order, micro))
+    return sets.training.read(whole), stage
+
+
+def _copied(pixels: Tensor, device: torch.device, clock: Callable[[], float]) -> tuple[Tensor, Stage | None]:
+    if device.type == "cpu":
+        return pixels, None
+    pinned = pixels.pin_memory()
+    return pixels.to(device), timed(
+        lambda: pinned.to(device, non_blocking=True), len(pixels), clock, torch.cuda.synchronize
+    )
+
+
+def _augmented(config: RunConfig, sets: Sets, pixels: Tensor, clock: Callable[[], float]) -> tuple[Tensor, Stage]:
+    rows, epoch = torch.arange(len(pixels), device=pixels.device), itertools.count()
+
+    def act() -> Tensor:
+        moves = augment.moves(
+            config.data.augment,
+            np.arange(len(pixels)),
+            shape=sets.shape,
+            seed=config.run.seed,
+            epoch=next(epoch),
+            mirror=sets.mirror,
+        )
+        return augment.apply(pixels, rows, on_device(moves.packed(), pixels.device), gray=moves.gray)
+
+    return act(), timed(act, len(pixels), clock, _waiting(pixels.device))
+
+
+def _stepped(config: RunConfig, sets: Sets, images: Tensor, clock: Callable[[], float]) -> Stage:
+    """Forward, backward and the optimizer's update, as torch does them alone."""
+    device, classes = images.device, len(sets.classes)
+    precision = choose_precision(config.train.precision, device)
+    net = networks.build(config.model, classes=classes, shape=sets.shape, seed=config.run.seed).to(device)
+    optimizer = optimizers.build(config.optim, net, device)
+    counts = distribution.counts(sets.training.labels, classes).tolist()
+    aimed = criterion.criterion(config.optim, counts).to(device)
+    labels = sets.training.labels[np.resize(np.arange(len(sets.training.labels)), len(images))].to(device)
+
+    def act() -> None:
+        with torch.autocast(device.type, TYPES.get(precision), enabled=precision in TYPES):
+            loss = aimed(net(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    try:
+        return timed(act, len(images), clock, _waiting(device))
+    except torch.OutOfMemoryError as error:
+        fix = f"set train.micro_batch_size below {len(images)}"
+        raise Failure("a step does not fit into the GPU's memory", fix=fix, code=ExitCode.RESOURCE) from error
+
+
+def _waiting(device: torch.device) -> Callable[[], None]:
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
