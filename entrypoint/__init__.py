@@ -1,18 +1,25 @@
 """From a scheduler's environment to N running processes. `train` may import the names offered here, and no others."""
 
-from entrypoint import network
-from entrypoint.binds import unseen
-from entrypoint.children import die_with_parent
-from entrypoint.console import shield
-from entrypoint.errors import ExitCode, Failure
-from entrypoint.hang import Limits
-from entrypoint.hangwatch import Care
-from entrypoint.launch import make_plan, run_plan
-from entrypoint.options import Options, add_launch_arguments, options_from
-from entrypoint.plan import Plan
-from entrypoint.pulse import Pulse, attach
-from entrypoint.resident import hold
-from entrypoint.world import World, from_environ
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from entrypoint import network
+    from entrypoint.binds import unseen
+    from entrypoint.children import die_with_parent
+    from entrypoint.console import shield
+    from entrypoint.errors import ExitCode, Failure
+    from entrypoint.hang import Limits
+    from entrypoint.hangwatch import Care
+    from entrypoint.launch import run_plan
+    from entrypoint.options import Options, add_launch_arguments, options_from
+    from entrypoint.plan import Plan
+    from entrypoint.planning import make_plan
+    from entrypoint.pulse import Pulse, attach
+    from entrypoint.resident import hold
+    from entrypoint.world import World, from_environ
 
 __all__ = [
     "Care",
@@ -35,3 +42,29 @@ __all__ = [
     "shield",
     "unseen",
 ]
+
+# Each is loaded when it is first asked for: `entrypoint show` starts no process, and a rank starts none either.
+PLACES = {
+    "binds": ("unseen",),
+    "children": ("die_with_parent",),
+    "console": ("shield",),
+    "errors": ("ExitCode", "Failure"),
+    "hang": ("Limits",),
+    "hangwatch": ("Care",),
+    "launch": ("run_plan",),
+    "options": ("Options", "add_launch_arguments", "options_from"),
+    "plan": ("Plan",),
+    "planning": ("make_plan",),
+    "pulse": ("Pulse", "attach"),
+    "resident": ("hold",),
+    "world": ("World", "from_environ"),
+}
+PLACE = {name: module for module, names in PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """PEP 562: what a module here offers, loaded now and kept."""
+    if name not in PLACE:  # a module of this package is found by the import itself
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{PLACE[name]}"), name)
+    return value

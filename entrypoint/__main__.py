@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, shield
 from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
@@ -55,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[arguments.command](arguments, os.environ)
     except Failure as failure:
         if arguments is not None and getattr(arguments, "json", False):
+            import json
+
             print(json.dumps({"error": failure.as_json()}))
         else:
             print(failure, file=sys.stderr)
@@ -62,12 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception:
+        import traceback
+
         traceback.print_exc()
         return int(ExitCode.BUG)
 
 
 def _show(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     planned = make_plan(environ, options_from(arguments, environ))
+    if arguments.json:
+        import json  # this, too, only those wait for who ask for it
+
     print(json.dumps(as_json(planned)) if arguments.json else as_table(planned))
     return 0
 
@@ -76,6 +80,10 @@ def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise Failure("no command to run", fix="entrypoint run -- python script.py", code=ExitCode.USAGE)
+    from pathlib import Path
+
+    from entrypoint import run_plan  # `show` does not wait for what starts processes
+
     planned = make_plan(environ, options_from(arguments, environ))
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,12 @@ class Machine:
     hidden_job: Mapping[str, str]
 
 
-def read_machine(environ: Mapping[str, str]) -> Machine:
-    """Look once; every later stage works on the value."""
+def read_machine(environ: Mapping[str, str], *, gpus: bool = True) -> Machine:
+    """Look once; every later stage works on the value. gpus: False where none is wanted: nobody counts them then."""
     return Machine(
-        hostname=socket.gethostname().split(".")[0],
+        hostname=os.uname().nodename.split(".")[0],
         cores=len(os.sched_getaffinity(0)),
-        gpus=visible(nvml_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        gpus=visible(nvml_gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if gpus else (),
         container=container(),
         hidden_job={} if "SLURM_JOB_ID" in environ else parents_job(os.getppid()),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import runpy
 import sys
 
 # What puts modules of the caller's before ours. (The image's commands give -I themselves.)
@@ -23,4 +23,4 @@ def entrypoint() -> None:
 def _start(package: str) -> None:
     if not sys.flags.isolated and any(os.environ.get(name) for name in REACHING):
         os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "-m", package, *sys.argv[1:]])
-    runpy.run_module(package, run_name="__main__", alter_sys=True)
+    sys.exit(importlib.import_module(f"{package}.__main__").main())

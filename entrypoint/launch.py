@@ -1,4 +1,4 @@
-"""The two calls of every front door: plan from the environment, and run a command once per rank of the plan."""
+"""The second call of every front door: run a command once per rank of the plan."""
 
 from __future__ import annotations
 
@@ -15,25 +15,14 @@ from pathlib import Path
 
 from entrypoint import hygiene, network, pulse, resident
 from entrypoint.children import Child, die_with_parent, start
-from entrypoint.detect import RUN_ID, detect
+from entrypoint.detect import RUN_ID
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hangwatch import Care, HangWatch
-from entrypoint.host import oom_kills, read_machine
-from entrypoint.options import Options
-from entrypoint.plan import Plan, plan
+from entrypoint.host import oom_kills
+from entrypoint.plan import Plan
 from entrypoint.supervise import Inbox, Watch, supervise
 from entrypoint.tee import Console, Tee, open_log
 from entrypoint.world import World, to_environ
-
-
-def make_plan(environ: Mapping[str, str], options: Options) -> Plan:
-    """What this task will start, from the environment and this machine.
-
-    Raises:
-        Failure: where launching would train wrongly, hang, or cannot work.
-    """
-    machine = read_machine(environ)
-    return plan(detect(environ, options, machine), options, machine, environ)
 
 
 def run_plan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +23,7 @@ def bare(environ: Mapping[str, str], machine: Machine) -> Allocation:
         hosts=(machine.hostname,),
         master_addr=LOOPBACK,
         master_port=None,
-        key=f"local:{uuid.uuid4()}",
+        key=f"local:{os.urandom(16).hex()}",
         sources={"rank": "this process", "num_nodes": "no launcher found", "master_addr": "one node: loopback"},
     )
 

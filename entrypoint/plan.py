@@ -9,8 +9,8 @@ from typing import Literal
 from entrypoint.allocation import Allocation, Launcher
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
-from entrypoint.network import candidates
 from entrypoint.options import Options
+from entrypoint.ports import candidates
 from entrypoint.world import World
 
 

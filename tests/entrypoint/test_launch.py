@@ -20,6 +20,7 @@ from entrypoint.hangwatch import Care
 from entrypoint.launch import _flight_recorder, run_plan
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
+from entrypoint.ports import candidates
 from entrypoint.world import CONTRACT
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -113,7 +114,7 @@ def test_a_master_whose_name_does_not_resolve_is_refused_before_any_start(tmp_pa
 
 
 def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> None:
-    with network.bind_first_free("127.0.0.1", network.candidates("foreign")) as taken:
+    with network.bind_first_free("127.0.0.1", candidates("foreign")) as taken:
         environ = captured("per-node/task-0@node01") | {"MASTER_ADDR": "127.0.0.1"}
         found = planned(environ | {"MASTER_PORT": str(taken.getsockname()[1])})
         with pytest.raises(Failure, match="taken by another process"):

@@ -12,6 +12,8 @@ import pytest
 from machines import captured
 from processes import python
 
+import entrypoint
+
 CPU = ("--device", "cpu")
 
 
@@ -96,3 +98,14 @@ def test_a_bug_of_ours_is_70_with_a_traceback() -> None:
     done = python("-c", code)
     assert done.returncode == 70
     assert "Traceback" in done.stderr
+
+
+def test_what_the_package_offers_is_what_its_modules_hold() -> None:
+    for name in set(entrypoint.__all__) - {"network"}:
+        assert getattr(entrypoint, name).__module__ == f"entrypoint.{entrypoint.PLACE[name]}"
+
+
+def test_showing_a_plan_loads_nothing_that_starts_processes() -> None:
+    told = "import sys; from entrypoint.__main__ import main; main(['show', '--device', 'cpu']); print(*sys.modules)"
+    loaded = set(python("-c", told).stdout.splitlines()[-1].split())
+    assert not loaded & {"subprocess", "entrypoint.launch", "pynvml", "torch", "yaml", "numpy", "socket", "uuid"}

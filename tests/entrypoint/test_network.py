@@ -8,41 +8,21 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from entrypoint import network
 from entrypoint.errors import Failure
-
-
-@given(st.text(max_size=30))
-def test_candidates_are_distinct_and_below_the_ephemeral_range(key: str) -> None:
-    ports = network.candidates(key)
-    assert len(set(ports)) == len(ports) == network.CANDIDATES
-    assert all(20_000 <= port < 32_768 for port in ports)
-
-
-def test_all_tasks_of_a_launch_derive_the_same_candidates() -> None:
-    assert network.candidates("slurm:7.0.0") == network.candidates("slurm:7.0.0")
-
-
-def test_two_jobs_on_a_node_derive_different_candidates() -> None:
-    assert network.candidates("slurm:7.0.0") != network.candidates("slurm:8.0.0")
-
-
-def test_a_narrow_range_gives_each_of_its_ports_once() -> None:
-    assert sorted(network.candidates("k", (30_000, 30_002))) == [30_000, 30_001, 30_002]
+from entrypoint.ports import candidates
 
 
 def test_a_taken_port_is_passed_over() -> None:
-    with network.bind_first_free("127.0.0.1", network.candidates("taken")) as taken:
+    with network.bind_first_free("127.0.0.1", candidates("taken")) as taken:
         port = taken.getsockname()[1]
-        with network.bind_first_free("127.0.0.1", [port, *network.candidates("other")]) as second:
+        with network.bind_first_free("127.0.0.1", [port, *candidates("other")]) as second:
             assert second.getsockname()[1] != port
 
 
 def test_ports_that_are_all_taken_are_named() -> None:
-    with network.bind_first_free("127.0.0.1", network.candidates("all")) as taken:
+    with network.bind_first_free("127.0.0.1", candidates("all")) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Failure, match="taken by another process") as caught:
             network.bind_first_free("127.0.0.1", [port])
@@ -66,12 +46,12 @@ def test_an_address_resolves_to_itself() -> None:
 
 
 def test_a_listener_answers_a_probe() -> None:
-    with network.bind_first_free("127.0.0.1", network.candidates("probe")) as listener:
+    with network.bind_first_free("127.0.0.1", candidates("probe")) as listener:
         assert network.probe("127.0.0.1", listener.getsockname()[1], 5.0) is None
 
 
 def test_a_closed_port_refuses_a_probe() -> None:
-    with network.bind_first_free("127.0.0.1", network.candidates("closed")) as listener:
+    with network.bind_first_free("127.0.0.1", candidates("closed")) as listener:
         port = listener.getsockname()[1]
     assert isinstance(network.probe("127.0.0.1", port, 5.0), ConnectionRefusedError)
 
@@ -121,7 +101,7 @@ def link_local() -> str:
 
 def test_a_listener_on_a_link_local_address_answers_a_probe() -> None:
     address = network.resolve(link_local())
-    with network.bind_first_free(address, network.candidates("link-local")) as listener:
+    with network.bind_first_free(address, candidates("link-local")) as listener:
         assert network.probe(address, listener.getsockname()[1], 5.0) is None
 
 

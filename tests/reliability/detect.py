@@ -25,7 +25,7 @@ from processes import alive, unmeasured, wait_until
 from runs import Run
 from trials import Trial
 
-from entrypoint import network, stacks
+from entrypoint import network, ports, stacks
 
 DEATH_S, HANG_S, ORPHAN_S = 2.0, 30.0, 5.0  # what is promised
 LIMIT_S = 3.0  # launch.timeouts.step of these trials
@@ -274,7 +274,7 @@ def _has_stack(path: Path, *, stopped: bool) -> bool:
 
 
 def _free_port() -> int:
-    with network.bind_first_free("127.0.0.1", network.candidates(str(os.getpid()))) as listener:
+    with network.bind_first_free("127.0.0.1", ports.candidates(str(os.getpid()))) as listener:
         return int(listener.getsockname()[1])
 
 

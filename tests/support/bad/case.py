@@ -22,7 +22,7 @@ from worlds import CONTRACT
 
 import entrypoint.__main__ as entry
 import train.__main__ as front
-from entrypoint import ExitCode, Failure, launch
+from entrypoint import ExitCode, Failure, planning
 
 # Where a failure of another process, or of rank 0, is made again.
 HANDED_ON = ("train/ranks/runtime.py:shared", "train/data/pools.py:take", "train/data/inmemory.py:_raise_first")
@@ -261,12 +261,12 @@ def _environ(variables: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def _stand_in(changes: Mapping[str, Any]) -> Iterator[None]:
     """A machine with known facts for the planner."""
-    real = launch.read_machine
-    launch.read_machine = lambda environ: machine(**changes)
+    real = planning.read_machine
+    planning.read_machine = lambda environ, *, gpus: machine(**changes)
     try:
         yield
     finally:
-        launch.read_machine = real
+        planning.read_machine = real
 
 
 def emptied(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from torch import distributed as dist
 from worlds import FIRST, SECOND
 
 from entrypoint import Failure, World, network
+from entrypoint.ports import candidates
 from train.ranks.rendezvous import connect
 
 
@@ -21,7 +22,7 @@ def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def environ(key: str, **more: str) -> dict[str, str]:
-    ports = ",".join(map(str, network.candidates(key)))
+    ports = ",".join(map(str, candidates(key)))
     return {"ENTRYPOINT_RUN_ID": key, "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
 
 
@@ -59,17 +60,17 @@ def test_the_store_listens_on_loopback_only_where_all_ranks_share_a_host() -> No
 
 
 def test_a_taken_first_port_moves_everyone_to_the_next() -> None:
-    with network.bind_first_free("127.0.0.1", network.candidates("taken first")[:1]):
+    with network.bind_first_free("127.0.0.1", candidates("taken first")[:1]):
         stores = meet("taken first", FIRST, SECOND)
-    assert stores[1].port == network.candidates("taken first")[1]  # type: ignore[attr-defined]
+    assert stores[1].port == candidates("taken first")[1]  # type: ignore[attr-defined]
 
 
 def test_another_runs_store_on_our_port_is_not_joined() -> None:
-    port = network.candidates("neighbour")[0]
+    port = candidates("neighbour")[0]
     neighbour = dist.TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timedelta(seconds=5))
     neighbour.set("train/nonce", "another run")
     stores = meet("neighbour", FIRST, SECOND)
-    assert stores[1].port == network.candidates("neighbour")[1]  # type: ignore[attr-defined]
+    assert stores[1].port == candidates("neighbour")[1]  # type: ignore[attr-defined]
 
 
 def test_a_rank_that_is_there_twice_is_refused_with_both_processes() -> None:
@@ -118,13 +119,13 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 def test_a_store_that_never_opens_is_named_with_host_and_ports() -> None:
     (failure,) = meet("nobody", SECOND, gpus=("",), timeout_s=1)
     assert "refused: nothing listens" in str(failure)
-    assert str(network.candidates("nobody")[0]) in str(failure)
+    assert str(candidates("nobody")[0]) in str(failure)
 
 
 def test_a_program_that_accepts_and_stays_silent_is_passed_over() -> None:
-    with socket.create_server(("127.0.0.1", network.candidates("mute")[0])):
+    with socket.create_server(("127.0.0.1", candidates("mute")[0])):
         stores = meet("mute", FIRST, SECOND)
-    assert stores[1].port == network.candidates("mute")[1]  # type: ignore[attr-defined]
+    assert stores[1].port == candidates("mute")[1]  # type: ignore[attr-defined]
 
 
 def test_torchruns_own_store_is_joined_and_kept_apart_by_restart() -> None:

@@ -1,0 +1,17 @@
+"""A plan comes from the environment and from this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import Options, host, make_plan
+
+
+def test_what_is_asked_for_is_planned() -> None:
+    planned = make_plan({}, Options(device="cpu", procs_per_node=3))
+    assert (planned.device, planned.spawn, planned.world.world_size) == ("cpu", 3, 3)
+
+
+def test_nobody_counts_gpus_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "nvml_gpus", lambda: 1 / 0)
+    assert make_plan({}, Options(device="cpu")).device == "cpu"
