@@ -124,27 +124,28 @@ def in_a_group(device: str) -> torch.device:
 def timed(step: Callable[[], object], wanted: argparse.Namespace, device: torch.device, **facts: object) -> None:
     """Warm up; then blocks of steps, when told to (--pace) or one after the other; rank 0 tells how long they took."""
 
-    def block(steps: int) -> float:
+    def block(steps: int) -> dict[str, float]:
+        """Seconds by the clock, and of processors."""
         synchronize(device)
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         for _ in range(steps):
             step()
         synchronize(device)
-        return time.perf_counter() - began
+        return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - used}
 
-    first = block(1)
+    first = block(1)["seconds"]
     block(max(0, wanted.warm_up - 1))
     facts = {"device": name(device), "ranks": RANKS, "batch": wanted.batch, "first_step_s": first, **facts}
     if wanted.pace:
         paced(block, wanted.pace, facts)
         return
-    seconds = [block(wanted.steps) / wanted.steps for _ in range(wanted.blocks)]
+    seconds = [block(wanted.steps)["seconds"] / wanted.steps for _ in range(wanted.blocks)]
     if RANK == 0:
         speed = wanted.batch * RANKS / sorted(seconds)[len(seconds) // 2]
         print(json.dumps({**facts, "step_s": seconds, "images_per_s": speed}), flush=True)
 
 
-def paced(block: Callable[[int], float], place: str, facts: dict[str, object]) -> None:
+def paced(block: Callable[[int], dict[str, float]], place: str, facts: dict[str, object]) -> None:
     """Rank 0 does each block that it is told to; the others are led by the gradients that they share."""
     while RANK:
         block(1000)
@@ -152,7 +153,7 @@ def paced(block: Callable[[int], float], place: str, facts: dict[str, object]) -
     with socket.create_connection(("127.0.0.1", int(port))) as line, line.makefile("rw") as talk:
         print(json.dumps({"token": token, **facts}), file=talk, flush=True)
         for asked in talk:
-            print(json.dumps({"seconds": block(json.loads(asked)["steps"])}), file=talk, flush=True)
+            print(json.dumps(block(json.loads(asked)["steps"])), file=talk, flush=True)
 
 
 def synchronize(device: torch.device) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Final, TextIO
 
@@ -48,12 +49,23 @@ class Line:
 class Gate(Progress):
     """Takes the place of what shows a run's progress: it is told of each step, right after it."""
 
-    def __init__(self, line: Line, device: torch.device, facts: Mapping[str, Any], *, warm_up: int, total: int) -> None:
+    def __init__(
+        self,
+        line: Line,
+        device: torch.device,
+        facts: Mapping[str, Any],
+        *,
+        warm_up: int,
+        total: int,
+        counts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """counts: what is to be told with each block."""
         super().__init__(main=False, terminal=False, total=total, step=0, out=io.StringIO())
-        self._line, self._device, self._facts = line, device, facts
+        self._line, self._device, self._facts, self._counts = line, device, facts, counts
         self._done, self._until, self._warm = 0, 1, max(2, warm_up)
         self._stamps: list[Any] | None = None
-        self._began, self._opened, self._first = time.perf_counter(), False, 0.0
+        self._began, self._used = time.perf_counter(), time.process_time()
+        self._opened, self._first = False, 0.0
 
     def step(self) -> None:
         """One optimizer step is done; where it was the last of a block, wait for the next."""
@@ -65,22 +77,36 @@ class Gate(Progress):
 
     def _closed(self) -> None:
         self._wait()
-        seconds = time.perf_counter() - self._began
+        seconds, used = time.perf_counter() - self._began, time.process_time() - self._used
         if self._done == 1:
             self._first, self._until = seconds, self._warm
             return
         if self._opened:
-            asked = self._line.answer({"seconds": seconds, "last": self._done, "stamps": self._stamped()})
+            told = {
+                "seconds": seconds,
+                "cpu": used,
+                "last": self._done,
+                "stamps": self._stamped(),
+                "memory": self._most_memory(),
+            }
+            asked = self._line.answer({**told, **self._counts()})
         else:
-            asked, self._opened = self._line.ready({**self._facts, "first_step_s": self._first}), True
+            facts = {**self._facts, **self._counts(), "first_step_s": self._first}
+            asked, self._opened = self._line.ready(facts), True
         self._until = self._done + int(asked["steps"])
         self._wait()
-        self._began = time.perf_counter()
+        self._began, self._used = time.perf_counter(), time.process_time()
         self._stamps = [self._stamp()] if asked.get("stamps") else None
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _most_memory(self) -> int:
+        """Bytes at most until now: of the GPU what torch has asked for, of the host what this process had."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self._device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _stamp(self) -> Any:
         """A GPU is behind the program: its own time counts."""

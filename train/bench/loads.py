@@ -35,6 +35,7 @@ class Load:
             f"data.samples={self.samples}",
             f"data.image_size={self.size}",
             f"data.classes={self.classes}",
+            "data.val_fraction=0",
             "data.loader=memory",
             f"data.augment={'standard' if self.augment else 'none'}",
             f"model.name={name}",

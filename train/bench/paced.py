@@ -46,7 +46,12 @@ class Paced:
 
     def block(self) -> float:
         """Seconds of a step, over one block."""
-        return float(self.ask(steps=self.steps)["seconds"]) / self.steps
+        return self.both()[0]
+
+    def both(self) -> tuple[float, float]:
+        """Of a step, over one block: seconds by the clock, and of processors, which neighbours do not lengthen."""
+        told = self.ask(steps=self.steps)
+        return float(told["seconds"]) / self.steps, float(told["cpu"]) / self.steps
 
     def ask(self, **wanted: Any) -> dict[str, Any]:
         """Let it do `steps`, and return what it tells. Raises Failure where it ended instead."""

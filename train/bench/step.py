@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
 from train.bench import loads, paced, pairs, rows
 from train.bench.loads import Load
-from train.bench.options import Options
+from train.bench.options import Json, Options
 from train.bench.paced import Paced, Side
-from train.bench.pairs import Pairs, estimate
+from train.bench.pairs import Estimate, Pairs, estimate
 from train.bench.rows import Found
 
 GFLOP: Final = 14.47  # of the reference workload, an image forward and backward
@@ -49,7 +49,7 @@ def published(options: Options) -> Iterator[Found]:
         yield rows.measured("2", utilisation(beside_product, load.batch), **facts)
 
 
-def utilisation(found: Pairs, batch: int) -> Any:
+def utilisation(found: Pairs, batch: int) -> Estimate:
     """Of the rate of matrix products, the share that the workload's own products come to."""
     shares = []
     for step_s, product_s in zip(found.ours, found.peer, strict=True):
@@ -73,24 +73,30 @@ def overhead(options: Options) -> Iterator[Found]:
         yield rows.unmeasured("4b", ON_CPU)
         return
     load = loads.LOOP
-    stock = paced.peer(options, "accelerated", *load.plain())
-    with paced.started(options, _ours(options, load), _bare(options, load), stock) as sides:
-        _sized(options, sides[0], sides, seconds=0.2)
-        told = [_round(sides, number) for number in range(options.count(25) + 1)][1:]
-    ours, plain, accelerated = ([block[side] for block in told] for side in range(3))
-    over = Pairs(ours=tuple(ours), peer=tuple(plain)).over(1e6)
-    stocks = Pairs(ours=tuple(accelerated), peer=tuple(plain)).over(1e6)
-    facts = {
-        "bare_us": median(plain) * 1e6,
-        "ours_us": median(ours) * 1e6,
-        "accelerate_us": median(accelerated) * 1e6,
-        "accelerate_over_us": stocks.value,
-    }
+    three = (_ours(options, load), _bare(options, load), paced.peer(options, "accelerated", *load.plain()))
+    with paced.started(options, *(_on_one_thread(side) for side in three)) as sides:
+        _sized(options, sides[0], sides, seconds=0.1)
+        told = [_round(sides, number) for number in range(options.count(41) + 1)][1:]
+    over, stocks, facts = around(told, 0, "")
+    facts |= around(told, 1, "processor_")[2]
     yield rows.measured("4a", over, **facts)
     if stocks.value <= 0:
         yield rows.unmeasured("4b", "stock Accelerate was no slower than the bare loop: too much noise", **facts)
     else:
         yield rows.measured("4b", _scaled(over, stocks.value), **facts)
+
+
+def around(told: Sequence[Sequence[tuple[float, float]]], which: int, name: str) -> tuple[Estimate, Estimate, Json]:
+    """What our loop and Accelerate's add to the bare one, in microseconds, and the facts, whose names begin so.
+
+    told: of each round what ours, the bare loop and Accelerate's took. which: by the clock, or of processors.
+    """
+    ours, plain, accelerated = (tuple(block[side][which] for block in told) for side in range(3))
+    over = Pairs(ours=ours, peer=plain).over(1e6)
+    stocks = Pairs(ours=accelerated, peer=plain).over(1e6)
+    medians = {"bare": plain, "ours": ours, "accelerate": accelerated}
+    facts = {f"{name}{side}_us": median(each) * 1e6 for side, each in medians.items()}
+    return over, stocks, facts | {f"{name}over_us": over.value, f"{name}accelerate_over_us": stocks.value}
 
 
 def boundary(options: Options) -> Iterator[Found]:
@@ -116,10 +122,10 @@ def paused(stamps: list[float], first: int, every: int) -> tuple[list[float], fl
 
 
 def compiled(options: Options) -> Iterator[Found]:
-    """Row 10: the first step, compiled for the first time and with the cache that this has left."""
+    """Rows 10a and 10b: the first step, compiled for the first time and with the cache that this has left."""
     load = replace(loads.REFERENCE if options.device == "cuda" else loads.SMALL, compile="default")
     load = replace(load, batch=_least(options, 64))
-    ratios, told = [], []
+    ratios, told, again = [], [], 0
     for number in range(1 if options.quick or options.device == "cuda" else options.count(2)):
         cache = str(options.scratch / f"inductor-{number}")
         first = []
@@ -127,11 +133,13 @@ def compiled(options: Options) -> Iterator[Found]:
             side = _ours(options, load)
             side = replace(side, environ={**side.environ, "TORCHINDUCTOR_CACHE_DIR": cache})
             with paced.started(options, side) as (ours,):
-                first.append(float(ours.facts["first_step_s"]))
+                first.append(float(ours.facts["first_step_s"]) + float(ours.facts["compile_s"]))
+                again += int(ours.ask(steps=2)["graphs"]) - int(ours.facts["graphs"])
         ratios.append(first[1] / first[0])
         told.append(first)
     cold, warm = (median(each) for each in zip(*told, strict=True))
-    yield rows.measured("10", estimate(ratios), cold_s=cold, warm_s=warm)
+    yield rows.measured("10a", estimate(ratios), cold_s=cold, warm_s=warm)
+    yield rows.measured("10b", pairs.exactly(again), starts=2 * len(told))
 
 
 def together(options: Options) -> Iterator[Found]:
@@ -158,6 +166,11 @@ ROWS: Final[Mapping[str, Callable[[Options], Iterator[Found]]]] = {
 
 def _ours(options: Options, load: Load, *, procs: int = 1) -> Side:
     return paced.ours(options, f"ours-{load.model}-{load.batch}", *load.settings(procs=procs), procs=procs)
+
+
+def _on_one_thread(side: Side) -> Side:
+    """A second one would wait for work that is too small to share."""
+    return replace(side, environ={**side.environ, "OMP_NUM_THREADS": "1"})
 
 
 def _bare(options: Options, load: Load) -> Side:
@@ -194,13 +207,13 @@ def _sized(options: Options, by: Paced, sides: list[Paced], seconds: float = BLO
         side.steps = steps
 
 
-def _round(sides: list[Paced], number: int) -> list[float]:
+def _round(sides: list[Paced], number: int) -> list[tuple[float, float]]:
     """A block of each, beginning with another one each time."""
-    took = {place % len(sides): sides[place % len(sides)].block() for place in range(number, number + len(sides))}
+    took = {place % len(sides): sides[place % len(sides)].both() for place in range(number, number + len(sides))}
     return [took[place] for place in range(len(sides))]
 
 
-def _scaled(found: pairs.Estimate, by: float) -> pairs.Estimate:
+def _scaled(found: Estimate, by: float) -> Estimate:
     sizes = {name: getattr(found, name) / by for name in ("value", "low", "high", "quarter", "three_quarters")}
     return replace(found, **sizes)
 

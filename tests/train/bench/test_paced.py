@@ -33,7 +33,7 @@ port, _, token = sys.argv[-1].partition(":")
 talk = socket.create_connection(("127.0.0.1", int(port))).makefile("rw")
 print(json.dumps({"token": token, "pid": os.getpid()}), file=talk, flush=True)
 for line in talk:
-    print(json.dumps({"seconds": 2.0 * json.loads(line)["steps"]}), file=talk, flush=True)
+    print(json.dumps({"seconds": 2.0 * json.loads(line)["steps"], "cpu": 0.0}), file=talk, flush=True)
 """
 
 
