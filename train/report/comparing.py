@@ -51,7 +51,8 @@ def likeness(runs: Sequence[Run]) -> Likeness:
 def caution(runs: Sequence[Run], found: Likeness) -> str:
     """Why no speed is set against another, with the values."""
     differences = "; ".join(f"{name}: {_by_run(runs, values)}" for name, values in found.differs.items())
-    return f"These runs did not compute the same, so their speeds say nothing about each other. {differences}."
+    plain = "These runs did not compute the same, so their speeds say nothing about each other."
+    return f"{plain} Not the same: {differences}."
 
 
 def table(runs: Sequence[Run]) -> Table:

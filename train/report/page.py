@@ -13,6 +13,7 @@ from train.report.document import Block, Document, Facts, Picture, Section, Tabl
 
 # The browser is told to load and run nothing, should a text ever get past `escape`.
 POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+SMALL: Final = 510  # pixels: two such pictures stand beside each other
 LONG: Final = 20  # facts: more stand in two columns
 SCREEN_DPI: Final = 96  # what a browser calls an inch
 STYLE: Final = """
@@ -44,12 +45,14 @@ dd { margin: 0; }
 .large dd { font-size: 1.25rem; font-weight: 600; line-height: 1.3; }
 figure { margin: 1rem 0; overflow-x: auto; }
 img { display: block; max-width: max(100%, 38rem); height: auto; }
+.small { display: inline-block; vertical-align: top; max-width: 100%; margin-right: 1rem; }
 @media print {
   @page { margin: 14mm; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   h2 { break-after: avoid; }
   section > p { break-after: avoid; }
-  figure, .large, .caution, tr { break-inside: avoid; }
+  p, figure, .large, tr { break-inside: avoid; }
+  .small { width: 48%; }
   thead { display: table-header-group; }
   img { max-width: 100%; max-height: 235mm; }
   figure, .scroll { overflow: visible; }
@@ -127,7 +130,8 @@ def _picture(picture: Picture) -> str:
     width, height = (side * SCREEN_DPI // DPI for side in size(picture.png))
     data = base64.b64encode(picture.png).decode()
     sizes = f'width="{width}" height="{height}"'
-    return f'<figure><img {sizes} alt="{_text(picture.alt)}" src="data:image/png;base64,{data}"></figure>'
+    kind = ' class="small"' if width <= SMALL else ""
+    return f'<figure{kind}><img {sizes} alt="{_text(picture.alt)}" src="data:image/png;base64,{data}"></figure>'
 
 
 def size(png: bytes) -> tuple[int, int]:

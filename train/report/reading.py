@@ -173,10 +173,10 @@ def _confusion(folder: Path) -> Confusion | None:
         size = len(names)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    square = len(matrix) == size and all(len(row) == size for row in matrix)
-    if not square or not 0 < size <= MOST_CLASSES or any(cell is None for row in matrix for cell in row):
+    counts = tuple(tuple(cell for cell in row if cell is not None) for row in matrix)
+    if not 0 < size <= MOST_CLASSES or [len(row) for row in counts] != [size] * size:
         return None
-    return Confusion(step=whole(found.get("step")), classes=tuple(map(str, names)), matrix=matrix)  # type: ignore[arg-type]
+    return Confusion(step=whole(found.get("step")), classes=tuple(map(str, names)), matrix=counts)
 
 
 def _is_file(path: Path) -> bool:
