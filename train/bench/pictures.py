@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from train.bench.rows import Found, Row, Series
 
+if TYPE_CHECKING:
+    from train.plotting.panels import Panel
+
 ROWS: Final = "rows"
-GAP: Final = (math.nan, math.nan, math.nan)
+SCALING, THROUGHPUT = "scaling", "images_per_s"  # series over processes: drawn as speed-up and efficiency
 
 
 def drawn(found: Sequence[Found]) -> dict[str, bytes]:
     """File name -> PNG: one for each series, and one that holds all rows against their targets."""
     pictures = {f"{one.name}.png": _series(one) for one in found if isinstance(one, Series)}
-    asked = [one for one in found if isinstance(one, Row) and _share(one) is not None]
+    asked = [one for one in found if isinstance(one, Row) and _is_held(one)]
     return pictures | ({f"{ROWS}.png": _rows(asked)} if asked else {})
 
 
 def _series(series: Series) -> bytes:
     from train.plotting import panels
 
+    if series.name.startswith(SCALING) and THROUGHPUT in series.lines:
+        return panels.draw(_scaled(series))
     lines = [
         panels.Series(
             name=name,
@@ -40,37 +44,35 @@ def _series(series: Series) -> bytes:
     return panels.draw([panel])
 
 
+def _scaled(series: Series) -> Sequence[Panel]:
+    from train.plotting import speedup
+
+    low, high = (dict(series.lines.get(name, ())) for name in ("low", "high"))
+    points = [
+        speedup.Point(processes=int(x), images_per_s=y, low=low.get(x), high=high.get(x))
+        for x, y in series.lines[THROUGHPUT]
+    ]
+    return speedup.panels({series.title: points})
+
+
 def _rows(asked: Sequence[Row]) -> bytes:
-    from train.plotting import panels
+    from train.plotting import ratios
 
-    shares = [share for row in asked if (share := _share(row)) is not None]
-    spread = [share for one in shares for share in (one, GAP)]  # or a line would join rows
-    points = panels.Series(
-        name="measured",
-        x=[at / 2 for at in range(len(spread))],
-        y=[share[0] for share in spread],
-        low=[share[1] for share in spread],
-        high=[share[2] for share in spread],
-        style="points",
-    )
-    limit = panels.Series(name="target", x=[-0.5, len(asked) - 0.5], y=[1.0, 1.0], style="limit")
-    panel = panels.Panel(
-        title="Rows held against their targets",
-        x="",
-        y="times the target (more is better)",
-        series=[points, limit],
-        marks={float(at): f"row {row.number}" for at, row in enumerate(asked)},
-        ticks=[-1.0],  # off the picture: rows have names, not places
-        log_y=2,
-    )
-    return panels.draw([panel])
+    held = [
+        ratios.Ratio(
+            name=f"{row.number} {row.target.what}",
+            value=row.found.value,
+            low=row.found.low,
+            high=row.found.high,
+            target=row.target.limit,
+            at_least=row.target.better == "higher",
+        )
+        for row in asked
+        if row.found and row.target.limit
+    ]
+    return ratios.draw("Rows held against their targets", held)
 
 
-def _share(row: Row) -> tuple[float, float, float] | None:
-    """The value with its bounds in units of the target, more being better; None where there is no such number."""
-    limit, found = row.target.limit, row.found
-    if not limit or found is None or min(found.low, found.value) <= 0:
-        return None
-    if row.target.better == "higher":
-        return found.value / limit, found.low / limit, found.high / limit
-    return limit / found.value, limit / found.high, limit / found.low
+def _is_held(row: Row) -> bool:
+    """Whether it has a value and a target that it can be a share of."""
+    return row.found is not None and bool(row.target.limit)

@@ -24,6 +24,8 @@ def test_without_a_number_to_be_held_against_a_target_there_is_no_picture_of_row
     assert pictures.drawn([rows.unmeasured("1", "needs a GPU"), rows.measured("5", exactly(0.0)), reported]) == {}
 
 
-def test_more_is_better_on_the_picture_whichever_way_a_target_points() -> None:
-    assert pictures._share(rows.measured("1", UNSURE)) == (2.0 / 2.5, 1.0 / 2.5, 4.0 / 2.5)
-    assert pictures._share(rows.measured("6", UNSURE)) == (1 / 2.0, 1 / 4.0, 1 / 1.0)
+def test_series_over_processes_are_drawn_as_speed_up_and_efficiency() -> None:
+    lines = {"images_per_s": [(1, 10.0), (2, 19.0)], "low": [(1, 9.0), (2, 18.0)], "efficiency": [(1, 1.0), (2, 0.95)]}
+    series = Series(name="scaling-strong", title="Strong scaling", x="processes", y="images/s", lines=lines)
+    assert [panel.title for panel in pictures._scaled(series)] == ["Speed-up", "Efficiency"]
+    assert pictures.drawn([series])["scaling-strong.png"].startswith(PNG)
