@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 LAUNCH = Path(__file__).parents[1] / "launch"
-SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name != "workstation.sh")
+NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
+SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in NO_JOBS)
 SETTINGS = sorted([LAUNCH / "site.env.example", *LAUNCH.glob("fabric/*.env")])
 COMMON = "# From here on the same in every script.\n"
 # The tasks of one node and their share of it; what is not here belongs to the site or to the user.

@@ -1,0 +1,81 @@
+"""launch/scaling.sh: the jobs that it submits; the scheduler and the container only write down what they are asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import unmeasured
+
+SCRIPT = Path(__file__).parents[1] / "launch" / "scaling.sh"
+# The container's train is the one that is tested; sbatch notes its words and gives numbers.
+STAND_INS = {
+    "apptainer": f'shift 2; exec {sys.executable} -m "$@"',
+    "sbatch": 'printf "%s\\n" "$*" >> jobs; echo "Submitted batch job $(grep -c "" jobs)"',
+}
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script on a login node, in `folder`."""
+    commands = folder / "bin"
+    commands.mkdir()
+    for name, body in STAND_INS.items():
+        (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+        (commands / name).chmod(0o755)
+    (folder / "train.sif").touch()
+    (folder / "cfg.yaml").write_text("train: {global_batch_size: 96}\n")
+    environ = unmeasured() | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", **variables}
+    environ["PYTHONPATH"] = str(SCRIPT.parents[1])
+    return subprocess.run(
+        [SCRIPT, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=240
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What was submitted for two numbers of nodes."""
+    folder = tmp_path_factory.mktemp("scaling")
+    done = run(folder, "--gpus-per-node=2", "cfg.yaml", "data.samples=960", NODES="1 2", STEPS="50")
+    assert done.returncode == 0, done.stderr
+    return (folder / "jobs").read_text().splitlines()
+
+
+def test_each_number_of_nodes_is_a_job_and_the_first_counts_for_both_kinds(jobs: list[str]) -> None:
+    asked = [re.findall(r"--nodes=(\d+) --job-name=(\S+)", job) for job in jobs[:-1]]
+    assert asked == [[("1", "scaling-strong-1")], [("2", "scaling-strong-2")], [("2", "scaling-weak-2")]]
+    assert all("--gpus-per-node=2" in job and "data.samples=960" in job for job in jobs[:-1])
+
+
+def test_the_global_batch_stays_or_grows_with_the_nodes(jobs: list[str]) -> None:
+    assert [re.findall(r"global_batch_size=(\d+)", job)[-1] for job in jobs[:-1]] == ["96", "96", "192"]
+
+
+def test_the_report_comes_after_all_of_them_and_names_the_runs_of_each_kind(jobs: list[str]) -> None:
+    assert "--dependency=afterany:1:2:3" in jobs[-1]
+    strong, weak = re.findall(r"train report (.*?) --output", jobs[-1])
+    assert [Path(run).name for run in strong.split()] == ["scaling-strong-1", "scaling-strong-2"]
+    assert [Path(run).name for run in weak.split()] == ["scaling-strong-1", "scaling-weak-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        ((), {}, "no CONFIG"),
+        (("cfg.yaml",), {"NODES": "two"}, "NODES='two'"),
+        (("cfg.yaml",), {"SLURM_JOB_ID": "7"}, "not in a job"),
+        (("cfg.yaml",), {"IMAGE": "other.sif"}, "no image at other.sif"),
+    ],
+    ids=["no-config", "nodes", "in-a-job", "no-image"],
+)
+def test_what_cannot_be_submitted_is_refused(
+    tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    done = run(tmp_path, *words, **variables)
+    assert said in done.stderr
+    assert "fix:" in done.stderr
+    assert done.returncode in (64, 66)
+    assert not (tmp_path / "jobs").exists()

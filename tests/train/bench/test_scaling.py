@@ -1,0 +1,111 @@
+"""Speed-up and efficiency of 1, 2, 4, ... processes, from the times of their steps."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import asked, replaced
+
+from train.bench import scaling
+from train.bench.rows import Found, Row, Series
+
+COUNTS = argparse.Namespace(processes=[1, 2, 4])
+
+
+def number(words: str, name: str) -> int:
+    found = re.search(rf"{name}[= ](\d+)", words)
+    assert found
+    return int(found[1])
+
+
+def linear(words: str) -> float:
+    """A machine without a loss, but for four processes: half the speed."""
+    count = number(words, "--procs-per-node")
+    return number(words, "train.global_batch_size") / count / 100 * (2 if count == 4 else 1)
+
+
+def found(folder: Path, **more: Any) -> list[Found]:
+    return list(scaling.run(asked(folder, own=COUNTS, **more)))
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
+    """By what they say was measured."""
+    replaced(monkeypatch, linear)
+    return {one.target.what: one for one in found(tmp_path) if isinstance(one, Row)}
+
+
+def test_speed_up_and_efficiency_are_against_one_process(rows: dict[str, Row]) -> None:
+    told = {what: round(row.found.value, 6) for what, row in rows.items() if row.found}
+    assert told == {
+        "1 process": 100.0,
+        "strong scaling, 2 processes: speed-up, efficiency 100%": 2.0,
+        "strong scaling, 4 processes: speed-up, efficiency 50%": 2.0,
+        "weak scaling, 2 processes: speed-up, efficiency 100%": 2.0,
+        "weak scaling, 4 processes: speed-up, efficiency 50%": 2.0,
+    }
+
+
+def test_every_row_says_what_a_process_computed(rows: dict[str, Row]) -> None:
+    strong, weak = (rows[f"{kind} scaling, 2 processes: speed-up, efficiency 100%"] for kind in scaling.KINDS)
+    assert (strong.facts["batch"], weak.facts["batch"]) == (32, 64)
+
+
+def test_dataparallel_is_not_measured_without_two_gpus(rows: dict[str, Row]) -> None:
+    assert rows["DDP / DataParallel on the same GPUs, images/s"].missing == "needs two GPUs"
+
+
+def test_on_gpus_dataparallel_takes_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = replaced(monkeypatch, lambda words: 1.0 if "dataparallel.py" in words else 0.5)
+    monkeypatch.setattr(scaling, "most", lambda options: 2)
+    *_, last = found(tmp_path, device="cuda", pairs=2)
+    assert isinstance(last, Row)
+    assert seen[-4:] == ["ddp", "ddp", "dataparallel", "dataparallel"]
+    assert last.facts["gpus"] == 2
+
+
+def test_the_series_hold_what_reports_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, linear)
+    strong, weak = (one for one in found(tmp_path) if isinstance(one, Series))
+    assert (strong.name, weak.name) == ("scaling-strong", "scaling-weak")
+    assert [x for x, _ in strong.lines["images_per_s"]] == [1, 2, 4]
+    assert {"low", "high", "ms a step", "speed-up", "efficiency"} < set(weak.lines)
+
+
+def test_a_number_of_processes_that_fails_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced(monkeypatch, lambda words: None if "--procs-per-node 4" in words else linear(words))
+    all_found = found(tmp_path)
+    missing = [one.missing for one in all_found if isinstance(one, Row) and one.missing]
+    assert missing == ["out of GPU memory", "out of GPU memory", "needs two GPUs"]
+    assert [len(one.lines["low"]) for one in all_found if isinstance(one, Series)] == [2, 2]
+
+
+def test_a_user_s_training_keeps_its_global_batch_or_lets_it_grow(tmp_path: Path) -> None:
+    config = tmp_path / "mine.yaml"
+    config.write_text("train: {global_batch_size: 48, micro_batch_size: 24}\n")
+    options = asked(tmp_path, config=str(config))
+    planned = scaling.plan(options, [1, 4])
+    words = {key: " ".join(world.side.command) for key, world in planned.items()}
+    assert number(words["strong", 4], "train.global_batch_size") == 48
+    assert "train.micro_batch_size=auto" in words["strong", 4]
+    assert number(words["weak", 4], "train.global_batch_size") == 192
+    assert "train.micro_batch_size=auto" not in words["weak", 4]
+
+
+def test_each_process_of_a_cpu_has_one_thread(tmp_path: Path) -> None:
+    planned = scaling.plan(asked(tmp_path), [1, 2])
+    assert {world.side.environ["OMP_NUM_THREADS"] for world in planned.values()} == {"1"}
+
+
+def test_numbers_of_processes_are_powers_of_two_and_all() -> None:
+    assert scaling.powers(1) == [1]
+    assert scaling.powers(6) == [1, 2, 4, 6]
+    assert scaling._numbers("4,1,4") == [1, 4]
+    with pytest.raises(ValueError, match=r"^$"):
+        scaling._numbers("0,1")

@@ -1,0 +1,56 @@
+"""Trainings that are timed one after the other or in turns; one that ends does not end the bench."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import asked, replaced
+
+from entrypoint import ExitCode, Failure
+from train.bench import paced, worlds
+from train.bench.paced import Side
+from train.bench.worlds import World
+
+
+def three(folder: Path) -> list[World]:
+    options = asked(folder)
+    return [World(name=name, side=paced.ours(options, name, "train.global_batch_size=8")) for name in "abc"]
+
+
+@pytest.mark.parametrize(("together", "order"), [(True, "abccba"), (False, "aabbcc")])
+def test_blocks_are_run_in_turns_where_all_are_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool, order: str
+) -> None:
+    seen = replaced(monkeypatch, lambda words: 0.5)
+    speeds = worlds.measured(asked(tmp_path), three(tmp_path), rounds=2, together=together)
+    assert "".join(seen) == order
+    assert [speed.images_per_s().value for speed in speeds] == [16.0] * 3
+    assert {speed.memory for speed in speeds} == {10**9}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_one_that_ends_tells_its_own_error_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    replaced(monkeypatch, lambda words: None if "run.name=b" in words else 0.5)
+    speeds = worlds.measured(asked(tmp_path), three(tmp_path), rounds=2, together=together)
+    assert [speed.missing for speed in speeds] == [None, "out of GPU memory", None]
+    assert speeds[2].against(speeds[0]).value == 1.0
+
+
+def test_without_an_error_of_its_own_the_first_line_is_told() -> None:
+    assert worlds.reason(Failure("w", found="it hung up\nmore", fix="f", code=ExitCode.PEER)) == "it hung up"
+    assert worlds.reason(Failure("w", fix="f", code=ExitCode.PEER)) == "w"
+
+
+def test_a_pinned_side_runs_on_its_cpus_alone() -> None:
+    one = min(os.sched_getaffinity(0))
+    say = "import json, os, sys; print(json.dumps([sorted(os.sched_getaffinity(0)), sys.argv[1:]]))"
+    side = worlds.pinned(Side(name="s", command=[sys.executable, "-c", say, "word"], environ={}), [one])
+    told = subprocess.run(side.command, capture_output=True, timeout=60, check=True).stdout
+    assert json.loads(told) == [[one], ["word"]]

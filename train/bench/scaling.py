@@ -1,0 +1,188 @@
+"""1, 2, 4, ... processes: the same global batch (strong) and one that grows with them (weak); DataParallel beside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from entrypoint import make_plan
+from train.bench import loads, paced, rows, worlds
+from train.bench.options import Options
+from train.bench.rows import Found, Row, Series, Target
+from train.bench.worlds import ENDLESS, Speed, World, warm_up
+
+STRONG, WEAK = "strong", "weak"
+KINDS: Final = (STRONG, WEAK)
+ROW: Final = "14"
+BLOCKS: Final = 7
+ALIVE: Final = 16  # processes that may wait beside each other on a CPU: half a GB each
+# The images of a step of one process, and of a step of all where the batch stays the same.
+ON_GPU: Final = replace(loads.REFERENCE, batch=1024)
+ON_CPU: Final = replace(loads.SMALL, batch=64)
+
+
+def arguments(group: Any) -> None:
+    """Arguments of its own."""
+    group.add_argument(
+        "--processes", metavar="N,N", type=_numbers, help="how many (default: 1, 2, 4, ... of the machine)"
+    )
+
+
+def run(options: Options) -> Iterator[Found]:
+    """Speed-up of each number of processes over the fewest, then both ways of one process for several GPUs."""
+    counts = getattr(options.own, "processes", None) or powers(most(options))
+    planned = plan(options, counts)
+    together = options.device == "cpu" and sum(world.processes for world in planned.values()) <= ALIVE
+    speeds = worlds.measured(options, list(planned.values()), rounds=options.count(BLOCKS), together=together)
+    found = dict(zip(planned, speeds, strict=True))
+    for kind in KINDS:
+        of_kind = [found[kind, count] if (kind, count) in found else found[STRONG, count] for count in counts]
+        yield from told(kind, of_kind, began=kind == STRONG)
+    yield from dataparallel(options, most(options))
+
+
+def most(options: Options) -> int:
+    """As many processes as this machine has GPUs, or CPUs to give one to each; or as was asked for."""
+    if options.device == "cuda":
+        return make_plan(options.environ, options.launch).spawn
+    return options.launch.procs_per_node or len(os.sched_getaffinity(0))
+
+
+def powers(last: int) -> list[int]:
+    """1, 2, 4, ... and the last number itself."""
+    return sorted({*(1 << level for level in range(last.bit_length())), last})
+
+
+def plan(options: Options, counts: Sequence[int]) -> dict[tuple[str, int], World]:
+    """By kind and processes. With the fewest, both kinds are the same."""
+    pairs = [(kind, count) for kind in KINDS for count in counts if kind == STRONG or count != counts[0]]
+    return {(kind, count): world(options, kind, count, counts[0]) for kind, count in pairs}
+
+
+def world(options: Options, kind: str, count: int, fewest: int) -> World:
+    """Our training on so many processes, one CPU thread for each: that is what grows with them."""
+    name = f"{kind}-{count}"
+    settings = _own(options, kind, count, fewest) if options.config else _load(options, kind, count, fewest)
+    side = paced.ours(options, name, *settings, procs=count, warm_up=warm_up(options), config=options.config)
+    if options.device == "cpu":
+        side = replace(side, environ={**side.environ, "OMP_NUM_THREADS": "1"})
+    return World(name=name, side=side, processes=count)
+
+
+def told(kind: str, speeds: Sequence[Speed], *, began: bool) -> Iterator[Found]:
+    """A row for each number of processes against the fewest, and the series that reports draw."""
+    base, *others = speeds
+    if base.missing is not None:
+        yield _absent(f"{kind} scaling", base.missing)
+        return
+    if began:
+        few = _many(base.world.processes)
+        yield rows.figure(ROW, few, base.images_per_s(), unit="images/s", **_facts(base))
+    for one in others:
+        what = f"{kind} scaling, {_many(one.world.processes)}: speed-up"
+        if one.missing is not None:
+            yield _absent(what, one.missing)
+        else:
+            efficiency = one.against(base).value * base.world.processes / one.world.processes
+            yield rows.figure(ROW, f"{what}, efficiency {efficiency:.0%}", one.against(base), **_facts(one))
+    yield series(kind, [one for one in speeds if one.missing is None])
+
+
+def series(kind: str, speeds: Sequence[Speed]) -> Series:
+    """images_per_s with its bounds, and what follows from it."""
+    base = speeds[0]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for one in speeds:
+        rate, count = one.images_per_s(), one.world.processes
+        up = one.against(base).value
+        values = {"images_per_s": rate.value, "low": rate.low, "high": rate.high}
+        values |= {"ms a step": 1e3 * one.images / rate.value, "speed-up": up}
+        values |= {"efficiency": up * base.world.processes / count}
+        for name, value in values.items():
+            lines.setdefault(name, []).append((count, value))
+    grows = "the global batch grows" if kind == WEAK else "the same global batch"
+    return Series(
+        name=f"scaling-{kind}",
+        title=f"{kind.capitalize()} scaling: {grows}",
+        x="processes",
+        y="images/s",
+        lines=lines,
+        log_x=True,
+        log_y=True,
+    )
+
+
+def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
+    """One process for each GPU beside one process for all of them, the same global batch."""
+    what = "DDP / DataParallel on the same GPUs, images/s"
+    if options.device == "cpu" or gpus < 2:
+        yield _absent(what, "needs two GPUs")
+        return
+    batch = _batch(options)
+    load = replace(ON_GPU, batch=batch // gpus, augment=False)
+    one = replace(load, batch=batch)
+    words = [*one.plain(), "--precision", one.precision]
+    sides = [
+        World(name="ddp", side=paced.ours(options, "ddp", *load.settings(procs=gpus), procs=gpus), processes=gpus),
+        World(name="dataparallel", side=paced.peer(options, "dataparallel", *words)),
+    ]
+    ours, theirs = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=False)
+    if missing := ours.missing or theirs.missing:
+        yield _absent(what, missing)
+    else:
+        yield rows.figure(ROW, what, ours.against(theirs), gpus=gpus, **_facts(ours))
+
+
+def _load(options: Options, kind: str, count: int, fewest: int) -> list[str]:
+    """Of the reference workload, or what stands for it on CPUs."""
+    load = ON_GPU if options.device == "cuda" else ON_CPU
+    batch = _batch(options)
+    part = replace(load, batch=batch if kind == WEAK else max(1, batch * fewest // count))
+    return [*part.settings(procs=count), *options.overrides]
+
+
+def _batch(options: Options) -> int:
+    return (ON_GPU if options.device == "cuda" else ON_CPU).batch if not options.quick else 8
+
+
+def _own(options: Options, kind: str, count: int, fewest: int) -> list[str]:
+    """Of the user's configuration: its global batch is that of the fewest processes."""
+    from train.settings import schema  # YAML
+
+    train = schema.load(options.config, options.overrides).train
+    batch = train.global_batch_size * (count // fewest if kind == WEAK else 1)
+    rest = train.micro_batch_size != "auto" and batch % (train.micro_batch_size * count)
+    micro = ["train.micro_batch_size=auto"] if rest else []
+    return [*options.overrides, *ENDLESS, f"train.global_batch_size={batch}", *micro]
+
+
+def _facts(speed: Speed) -> dict[str, Any]:
+    facts = speed.facts or {}
+    kept = {
+        name: facts[name] for name in ("batch", "accumulation", "precision", "parameters", "loader") if name in facts
+    }
+    return kept | {
+        "processes": speed.world.processes,
+        "images_per_s": speed.images_per_s().value,
+        "step_s": speed.images / speed.images_per_s().value,
+        "first_step_s": facts.get("first_step_s"),
+        "memory_bytes": speed.memory,
+    }
+
+
+def _absent(what: str, why: str) -> Row:
+    return Row(number=ROW, target=Target(what=what), missing=why)
+
+
+def _many(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _numbers(text: str) -> list[int]:
+    """Rising, each at least 1. Raises ValueError."""
+    found = sorted({int(word) for word in text.split(",")})
+    if found[0] < 1:
+        raise ValueError
+    return found
