@@ -20,7 +20,7 @@ else
   export PYTHONPATH=$top${PYTHONPATH:+:$PYTHONPATH}
   "${PYTHON:-python3}" - <<'CHECK'
 import sys
-wanted = ["torch", "accelerate", "numpy", "safetensors", "torchvision", "yaml", "tqdm"]
+wanted = ["torch", "accelerate", "numpy", "safetensors", "torchvision", "yaml", "tqdm", "pynvml"]
 missing = []
 for name in wanted:
     try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from entrypoint import Failure
 from train.bench.pairs import Estimate
 
 MANY: Final = "reported"
@@ -67,14 +68,15 @@ TARGETS: Final[Mapping[str, Target]] = {
 class Row:
     """One measured value, or the reason why there is none.
 
-    number: of `TARGETS`, or another name for figures that nothing is asked of. facts: what JSON keeps beside it
-    (absolute figures of both sides, settings), numbers and texts only.
+    number: of `TARGETS`, or another name for figures that nothing is asked of. failed: missing because something went
+    wrong. facts: what JSON keeps beside it (absolute figures of both sides, settings), numbers and texts only.
     """
 
     number: str
     target: Target
     found: Estimate | None = None
     missing: str | None = None
+    failed: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -119,6 +121,12 @@ def measured(number: str, found: Estimate, **facts: Any) -> Row:
 def unmeasured(number: str, why: str, **facts: Any) -> Row:
     """A row of the table of targets that could not be measured here."""
     return Row(number=number, target=TARGETS[number], missing=why, facts=facts)
+
+
+def spoiled(number: str, failure: Failure) -> Row:
+    """A row that could have been measured here, had not something gone wrong."""
+    last = (failure.found or "").strip().splitlines()[-1:]
+    return Row(number=number, target=TARGETS[number], missing="; ".join([failure.what, *last]), failed=True)
 
 
 def figure(name: str, what: str, found: Estimate, *, unit: str = "", **facts: Any) -> Row:

@@ -66,7 +66,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         draw(folder, found)
     if options.first:
         print(_json(found, facts) if arguments.json else output.markdown(found, facts))
-    return 0
+    return int(ExitCode.PEER if any(isinstance(one, Row) and one.failed for one in found) else ExitCode.OK)
 
 
 def build_parser(name: str, parts: Sequence[ModuleType]) -> Parser:

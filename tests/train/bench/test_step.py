@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint import ExitCode, Failure
 from entrypoint import Options as Launch
 from train.bench import paced, step
 from train.bench.options import Options
@@ -19,6 +20,7 @@ from train.bench.pairs import Pairs
 from train.bench.rows import Found, Row
 
 EVERY = 4  # steps of an epoch
+BROKEN = -1.0  # seconds of a step of one that ends instead
 
 
 class Stand:
@@ -57,7 +59,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., d
 
         @contextmanager
         def started(options: Options, *sides: Side) -> Iterator[list[Stand]]:
-            yield [Stand(side, left.pop(0)) for side in sides]
+            stands = [Stand(side, left.pop(0)) for side in sides]
+            if any(stand.seconds == BROKEN for stand in stands):
+                raise Failure("a side has ended", found="first\nlast words", fix="", code=ExitCode.PEER)
+            yield stands
 
         monkeypatch.setattr(paced, "started", started)
         own = argparse.Namespace(rows=numbers.split(","))
@@ -142,6 +147,13 @@ def test_what_the_device_cannot_show_says_why(measured: Measured, numbers: str, 
     found = measured(numbers, device=device)
     assert found
     assert all(row.found is None and row.missing for row in found.values())
+
+
+def test_a_row_that_goes_wrong_is_told_and_the_next_ones_are_measured(measured: Measured) -> None:
+    found = measured("3,6", 1.0, 1.0, BROKEN, 1.0, 1.0)
+    assert (found["3a"].failed, found["3b"].failed) == (False, True)
+    assert found["3b"].missing == "a side has ended; last words"
+    assert value(found["6"]) == 1.0
 
 
 def test_unknown_rows_are_refused() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint import ExitCode, Failure
 from train.bench import rows, step
 from train.bench.options import Options
 from train.bench.pairs import exactly
@@ -46,6 +47,12 @@ def test_what_is_asked_for_reaches_the_bench(seen: list[Options]) -> None:
 def test_its_scratch_folder_is_gone_at_the_end(seen: list[Options]) -> None:
     bench.handle(["step", "--device", "cpu"], {})
     assert not seen[0].scratch.exists()
+
+
+def test_a_row_that_went_wrong_is_seen_in_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = rows.spoiled("3a", Failure("gone", fix="", code=ExitCode.PEER))
+    monkeypatch.setattr(step, "run", lambda options: iter([wrong, rows.measured("3b", exactly(1.0))]))
+    assert bench.handle(["step", "--device", "cpu"], {}) == ExitCode.PEER
 
 
 def test_files_are_kept_where_asked(tmp_path: Path) -> None:
