@@ -13,10 +13,14 @@ ASKED: Final = 0.75  # the efficiency that computing centres ask for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Images per second on so many processes, all together; low and high: the spread over what was measured."""
+    """Images per second on so many processes, all together; low and high: the spread over what was measured.
+
+    speed_up: where it was measured in turns, pair by pair, which drifts of the machine spoil less than a quotient.
+    """
 
     processes: int
     images_per_s: float
+    speed_up: float | None = None
     low: float | None = None
     high: float | None = None
 
@@ -43,7 +47,7 @@ def scaled(points: Sequence[Point]) -> list[Scaled]:
 
 
 def _against(base: Point, point: Point) -> Scaled:
-    speed_up = point.images_per_s / base.images_per_s
+    speed_up = point.speed_up or point.images_per_s / base.images_per_s
     low = point.images_per_s if point.low is None else point.low
     high = point.images_per_s if point.high is None else point.high
     return Scaled(

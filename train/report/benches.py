@@ -21,6 +21,7 @@ from train.report.reading import number
 
 LARGEST: Final = 64 * 2**20  # bytes
 SCALING: Final = "scaling"  # how series begin whose x is processes and whose line `images_per_s` is throughput
+TICKS: Final = 12  # places on an axis that all have their number
 THROUGHPUT: Final = "images_per_s"
 VERDICT: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "-"}
 
@@ -110,8 +111,8 @@ def _ratio(row: Mapping[str, Any]) -> Ratio | None:
 
 def _curves(bench: Bench, number: int) -> list[Block]:
     """Series over processes as speed-up and efficiency, the others as they are."""
-    of_scaling = {str(one.get("name")): points for one in bench.series if (points := _points(one))}
-    others = [one for one in bench.series if str(one.get("name")) not in of_scaling]
+    of_scaling = {_kind(one): points for one in bench.series if (points := _points(one))}
+    others = [one for one in bench.series if not _points(one)]
     found = scaling.blocks(of_scaling, name=f"bench-{number}-scaling")
     for at, one in enumerate(others, 1):
         panel = _panel(one)
@@ -119,13 +120,18 @@ def _curves(bench: Bench, number: int) -> list[Block]:
     return found
 
 
+def _kind(series: Mapping[str, Any]) -> str:
+    """`scaling-strong` is strong scaling."""
+    return f"{str(series.get('name')).removeprefix(SCALING).strip('-')} {SCALING}".strip()
+
+
 def _points(series: Mapping[str, Any]) -> list[Point]:
     lines = _lines(series)
     if not str(series.get("name")).startswith(SCALING) or THROUGHPUT not in lines:
         return []
-    low, high = dict(lines.get("low", ())), dict(lines.get("high", ()))
+    low, high, paired = (dict(lines.get(name, ())) for name in ("low", "high", "speed-up"))
     return [
-        Point(processes=int(x), images_per_s=y, low=low.get(x), high=high.get(x))
+        Point(processes=int(x), images_per_s=y, speed_up=paired.get(x), low=low.get(x), high=high.get(x))
         for x, y in lines[THROUGHPUT]
         if 1 <= x < 10**7
     ]
@@ -134,6 +140,7 @@ def _points(series: Mapping[str, Any]) -> list[Point]:
 def _panel(series: Mapping[str, Any]) -> Panel:
     lines, dashed = _lines(series), series.get("dashed")
     limits = {str(name) for name in dashed} if isinstance(dashed, list) else set()
+    places = sorted({x for line in lines.values() for x, _ in line})
     return Panel(
         title=_plain(series.get("title")),
         x=_plain(series.get("x")),
@@ -142,7 +149,8 @@ def _panel(series: Mapping[str, Any]) -> Panel:
             Series(name=name, x=[x for x, _ in line], y=[y for _, y in line], style=_style(name, limits), colour=at)
             for at, (name, line) in enumerate(lines.items())
         ],
-        log_x=_base(series, "log_x", [x for line in lines.values() for x, _ in line]),
+        ticks=places if len(places) <= TICKS else (),
+        log_x=_base(series, "log_x", places),
         log_y=_base(series, "log_y", [y for line in lines.values() for _, y in line]),
     )
 

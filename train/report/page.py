@@ -32,7 +32,8 @@ th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; b
   overflow-wrap: normal; }
 th { font-weight: 600; color: #374151; border-bottom-color: #9ca3af; }
 th.w, td.w { text-align: left; }
-td.w { overflow-wrap: anywhere; min-width: 6rem; }
+td.w { overflow-wrap: anywhere; }
+td.w + td.w { min-width: 5rem; }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1.2rem; margin: .6rem 0;
   font-size: .92rem; }
 dt { color: #4b5563; }

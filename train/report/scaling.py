@@ -99,4 +99,5 @@ def verdict(kind: str, found: Sequence[Scaled]) -> str:
             break
         enough.append(one.processes)
     rest = "" if enough[-1] == found[-1].processes else ", not beyond"
-    return f"{kind.capitalize()}: {ASKED:.0%} or more of the ideal up to {enough[-1]} processes{rest}."
+    many = f"{enough[-1]} process{'es' * (enough[-1] > 1)}"
+    return f"{kind.capitalize()}: {ASKED:.0%} or more of the ideal up to {many}{rest}."

@@ -24,6 +24,11 @@ def test_a_spread_becomes_one_of_speed_up() -> None:
     assert [(one.low, one.high) for one in speedup.scaled([base, four])] == [(1.0, 1.0), (2.5, 3.5)]
 
 
+def test_a_speed_up_that_was_measured_in_turns_counts_as_it_is() -> None:
+    points = [Point(processes=1, images_per_s=100.0), Point(processes=2, images_per_s=150.0, speed_up=1.6)]
+    assert [(one.speed_up, one.efficiency) for one in speedup.scaled(points)] == [(1.0, 1.0), (1.6, 0.8)]
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     assert speedup.scaled([Point(processes=2, images_per_s=0.0)]) == []
     assert speedup.panels({"strong": []}) == []

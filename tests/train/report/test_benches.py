@@ -14,7 +14,12 @@ from train.report import benches
 from train.report.benches import Bench
 from train.report.document import Picture, Table
 
-LINES = {"images_per_s": [(1, 100.0), (2, 180.0), (4, 300.0)], "low": [(1, 90.0)], "high": [(1, 110.0)]}
+LINES = {
+    "images_per_s": [(1, 100.0), (2, 180.0), (4, 300.0)],
+    "low": [(1, 90.0)],
+    "speed-up": [(2, 1.9)],
+    "high": [(1, 110.0)],
+}
 SCALING = rows.Series(name="scaling-strong", title="Strong", x="processes", y="images/s", lines=LINES)
 OTHER = rows.Series(name="comm", title="All-reduce", x="MB", y="ms", lines={"t": [(1, 2.0)], "ideal": [(1, 1.0)]})
 
@@ -41,7 +46,8 @@ def test_rows_stand_beside_their_targets(tmp_path: Path) -> None:
 def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
     section = benches.section(written(tmp_path, SCALING, OTHER))
     (table,) = (block for block in section.blocks if isinstance(block, Table))
-    assert [row[2] for row in table.rows] == ["1.00", "1.80", "3.00"]
+    assert [row[2] for row in table.rows] == ["1.00", "1.90", "3.00"]
+    assert table.head[0] == "strong scaling: processes"
     names = [block.name for block in section.blocks if isinstance(block, Picture)]
     assert names == ["bench-1-scaling", "bench-1-1"]
 
