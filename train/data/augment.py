@@ -70,6 +70,11 @@ def moves(
     return Moves(down=down, right=right, mirror=mirrored, hole=hole, gray="translate" in kinds)
 
 
+def is_still(kind: str | Collection[str]) -> bool:
+    """Whether images stay as they are: then there is nothing to draw or to gather."""
+    return ({kind} if isinstance(kind, str) else set(kind)) == {"none"}
+
+
 def _draw(kinds: Collection[str], seed: int, epoch: int, samples: Numbers) -> npt.NDArray[np.float32]:
     """Each word has numbers of its own: another word beside it does not change what it does."""
     streams = 0 if kinds == {"none"} else 5 if "cutout" in kinds else 3

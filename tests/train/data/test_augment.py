@@ -136,3 +136,19 @@ def test_height_and_width_may_differ_and_there_may_be_one_channel() -> None:
 
 def test_numbers_that_are_no_bytes_stay_what_they_are() -> None:
     assert augment.normalized(torch.full((1, 2, 2, 3), 0.5)).unique().tolist() == [0.5]
+
+
+def test_images_that_stay_are_what_moves_by_nothing_give() -> None:
+    pixels = torch.randint(0, 256, (6, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    rows, still = torch.tensor([4, 0, 2]), torch.zeros((3, 3), dtype=torch.int64)
+    moved = augment.apply(pixels, rows, still)
+    kept = augment.normalized(pixels.index_select(0, rows))
+    assert kept.equal(moved)
+    assert kept.stride() == moved.stride()
+
+
+@pytest.mark.parametrize(
+    ("kind", "still"), [("none", True), (["none"], True), ("standard", False), (["cutout"], False)]
+)
+def test_only_none_leaves_images_as_they_are(kind: str | list[str], still: bool) -> None:
+    assert augment.is_still(kind) is still
