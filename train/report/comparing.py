@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from train.report.document import Table
 from train.report.reading import Run, whole
+from train.settings import changes
+from train.settings.config import RunConfig
 
 UNKNOWN: Final = "not recorded"
 # What decides the arithmetic of a step and what is fed into it. The loader: in memory or by workers, not how many.
@@ -23,7 +25,15 @@ SAME: Final[Mapping[str, Callable[[Run], str]]] = {
 }
 BATCH: Final = "global batch"
 DATA: Final = ("name", "image_size", "frames", "classes", "samples", "imbalance", "val_fraction", "group", "augment")
-STEP: Final = ("train.compile", "train.parallel", "train.reproducible", "train.sync_batchnorm", "optim.name")
+STEP: Final = (
+    "train.compile",
+    "train.parallel",
+    "train.gradient_exchange",
+    "train.reproducible",
+    "train.sync_batchnorm",
+    "optim.name",
+)
+DEFAULTS: Final = changes.flat(asdict(RunConfig()))
 # Differ between any two runs, and say nothing.
 IDLE: Final = ("run.name", "run.output_dir")
 
@@ -97,7 +107,7 @@ def _precision(run: Run) -> str:
 
 
 def _data(run: Run) -> str:
-    given = {key: value for key in DATA if (value := run.config.get(f"data.{key}")) is not None}
+    given = {key: value for key in DATA if (value := _of(run, f"data.{key}")) is not None}
     settings = [f"{key} {told(value)}" for key, value in given.items()]
     counts = [told(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
     if not settings or UNKNOWN in counts:
@@ -119,7 +129,12 @@ def _model(run: Run) -> str:
 
 
 def _step(run: Run) -> str:
-    return ", ".join(f"{key} {told(run.config.get(key))}" for key in STEP) if run.config else UNKNOWN
+    return ", ".join(f"{key} {told(_of(run, key))}" for key in STEP) if run.config else UNKNOWN
+
+
+def _of(run: Run, key: str) -> Any:
+    """A setting; one that an older version did not know is at its default."""
+    return run.config.get(key, DEFAULTS.get(key)) if run.config else None
 
 
 def setting(value: Any) -> str:

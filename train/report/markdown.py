@@ -10,6 +10,8 @@ from train.report.document import Document, Facts, Picture, Section, Table, Word
 
 # What would begin a link, a tag, code or emphasis somewhere in a line.
 SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~!&$])")
+# And at the beginning of one a list, or a line under a heading.
+LEADING: Final = re.compile(r"^(\s*(?:\d+(?=[.)]\s))?)([-+=.)])")
 
 
 def markdown(document: Document) -> str:
@@ -22,7 +24,7 @@ def text(raw: str) -> str:
     """Text as text: nothing of it is markup."""
     line = "".join(letter if letter.isprintable() else "\ufffd" for letter in raw.encode("utf-8", "replace").decode())
     marked = SPECIAL.sub(r"\\\1", line)
-    begun = re.sub(r"^(\s*\d*)([-+=.)])", r"\1\\\2", marked)  # a list, or a line under a heading
+    begun = LEADING.sub(r"\1\\\2", marked)
     return re.sub(r"(https?|www)([:.])", "\\1\u200b\\2", begun)
 
 

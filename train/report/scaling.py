@@ -15,6 +15,7 @@ from train.report.figures import short
 from train.report.reading import Run
 
 ENOUGH: Final = 3  # numbers of processes before a trend can be told from a chance
+BEYOND: Final = 1.1  # of the ideal: more is no gift, but a base that was too slow
 HOW: Final = (
     "Images per second between log points, all ranks together: the median, with the quartiles as bars. Start-up, the "
     "first log point of a start, evaluations and saves are not in it."
@@ -68,6 +69,9 @@ def blocks(measured: Mapping[str, Sequence[Point]], *, name: str, note: str | No
         scaled = speedup.scaled(of)
         found.append(table(kind, scaled))
         found.append(Words(text=verdict(kind, scaled)))
+        if (most := max(one.efficiency for one in scaled)) > BEYOND:
+            told = f"An efficiency of {most:.0%} ({kind}): the smallest one was held up by something. Measure it again."
+            found.append(Words(text=told, caution=True))
         if len(scaled) < ENOUGH:
             few = f"Only {len(scaled)} numbers of processes: {ENOUGH} or more are needed to call it a trend ({kind})."
             found.append(Words(text=few, caution=True))

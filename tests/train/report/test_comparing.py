@@ -52,6 +52,13 @@ def test_what_nobody_recorded_is_not_alike(tmp_path: Path) -> None:
     assert comparing.likeness(runs).differs == {"precision": ["fp32", "not recorded"]}
 
 
+def test_a_setting_that_an_older_version_did_not_know_is_at_its_default(tmp_path: Path) -> None:
+    runs = two(tmp_path)
+    path = tmp_path / "one/config.yaml"
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if "gradient_exchange" not in line))
+    assert comparing.likeness([reading.read(tmp_path / "one"), runs[1]]).alike
+
+
 def test_a_batch_that_grows_with_the_ranks_is_weak_scaling(tmp_path: Path) -> None:
     found = comparing.likeness(two(tmp_path, settings=["train.global_batch_size=512"]))
     assert (found.weak, found.alike, list(found.differs)) == (True, True, ["global batch"])

@@ -26,4 +26,5 @@ def test_text_of_strangers_is_only_text() -> None:
     )
     assert text("- a") == "\\- a"
     assert text("1. a") == "1\\. a"
+    assert text("3.7 s") == "3.7 s"
     assert "https://" not in text("https://example.org")

@@ -7,6 +7,7 @@ from typing import Any
 
 from made_up_runs import make_run
 
+from train.plotting.speedup import Point
 from train.report import comparing, reading, scaling
 from train.report.document import Picture, Section, Table, Words
 from train.report.reading import Run
@@ -38,6 +39,11 @@ def test_speed_up_and_efficiency_stand_in_a_picture_and_a_table(tmp_path: Path) 
 
 def test_two_numbers_of_processes_are_said_to_be_few(tmp_path: Path) -> None:
     assert "Only 2 numbers of processes" in str(section(runs(tmp_path, 1000, 900)))
+
+
+def test_more_than_the_ideal_is_not_believed() -> None:
+    points = [Point(processes=1, images_per_s=100.0), Point(processes=2, images_per_s=300.0)]
+    assert "An efficiency of 150%" in str(scaling.blocks({"strong scaling": points}, name="x"))
 
 
 def test_unlike_runs_get_no_ratio(tmp_path: Path) -> None:
