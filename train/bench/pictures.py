@@ -47,9 +47,9 @@ def _series(series: Series) -> bytes:
 def _scaled(series: Series) -> Sequence[Panel]:
     from train.plotting import speedup
 
-    low, high = (dict(series.lines.get(name, ())) for name in ("low", "high"))
+    low, high, up = (dict(series.lines.get(name, ())) for name in ("low", "high", "speed-up"))
     points = [
-        speedup.Point(processes=int(x), images_per_s=y, low=low.get(x), high=high.get(x))
+        speedup.Point(processes=int(x), images_per_s=y, low=low.get(x), high=high.get(x), speed_up=up.get(x))
         for x, y in series.lines[THROUGHPUT]
     ]
     return speedup.panels({series.title: points})

@@ -75,7 +75,7 @@ def told(kind: str, speeds: Sequence[Speed], *, began: bool) -> Iterator[Found]:
     """A row for each number of processes against the fewest, and the series that reports draw."""
     base, *others = speeds
     if base.missing is not None:
-        yield _absent(f"{kind} scaling", base.missing)
+        yield _absent(f"{kind} scaling", base.missing, failed=True)
         return
     if began:
         few = _many(base.world.processes)
@@ -83,7 +83,7 @@ def told(kind: str, speeds: Sequence[Speed], *, began: bool) -> Iterator[Found]:
     for one in others:
         what = f"{kind} scaling, {_many(one.world.processes)}: speed-up"
         if one.missing is not None:
-            yield _absent(what, one.missing)
+            yield _absent(what, one.missing, failed=True)
         else:
             efficiency = one.against(base).value * base.world.processes / one.world.processes
             yield rows.figure(ROW, f"{what}, efficiency {efficiency:.0%}", one.against(base), **_facts(one))
@@ -130,7 +130,7 @@ def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
     ]
     ours, theirs = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=False)
     if missing := ours.missing or theirs.missing:
-        yield _absent(what, missing)
+        yield _absent(what, missing, failed=True)
     else:
         yield rows.figure(ROW, what, ours.against(theirs), gpus=gpus, **_facts(ours))
 
@@ -172,8 +172,8 @@ def _facts(speed: Speed) -> dict[str, Any]:
     }
 
 
-def _absent(what: str, why: str) -> Row:
-    return Row(number=ROW, target=Target(what=what), missing=why)
+def _absent(what: str, why: str, *, failed: bool = False) -> Row:
+    return Row(number=ROW, target=Target(what=what), missing=why, failed=failed)
 
 
 def _many(count: int) -> str:

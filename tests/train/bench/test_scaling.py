@@ -81,8 +81,8 @@ def test_a_number_of_processes_that_fails_is_left_out_with_its_reason(
 ) -> None:
     replaced(monkeypatch, lambda words: None if "--procs-per-node 4" in words else linear(words))
     all_found = found(tmp_path)
-    missing = [one.missing for one in all_found if isinstance(one, Row) and one.missing]
-    assert missing == ["out of GPU memory", "out of GPU memory", "needs two GPUs"]
+    missing = [(one.missing, one.failed) for one in all_found if isinstance(one, Row) and one.missing]
+    assert missing == [("out of GPU memory", True), ("out of GPU memory", True), ("needs two GPUs", False)]
     assert [len(one.lines["low"]) for one in all_found if isinstance(one, Series)] == [2, 2]
 
 
