@@ -28,9 +28,7 @@ def main() -> None:
     device = workload.in_a_group(wanted.device)
     layout = torch.contiguous_format if wanted.no_channels_last else torch.channels_last
     net = workload.network(wanted).to(device, memory_format=layout)
-    optimizer = torch.optim.SGD(
-        net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4, fused=wanted.device == "cuda"
-    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4, fused=True)
     ready = torch.compile(net, mode=wanted.compile) if wanted.compile else net
     model = together(ready, device) if workload.RANKS > 1 else ready
     pixels, labels = (tensor.to(device) for tensor in workload.images(wanted))
