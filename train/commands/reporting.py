@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,9 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise Failure("`train report` needs a run", fix=fix, code=ExitCode.USAGE)
     from train.report import benches, contents, reading, writing  # matplotlib, which takes a second to import
 
-    found = [benches.read(Path(word)) for word in arguments.runs if Path(word).suffix == ".json"]
-    runs = reading.read_all([word for word in arguments.runs if Path(word).suffix != ".json"])
+    files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
+    found = [benches.read(Path(file)) for file in files]
+    runs = reading.read_all([word for word in arguments.runs if word not in files])
     made = f"Made {contents.when(time.time())} by train report."
     document = contents.document(runs, found, anyway=arguments.compare_anyway, made=made)
     alone = runs[0].folder if len(runs) == 1 and not found else Path()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
@@ -43,7 +44,8 @@ def read(path: Path) -> Bench:
         Failure: NO_INPUT where it cannot be read, DATA where it is no bench.
     """
     try:
-        found = json.loads(path.read_bytes()) if path.stat().st_size <= LARGEST else None
+        facts = path.stat()  # of a pipe or a device, reading may never end
+        found = json.loads(path.read_bytes()) if S_ISREG(facts.st_mode) and facts.st_size <= LARGEST else None
     except OSError as error:
         fix = "give a run's folder, or the file that `train bench --output DIR` wrote"
         raise Failure(f"{path} cannot be read", found=error.strerror, fix=fix, code=ExitCode.NO_INPUT) from error

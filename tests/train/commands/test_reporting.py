@@ -39,6 +39,13 @@ def test_output_says_otherwise_and_the_run_is_left_alone() -> None:
     assert Path("elsewhere/report.html").exists()
 
 
+def test_a_name_that_is_no_text_stops_nothing() -> None:
+    folder = make_run(Path(os.fsdecode(b"\xff.json")))
+    shown = subprocess.run([sys.executable, "-m", "train", "report", str(folder)], capture_output=True, timeout=60)
+    assert shown.returncode == 0
+    assert (folder / "report/report.html").read_text().count("<h1>Run") == 1
+
+
 def test_without_a_run_it_says_what_to_write() -> None:
     with pytest.raises(Failure, match="needs a run"):
         reporting.handle([], {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def test_what_is_no_bench_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(Failure) as refused:
         benches.read(tmp_path / "a.json")
     assert refused.value.code == ExitCode.DATA
+
+
+def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(Failure, match="holds no bench"):
+        benches.read(tmp_path / "a.json")
 
 
 def test_objects_of_another_shape_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
