@@ -70,14 +70,16 @@ def use(sets: Sets, data: Data, host: Host, pulse: Pulse) -> Sets:
     """The same samples, read from data.cache, which is filled first. To be called by all ranks.
 
     Raises:
-        Failure: OUTPUT, IO or SECURITY for the folder, what reading the files raises where it is no broken image.
+        Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder; what reading the files raises
+            where it is no broken image.
     """
-    if data.cache is None:
+    if data.cache is None or isinstance(sets.held_out, Cached):
         return sets
     if not (isinstance(sets.training, Files) and isinstance(sets.held_out, Files)):
         return replace(
             sets, notes=(*sets.notes, "data.cache does nothing here: only image folders are decoded into it")
         )
+    _refuse_inside(Path(data.cache), Path(data.root))
     files = everything(sets.training, sets.held_out)
     name = host.first(lambda: key(files, data, pulse))
     images = _filled(Path(data.cache) / f"{name}.pixels", files, pulse)
@@ -85,6 +87,17 @@ def use(sets: Sets, data: Data, host: Host, pulse: Pulse) -> Sets:
         Cached(side, np.searchsorted(files.paths, side.paths), images) for side in (sets.training, sets.held_out)
     )
     return replace(sets, training=training, held_out=held_out, notes=(*sets.notes, f"data.cache: {images.path}"))
+
+
+def _refuse_inside(cache: Path, root: Path) -> None:
+    """At the next start it would be one of the class folders."""
+    if cache.resolve().is_relative_to(root.resolve()):
+        raise Failure(
+            "data.cache lies inside data.root",
+            found=f"{cache}, in {root}",
+            fix="set data.cache to a folder outside of data.root",
+            code=ExitCode.USAGE,
+        )
 
 
 def everything(training: Files, held_out: Files) -> Files:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import Pulse
-from train.data import augment
+from train.data import augment, cached
 from train.data.broken import Ledger
 from train.data.inmemory import InMemory, Staged, in_memory
 from train.data.onehost import ALONE, Host
@@ -45,7 +45,7 @@ class Loader:
     """Both sides of the data, ready to be drawn from.
 
     workers: processes that read. broken: the files that this rank has skipped so far. paths: of the training samples,
-    where they are files.
+    where they are files. notes: what the user should know of data.cache.
     """
 
     training: Pool
@@ -58,6 +58,7 @@ class Loader:
     broken: Ledger
     paths: Sequence[str] | None = None
     workers: int = 0
+    notes: tuple[str, ...] = ()
 
     def train(self, pieces: Sequence[Piece] | Iterator[Piece]) -> Iterator[tuple[Piece, Batch]]:
         """Each micro batch with its images, augmented."""
@@ -73,6 +74,8 @@ class Loader:
             yield Batch(images=augment.normalized(pixels.index_select(0, rows)), labels=labels)
 
     def _augmented(self, piece: Piece, pixels: Tensor, rows: Tensor) -> Tensor:
+        if augment.is_still(self.data.augment):
+            return augment.normalized(pixels.index_select(0, rows))
         moves = augment.moves(
             self.data.augment,
             piece.samples,
@@ -104,8 +107,9 @@ def open_loader(
         host: the ranks of this machine, which share what they hold in memory.
 
     Raises:
-        Failure: DATA or NO_INPUT, naming the images.
+        Failure: DATA or NO_INPUT, naming the images; what filling data.cache raises.
     """
+    before, sets = sets.notes, cached.use(sets, data, host, pulse or Pulse())
     kind, workers = chosen(sets, data, cores)
     broken = Ledger(data.max_bad_images, say or _to_stderr)
 
@@ -127,6 +131,7 @@ def open_loader(
         broken=broken,
         paths=getattr(sets.training, "paths", None),
         workers=0 if kind == "memory" else workers,
+        notes=sets.notes[len(before) :],
     )
 
 

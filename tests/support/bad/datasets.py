@@ -302,11 +302,19 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
     ),
     "cache-in-a-file": (
         "",
-        folders(cat=9, dog=9),
-        "rank data.classes=2 data.cache=d/cat/000.png/c",
+        both(folders(cat=9, dog=9), written("f", b"")),
+        "rank data.classes=2 data.cache=f/c",
         73,
-        ("cannot write d/cat/000.png/c", "Not a directory"),
+        ("cannot write f/c/", "Not a directory"),
         "data.cache",
+    ),
+    "cache-among-the-classes": (
+        "",
+        folders(cat=9, dog=9),
+        "rank data.classes=2 data.cache=d/cache",
+        64,
+        ("data.cache lies inside data.root", "d/cache"),
+        "outside of data.root",
     ),
     "classes-wrong": (
         "43",

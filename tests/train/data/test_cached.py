@@ -146,6 +146,13 @@ def test_a_folder_that_cannot_be_written_is_refused_with_the_key(data: Data, tmp
     assert (caught.value.code, "data.cache" in caught.value.fix) == (ExitCode.OUTPUT, True)
 
 
+@pytest.mark.parametrize("inside", ["", "ant", "cache", "ant/../cache"])
+def test_a_cache_among_the_images_is_refused(data: Data, inside: str) -> None:
+    with pytest.raises(Failure, match=r"inside data\.root") as caught:
+        used(replace(data, cache=str(Path(data.root, inside))))
+    assert caught.value.code == ExitCode.USAGE
+
+
 def test_data_that_is_no_folder_of_images_is_left_as_it_is(tmp_path: Path) -> None:
     data = Data(samples=8, image_size=8, cache=str(tmp_path / "c"))
     sets = used(data)

@@ -129,6 +129,18 @@ def test_without_anyone_to_tell_it_is_said_on_stderr(broken: Data, capsys: pytes
     assert capsys.readouterr().err.startswith("skipped a broken image (1 of at most 1): ")
 
 
+@pytest.mark.parametrize("kind", ["memory", "workers"])
+def test_a_cache_gives_the_same_batches_and_is_named(
+    broken: Data, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings, cache = replace(broken, max_bad_images=1, workers=0), str(tmp_path_factory.mktemp("cache"))
+    through = replace(settings, cache=cache)
+    (one,), (other,) = (list(read(data, kind)) for data in (settings, through))
+    assert same(one[1], other[1])  # type: ignore[index]
+    opened = loader.open_loader(catalog.open_sets(through), through, seed=0, device=CPU, cores=1)
+    assert cache in opened.notes[0]
+
+
 def test_nothing_held_out_is_nothing_to_evaluate() -> None:
     settings = Data(samples=12, image_size=16, val_fraction=0.0)
     found = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=1)
