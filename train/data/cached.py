@@ -70,8 +70,8 @@ def use(sets: Sets, data: Data, host: Host, pulse: Pulse) -> Sets:
     """The same samples, read from data.cache, which is filled first. To be called by all ranks.
 
     Raises:
-        Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder; what reading the files raises
-            where it is no broken image.
+        Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder; what reading the files
+            raises where it is no broken image.
     """
     if data.cache is None or isinstance(sets.held_out, Cached):
         return sets
