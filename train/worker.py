@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -19,6 +20,7 @@ from typing import Final, NoReturn
 
 from entrypoint import ExitCode, Failure, attach, from_environ, shield
 from train import faults, plugin
+from train.files import caches
 from train.front import rundir
 from train.measuring import chosen
 from train.measuring.chosen import Chosen
@@ -46,6 +48,7 @@ def main() -> NoReturn:
 
 
 SPINS: Final = "3000"
+CODE: Final = "TORCHINDUCTOR_CACHE_DIR"
 THREADS_S: Final = 10.0  # at the end: for threads of the user's code
 REPORT: Final = "please report it, with logs/ and errors/ of the run's folder"
 
@@ -73,6 +76,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         seat.faults.strike("start", 0)
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
+        keep_code(environ, config)
         if measured:
             with bell.importing():
                 from train.measuring import measuring
@@ -110,6 +114,13 @@ def share_cores(environ: MutableMapping[str, str]) -> None:
     """
     if not environ.get("OMP_WAIT_POLICY"):
         environ.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
+def keep_code(environ: MutableMapping[str, str], config: RunConfig) -> None:
+    """Let torch.compile keep its code where the next start finds it, unless the user says where: its own choice, /tmp,
+    goes with the container. To be called before torch is loaded."""
+    if config.train.compile is not False and not environ.get(CODE):
+        environ[CODE] = str(caches.private(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-"))
 
 
 def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:

@@ -29,10 +29,13 @@ class Measured:
     confusion: Tensor | None
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int) -> Measured:
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int, whole: int | None = None
+) -> Measured:
     """Measure `model` (not wrapped in DDP) on this rank's batches and add up over all ranks.
 
-    Counts are kept on the device and read once, at the end. A rank may have no batch.
+    Counts are kept on the device and read once, at the end. A rank may have no batch. whole: fill each batch up to so
+    many images, which compiled code was made for.
 
     Raises:
         Failure: DATA for a model with other outputs than `classes`, or where no rank has a sample.
@@ -41,9 +44,29 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, cl
     answers = Answers(classes, runtime.device)
     with torch.no_grad(), _measuring(model):
         for batch in batches:
-            answers.add(model(batch.images), batch.labels)
+            answers.add(_answers(model, batch.images, whole), batch.labels)
     result, confusion = answers.read(runtime.total, runtime.gathered)
     return Measured(result=result, confusion=confusion)
+
+
+def rehearse(model: nn.Module, images: Tensor) -> None:
+    """Compute once as `evaluate` does, for nothing."""
+    with torch.no_grad(), _measuring(model):
+        model(images)
+
+
+def _answers(model: nn.Module, images: Tensor, whole: int | None) -> Tensor:
+    """The last batch may be smaller: its first image stands in for those that are not there."""
+    missing = (whole or 0) - len(images)
+    if missing <= 0:
+        return model(images)  # type: ignore[no-any-return]
+    last = images.movedim(1, -1)  # as it lies in memory, so that the whole batch does too
+    return model(torch.cat([last, *[last[:1]] * missing]).movedim(-1, 1))[: len(images)]  # type: ignore[no-any-return]
+
+
+def largest(held_out: int, size: int | Literal["auto"]) -> int:
+    """Samples in the largest of the batches that `shares` makes."""
+    return min(held_out, BATCH if size == "auto" else size)
 
 
 def shares(held_out: int, size: int | Literal["auto"], world: World) -> list[Samples]:

@@ -12,7 +12,7 @@ from train.data import imagefolder
 from train.fetching import archives
 from train.front import known, rundir
 from train.optim import schedules
-from train.settings import arguments, bitwise, kinds, names
+from train.settings import arguments, bitwise, kinds, names, parallel
 from train.settings.advice import show
 from train.settings.batches import Batches, Steps, batches, held_out, steps
 from train.settings.config import Data, Eval, RunConfig
@@ -38,6 +38,7 @@ def possible(config: RunConfig, world_size: int) -> Batches:
     kinds.refuse_mismatch(config.model.name, kinds.dimensions(config.data), f"data.name: {config.data.name}")
     refuse_missing_weights(config)
     bitwise.refuse(config, world_size)
+    parallel.refuse_unfit(config.train)
     batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size)
     if config.data.name == "folder":
         imagefolder.layout(Path(config.data.root))

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -23,10 +23,12 @@ from entrypoint import ExitCode, Failure, World
 from train.ranks import clocks, rendezvous
 from train.ranks.device import allow_tf32, choose_device, choose_precision, make_exact, make_repeatable
 from train.settings import bitwise
-from train.settings.config import RunConfig, Timeouts
+from train.settings.config import RunConfig, Timeouts, Train
 
 T = TypeVar("T")
 ACCELERATE_WORDS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+# What ranks send each other instead of the gradients: half as many bytes, and the sum rounded once more.
+HOOKS: Final = {"fp32": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 # Accelerate takes any of these for a sign of several processes.
 SIGNS: Final = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 STEP_S: Final = 1800.0  # launch.timeouts.step auto finds out no longer one
@@ -75,14 +77,14 @@ class Runtime:
             return self.accelerator.unwrap_model(model)  # type: ignore[no-any-return]
         return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
-    def rehearse(self, model: nn.Module, images: Tensor) -> None:
-        """Compute and exchange gradients once, and forget them.
+    def rehearse(self, model: nn.Module, images: Tensor, *, always: bool = False) -> None:
+        """Compute and exchange gradients once, and forget them. Without DDP only where `always` says so.
 
         After its first exchange DDP lays its buckets out in another order, and a number's place in its bucket decides
         in which order three ranks or more add it up. Without this, the first step after a resume would differ from
         the same step of an uninterrupted run in its last bits.
         """
-        if not isinstance(model, DistributedDataParallel):
+        if not (always or isinstance(model, DistributedDataParallel)):
             return
         before = [buffer.clone() for buffer in model.buffers()]
         model(images).sum().backward()
@@ -199,7 +201,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         device=device,
         precision=precision,
         cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which our parent sets to cores per rank
-        accelerator=_accelerator(device, precision, 1 if exact else accumulation),
+        accelerator=_accelerator(device, precision, 1 if exact else accumulation, config.train),
         parallel="none" if exact else config.train.parallel,
         control=control,
     )
@@ -242,8 +244,11 @@ def longest_silence(timeouts: Timeouts) -> timedelta:
     return timedelta(seconds=longest + MARGIN_S)
 
 
-def _accelerator(device: torch.device, precision: str, accumulation: int) -> Accelerator:
-    ddp = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+def _accelerator(device: torch.device, precision: str, accumulation: int, train: Train) -> Accelerator:
+    """Not with DDP's static_graph: it spares the search for parameters that were not used, which is off here anyway."""
+    ddp = DistributedDataParallelKwargs(
+        gradient_as_bucket_view=True, bucket_cap_mb=train.bucket_cap_mb, comm_hook=HOOKS[train.gradient_exchange]
+    )
     plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
     return Accelerator(
         mixed_precision=ACCELERATE_WORDS[precision],

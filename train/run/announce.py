@@ -1,4 +1,4 @@
-"""An evaluation within a run becomes a line on the console, one of the record, and confusion.json."""
+"""What happens in a run becomes a line on the console and one of the record; an evaluation also confusion.json."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from train.evaluation import figures
 from train.evaluation.evaluation import Measured
 from train.record.metrics import Metrics
 from train.record.progress import Progress
+from train.run import compiling
 from train.run.job import Job
 from train.run.now import Now
 
@@ -24,3 +25,15 @@ def evaluation(todo: Job, now: Now, measured: Measured, metrics: Metrics, progre
     line = figures.line(result, config.eval.metric)
     progress.evaluated(step=step, epoch=epoch, epochs=config.train.epochs, figures=line, loss=now.loss)
     now.loss = None  # of the steps before this evaluation: the next one is not to show it again
+
+
+def recompiled(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+    """Say it where code was compiled after the first step: all ranks wait for it, seconds to minutes."""
+    if todo.compiled is None or (graphs := compiling.counts()["graphs"]) == now.graphs:
+        return
+    more, now.graphs = graphs - now.graphs, graphs
+    metrics.write("compiled", step=todo.state.step, graphs=more)
+    progress.say(
+        f"warning: graphs compiled again by step {todo.state.step}: {more}; the model's code depends on what changes "
+        "from step to step (TORCH_LOGS=recompiles says on what), or set train.compile=false"
+    )

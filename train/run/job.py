@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from entrypoint import Pulse
-from train.data import cached, catalog, distribution, onehost, sharing
+from train.data import catalog, distribution, onehost, sharing
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
 from train.data.sets import Sets
 from train.evaluation import stopping
-from train.evaluation.evaluation import shares
+from train.evaluation.evaluation import largest, shares
 from train.faults import Faults
 from train.models import networks, syncnorm, weights
 from train.optim import criterion, optimizers, schedules
@@ -26,11 +26,12 @@ from train.optim.ema import Average
 from train.optim.schedules import Schedule
 from train.ranks.runtime import Runtime
 from train.record.claim import Claim
-from train.run import fitting, resuming
+from train.run import compiling, fitting, resuming
+from train.run.compiling import Compiled, Rehearsed
 from train.run.exact import Exact, refuse_hidden_state
 from train.run.fitting import NOWHERE, Fit, Model, Notebook
 from train.run.state import State
-from train.settings import bitwise
+from train.settings import bitwise, parallel
 from train.settings.batches import Batches, Steps, steps
 from train.settings.config import RunConfig
 
@@ -61,6 +62,8 @@ class Job:
     criterion: nn.Module
     exact: Exact | None
     """With train.reproducible bitwise."""
+    compiled: Compiled | None
+    """With train.compile."""
     state: State
     faults: Faults
     claim: Claim | None
@@ -103,13 +106,12 @@ def open_job(
     found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)
-    sets = cached.use(sets, config.data, onehost.host(runtime.world, runtime.gathered), pulse)
     loader, aimed, batches, fit = _fitted(config, runtime, sets, batches, notebook, pulse)
     exact = _exact(config, runtime, net, batches)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
-    _rehearse(runtime, exact, model, (batches.micro, *sets.shape.input))
+    code = _rehearse(config, runtime, exact, model, current.network, batches, sets)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
         config=config,
@@ -129,22 +131,39 @@ def open_job(
         optimizer=wrapped,
         criterion=aimed,
         exact=exact,
+        compiled=code,
         state=current,
         faults=faults or Faults(),
         claim=claim,
         pulse=pulse,
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
-        notes=(*sets.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
+        notes=(*sets.notes, *loader.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
     )
 
 
-def _rehearse(runtime: Runtime, exact: Exact | None, model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Let the model compute once, on images of `shape`."""
-    images = networks.laid_out(torch.zeros(shape, device=runtime.device))
-    if exact is None:
-        runtime.rehearse(model, images)
+def _rehearse(
+    config: RunConfig,
+    runtime: Runtime,
+    exact: Exact | None,
+    model: nn.Module,
+    network: nn.Module,
+    batches: Batches,
+    sets: Sets,
+) -> Compiled | None:
+    """Let the model compute once; returns what was compiled for it."""
+    parallel.refuse_unfit(config.train)
+    training = compiling.images(batches.micro, sets.shape, runtime.device)
+    if exact is not None:
+        refuse_hidden_state(model, training)
+    elif config.train.compile is not False:
+        size = largest(len(sets.held_out.labels), config.eval.batch_size)
+        held_out = compiling.images(size, sets.shape, runtime.device) if size else None
+        rehearsed = Rehearsed(training=training, held_out=held_out)
+        wanted, parts = config.train.compile, batches.accumulation
+        return compiling.compiled(wanted, runtime, model, network, rehearsed=rehearsed, accumulation=parts)
     else:
-        refuse_hidden_state(model, images)
+        runtime.rehearse(model, training)
+    return None
 
 
 def _fitted(
@@ -159,8 +178,8 @@ def _fitted(
     tried = Model(config=config, classes=classes, shape=sets.shape, criterion=aimed)
     batches, fit = fitting.fitted(tried, runtime, batches, notebook, pulse)
     blocks = shares(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
-    largest = batches.micro + max(map(len, blocks), default=0)
-    sharing.refuse_small(loader.workers, largest * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size)
+    images = batches.micro + max(map(len, blocks), default=0)
+    sharing.refuse_small(loader.workers, images * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size)
     return loader, aimed, batches, fit
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from train.evaluation import scores, stopping
-from train.evaluation.evaluation import evaluate, shares
+from train.evaluation.evaluation import evaluate, largest, shares
 from train.evaluation.scores import Result
 from train.ranks.agreement import Agreement, Decision
 from train.record.metrics import Metrics
@@ -77,6 +77,7 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     if means is None:
         return
     tell_jump(todo, now, means.loss, metrics, progress)
+    announce.recompiled(todo, now, metrics, progress)
     bad = _agree_on_broken(todo)
     seconds, now.logged_at = now.stopwatch.seconds - now.logged_at, now.stopwatch.seconds
     at, per_s = todo.state.step, means.samples / seconds
@@ -96,7 +97,8 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:
     todo.faults.strike("eval", state.step)
     began = now.clock()
     with now.stopwatch.paused(), averaged, todo.runtime.accelerator.autocast():  # of dp, state.network has none itself
-        found = evaluate(state.network, batches, todo.runtime, classes=len(todo.classes))
+        whole = largest(todo.held_out, todo.config.eval.batch_size) if todo.compiled else None
+        found = evaluate(state.network, batches, todo.runtime, classes=len(todo.classes), whole=whole)
     _agree_on_broken(todo)
     if any(todo.runtime.gathered(stop.wanted(todo, now))):
         return False

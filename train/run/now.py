@@ -9,7 +9,7 @@ from pathlib import Path
 from train.checkpoint import shelf
 from train.checkpoint.writer import Writer
 from train.record.tally import Stopwatch, Tally
-from train.run import deadline, resuming
+from train.run import compiling, deadline, resuming
 from train.run.deadline import Times
 from train.run.job import Job
 from train.run.signals import Watch
@@ -41,7 +41,7 @@ class Now:
     Times are the clock's seconds, `logged_at` and `stepped_at` the stopwatch's. `saved` is the newest committed
     checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
     (by `writer`, on rank 0). `loss` is the last mean read, `skipped` how many steps in a row fp16's scaler has left
-    out. `late`: rank 0 has seen that the deadline leaves time for nothing but a save.
+    out. `graphs` were compiled so far. `late`: rank 0 has seen that the deadline leaves time for nothing but a save.
     """
 
     tally: Tally
@@ -60,6 +60,7 @@ class Now:
     late: bool = False
     loss: float | None = None
     skipped: int = 0
+    graphs: int = 0
 
     def unsaved(self, state: State) -> bool:
         """Whether this step, or what was measured at it, is in no checkpoint yet, nor in one that is being written."""
@@ -93,4 +94,5 @@ def begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
         times=Times({"save": deadline.first_save(size)}),
         writer=Writer(),
         readings=Readings(len(todo.classes)),
+        graphs=compiling.counts()["graphs"] if todo.compiled else 0,
     )

@@ -111,6 +111,7 @@ def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before
             "parallel": parallel.describe(config.train),
             "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
+            **({"compiled": todo.compiled} if todo.compiled else {}),
             "reproducible": bitwise.describe(config.train),
             "model": f"{config.model.name}, {networks.parameters(todo.state.network):,} parameters",
             "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
@@ -215,6 +216,7 @@ def _training(todo: Job) -> dict[str, Any]:
         "micro_batch_size": batch.micro,
         "fit": asdict(todo.fit) if todo.fit else None,
         "accumulation": batch.accumulation,
+        "compiled": asdict(todo.compiled) if todo.compiled else None,
         "parameters": networks.parameters(todo.state.network),
         "training_images": todo.images,
         "held_out_images": todo.held_out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -75,6 +76,8 @@ def _gradients(todo: Job, batch: Batch) -> tuple[Tensor, Tensor]:
     """Forward and backward; returns the mean loss and the number of right answers, on the device."""
     todo.pulse.beat("step", "forward")
     todo.faults.strike("fwd", todo.state.step)
+    if todo.compiled is not None and todo.compiled.replayed:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
     logits = todo.model(batch.images)
     loss = spoil.loss(todo.faults, todo.state.step, todo.criterion(logits, batch.labels))
     todo.pulse.beat("step", "backward")
@@ -90,7 +93,7 @@ def _update(todo: Job) -> None:
         todo.runtime.accelerator.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)
     optimizer = bare(todo.optimizer)
     optimizer.step()
-    optimizer.zero_grad()
+    optimizer.zero_grad(set_to_none=todo.compiled is None or not todo.compiled.stable)
 
 
 def bare(optimizer: Optimizer) -> Optimizer:

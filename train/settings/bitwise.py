@@ -51,6 +51,12 @@ def _refuse_keys(train: Train) -> None:
         raise _unfit("train.micro_batch_size: auto", "a number: it is what must stay the same", _sizes(train, 64))
     if train.parallel == "dp":
         raise _unfit("train.parallel: dp", "ddp or none", "set train.parallel=ddp")
+    if train.compile is not False:
+        why = "false: each rank would compile for itself, and the kernels may add in another order"
+        raise _unfit(f"train.compile: {train.compile}", why, "set train.compile=false")
+    if train.gradient_exchange != "fp32":
+        why = "fp32: the tree adds up what backward gives"
+        raise _unfit(f"train.gradient_exchange: {train.gradient_exchange}", why, "set train.gradient_exchange=fp32")
     if train.sync_batchnorm:
         why = "false: BatchNorm over micro batches, whose statistics are added up in the same tree"
         raise _unfit("train.sync_batchnorm: true", why, "set train.sync_batchnorm=false")

@@ -27,6 +27,8 @@ MAY_DIFFER: dict[str, str] = {
     "train.epochs": "more epochs continue a run",
     "train.max_steps": "so do more steps",
     "train.micro_batch_size": "a part of the global batch: smaller after running out of memory, derived when auto",
+    "train.compile": "the same mathematics, rounded otherwise, as on another number of ranks",
+    "train.bucket_cap_mb": "in which portions ranks exchange gradients: with three or more it rounds otherwise",
     "train.spike": "what is done about a loss that jumps, if ever one does",
     "train.check_replicas_every_steps": "looking does not change the training",
     "eval.every_epochs": "measuring does not change the training",

@@ -101,6 +101,7 @@ class Optim:
 class Train:
     """How long and in which batches. Accumulation is derived: global / (micro x world).
 
+    compile: what torch.compile calls its mode. gradient_exchange, bucket_cap_mb: what DDP sends, and in which portions.
     ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 10 bits.
     spike: what to do about a loss that jumps. check_replicas_every_steps: also before every save; null: never.
     """
@@ -112,8 +113,10 @@ class Train:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tf32: bool = False
     clip_grad_norm: float | None = None
-    compile: bool = False
+    compile: Literal["default", "reduce-overhead"] | bool = False
     parallel: Literal["ddp", "dp", "none"] = "ddp"
+    gradient_exchange: Literal["fp32", "bf16"] = "fp32"
+    bucket_cap_mb: int = 25
     sync_batchnorm: bool = False
     ema_decay: float | None = None
     reproducible: Literal["fast", "bitwise"] = "fast"

@@ -35,6 +35,21 @@ def warnings(kind: str) -> tuple[str, ...]:
     return (SLOW,) if kind == "dp" else ()
 
 
+def refuse_unfit(train: Train) -> None:
+    """Refuse what needs a process for each GPU, where there is one for all.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if train.parallel == "dp" and train.compile is not False:
+        raise Failure(
+            "train.compile does not go with train.parallel dp, which copies the model to each GPU in every step",
+            found=f"train.compile: {train.compile}",
+            fix="set train.parallel=ddp, or train.compile=false",
+            code=ExitCode.USAGE,
+        )
+
+
 def refuse_several(kind: str, world_size: int) -> None:
     """Refuse more ranks than `train.parallel` has: each would train alone, and all would write the same files.
 

@@ -118,6 +118,12 @@ LINES: dict[str, Row] = {
         ("4 training samples",),
         "at most 4 ranks",
     ),
+    "dp-compiled": (
+        "check train.parallel=dp train.compile=default",
+        64,
+        ("train.compile does not go with train.parallel dp",),
+        "train.compile=false",
+    ),
     "dp-with-several": (
         "check --procs-per-node 2 train.parallel=dp",
         64,

@@ -144,6 +144,7 @@ SETTINGS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
 }
 WRONG_BITWISE: dict[str, tuple[str, int, tuple[str, ...], str]] = {
     "auto": ("", 64, ("train.micro_batch_size: auto",), "train.micro_batch_size=64"),
+    "compiled": ("train.micro_batch_size=64 train.compile=default", 64, ("train.compile",), "train.compile=false"),
     "dp": ("train.micro_batch_size=64 train.parallel=dp", 64, ("train.parallel: dp",), "train.parallel=ddp"),
     "sync": (
         "train.micro_batch_size=64 train.sync_batchnorm=true",

@@ -48,6 +48,8 @@ UNREACHED: dict[str, str] = {
     "train/record/claim.py:_refuse": "two machines that are both number 0: tests/train/record/test_claim.py",
     "train/record/claim.py:refuse_lost": "a start that takes over: tests/train/record/test_claim.py",
     "train/record/starts.py:refuse_in_vain": "four starts of a job: tests/train/record/test_starts.py",
+    "train/run/compiling.py:_idle": "a model that is not compiled: tests/train/run/test_compiling.py",
+    "train/run/compiling.py:_unfit": "what the compiler cannot do: tests/train/run/test_compiling.py",
     "train/run/bell.py:_stand_by": "a deaf main thread: tests/train/run/test_bell.py",
     "train/run/elsewhere.py:notes": "another machine's numbers: tests/train/run/test_elsewhere.py",
     "train/run/exact.py:__init__": "a model of the user's: tests/train/run/test_exact.py",

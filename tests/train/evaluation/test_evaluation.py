@@ -61,6 +61,15 @@ def test_a_short_last_batch_counts_by_its_samples(size: int) -> None:
     assert measured(size).loss == pytest.approx(measured().loss, abs=1e-6)
 
 
+def test_batches_can_be_filled_up_to_the_size_that_code_was_compiled_for() -> None:
+    seen: list[int] = []
+    model = nn.Sequential(MODEL[0])
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    filled = evaluate(model, batches(8), OneRank(), classes=4, whole=8).result  # type: ignore[arg-type]
+    assert seen == [8, 8, 8]
+    assert (filled.samples, filled.accuracy, filled.loss) == (20, measured(8).accuracy, measured(8).loss)
+
+
 def test_the_model_measures_without_dropout_and_trains_on() -> None:
     MODEL.train()
     assert measured() == measured()

@@ -15,3 +15,25 @@ def test_the_caller_s_word_counts_before_the_home(tmp_path: Path) -> None:
 def test_without_a_home_there_is_none() -> None:
     assert caches.folder({"HOME": "/nonexistent"}) is None
     assert caches.folder({}) is None
+
+
+def test_a_private_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    found = caches.private({"XDG_CACHE_HOME": str(tmp_path)}, "compiled")
+    assert found == tmp_path / "train-image/compiled"
+    assert found.stat().st_mode & 0o777 == 0o700
+    assert caches.private({"XDG_CACHE_HOME": str(tmp_path)}, "compiled") == found
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    place = tmp_path / "train-image/compiled"
+    place.mkdir(parents=True)
+    place.chmod(0o777)
+    assert caches.private({"XDG_CACHE_HOME": str(tmp_path)}, "compiled") is None
+
+
+def test_a_link_or_a_file_in_its_place_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "train-image").mkdir()
+    (tmp_path / "train-image/compiled").symlink_to(tmp_path)
+    (tmp_path / "train-image/other").write_text("")
+    assert caches.private({"XDG_CACHE_HOME": str(tmp_path)}, "compiled") is None
+    assert caches.private({"XDG_CACHE_HOME": str(tmp_path)}, "other") is None

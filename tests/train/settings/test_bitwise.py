@@ -41,6 +41,8 @@ def test_other_worlds_are_refused_with_the_legal_ones(world: int, fewer: int) ->
         ("train.global_batch_size=48", "train.micro_batch_size=6"),
         ("train.parallel=dp", "train.parallel=ddp"),
         ("train.sync_batchnorm=true", "train.sync_batchnorm=false"),
+        ("train.compile=default", "train.compile=false"),
+        ("train.gradient_exchange=bf16", "train.gradient_exchange=fp32"),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused_with_the_nearest_that_do(setting: str, fix: str) -> None:

@@ -33,3 +33,10 @@ def test_only_data_parallel_has_a_line_that_says_why_not_to_use_it() -> None:
 @pytest.mark.parametrize(("mode", "told"), [("fast", "DDP"), ("bitwise", "meet in pairs")])
 def test_the_start_says_who_exchanges_gradients(mode: Literal["fast", "bitwise"], told: str) -> None:
     assert told in parallel.describe(Train(reproducible=mode))
+
+
+def test_compiled_code_is_refused_where_one_process_feeds_all_gpus() -> None:
+    with pytest.raises(Failure, match=r"does not go with train\.parallel dp") as caught:
+        parallel.refuse_unfit(Train(parallel="dp", compile="default"))
+    assert caught.value.code == ExitCode.USAGE
+    parallel.refuse_unfit(Train(parallel="none", compile="default"))

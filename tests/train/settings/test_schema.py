@@ -59,6 +59,7 @@ OUT_OF_RANGE = {
     "dots-as-name": ("run:\n  name: ..", "run.name: ..", "a plain folder name"),
     "home-in-path": ("data:\n  root: ~/images", "data.root: ~/images", "without ~"),
     "model": ("model:\n  name: resnet-18", "model.name: resnet-18", "write resnet18"),
+    "compile": ("train:\n  compile: true", "train.compile: true", "false, default or reduce-overhead"),
     "schedule": ("optim:\n  schedule: cosin", "optim.schedule: cosin", "write cosine"),
 }
 
@@ -83,7 +84,6 @@ NOT_A_MAPPING = {
 
 NOT_YET = {
     "restarts": ("launch:\n  max_restarts: -1", "launch.max_restarts: -1", "from 0 to 1000"),
-    "compile": ("train:\n  compile: true", "train.compile: true", "set it to false"),
     "trackers": ("log:\n  trackers: [wandb]", "log.trackers: [wandb]", "set it to []"),
     "profile": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "set it to null"),
 }
@@ -123,7 +123,7 @@ BAD_OVERRIDES = {
     "unknown": ("optim.lrr=1", "optim.lrr: 1"),
     "no-section": ("epochs=3", "epochs: 3"),
     "section": ("optim=3", "optim: 3"),
-    "not-yet": ("train.compile=true", "train.compile: true"),
+    "not-yet": ("log.trackers=[wandb]", "log.trackers: [wandb]"),
 }
 
 

@@ -1,0 +1,147 @@
+"""train.compile: what is compiled, when, and what is said of it.
+
+Mostly with torch's tracing alone ("eager" makes no code): C++ takes a minute to compile. The last test makes some.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import after, fit, opened
+from processes import python
+from torch import nn
+
+from entrypoint import ExitCode, Failure
+from train.data import augment
+from train.data.shape import Shape
+from train.record import metrics
+from train.run import compiling
+from train.run.job import Job
+
+# Three evaluations, whose last batch is smaller: 16 held-out samples in batches of 7.
+COMPILED = ("train.compile=default", "eval.batch_size=7", "train.epochs=3")
+
+
+@pytest.fixture(autouse=True)
+def _traced_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    yield
+    torch._dynamo.reset()
+
+
+def weights(folder: Path, *settings: str) -> list[float]:
+    with opened(folder, *settings) as todo:
+        fit(todo)
+        return torch.cat([tensor.flatten() for tensor in todo.state.network.state_dict().values()]).tolist()
+
+
+def recompiled(folder: Path) -> list[int]:
+    return [event["step"] for event in metrics.read(folder / metrics.NAME) if event["event"] == "compiled"]
+
+
+def test_steps_and_evaluations_are_compiled_before_the_first_step_and_not_again(tmp_path: Path) -> None:
+    with opened(tmp_path, *COMPILED) as todo:
+        assert todo.compiled is not None
+        assert (todo.compiled.graphs, todo.compiled.breaks) == (2, 0)
+        before = compiling.counts()["graphs"]
+        fit(todo)
+    assert compiling.counts()["graphs"] == before
+    assert recompiled(tmp_path) == []
+
+
+def test_with_autocast_too(tmp_path: Path) -> None:
+    with opened(tmp_path, *COMPILED, "train.precision=bf16") as todo:
+        fit(todo)
+    assert todo.compiled is not None
+    assert todo.compiled.graphs == 2
+    assert recompiled(tmp_path) == []
+
+
+def test_without_held_out_samples_the_steps_alone_are_compiled(tmp_path: Path) -> None:
+    with opened(tmp_path, *COMPILED, "data.val_fraction=0") as todo:
+        assert todo.compiled is not None
+        assert todo.compiled.graphs == 1
+
+
+def test_a_compiled_network_keeps_names_numbers_and_its_weights_before_the_first_step(tmp_path: Path) -> None:
+    assert weights(tmp_path / "compiled", *COMPILED) == weights(tmp_path / "eager", *COMPILED, "train.compile=false")
+
+
+def test_a_run_goes_on_compiled_that_began_without(tmp_path: Path) -> None:
+    settings = (*COMPILED, "optim.schedule=constant", "optim.warmup_epochs=0")
+    weights(tmp_path / "run", *settings, "train.compile=false", "train.max_steps=3")
+    assert weights(tmp_path / "run", *settings) == weights(tmp_path / "whole", *settings)
+
+
+def test_what_is_compiled_after_the_first_step_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another_size(todo: Job) -> None:
+        todo.state.network(torch.zeros(3, 3, 8, 8))
+
+    after(3, another_size, monkeypatch)
+    with opened(tmp_path, *COMPILED) as todo:
+        fit(todo)
+    assert recompiled(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_is_rehearsed_lies_in_memory_as_the_loaders_images_do(channels: int) -> None:
+    shape = Shape(channels=channels, size=(8, 8))
+    pixels, rows = torch.zeros((5, 8, 8, channels), dtype=torch.uint8), torch.tensor([1, 2])
+    for images in (augment.normalized(pixels[rows]), augment.normalized(pixels[rows].clone())):
+        assert compiling.images(2, shape, torch.device("cpu")).stride() == images.stride()
+
+
+def prepared(network: nn.Module, folder: Path) -> compiling.Compiled:
+    with opened(folder) as todo:
+        rehearsed = compiling.Rehearsed(training=torch.zeros(2, 3), held_out=None)
+        return compiling.compiled("default", todo.runtime, network, network, rehearsed=rehearsed, accumulation=1)
+
+
+class Marked(nn.Linear):
+    """What dynamo may not look into."""
+
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_a_model_of_which_nothing_is_compiled_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no part of the model was compiled") as caught:
+        prepared(Marked(3, 2), tmp_path)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_what_the_compiler_cannot_do_is_said_in_our_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(compiling, "BACKEND", broken)
+    with pytest.raises(Failure, match="cannot compile this model") as caught:
+        prepared(nn.Linear(3, 2), tmp_path)
+    assert "no C++ compiler" in str(caught.value)
+    assert "train.compile=false" in caught.value.fix
+
+
+def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("machine: the command g++ is not there")
+    tiny = ("model.args.width=1", "model.args.blocks=0", "model.args.norm=none", "data.samples=40", "data.image_size=8")
+    short = ("train.max_steps=2", "train.global_batch_size=8", "data.val_fraction=0", "train.compile=default")
+    found = []
+    for name in ("cold", "warm"):
+        # Headers that are compiled ahead pay off with more kernels than two. The place: torch has set one, here.
+        quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_CACHE_DIR": ""}
+        environ = {"XDG_CACHE_HOME": str(tmp_path / "caches"), **quick}
+        run = ("-m", "train", "--device", "cpu", *tiny, *short, f"run.name={name}")
+        done = python(*run, cwd=tmp_path, environ=environ, timeout=500)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads((tmp_path / f"runs/{name}/run.json").read_text())["training"]["compiled"])
+    assert [code["graphs"] for code in found] == [1, 1]
+    assert [code["kept"] for code in found] == [0, found[0]["pieces"]]
+    assert found[1]["place"] == str(tmp_path / "caches/train-image/compiled")
