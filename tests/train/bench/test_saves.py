@@ -1,0 +1,27 @@
+"""Blocks of our own steps, in this process: a checkpoint is in the block that asks for one, and committed then."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from jobs import opened
+
+from train.bench.saves import Blocks
+from train.checkpoint import shelf
+from train.record.metrics import Metrics
+from train.run import now
+from train.run.signals import Watch
+
+
+def test_only_a_block_that_asks_for_a_checkpoint_commits_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        metrics = Metrics(tmp_path, main=True, step=0, tensorboard=False, warn=print)
+        kept = now.begin(todo, Watch(), time.monotonic)
+        with kept.writer:
+            blocks = Blocks(todo, kept, metrics)
+            assert blocks.timed(2, save=False)["save_s"] == 0
+            assert not shelf.steps(todo.checkpoints)
+            assert blocks.timed(2, save=True)["save_s"] > 0
+        metrics.close()
+        assert list(shelf.steps(todo.checkpoints)) == [3]

@@ -1,0 +1,64 @@
+"""How long a start takes beside others' is measured by starting: what is started, and what comes of the times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from benches import by_number, quick
+
+from entrypoint import ExitCode, Failure
+from train.bench import pairs, start
+
+
+def test_both_sides_come_to_their_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Really, but for the launcher of the other side, and once."""
+    monkeypatch.setattr(start, "launcher", lambda options: options.peer("first_step"))
+    monkeypatch.setattr(pairs, "interleaved", partial(pairs.interleaved, warm_up=0))
+    monkeypatch.setattr(start, "_seconds", lambda words, options: 1.0)
+    facts = start.first_step(quick(tmp_path, pairs=1)).facts
+    assert facts["ours_s"] > 0
+    assert facts["accelerate_launch_s"] > 0
+
+
+def test_the_front_door_is_compared_with_python_and_with_accelerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(start, "done", lambda words, environ, cwd: asked.append(list(words)))
+    rows = by_number(list(start.front_door(quick(tmp_path))))
+    assert set(rows) == {"9a", "9b"}
+    assert {tuple(words[1:4]) for words in asked[:2]} == {("show", "--device", "cpu"), ("-c", "pass")}
+    assert any(words[-1].endswith("empty.py") for words in asked)
+
+
+def test_an_image_has_a_size(tmp_path: Path) -> None:
+    sif = tmp_path / "train.sif"
+    with sif.open("wb") as file:
+        file.truncate(3_600_000_000)
+    row = start.image(quick(tmp_path, own={"sif": str(sif)}))
+    assert row.found is not None
+    assert (row.found.value, row.holds) == (3.6, False)
+
+
+def test_without_an_image_its_size_is_not_measured(tmp_path: Path) -> None:
+    assert start.image(quick(tmp_path)).missing == "needs an image: make sif, then train bench start --sif train.sif"
+
+
+def test_a_side_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no such luck") as caught:
+        start.done([sys.executable, "-c", "raise SystemExit('no such luck')"], {}, tmp_path)
+    assert caught.value.code == ExitCode.PEER
+
+
+def test_a_side_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "LONGEST_S", 0.2)
+    with pytest.raises(subprocess.TimeoutExpired):
+        start.done([sys.executable, "-c", "import time; time.sleep(60)"], {}, tmp_path)
+
+
+def test_a_measured_start_sees_no_modules_of_the_caller(tmp_path: Path) -> None:
+    assert "PYTHONPATH" not in start.plain(quick(tmp_path, environ={"PYTHONPATH": "/mine", "HOME": "/"}))

@@ -1,0 +1,48 @@
+"""Which of the calls that strace has seen are counted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from processes import unmeasured
+
+from entrypoint import ExitCode, Failure
+from train.bench import traced
+
+SEEN = """\
+10   execve("/bin/python", ["python", "-m", "train"], 0x7 /* 9 vars */) = 0
+10   openat(AT_FDCWD, "/etc/passwd", O_RDONLY) = 3
+11   execve("/lost/python", ["python", "-m", "train.worker"], 0x7 /* 9 vars */) = -1 ENOENT (No such file)
+12   execve("/bin/python", ["python", "-m", "train.worker"], 0x7 /* 9 vars */) = 0
+12   newfstatat(AT_FDCWD, "/usr", {st_mode=S_IFDIR|0755}, 0) = 0
+13   openat(AT_FDCWD, "/proc/self/maps", O_RDONLY) = 4
+12   +++ exited with 0 +++
+"""
+
+
+def test_calls_of_one_thread_are_counted() -> None:
+    assert traced.counted(SEEN.splitlines(), "train.worker") == 3
+    assert traced.counted(SEEN.splitlines(), None) == 2
+    assert traced.counted(SEEN.splitlines(), "another") == 0
+
+
+@pytest.mark.skipif(traced.strace(unmeasured()) is None, reason="strace is not here")
+def test_a_program_that_asks_more_is_seen_to_ask_more(tmp_path: Path) -> None:
+    program = traced.strace(unmeasured())
+    assert program is not None
+    few, many = (
+        traced.calls(program, [sys.executable, "-c", f"import os; [os.stat('/') for _ in range({n})]"], {}, tmp_path)
+        for n in (10, 35)
+    )
+    assert many - few == 25
+
+
+@pytest.mark.skipif(traced.strace(unmeasured()) is None, reason="strace is not here")
+def test_a_program_that_fails_is_told(tmp_path: Path) -> None:
+    program = traced.strace(unmeasured())
+    assert program is not None
+    with pytest.raises(Failure, match="broken") as caught:
+        traced.calls(program, [sys.executable, "-c", "raise SystemExit('broken')"], {}, tmp_path)
+    assert caught.value.code == ExitCode.PEER

@@ -1,0 +1,78 @@
+"""What a checkpoint adds to training, written behind, beside `accelerator.save_state`: row 11."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, Final
+
+from train.bench import paced, pairs, rows, sides
+from train.bench.loads import FOREVER, LR
+from train.bench.noise import NAME
+from train.bench.options import Options
+from train.bench.paced import Paced, Side
+from train.bench.rows import Found
+
+LONGER: Final = 2.0  # a block lasts so many times what a checkpoint takes to be committed
+MOST: Final = 2000  # steps of a block
+
+
+def run(options: Options) -> Iterator[Found]:
+    """Rows 11a and 11b: pairs of blocks of steps, each with a checkpoint and without."""
+    with paced.started(options, ours(options), peer(options)) as (mine, stock):
+        for side in (mine, stock):
+            side.steps = 2 if options.quick else enough(side)
+        found = [(_extra(mine), _extra(stock)) for _ in range(options.count(10) + 1)][1:]
+    yield from judged([pair[0] for pair in found], [pair[1] for pair in found], steps=mine.steps)
+
+
+def judged(mine: list[dict[str, float]], stock: list[dict[str, float]], **facts: Any) -> Iterator[Found]:
+    """The rows, from what each pair of blocks told of both sides: `extra_s` and `save_s`."""
+    usual = median(told["extra_s"] for told in stock)
+    facts |= {"ours_extra_s": median(told["extra_s"] for told in mine), "save_state_extra_s": usual}
+    facts |= {"snapshot_s": median(told["save_s"] for told in mine)}
+    facts |= {"save_state_s": median(told["save_s"] for told in stock)}
+    if usual > 0:
+        yield rows.measured("11a", pairs.estimate([told["extra_s"] / usual for told in mine]), **facts)
+    else:
+        yield rows.unmeasured("11a", "a checkpoint of the peer's took no time: too much noise", **facts)
+    both = zip(mine, stock, strict=True)
+    yield rows.measured("11b", pairs.estimate([one["save_s"] / other["save_s"] for one, other in both]), **facts)
+
+
+def enough(side: Paced) -> int:
+    """Steps in which a checkpoint is surely written, if it is written behind."""
+    plain, saved = side.ask(steps=5, save=False), side.ask(steps=5, save=True)
+    step_s, save_s = plain["seconds"] / 5, max(saved["seconds"] - plain["seconds"], saved["save_s"])
+    return min(MOST, max(5, int(LONGER * save_s / step_s)))
+
+
+def ours(options: Options) -> Side:
+    """Ours, with the reference network; the fewest images on a CPU, so that the network's size is what counts."""
+    width, batch, samples = _sizes(options)
+    settings = [f"data.name={NAME}", f"data.samples={samples}", "data.image_size=32", "data.classes=100"]
+    settings += ["data.val_fraction=0", "data.loader=memory", "data.augment=none", "model.name=wide_resnet"]
+    settings += [f"model.args={{depth: 2, width: {width}}}", f"optim.lr={LR}", f"train.epochs={FOREVER}"]
+    settings += [f"train.global_batch_size={batch}", f"train.micro_batch_size={batch}", "train.precision=fp32"]
+    settings += ["checkpoint.every_minutes=null", f"run.output_dir={options.scratch}", "run.name=saves"]
+    words = ["--device", options.device, "--folder", str(options.scratch / "saves"), *settings]
+    return Side(name="saves", command=sides.command("saves", *words), environ=options.variables())
+
+
+def peer(options: Options) -> Side:
+    """Accelerate's, with the same network and batches."""
+    width, batch, samples = _sizes(options)
+    words = ["--width", str(width), "--batch", str(batch), "--samples", str(samples), "--warm-up", "2"]
+    return paced.peer(options, "saving", *words, "--folder", str(options.scratch / "states"))
+
+
+def _sizes(options: Options) -> tuple[int, int, int]:
+    """Width of the network, images of a batch, and of all."""
+    return (1, 2, 64) if options.quick else (10, 1, 512) if options.device == "cpu" else (10, 256, 4096)
+
+
+def _extra(side: Paced) -> dict[str, float]:
+    """A block with a checkpoint and one without: the difference, and how long training stood."""
+    saved = side.ask(steps=side.steps, save=True)
+    plain = side.ask(steps=side.steps, save=False)
+    return {"extra_s": saved["seconds"] - plain["seconds"], "save_s": saved["save_s"]}

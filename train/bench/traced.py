@@ -1,0 +1,47 @@
+"""The path system calls of a program's main thread, counted by strace."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+
+LONGEST_S: Final = 300.0
+STARTED: Final = re.compile(r"^(\d+) +execve\(.*\) = 0$")
+TAIL: Final = 2000  # characters of an output that are shown
+
+
+def strace(environ: Mapping[str, str]) -> str | None:
+    """Where it is, if it is here."""
+    return shutil.which("strace", path=environ.get("PATH"))
+
+
+def calls(
+    program: str, words: Sequence[str], environ: Mapping[str, str], folder: Path, *, mark: str | None = None
+) -> int:
+    """How many calls that name a path the main thread of `words` makes, or of its process whose words hold `mark`.
+
+    Raises:
+        Failure: PEER, where the program fails, or where it may not be watched.
+    """
+    record = folder / "strace.txt"
+    # --seccomp-bpf: only these calls stop the program.
+    watched = [program, "-f", "--seccomp-bpf", "-qq", "-s", "512", "-e", "trace=%file", "-e", "signal=none"]
+    watched += ["-o", str(record), *words]
+    done = subprocess.run(watched, capture_output=True, text=True, env=dict(environ), cwd=folder, timeout=LONGEST_S)
+    if done.returncode:
+        found, fix = (done.stdout + done.stderr)[-TAIL:].strip(), f"run it alone: {' '.join(words)}"
+        raise Failure("a program that strace watches has failed", found=found, fix=fix, code=ExitCode.PEER)
+    return counted(record.read_text(errors="replace").splitlines(), mark)
+
+
+def counted(lines: Sequence[str], mark: str | None) -> int:
+    """Lines of the thread that became the program with `mark`; without one, of the first."""
+    starts = (line for line in lines if (mark is None or mark in line) and STARTED.match(line))
+    first = next(starts, "").partition(" ")[0]
+    return sum(line.partition(" ")[0] == first for line in lines if first)
