@@ -27,6 +27,8 @@ from train.files import lease, refusals
 from train.settings.config import Data
 
 CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
+LOOKED_AT: Final = 1000  # files by one thread at a time
+ASKING: Final = 16  # threads: a file server answers many at once
 FIXES: Final = {
     ExitCode.OUTPUT: "set data.cache to a folder that you may write (in a container: mount one), or leave it out",
     ExitCode.IO: "free space there, set data.cache to another file system, or leave it out",
@@ -115,14 +117,23 @@ def key(files: Files, data: Data, pulse: Pulse) -> str:
         Failure: NO_INPUT or IO, for a file that is gone.
     """
     digest = hashlib.sha256(f"{stock.VERSION} {files.size}\n".encode())
-    for sample, path in enumerate(pulse.each("data", files.paths)):
+    chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // LOOKED_AT))
+    with ThreadPoolExecutor(ASKING) as pool:
+        for told in pulse.each("data", pool.map(lambda chunk: _looked_at(files, chunk, data.root), chunks)):
+            digest.update(told)
+    return digest.hexdigest()[:32]
+
+
+def _looked_at(files: Files, chunk: Samples, root: str) -> bytes:
+    lines = []
+    for sample in chunk:
+        path = str(files.paths[sample])
         try:
             found = os.stat(path)
         except OSError as error:
-            raise decode.unreadable(Path(path), sample, error) from error
-        told = f"{os.path.relpath(path, data.root)}\0{found.st_size}\0{found.st_mtime_ns}\n"
-        digest.update(told.encode(errors="surrogateescape"))
-    return digest.hexdigest()[:32]
+            raise decode.unreadable(Path(path), int(sample), error) from error
+        lines.append(f"{os.path.relpath(path, root)}\0{found.st_size}\0{found.st_mtime_ns}\n")
+    return "".join(lines).encode(errors="surrogateescape")
 
 
 def _filled(path: Path, files: Files, pulse: Pulse) -> Stock:
