@@ -15,7 +15,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page clean $(TRIALS)
+.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -107,6 +107,10 @@ $(TRIALS): env-dev
 
 reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
 	@$(BIN)/python tests/reliability/page.py
+
+bench: env ## measure every row of docs/performance.md that this machine can, beside its peers, and write it there
+	@$(BIN)/train bench all --output build/bench $(if $(wildcard $(SIF)),--sif $(SIF)) $(BENCH)
+	$(BIN)/python bench/write_page.py build/bench/bench.json
 
 clean: ## remove what was built here (not the caches)
 	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

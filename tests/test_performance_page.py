@@ -1,0 +1,64 @@
+"""docs/performance.md has every target, and takes what a bench has measured beside what others have."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.bench import machine, output, pairs, rows
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+import write_page as page
+
+TEXT = page.PAGE.read_text()
+
+
+def told(*found: rows.Row, device: str = "cpu") -> dict[str, Any]:
+    """bench.json of these rows."""
+    facts = machine.facts("cpu", now=0.0) | {"device": device}
+    return output.as_json(found, facts)
+
+
+def lines(text: str, table: str) -> dict[str, list[str]]:
+    """The cells of each row of a table."""
+    inside = text.split(page.BEGIN.format(table))[1].split(page.END.format(table))[0].strip().splitlines()[2:]
+    return {cells[0]: cells for cells in (line.removeprefix("| ").removesuffix(" |").split(" | ") for line in inside)}
+
+
+SEVEN = rows.measured("7", pairs.estimate([5.0, 6.0, 7.0]), peer_workers=1, ours_images_per_s=40_000.4)
+
+
+def test_the_page_is_as_its_writer_leaves_it() -> None:
+    assert page.written(TEXT) == TEXT
+
+
+@pytest.mark.parametrize("table", page.TABLES)
+def test_every_target_has_a_row_where_it_can_be_measured(table: str) -> None:
+    assert {n for n, target in rows.TARGETS.items() if target.where in page.TABLES[table]} <= set(lines(TEXT, table))
+
+
+def test_a_measured_row_takes_its_place_with_machine_and_date() -> None:
+    found = lines(page.written(TEXT, told(SEVEN)), "cpu")["7"]
+    assert found[2:6] == ["6", "5 to 7", "≥ 4", "yes"]
+    assert found[6] == "peer_workers 1, ours_images_per_s 40,000"
+    assert "torch" in found[7]
+    assert found[8] == "1970-01-01"
+
+
+def test_rows_of_other_devices_and_of_earlier_days_stay() -> None:
+    first = page.written(TEXT, told(SEVEN))
+    gpu = rows.measured("2", pairs.exactly(0.6))
+    both = page.written(page.written(first, told(gpu, device="NVIDIA H200")), told(rows.unmeasured("7", "no time")))
+    assert lines(both, "cpu")["7"] == lines(first, "cpu")["7"]
+    assert lines(both, "gpu")["2"][2] == "0.6"
+    assert lines(both, "gpu")["2"][7].startswith("NVIDIA H200")
+
+
+def test_the_parts_that_the_page_names_exist() -> None:
+    bench = Path(page.PAGE.parents[1] / "train" / "bench")
+    for name in re.findall(r"^\| `(\w+)` \|", TEXT, re.M):
+        assert (bench / f"{name}.py").exists(), name
