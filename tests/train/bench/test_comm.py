@@ -9,6 +9,7 @@ from benches import by_number, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entrypoint import ExitCode, Failure
 from entrypoint import Options as Launch
 from train.bench import comm
 from train.bench.rows import Found, Row, Series
@@ -37,6 +38,13 @@ def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
     (row,) = comm.run(quick(tmp_path, launch=Launch(device="cpu", procs_per_node=1)))
     assert isinstance(row, Row)
     assert row.missing == "needs two ranks: several GPUs, or --procs-per-node 2"
+
+
+def test_ranks_that_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "run_plan", lambda *_, **__: 78)
+    with pytest.raises(Failure, match="exit code 78") as caught:
+        list(comm.run(quick(tmp_path)))
+    assert caught.value.code == ExitCode.NODE
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-12, 1e-6))
