@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from images import write_classes
 
 from entrypoint import Failure
@@ -54,6 +56,16 @@ def test_images_that_cannot_be_read_are_a_failure(tmp_path: Path) -> None:
         path.write_bytes(b"no image")
     with pytest.raises(Failure, match="cannot be read"):
         profile("data.name=folder", f"data.root={tmp_path}", "data.max_bad_images=9")
+
+
+def test_a_step_that_does_not_fit_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("2 GiB wanted")
+
+    monkeypatch.setattr(stages.optimizers, "build", lambda *_: SimpleNamespace(step=full))
+    with pytest.raises(Failure, match="does not fit") as caught:
+        profile()
+    assert (caught.value.code, caught.value.fix) == (71, "set train.micro_batch_size below 8")
 
 
 def test_a_stage_is_timed_until_its_seconds_are_over_after_one_time_that_does_not_count(
