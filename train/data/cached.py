@@ -125,14 +125,14 @@ def key(files: Files, data: Data, pulse: Pulse) -> str:
 
 
 def _looked_at(files: Files, chunk: Samples, root: str) -> bytes:
-    lines = []
+    lines, above = [], str(Path(root))
     for sample in chunk:
         path = str(files.paths[sample])
         try:
             found = os.stat(path)
         except OSError as error:
             raise decode.unreadable(Path(path), int(sample), error) from error
-        lines.append(f"{os.path.relpath(path, root)}\0{found.st_size}\0{found.st_mtime_ns}\n")
+        lines.append(f"{path.removeprefix(above)}\0{found.st_size}\0{found.st_mtime_ns}\n")
     return "".join(lines).encode(errors="surrogateescape")
 
 
