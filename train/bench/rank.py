@@ -13,7 +13,7 @@ from train.models import networks
 from train.ranks import runtime
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import job
+from train.run import compiling, job
 from train.run.job import Job
 from train.run.loop import fit
 from train.run.signals import Watch
@@ -40,7 +40,9 @@ def led(todo: Job, place: str | None, *, warm_up: int) -> None:
     total = todo.steps.total
     shown = Progress(main=False, terminal=False, total=total, step=0)
     if place is not None:
-        shown = Gate(Line(place), todo.runtime.device, facts(todo), warm_up=warm_up, total=total)
+        counts = compiling.counts if todo.compiled else dict
+        line, device = Line(place), todo.runtime.device
+        shown = Gate(line, device, facts(todo), warm_up=warm_up, total=total, counts=counts)
     metrics = Metrics(todo.folder, main=todo.runtime.is_main, step=0, tensorboard=False, warn=print)
     with suppress(Over):
         fit(todo, Watch(), metrics, shown)
@@ -56,4 +58,5 @@ def facts(todo: Job) -> dict[str, Any]:
         "accumulation": todo.batches.accumulation,
         "steps_per_epoch": todo.steps.per_epoch,
         "loader": todo.loader.kind,
+        "compile_s": todo.compiled.seconds if todo.compiled else 0.0,
     }

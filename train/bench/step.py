@@ -136,7 +136,8 @@ def compiled(options: Options) -> Iterator[Row]:
     load = replace(loads.REFERENCE if options.device == "cuda" else loads.SMALL, compile="default")
     load = replace(load, batch=_least(options, 64))
     ratios, told, again = [], [], 0
-    for number in range(1 if options.quick or options.device == "cuda" else options.count(2)):
+    once = options.quick or options.device == "cuda"  # a minute each
+    for number in range(1 if once else min(2, options.count(2))):
         cache = str(options.scratch / f"inductor-{number}")
         first = []
         for _ in range(2):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from types import FrameType, ModuleType
+from typing import Any, Final, NoReturn
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, options_from
 from train.bench import machine, output, pictures
@@ -49,7 +50,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not name:
         what, fix = "`train bench` needs a name", f"use one of: {', '.join(PARTS)}, all"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
-    stopping.handle(stopping.stop)
+    stopping.handle(stop)
     options = asked(arguments, environ)
     folder = Path(arguments.output) if arguments.output and options.first else None
     facts, found = machine.facts(options.device, now=time.time()), []
@@ -67,6 +68,13 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.first:
         print(_json(found, facts) if arguments.json else output.markdown(found, facts))
     return int(ExitCode.PEER if any(isinstance(one, Row) and one.failed for one in found) else ExitCode.OK)
+
+
+def stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """A request to stop: what is measured now is given up, with all that was started for it."""
+    stopping.ignore()
+    what = f"stopped by {signal.Signals(signum).name}"
+    raise Failure(what, fix="start it again; --output keeps each row as it is found", code=ExitCode.STOPPED)
 
 
 def build_parser(name: str, parts: Sequence[ModuleType]) -> Parser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,16 @@ from train.bench import rows, step
 from train.bench.options import Options
 from train.bench.pairs import exactly
 from train.bench.rows import Found
-from train.commands import bench
+from train.commands import bench, stopping
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """The command listens to signals: afterwards pytest does again."""
+    before = {number: signal.getsignal(number) for number in stopping.STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +63,21 @@ def test_a_row_that_went_wrong_is_seen_in_the_exit_code(monkeypatch: pytest.Monk
     wrong = rows.spoiled("3a", Failure("gone", fix="", code=ExitCode.PEER))
     monkeypatch.setattr(step, "run", lambda options: iter([wrong, rows.measured("3b", exactly(1.0))]))
     assert bench.handle(["step", "--device", "cpu"], {}) == ExitCode.PEER
+
+
+def test_a_signal_ends_it_tidily_and_what_was_found_is_kept(
+    seen: list[Options], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(options: Options) -> Iterator[Found]:
+        seen.append(options)
+        yield rows.measured("3a", exactly(1.0))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(step, "run", run)
+    with pytest.raises(Failure, match="stopped by SIGTERM"):
+        bench.handle(["step", "--device", "cpu", "--output", str(tmp_path)], {})
+    assert not seen[0].scratch.exists()
+    assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["row"] == "3a"
 
 
 def test_files_are_kept_where_asked(tmp_path: Path) -> None:
