@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +40,12 @@ class Course:
     def pieces(self, first: int) -> Iterator[Piece]:
         """From optimizer step `first` (counted from 0) to the run's end."""
         order, ordered = np.empty(0, np.int64), -1
+        epochs = range(first // self.steps.per_epoch, -(-self.steps.total // self.steps.per_epoch))
+        orders = ahead(partial(keyed.permutation, self.samples, keyed.ORDER, self.seed), epochs)
         for step in range(first, self.steps.total):
             epoch, place = divmod(step, self.steps.per_epoch)
             if epoch != ordered:
-                order, ordered = keyed.permutation(self.samples, keyed.ORDER, self.seed, epoch), epoch
+                order, ordered = next(orders), epoch
             batch = order[place * self.batches.global_ : (place + 1) * self.batches.global_]
             for number in self._numbers():
                 mine = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
@@ -56,6 +61,31 @@ class Course:
         """This rank's micro batches of a global batch: neighbours, so that the ranks' parts lie side by side."""
         first = self.rank * self.batches.accumulation
         return range(first, first + self.batches.accumulation)
+
+
+def ahead(draw: Callable[[int], Samples], epochs: range) -> Iterator[Samples]:
+    """What `draw` gives for each epoch. A thread draws it while the one before is used: sorting a million numbers takes
+    as long as many steps, and numpy lets others run meanwhile."""
+    coming = _begun(draw, epochs[0]) if epochs else None
+    for epoch in epochs:
+        assert coming is not None
+        order = coming.result()
+        coming = _begun(draw, epoch + 1) if epoch + 1 in epochs else None
+        yield order
+
+
+def _begun(draw: Callable[[int], Samples], epoch: int) -> Future[Samples]:
+    """In a daemon: a run that ends does not wait for an order that nobody wants any more."""
+    found: Future[Samples] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(draw(epoch))
+        except Exception as error:
+            found.set_exception(error)
+
+    Thread(target=run, daemon=True, name=f"order of epoch {epoch}").start()
+    return found
 
 
 def blocks(count: int, size: int, *, rank: int, world_size: int) -> list[Samples]:

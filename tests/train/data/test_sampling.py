@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.sampling import Course, Piece, blocks
+from train.data.sampling import Course, Piece, Samples, ahead, blocks
 from train.settings.batches import batches, steps
 
 SAMPLES, GLOBAL, MICRO = 50, 16, 2
@@ -70,3 +72,25 @@ def test_evaluation_has_every_sample_on_exactly_one_rank(count: int, size: int, 
 def test_evaluations_blocks_are_the_same_for_every_world() -> None:
     one = {tuple(part) for part in blocks(50, 16, rank=0, world_size=1)}
     assert one == {tuple(part) for rank in range(3) for part in blocks(50, 16, rank=rank, world_size=3)}
+
+
+def test_the_next_epochs_order_is_drawn_while_this_one_is_used() -> None:
+    begun = {epoch: threading.Event() for epoch in (2, 3, 4)}
+
+    def draw(epoch: int) -> Samples:
+        begun[epoch].set()
+        return np.array([epoch])
+
+    orders = ahead(draw, range(2, 5))
+    assert next(orders) == [2]
+    assert begun[3].wait(60)
+    assert not begun[4].is_set()
+    assert [order.tolist() for order in orders] == [[3], [4]]
+
+
+def test_what_goes_wrong_in_drawing_is_told_in_its_turn() -> None:
+    def draw(epoch: int) -> Samples:
+        raise MemoryError(epoch)
+
+    with pytest.raises(MemoryError):
+        next(ahead(draw, range(1)))
