@@ -30,6 +30,8 @@ def arguments(group: Any) -> None:
 
 def run(options: Options) -> Iterator[Found]:
     """The rows that this machine can measure, and why it cannot measure the others."""
+    if options.config or options.overrides:
+        options.tell("note: step trains what its peers train too: --config and settings do not count here")
     for name in getattr(options.own, "rows", None) or ROWS:
         numbers, measure = ROWS[name]
         left = set(numbers)
