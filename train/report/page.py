@@ -14,6 +14,7 @@ from train.report.document import Block, Document, Facts, Picture, Section, Tabl
 # The browser is told to load and run nothing, should a text ever get past `escape`.
 POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 SMALL: Final = 510  # pixels: two such pictures stand beside each other
+NAME: Final = 30  # letters
 LONG: Final = 20  # facts: more stand in two columns
 SCREEN_DPI: Final = 96  # what a browser calls an inch
 STYLE: Final = """
@@ -34,6 +35,7 @@ th { font-weight: 600; color: #374151; border-bottom-color: #9ca3af; }
 th.w, td.w { text-align: left; }
 td.w { overflow-wrap: anywhere; }
 td.w + td.w { min-width: 5rem; }
+.names td:first-child { white-space: nowrap; }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1.2rem; margin: .6rem 0;
   font-size: .92rem; }
 dt { color: #4b5563; }
@@ -53,7 +55,7 @@ img { display: block; max-width: max(100%, 38rem); height: auto; }
   h2 { break-after: avoid; }
   section > p { break-after: avoid; }
   p, figure, .large, tr { break-inside: avoid; }
-  .small { width: 48%; }
+  .small { width: 46%; margin-right: 2%; }
   thead { display: table-header-group; }
   img { max-width: 100%; max-height: 235mm; }
   figure, .scroll { overflow: visible; }
@@ -115,7 +117,9 @@ def _facts(facts: Facts) -> str:
 def _table(table: Table) -> str:
     head = _row(table.head, "th", table.left)
     rows = "\n".join(_row(row, "td", table.left) for row in table.rows)
-    return f'<div class="scroll"><table>\n<thead>{head}</thead>\n<tbody>{rows}</tbody>\n</table></div>'
+    fits = all(len(row[0]) <= NAME for row in table.rows)  # no break in `run-1`; longer ones may
+    kind = ' class="names"' if fits else ""
+    return f'<div class="scroll"><table{kind}>\n<thead>{head}</thead>\n<tbody>{rows}</tbody>\n</table></div>'
 
 
 def _row(cells: Any, tag: str, left: int) -> str:
