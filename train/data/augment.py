@@ -112,10 +112,16 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     flat = line[..., None] * width + _inside(across, width)[:, None, None, :]
     gathered = pixels.view(-1, channels).index_select(0, flat.view(-1))
     moved = normalized(gathered.view(len(rows), *pixels.shape[1:]))
-    covered = [_outside(along, height)[:, :, None] | _outside(across, width)[:, None, :]] if gray else []
-    covered += [_square(hole[0], hole[1], height, width)] if hole else []
-    for mask in covered:
-        moved.masked_fill_(mask.view(len(rows), 1, *(1 for _ in frames), height, width), 0)
+    # By lines of memory: an inner loop over three channels would take longer.
+    lines = moved.movedim(1, -1).view(len(rows), images, height, width * channels)
+    if gray:
+        lines.mul_(_within(along, height)[:, None, :, None])
+        lines.mul_(_wide(_within(across, width), channels)[:, None])
+    if hole:
+        down, right = (
+            _cut(size, middle, min(height, width)) for size, middle in zip((height, width), hole, strict=True)
+        )
+        lines.mul_((1 - down[:, :, None] * _wide(right, channels))[:, None])
     return moved
 
 
@@ -130,15 +136,17 @@ def _inside(place: Tensor, size: int) -> Tensor:
     return (size - 1) - ((size - 1) - place.abs()).abs()
 
 
-def _outside(place: Tensor, size: int) -> Tensor:
-    return (place < 0) | (place >= size)
+def _within(place: Tensor, size: int) -> Tensor:
+    """1 where a place lies in 0..size-1, else 0."""
+    return ((place >= 0) & (place < size)).float()
 
 
-def _square(row: Tensor, column: Tensor, height: int, width: int) -> Tensor:
-    """Where the square around these places [n, 1] lies, bool [n, height, width]; a part of it may be outside."""
-    side = max(1, int(HOLE * min(height, width)))
-    down, right = (
-        (torch.arange(size, device=row.device) - middle + side // 2)
-        for size, middle in ((height, row), (width, column))
-    )
-    return ~_outside(down, side)[:, :, None] & ~_outside(right, side)[:, None, :]
+def _cut(size: int, middle: Tensor, shorter: int) -> Tensor:
+    """[n, size]: 1 where the square around the middles [n, 1] lies, else 0."""
+    side = max(1, int(HOLE * shorter))
+    return _within(torch.arange(size, device=middle.device) - middle + side // 2, side)
+
+
+def _wide(columns: Tensor, channels: int) -> Tensor:
+    """[n, width] as it lies in memory, with the channels: [n, 1, width * channels]."""
+    return columns.repeat_interleave(channels, dim=1)[:, None, :]
