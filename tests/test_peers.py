@@ -17,7 +17,7 @@ from train.models.wide_resnet import wide_resnet
 PEERS = Path(__file__).parents[1] / "bench" / "peers"
 SCRIPTS = sorted(path.stem for path in PEERS.glob("*.py") if path.stem != "workload")
 # Those that the step bench uses; the others have arguments of their own.
-LOOPS = ("accelerated", "bare", "dataparallel", "published")
+LOOPS = ("accelerated", "bare", "dataparallel", "published", "wire")
 TINY = "--device cpu --model tiny --size 8 --classes 2 --samples 64 --batch 8 --warm-up 2 --steps 2 --blocks 2"
 
 

@@ -26,7 +26,7 @@ class Timed:
         self.side, self.seconds, self.steps = side, seconds, 1
         words = " ".join(side.command)
         ranks = int(found[1]) if (found := re.search(r"--procs-per-node (\d+)", words)) else 1
-        whole = int(found[1]) if (found := re.search(r"train.global_batch_size=(\d+)", words)) else 64
+        whole = int(found[1]) if (found := re.search(r"(?:train.global_batch_size=|--batch )(\d+)", words)) else 64
         self.facts = {"batch": whole // ranks, "accumulation": 1, "ranks": ranks, "first_step_s": 1.0}
 
     def fit_to(self, seconds: float) -> int:

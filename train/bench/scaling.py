@@ -1,4 +1,7 @@
-"""1, 2, 4, ... processes: the same global batch (strong) and one that grows with them (weak); DataParallel beside."""
+"""1, 2, 4, ... processes: the same global batch (strong) and one that grows with them (weak); DataParallel beside.
+
+A GPU alone is also shown what a network between eight would cost it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ STRONG, WEAK = "strong", "weak"
 KINDS: Final = (STRONG, WEAK)
 ROW: Final = "14"
 BLOCKS: Final = 7
+WIRED: Final = 8  # the times of an all-reduce that peers/wire.py waits for are those of so many
 ALIVE: Final = 16  # processes that may wait beside each other on a CPU: half a GB each
 # The images of a step of one process, and of a step of all where the batch stays the same.
 ON_GPU: Final = replace(loads.REFERENCE, batch=1024)
@@ -41,6 +45,7 @@ def run(options: Options) -> Iterator[Found]:
         of_kind = [found[kind, count] if (kind, count) in found else found[STRONG, count] for count in counts]
         yield from told(kind, of_kind, began=kind == STRONG)
     yield from dataparallel(options, most(options))
+    yield from simulated(options)
 
 
 def most(options: Options) -> int:
@@ -133,6 +138,27 @@ def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
         yield _absent(what, missing, failed=True)
     else:
         yield rows.figure(ROW, what, ours.against(theirs), gpus=gpus, **_facts(ours))
+
+
+def simulated(options: Options) -> Iterator[Found]:
+    """One GPU's part of the batch of eight, with and without the wait for a wire between them: real buckets, real
+    overlap, and nothing is sent."""
+    what = f"simulated wire of {WIRED} GPUs on two nodes: strong scaling, efficiency"
+    if options.device == "cpu":
+        yield _absent(what, "needs a GPU")
+        return
+    load = replace(ON_GPU, batch=max(1, _batch(options) // WIRED), augment=False)
+    words = [*load.plain(), "--precision", load.precision]
+    without = paced.peer(options, "wire", *words, "--alpha-us", "0", "--us-per-mb", "0")
+    sides = [
+        World(name="wire", side=paced.peer(options, "wire", *words)),
+        World(name="without", side=replace(without, name="without-wire")),
+    ]
+    wired, base = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=True)
+    if missing := wired.missing or base.missing:
+        yield _absent(what, missing, failed=True)
+    else:
+        yield rows.figure(ROW, what, wired.against(base), simulated=True, **_facts(wired))
 
 
 def _load(options: Options, kind: str, count: int, fewest: int) -> list[str]:

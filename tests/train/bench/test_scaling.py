@@ -13,6 +13,7 @@ from stand_ins import asked, replaced
 from train.bench import scaling
 from train.bench.rows import Found, Row, Series
 
+WIRE = [("needs a GPU", False)]
 COUNTS = argparse.Namespace(processes=[1, 2, 4])
 
 
@@ -59,13 +60,25 @@ def test_dataparallel_is_not_measured_without_two_gpus(rows: dict[str, Row]) -> 
     assert rows["DDP / DataParallel on the same GPUs, images/s"].missing == "needs two GPUs"
 
 
+def test_a_wire_is_simulated_on_gpus_alone(
+    rows: dict[str, Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (what,) = (what for what in rows if what.startswith("simulated"))
+    assert rows[what].missing == "needs a GPU"
+    replaced(monkeypatch, lambda words: 1.0 if "--alpha-us 0" in words else 1.25)
+    (row,) = scaling.simulated(asked(tmp_path, device="cuda"))
+    assert isinstance(row, Row)
+    assert row.found is not None
+    assert (row.found.value, row.facts["simulated"]) == (0.8, True)
+
+
 def test_on_gpus_dataparallel_takes_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = replaced(monkeypatch, lambda words: 1.0 if "dataparallel.py" in words else 0.5)
-    monkeypatch.setattr(scaling, "most", lambda options: 2)
-    *_, last = found(tmp_path, device="cuda", pairs=2)
-    assert isinstance(last, Row)
-    assert seen[-4:] == ["ddp", "ddp", "dataparallel", "dataparallel"]
-    assert last.facts["gpus"] == 2
+    (row,) = scaling.dataparallel(asked(tmp_path, device="cuda", pairs=2), 2)
+    assert isinstance(row, Row)
+    assert row.found is not None
+    assert seen == ["ddp", "ddp", "dataparallel", "dataparallel"]
+    assert (row.found.value, row.facts["gpus"]) == (2.0, 2)
 
 
 def test_the_series_hold_what_reports_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +95,7 @@ def test_a_number_of_processes_that_fails_is_left_out_with_its_reason(
     replaced(monkeypatch, lambda words: None if "--procs-per-node 4" in words else linear(words))
     all_found = found(tmp_path)
     missing = [(one.missing, one.failed) for one in all_found if isinstance(one, Row) and one.missing]
-    assert missing == [("out of GPU memory", True), ("out of GPU memory", True), ("needs two GPUs", False)]
+    assert missing == [("out of GPU memory", True), ("out of GPU memory", True), ("needs two GPUs", False), *WIRE]
     assert [len(one.lines["low"]) for one in all_found if isinstance(one, Series)] == [2, 2]
 
 
