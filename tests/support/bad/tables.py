@@ -59,6 +59,7 @@ UNREACHED: dict[str, str] = {
     "train/run/elsewhere.py:notes": "another machine's numbers: tests/train/run/test_elsewhere.py",
     "train/run/exact.py:__init__": "a model of the user's: tests/train/run/test_exact.py",
     "train/run/exact.py:refuse_hidden_state": "a model of the user's: tests/train/run/test_exact.py",
+    "train/run/fitting.py:_refuse_none": "a GPU's memory: tests/train/run/test_fitting.py",
     "train/run/health.py:refuse_bad_weights": "weights that overflow: tests/train/run/test_health.py",
     "train/run/health.py:sound#2": "a loss that jumps twice: tests/train/run/test_rollback.py",
     "train/run/onefolder.py:refuse_apart": "two machines: tests/train/run/test_onefolder.py",
