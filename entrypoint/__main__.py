@@ -26,21 +26,36 @@ class Parser(argparse.ArgumentParser):
         raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal. To find that out, argparse would load shutil and three kinds of compression."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
+
+
 def build_parser() -> Parser:
     """The command line."""
-    parser = Parser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=_RAW)
+    parser = Parser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=Help)
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|run")
-    show = commands.add_parser("show", help="what was detected, the plan, and where each value came from")
+    show = commands.add_parser(
+        "show", help="what was detected, the plan, and where each value came from", formatter_class=Help
+    )
     show.add_argument("--json", action="store_true", help="one JSON object")
-    run = commands.add_parser("run", help="run a command once per rank with torchrun's contract set")
+    run = commands.add_parser(
+        "run", help="run a command once per rank with torchrun's contract set", formatter_class=Help
+    )
     run.add_argument("--logs", metavar="DIR", default="logs", help="folder for rank-NNNN.log (default: logs)")
     for each in (show, run):
         add_launch_arguments(each)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
     return parser
-
-
-_RAW = argparse.RawDescriptionHelpFormatter
 
 
 def main(argv: Sequence[str] | None = None) -> int:

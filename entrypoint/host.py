@@ -6,9 +6,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+Place = str | os.PathLike[str]  # pathlib alone would be a tenth of what `entrypoint show` takes
 Container = Literal["apptainer", "docker", "none"]
 _STEPD = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 
@@ -77,32 +77,34 @@ def visible(gpus: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None) -> 
     return tuple(found)
 
 
-def container(root: Path = Path("/")) -> Container:
+def container(root: Place = "/") -> Container:
     """Which engine's marks the root file system bears."""
-    if (root / ".singularity.d").is_dir():
+    if os.path.isdir(os.path.join(root, ".singularity.d")):
         return "apptainer"
-    return "docker" if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists() else "none"
+    marks = (os.path.join(root, name) for name in (".dockerenv", "run/.containerenv"))
+    return "docker" if any(map(os.path.exists, marks)) else "none"
 
 
-def parents_job(pid: int, proc: Path = Path("/proc"), most: int = 16) -> dict[str, str]:
+def parents_job(pid: int, proc: Place = "/proc", most: int = 16) -> dict[str, str]:
     """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them.
 
     In a user namespace (unprivileged Apptainer) no parent's environment can be read; slurmstepd's title still names the
     job: then that is all there is.
     """
     for _ in range(most):
-        variables = _environ_of(proc / str(pid))
+        process = os.path.join(proc, str(pid))
+        variables = _environ_of(process)
         if "SLURM_JOB_ID" in variables:
             return {name: value for name, value in variables.items() if name.startswith("SLURM_")}
-        if title := _STEPD.match(_title_of(proc / str(pid))):
+        if title := _STEPD.match(_text(os.path.join(process, "cmdline"))):
             return {"SLURM_JOB_ID": title[1], "SLURM_STEP_ID": title[2]}
-        pid = _parent_of(proc / str(pid))
+        pid = _parent_of(process)
         if pid <= 1:
             break
     return {}
 
 
-def oom_kills(cgroups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+def oom_kills(cgroups: Place = "/proc/self/cgroup", root: Place = "/sys/fs/cgroup") -> int:
     """How often the kernel has killed in this process's cgroup for want of memory; 0 where it does not say.
 
     A container's cgroup may lie at the root that it sees, while /proc has the host's path of it.
@@ -110,8 +112,8 @@ def oom_kills(cgroups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
     for line in _text(cgroups).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         base, name = _OOM_FILES.get(controllers, ("", ""))
-        places = (root / base / path.lstrip("/"), root / base) if name else ()
-        if counted := next(filter(None, (_OOM_KILL.search(_text(place / name)) for place in places)), None):
+        places = (os.path.join(root, base, path.lstrip("/"), name), os.path.join(root, base, name)) if name else ()
+        if counted := next(filter(None, (_OOM_KILL.search(_text(place)) for place in places)), None):
             return int(counted[1])
     return 0
 
@@ -121,32 +123,24 @@ _OOM_FILES = {"memory": ("memory", "memory.oom_control"), "": (".", "memory.even
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.M)
 
 
-def _text(file: Path) -> str:
+def _text(file: Place) -> str:
+    """Empty where it cannot be read."""
     try:
-        return file.read_text(errors="replace")
+        with open(file, encoding="utf-8", errors="replace", newline="") as opened:
+            return opened.read()
     except OSError:
         return ""
 
 
-def _environ_of(process: Path) -> dict[str, str]:
-    try:
-        entries = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return {}
+def _environ_of(process: str) -> dict[str, str]:
+    entries = _text(os.path.join(process, "environ")).split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def _title_of(process: Path) -> str:
-    try:
-        return (process / "cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _parent_of(process: Path) -> int:
+def _parent_of(process: str) -> int:
     try:  # the name in parentheses may itself hold spaces and parentheses
-        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
+        return int(_text(os.path.join(process, "stat")).rpartition(")")[2].split()[1])
+    except (ValueError, IndexError):
         return 0
 
 

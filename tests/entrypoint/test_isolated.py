@@ -34,3 +34,15 @@ def test_what_was_kept_out_is_still_said(tmp_path: Path) -> None:
 def test_words_and_exit_codes_pass(variables: dict[str, str]) -> None:
     done = run("train", "no-such-word", **variables)
     assert (done.returncode, "no-such-word" in done.stderr) == (64, True)
+
+
+def test_garbage_is_looked_for_again_once_all_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "told").mkdir()
+    (tmp_path / "told" / "__main__.py").write_text(
+        "import gc\nseen = gc.isenabled()\ndef main(): print(seen, gc.isenabled())"
+    )
+    told = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from entrypoint import isolated; isolated._start('told')"
+    )
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("False True\n", "")

@@ -23,5 +23,10 @@ def test_two_jobs_on_a_node_derive_different_candidates() -> None:
     assert ports.candidates("slurm:7.0.0") != ports.candidates("slurm:8.0.0")
 
 
+def test_ports_of_neighbouring_jobs_rarely_meet() -> None:
+    firsts = [ports.candidates(f"slurm:{job}.0.0")[0] for job in range(2000)]
+    assert len(set(firsts)) > 1800  # of 12,768 ports: 1852 if they were drawn
+
+
 def test_a_narrow_range_gives_each_of_its_ports_once() -> None:
     assert sorted(ports.candidates("k", (30_000, 30_002))) == [30_000, 30_001, 30_002]

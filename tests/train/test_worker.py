@@ -48,6 +48,25 @@ def test_a_rank_trains_to_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "step-00000008" / "manifest.json").exists()
 
 
+LOADS = """
+import os, sys
+from train import worker
+from train.run.bell import Bell
+code = worker.run([*sys.argv[1:], "run.output_dir=.", "run.name=lean"], os.environ, Bell())
+print()
+print(code, *sys.modules)
+"""
+HEAVY = {"torch._dynamo", "torch.distributed.tensor", "torchvision", "sympy", "google.protobuf", "matplotlib"}
+
+
+def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    """Each of these is a part of every rank's start that shows: docs/performance.md."""
+    done = python("-c", LOADS, *TINY, "log.tensorboard=true", environ=CONTRACT, cwd=tmp_path)
+    code, *loaded = done.stdout.splitlines()[-1].split()
+    assert (code, "torch" in loaded, done.stderr) == ("0", True, "")
+    assert not HEAVY & set(loaded)
+
+
 ERRORS = {
     "a-failure": (Failure("no data", fix="bring some", code=ExitCode.NO_INPUT), 66, "fix: bring some"),
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, "train.micro_batch_size"),
