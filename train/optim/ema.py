@@ -17,14 +17,13 @@ class Average:
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
-        self._network, self._decay = network, decay
-        self.tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in _floats(network).items()}
+        self._own, self._decay = _floats(network), decay
+        self.tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in self._own.items()}
 
     def update(self, step: int) -> None:
         """Take the weights in after `step` (counted from 1) is done. No host sync."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        current = _floats(self._network)
-        torch._foreach_lerp_(list(self.tensors.values()), [current[name] for name in self.tensors], 1 - decay)
+        torch._foreach_lerp_(list(self.tensors.values()), list(self._own.values()), 1 - decay)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Put back what `tensors` held. Raises KeyError or RuntimeError for another network's."""
@@ -34,19 +33,18 @@ class Average:
     @contextmanager
     def worn(self) -> Iterator[None]:
         """Inside, the network has the averaged weights; after it, its own again."""
-        own = {name: tensor.clone() for name, tensor in _floats(self._network).items()}
-        _put(self._network, self.tensors)
+        own = {name: tensor.clone() for name, tensor in self._own.items()}
+        self._put(self.tensors)
         try:
             yield
         finally:
-            _put(self._network, own)
+            self._put(own)
 
-
-def _put(network: nn.Module, values: Mapping[str, Tensor]) -> None:
-    for name, tensor in _floats(network).items():
-        tensor.copy_(values[name])
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._own.items():
+            tensor.copy_(values[name])
 
 
 def _floats(network: nn.Module) -> dict[str, Tensor]:
-    """Detached views of parameters and buffers."""
+    """Detached views of parameters and buffers, which stay where they are in memory for the whole run."""
     return {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}

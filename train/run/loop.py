@@ -145,6 +145,7 @@ def _wishes(todo: Job, now: Now) -> Decision:
     """What this rank alone would do: each looks at its signals, rank 0 at the clock and at its writer."""
     minutes = todo.config.checkpoint.every_minutes
     late = minutes is not None and now.clock() - now.saved_at >= 60 * minutes
-    soon = any(_evaluation_is_due(todo, ahead) for ahead in range(3))  # before all ranks have agreed
+    limited = now.watch.deadline is not None
+    soon = limited and any(_evaluation_is_due(todo, ahead) for ahead in range(3))  # before all ranks have agreed
     halt = stop.wanted(todo, now, evaluation=soon)
     return Decision(stop=halt, save=todo.runtime.is_main and late, written=saving.written(now))

@@ -80,6 +80,15 @@ def test_the_environment_does_not_change_what_accelerate_does(monkeypatch: pytes
     assert found == ("no", 3, 1)
 
 
+def test_ddp_is_told_what_to_send_and_in_which_portions() -> None:
+    forget_accelerate()
+    config = schema.load(None, ["train.gradient_exchange=bf16", "train.bucket_cap_mb=7"])
+    told = runtime.start(config, ALONE, {}, accumulation=1).accelerator.ddp_handler
+    forget_accelerate()
+    assert told is not None
+    assert (told.comm_hook.value, told.bucket_cap_mb, told.gradient_as_bucket_view) == ("bf16", 7, True)
+
+
 def test_one_rank_trains_without_a_process_group(alone: runtime.Runtime) -> None:
     assert alone.control is None
     assert alone.is_main

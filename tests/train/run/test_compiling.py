@@ -18,11 +18,13 @@ from processes import python
 from torch import nn
 
 from entrypoint import ExitCode, Failure
+from train import worker
 from train.data import augment
 from train.data.shape import Shape
 from train.record import metrics
 from train.run import compiling
 from train.run.job import Job
+from train.settings import schema
 
 # Three evaluations, whose last batch is smaller: 16 held-out samples in batches of 7.
 COMPILED = ("train.compile=default", "eval.batch_size=7", "train.epochs=3")
@@ -128,6 +130,18 @@ def test_what_the_compiler_cannot_do_is_said_in_our_words(tmp_path: Path, monkey
     assert "train.compile=false" in caught.value.fix
 
 
+@pytest.mark.parametrize(("mode", "kept"), [("default", "/there"), ("false", None)])
+def test_who_says_where_code_is_kept_is_heard(mode: str, kept: str | None, tmp_path: Path) -> None:
+    config = schema.load(None, [f"train.compile={mode}"])
+    said = {worker.CODE: "/there"} if kept else {}
+    worker.keep_code(said, config)
+    assert said.get(worker.CODE) == kept
+    if kept:
+        own = {"XDG_CACHE_HOME": str(tmp_path)}
+        worker.keep_code(own, config)
+        assert own[worker.CODE] == str(tmp_path / "train-image/compiled")
+
+
 def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("machine: the command g++ is not there")
@@ -139,7 +153,7 @@ def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> No
         quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_CACHE_DIR": ""}
         environ = {"XDG_CACHE_HOME": str(tmp_path / "caches"), **quick}
         run = ("-m", "train", "--device", "cpu", *tiny, *short, f"run.name={name}")
-        done = python(*run, cwd=tmp_path, environ=environ, timeout=500)
+        done = python(*run, cwd=tmp_path, environ=environ)
         assert done.returncode == 0, done.stderr
         found.append(json.loads((tmp_path / f"runs/{name}/run.json").read_text())["training"]["compiled"])
     assert [code["graphs"] for code in found] == [1, 1]
