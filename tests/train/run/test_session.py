@@ -126,7 +126,7 @@ def test_a_signal_ends_with_75_and_the_next_start_goes_on(
     real = session.fit
 
     def interrupted(todo: Job, watch: Any, *rest: Any) -> Any:
-        monkeypatch.setattr(type(step.bare(todo.optimizer)), "zero_grad", lambda self: watch.handle(signal.SIGUSR2))
+        monkeypatch.setattr(type(step.bare(todo.optimizer)), "zero_grad", lambda _, **how: watch.handle(signal.SIGUSR2))
         try:
             return real(todo, watch, *rest)
         finally:
