@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import torch
+import torch.nested._internal.nested_tensor  # or the first backward pass loads it: after a signal it may be too late
 from accelerate import Accelerator
 from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import Tensor, nn
