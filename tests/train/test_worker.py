@@ -61,7 +61,8 @@ HEAVY = {"torch._dynamo", "torch.distributed.tensor", "torchvision", "sympy", "g
 
 def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     """Each of these is a part of every rank's start that shows: docs/performance.md."""
-    done = python("-c", LOADS, *TINY, "log.tensorboard=true", environ=CONTRACT, cwd=tmp_path)
+    more = ("log.tensorboard=true", "train.clip_grad_norm=1", "train.ema_decay=0.9")
+    done = python("-c", LOADS, *TINY, *more, environ=CONTRACT, cwd=tmp_path)
     code, *loaded = done.stdout.splitlines()[-1].split()
     assert (code, "torch" in loaded, done.stderr) == ("0", True, "")
     assert not HEAVY & set(loaded)
@@ -219,7 +220,8 @@ def listens(pid: int, number: int) -> bool:
 def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(LATE)
-    ended = python(str(script), *TINY, "log.tensorboard=true", "run.name=run", environ=CONTRACT, cwd=tmp_path)
+    more = ("log.tensorboard=true", "train.clip_grad_norm=1", "train.ema_decay=0.9")
+    ended = python(str(script), *TINY, *more, "run.name=run", environ=CONTRACT, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "late.json").read_text()) == []
 

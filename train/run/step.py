@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from train import keyed
@@ -90,7 +90,8 @@ def _update(todo: Job) -> None:
     """The optimizer's step, with clipped gradients where the config says so. It forgets them."""
     todo.pulse.beat("step", "optimizer")
     if todo.config.train.clip_grad_norm is not None:
-        todo.runtime.accelerator.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)
+        todo.runtime.accelerator.unscale_gradients()  # then torch's own: Accelerate's loads sharded tensors first
+        nn.utils.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)
     optimizer = bare(todo.optimizer)
     optimizer.step()
     optimizer.zero_grad(set_to_none=todo.compiled is None or not todo.compiled.stable)
