@@ -13,6 +13,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.checkpoint import manifest, shelf
 from train.checkpoint.manifest import Damaged, Manifest
+from train.files import plain
 from train.settings import changes, schema, yaml12
 from train.settings.config import RunConfig
 
@@ -92,7 +93,7 @@ def configured(chosen: Chosen, file: str | None, overrides: Sequence[str]) -> tu
 def _best(run_folder: Path, there: Mapping[int, Path]) -> list[Path]:
     """What best.json names, if it is among the checkpoints."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [there[json.loads((run_folder / "best.json").read_bytes())["step"]]]
+        return [there[plain.read_json(run_folder / "best.json")["step"]]]
     return []
 
 

@@ -21,7 +21,7 @@ NAME, CURVES = "metrics.jsonl", "tensorboard"
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a metrics file; one torn by a kill or a full disk is left out. Raises OSError."""
     for line in path.read_bytes().splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict):
                 yield event
