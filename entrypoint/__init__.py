@@ -8,6 +8,7 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import Limits
 from entrypoint.hangwatch import Care
 from entrypoint.launch import make_plan, run_plan
+from entrypoint.limits import met
 from entrypoint.options import Options, add_launch_arguments, options_from
 from entrypoint.plan import Plan
 from entrypoint.pulse import Pulse, attach
@@ -29,6 +30,7 @@ __all__ = [
     "from_environ",
     "hold",
     "make_plan",
+    "met",
     "network",
     "options_from",
     "run_plan",

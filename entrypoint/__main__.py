@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, run_plan, shield
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, run_plan, shield
 from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
@@ -61,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(failure.code)
     except KeyboardInterrupt:
         return 130
-    except Exception:
+    except Exception as error:
+        if limited := met(error):
+            print(limited, file=sys.stderr)
+            return int(limited.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
 
