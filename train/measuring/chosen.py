@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -50,9 +51,9 @@ def choose(given: str) -> Chosen:
     place = Path(given).resolve()
     if not place.is_dir():
         raise _no_checkpoint(given, "it is a file" if place.exists() else "it does not exist")
-    if shelf.STEP.fullmatch(place.name) or (place / manifest.NAME).exists():
+    if shelf.STEP.fullmatch(place.name) or os.path.exists(place / manifest.NAME):  # Path's own raises where it is shut
         return _whole(place)
-    folder = place / "checkpoints" if (place / "checkpoints").exists() else place
+    folder = place / "checkpoints" if os.path.exists(place / "checkpoints") else place
     there = shelf.steps(folder)
     if not there:
         raise _no_checkpoint(given, "a folder without checkpoints")
