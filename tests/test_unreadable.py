@@ -39,6 +39,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777)
     monkeypatch.chdir(folder)
+    front.run(["check"], dict(os.environ))  # loads what a command loads: Python itself may lie in root's home
     yield folder
     shutil.rmtree(folder)
 
