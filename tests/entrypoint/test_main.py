@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines import captured
-from processes import python
+from processes import TIMEOUT_S, python, unmeasured
 
 CPU = ("--device", "cpu")
 
@@ -96,3 +96,11 @@ def test_a_bug_of_ours_is_70_with_a_traceback() -> None:
     done = python("-c", code)
     assert done.returncode == 70
     assert "Traceback" in done.stderr
+
+
+def test_too_few_open_files_are_said_with_the_limit_to_raise(tmp_path: Path) -> None:
+    line = ["sh", "-c", 'ulimit -n 9; exec "$0" -m entrypoint run --device cpu -- true', sys.executable]
+    done = subprocess.run(line, cwd=tmp_path, env=unmeasured(), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (71, "")
+    assert done.stderr.startswith("ERROR[71] the system opens no further file")
+    assert "ulimit -n" in done.stderr

@@ -10,6 +10,7 @@ import threading
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from processes import TIMEOUT_S, start_python, wait_until
@@ -79,6 +80,15 @@ def test_an_error_inside_gives_it_back(path: Path) -> None:
     assert held is not None
     with pytest.raises(KeyboardInterrupt), held.held():
         raise KeyboardInterrupt
+    assert list(path.parent.iterdir()) == []
+
+
+def test_without_a_thread_that_touches_it_it_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    held = lease.take(path)
+    assert held is not None
+    with pytest.raises(RuntimeError, match="can't start"), held.held():
+        pass
     assert list(path.parent.iterdir()) == []
 
 
