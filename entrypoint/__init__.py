@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
     from entrypoint.launch import run_plan
+    from entrypoint.limits import met
     from entrypoint.options import Options, add_launch_arguments, options_from
     from entrypoint.plan import Plan
     from entrypoint.planning import make_plan
@@ -36,6 +37,7 @@ __all__ = [
     "from_environ",
     "hold",
     "make_plan",
+    "met",
     "network",
     "options_from",
     "run_plan",
@@ -52,6 +54,7 @@ PLACES = {
     "hang": ("Limits",),
     "hangwatch": ("Care",),
     "launch": ("run_plan",),
+    "limits": ("met",),
     "options": ("Options", "add_launch_arguments", "options_from"),
     "plan": ("Plan",),
     "planning": ("make_plan",),

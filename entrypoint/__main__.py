@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, options_from, shield
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, shield
 from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
@@ -75,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(failure.code)
     except KeyboardInterrupt:
         return 130
-    except Exception:
+    except Exception as error:
+        if limited := met(error):
+            print(limited, file=sys.stderr)
+            return int(limited.code)
         import traceback
 
         traceback.print_exc()

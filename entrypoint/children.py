@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.limits import met
 from entrypoint.pulse import VARIABLE, Line
 from entrypoint.tee import Tee
 from entrypoint.world import World
@@ -64,7 +65,7 @@ def start(
     """Start one rank in a session of its own, so that a terminal's Ctrl-C reaches it through the parent only.
 
     Raises:
-        Failure: NO_INPUT, where the command cannot be started.
+        Failure: NO_INPUT, where the command cannot be started; RESOURCE, where nothing more can.
     """
     parent = os.getpid()
     try:
@@ -80,7 +81,7 @@ def start(
         )
     except (OSError, ValueError) as error:
         tee.close()
-        raise Failure(
+        raise met(error) or Failure(
             f"the command cannot be started: {error}",
             found=" ".join(command),
             fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",

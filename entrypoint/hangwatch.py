@@ -70,6 +70,7 @@ class HangWatch:
     def __post_init__(self) -> None:
         self._silences = {child.world.rank: Silence(self.care.limits) for child in self.children}
         self.withdraw()  # an earlier start's
+        self._sweep()
 
     @property
     def alone(self) -> bool:
@@ -103,6 +104,13 @@ class HangWatch:
         """Take back what was said to the other tasks."""
         with suppress(OSError):
             self.mine.unlink()
+
+    def _sweep(self) -> None:
+        """Beside rank 0, take back what earlier starts said anywhere: a node that is lost now cannot."""
+        for path in self.care.errors.glob("hang-*.json") if self.children[0].world.rank == 0 else ():
+            if not path.name.startswith(self._begin):
+                with suppress(OSError):
+                    path.unlink()
 
     def _suspect(self, living: Sequence[Child]) -> bool:
         return bool(living) and culprit([self._sign(child) for child in living]) is not None

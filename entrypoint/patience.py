@@ -12,7 +12,7 @@ PATIENCE_S: Final = 5.0
 
 
 def in_time(action: Callable[[], T], seconds: float = PATIENCE_S) -> T | None:
-    """What the action returns; None where it fails, or takes longer: it is left behind then."""
+    """What the action returns; None where it fails, takes longer (it is left behind then), or cannot begin."""
     answer: queue.SimpleQueue[T | None] = queue.SimpleQueue()
 
     def act() -> None:
@@ -21,8 +21,8 @@ def in_time(action: Callable[[], T], seconds: float = PATIENCE_S) -> T | None:
         except Exception:  # whatever it is: the caller has more urgent things to do
             answer.put(None)
 
-    threading.Thread(target=act, daemon=True, name="in time").start()
     try:
+        threading.Thread(target=act, daemon=True, name="in time").start()
         return answer.get(timeout=seconds)
-    except queue.Empty:
+    except (queue.Empty, RuntimeError):  # RuntimeError: the system has no thread left
         return None

@@ -224,14 +224,14 @@ class Watch:
     def report(self) -> None:
         """Say who failed first, where it was not said yet. Rank 0's own words are on the console already."""
         self._keep()
-        if self.first is None or self.exit_code() == ExitCode.STOPPED:
+        if self.first is None or self.first[1] == ExitCode.STOPPED:
             return
-        self.ask_around()
         child, code = self.first
-        shown = child.tee.was_shown(c.tee for c in self.children if c is not child or c.world.world_size == 1)
-        if self.asked in (-code, code - 128):  # the latter from a rank that was asked twice
+        if self.asked in (-code, code - 128):  # by one without a handler yet; the latter from one that was asked twice
             self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{', not saved' if code > 0 else ''}")
             return
+        self.ask_around()
+        shown = child.tee.was_shown(c.tee for c in self.children if c is not child or c.world.world_size == 1)
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
         if self._death() is None and not shown:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")

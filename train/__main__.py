@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from entrypoint import ExitCode, Failure, add_launch_arguments, shield
+from entrypoint import ExitCode, Failure, add_launch_arguments, met, shield
 from train.commands import checking, data, evaluating, stopping, training
 from train.commands.words import Parser
 from train.front import timelimit
@@ -96,7 +96,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return int(failure.code)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception:
+    except Exception as error:
+        if limited := met(error):
+            print(limited, file=sys.stderr)
+            return int(limited.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
 

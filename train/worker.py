@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from entrypoint import ExitCode, Failure, attach, from_environ, shield
+from entrypoint import ExitCode, Failure, attach, from_environ, met, shield
 from train import faults, plugin
 from train.files import caches
 from train.front import rundir
@@ -40,7 +40,10 @@ def main() -> NoReturn:
     """
     shield()
     bell = Bell()
-    bell.listen()
+    try:
+        bell.listen()
+    except RuntimeError as error:  # the system has no thread left
+        vanish(leave(told(error, None), None))
     code = run(sys.argv[1:], os.environ, bell)
     # A rank left in disorder: NCCL would wait for ranks that are gone. And Python would wait for a user's thread.
     if not in_a_group() and not held_up(THREADS_S):
@@ -161,6 +164,8 @@ def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | No
     """What torch's, the system's or a caller of sys.exit means, where it is known."""
     if isinstance(error, SystemExit):
         return left(error)
+    if limited := met(error):
+        return limited
     try:
         from train.run import trouble
     except ImportError:

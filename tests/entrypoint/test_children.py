@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from processes import alive, start_python, wait_until
 
 from entrypoint import local
 from entrypoint.children import Child, start
-from entrypoint.errors import Failure
+from entrypoint.errors import ExitCode, Failure
 from entrypoint.options import Options
 from entrypoint.plan import plan
 from entrypoint.tee import Tee, open_log
@@ -81,3 +83,15 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="no-such-program") as caught:
         started(tmp_path, "no-such-program")
     assert caught.value.code == 66
+
+
+def test_a_command_for_which_there_is_no_process_left_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(Failure, match="no further process") as failed:
+        started(tmp_path, "true")
+    assert failed.value.code == ExitCode.RESOURCE

@@ -128,6 +128,14 @@ def test_what_an_earlier_start_has_said_on_another_node_is_not_believed(tmp_path
     assert not (tmp_path / "stacks-rank-0000.txt").exists()
 
 
+def test_what_earlier_starts_have_said_goes_where_rank_0_starts(tmp_path: Path) -> None:
+    for name in ("hang-7-0-node02-0001.json", "hang-7-1-node02-0001.json"):
+        (tmp_path / name).touch()
+    task = Task(tmp_path)
+    HangWatch(task.care, [task.child], "node01", False, "7.1")
+    assert [path.name for path in tmp_path.iterdir()] == ["hang-7-1-node02-0001.json"]
+
+
 def test_a_folder_that_takes_nothing_does_not_keep_the_verdict_back(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     task = Task(tmp_path / "file", world_size=1)

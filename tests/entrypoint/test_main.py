@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines import captured
-from processes import python
+from processes import TIMEOUT_S, python, unmeasured
 
 import entrypoint
 
@@ -109,3 +109,11 @@ def test_showing_a_plan_loads_nothing_that_starts_processes() -> None:
     told = "import sys; from entrypoint.__main__ import main; main(['show', '--device', 'cpu']); print(*sys.modules)"
     loaded = set(python("-c", told).stdout.splitlines()[-1].split())
     assert not loaded & {"subprocess", "entrypoint.launch", "pynvml", "torch", "yaml", "numpy", "socket", "uuid"}
+
+
+def test_too_few_open_files_are_said_with_the_limit_to_raise(tmp_path: Path) -> None:
+    line = ["sh", "-c", 'ulimit -n 9; exec "$0" -m entrypoint run --device cpu -- true', sys.executable]
+    done = subprocess.run(line, cwd=tmp_path, env=unmeasured(), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (71, "")
+    assert done.stderr.startswith("ERROR[71] the system opens no further file")
+    assert "ulimit -n" in done.stderr

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from entrypoint.patience import in_time
 
 
@@ -19,3 +21,11 @@ def test_an_action_that_never_ends_is_left_behind() -> None:
     never = threading.Event()
     assert in_time(never.wait, seconds=0.05) is None
     never.set()
+
+
+def test_without_a_thread_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert in_time(lambda: 42) is None

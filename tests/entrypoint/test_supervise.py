@@ -209,6 +209,17 @@ def test_who_does_not_stop_in_its_time_is_not_said_to_want_memory(capfd: pytest.
     assert "memory" not in said
 
 
+def test_a_rank_without_a_handler_yet_is_said_to_be_stopped(capfd: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        child = Child(world=worlds.ALONE, process=process, tee=None)  # type: ignore[arg-type]
+        watch = Watch([child], "host", False, Console(), alive=[child])
+        watch.forward(signal.SIGTERM)
+        process.wait(10)
+        watch.reap()
+        watch.report()
+    assert (watch.exit_code(), capfd.readouterr().err) == (75, "stopped by SIGTERM\n")
+
+
 def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
     limits = Limits(start=60, step=None, evaluation=60, save=7200, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pytest
 from bed import until
 from containers import BUILD, Image, call
 from machines import REPOSITORY
+from processes import free_port
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
@@ -74,13 +74,6 @@ def mirror(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[M
         yield Mirror(address=address, environ=environ)
         serving.kill()
         serving.wait()
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """A process without torch that commits small checkpoints, each in a child that waits until a tracer has attached.
 
-Reads JSON lines from its input: {folder, step, keep}, after which it writes the child's number; then a line to let the
+Reads JSON lines from its input: {folder, step, keep}, after which the child writes its number; then a line to let the
 child go, after which it writes how the child ended: 0 for done, a failure's code, or minus the signal.
 """
 
@@ -38,13 +38,15 @@ def save(folder: Path, step: int, keep: int, *, again: int = 0) -> None:
 
 
 def _in_a_child(told: Mapping[str, int], folder: Path) -> tuple[int, int]:
-    """(number of the child, descriptor whose end lets it go)."""
+    """(number of the child, descriptor whose end lets it go). The child writes its number once it only waits, or the
+    tracer would sometimes count a call from before the commit."""
     ready, go = os.pipe()
     child = os.fork()
     if child:
         os.close(ready)
         return child, go
     os.close(go)
+    print(os.getpid(), flush=True)
     os.read(ready, 1)
     try:
         save(folder, **told)
@@ -62,7 +64,6 @@ def main() -> None:
     for line in iter(sys.stdin.readline, ""):
         told = json.loads(line)
         child, go = _in_a_child({"step": told["step"], "keep": told["keep"], "again": 1}, Path(told["folder"]))
-        print(child, flush=True)
         sys.stdin.readline()
         os.close(go)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,13 @@ def python(
     command = [sys.executable, *arguments]
     settings = {"capture_output": True, "text": True, "timeout": TIMEOUT_S, "env": {**os.environ, **(environ or {})}}
     return subprocess.run(command, **(settings | options))  # type: ignore[call-overload,no-any-return]
+
+
+def free_port() -> int:
+    """A port of this machine's own address that nobody uses now: a number that stands in a test is another's, too."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def unmeasured() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -87,6 +88,14 @@ def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
 def test_a_bad_variable_is_named(variable: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert front.run([], {variable: value}) in (64, 76)
     assert variable in capsys.readouterr().err
+
+
+def test_a_limit_of_the_system_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(front.training.schema, "load", raising(BlockingIOError(errno.EAGAIN, "no more")))
+    assert front.run(CPU, {}) == 71
+    assert capsys.readouterr().err.startswith("ERROR[71] ")
 
 
 def test_a_bug_of_ours_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

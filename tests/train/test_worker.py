@@ -72,6 +72,7 @@ ERRORS = {
     "a-failure": (Failure("no data", fix="bring some", code=ExitCode.NO_INPUT), 66, "fix: bring some"),
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, "train.micro_batch_size"),
     "host-memory": (MemoryError(), 71, "train.micro_batch_size"),
+    "no-thread": (RuntimeError("can't start new thread"), 71, "ulimit -u"),
     "left": (SystemExit(75), 69, "sys.exit(75)"),
     "lost-peer": (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), 69, "resume"),
 }

@@ -28,7 +28,7 @@ OVER = "start over with checkpoint.resume=never"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """A checkpoint whose hashes were right when it was found; `skipped` says which newer ones were not, and why."""
+    """A checkpoint whose manifest is right; of `newest`, its hashes too: `skipped` says which newer ones were not."""
 
     path: Path
     step: int
@@ -116,10 +116,13 @@ def newest(folder: Path) -> Committed | None:
 
 
 def at(folder: Path, step: int) -> Committed:
-    """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. Raises as `newest` does."""
+    """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. `load` compares its hashes.
+
+    Raises as `newest` does.
+    """
     path = shelf.steps(folder).get(step, folder / shelf.name(step))
     try:
-        return Committed(path=path, step=step, contents=shelf.examine(path))
+        return Committed(path=path, step=step, contents=shelf.listed(path))
     except Damaged as reason:
         raise _damaged(path, reason) from reason
 

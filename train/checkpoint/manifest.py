@@ -66,9 +66,10 @@ def from_bytes(data: bytes) -> Manifest:
     try:
         envelope = json.loads(data)
         inner, told = envelope["manifest"], envelope["sha256"]
+        own = _own_hash(inner)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Damaged(f"{NAME} is not a manifest") from error
-    if _own_hash(inner) != told:
+    if own != told:
         raise Damaged(f"{NAME} does not match its own hash{_claims(inner)}")
     try:
         files = inner["files"]
@@ -102,7 +103,7 @@ def measured(folder: Path, name: str) -> Entry:
 
 def opened(folder: Path, name: str) -> BufferedReader:
     """`folder/name` open for reading; raises as `read` does."""
-    if folder.is_symlink() or (folder / name).is_symlink():
+    if os.path.islink(folder) or os.path.islink(folder / name):  # Path's own raises for a folder that is shut
         raise _unsafe(f"{folder / name} is reached through a symbolic link")
     with _readable(name):
         within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

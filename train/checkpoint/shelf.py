@@ -82,7 +82,7 @@ def _refuse_newer(what: str, written: str, ours: str, path: Path) -> None:
 
 def _release(version: str) -> tuple[int, ...]:
     """(2, 15) of "2.15.0+cu132": what may change a file's meaning."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", version)[:2])
 
 
 def prune(folder: Path, *, keep: int, best: int | None = None, trusted: int | None = None) -> list[str]:

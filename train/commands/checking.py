@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from entrypoint import ExitCode, Failure
 from train.commands import launching
 from train.front import check as looks
-from train.front import rundir
+from train.front import rundir, timelimit
 from train.settings import schema
 
 
@@ -26,7 +27,8 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         plan = launching.planned(config, replace(asked, device="cpu"), environ)
     if note is None:
         launching.refuse_impossible(config, plan, environ)
-    print(looks.describe(config, arguments.config, launching.with_warnings(plan, config), note))
+    until = timelimit.row(arguments.time_limit, environ, now=time.time())
+    print(looks.describe(config, arguments.config, launching.with_warnings(plan, config), note, until))
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -18,8 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from train.files import plain
 
 BEAT_S, STALE_S, POLL_S = 10.0, 60.0, 0.5
+LEAVE_S = 10.0  # for a disk to let go of the lease: one that answers no more must not keep the process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,7 @@ class Lease:
 
     @contextmanager
     def held(self, lost: Callable[[], None] | None = None) -> Iterator[None]:
-        """Touch the file until the block ends, however it ends; then give the lease back.
+        """Touch the file until the block ends, however it ends; then give the lease back, if the disk answers.
 
         lost: called once, from another thread, if another holder took over meanwhile.
         """
@@ -72,22 +77,26 @@ class Lease:
             yield
         finally:
             over.set()
-            beating.join()
-            self.give_back()
+            if beating.ident is None:  # the system had no thread left
+                self.give_back()
+            else:
+                beating.join(LEAVE_S)
 
     def _beat(self, over: threading.Event, lost: Callable[[], None] | None) -> None:
         while not over.wait(BEAT_S):
             if not holds(self.path, self.number):
-                return lost() if lost else None
+                if lost:
+                    lost()
+                break
             with suppress(OSError):
                 os.utime(_file(self.path, self.number))
-        return None
+        self.give_back()
 
     def give_back(self) -> None:
         """Remove the files, the newest first: as long as an older one is there, nobody can begin again at 1."""
         if os.path.lexists(_file(self.path, self.number + 1)):
             return  # this process seemed dead: another one holds the lease now, and removes them all
-        for number in range(self.number, 0, -1):
+        for number in sorted((n for n in _numbers(self.path) if n <= self.number), reverse=True):
             with suppress(OSError):
                 _file(self.path, number).unlink()
 
@@ -181,9 +190,18 @@ def lives_here(holder: Holder | None) -> bool:
 def read(path: Path, number: int) -> Holder | None:
     """Who holds lease `path` with this number; None where that cannot be read (yet)."""
     try:
-        return Holder(**json.loads(_file(path, number).read_bytes()))
+        return _of(plain.read_json(_file(path, number)))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _of(told: Any) -> Holder:
+    """Raises TypeError where a part is missing, or is what no process has."""
+    holder, numbers = Holder(**told), ("pid", "restart")
+    right = all(type(value) is (int if name in numbers else str) for name, value in asdict(holder).items())
+    if not right or not 0 < holder.pid < 1 << 31:
+        raise TypeError("not what `take` writes")
+    return holder
 
 
 def myself(*, launch: str = "", job: str = "", restart: int = 0, since: str = "") -> Holder:
@@ -239,14 +257,21 @@ def _file(path: Path, number: int) -> Path:
 
 def _newest(path: Path) -> int:
     """The highest number of the lease's files, 0 where there is none."""
+    return max(_numbers(path), default=0)
+
+
+def _numbers(path: Path) -> list[int]:
     endings = (file.name.removeprefix(f"{path.name}.") for file in path.parent.glob(f"{path.name}.*"))
-    return max((int(ending) for ending in endings if ending.isdecimal()), default=0)
+    return [int(ending) for ending in endings if re.fullmatch(r"[1-9]\d{0,17}", ending, re.ASCII)]
 
 
 def _touched(file: Path) -> int:
     """When, in nanoseconds; -1 without a file. Opened: only that makes NFS ask the server instead of its memory."""
     try:
-        with file.open("rb") as stream:
-            return os.fstat(stream.fileno()).st_mtime_ns
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.fstat(handle).st_mtime_ns
+        finally:
+            os.close(handle)
     except OSError:
         return -1

@@ -19,7 +19,7 @@ _LINK = "remove the symbolic link, or set run.output_dir to the place it points 
 MEANING: dict[int, tuple[ExitCode, str]] = {
     errno.ENOSPC: (ExitCode.IO, _SPACE),
     errno.EDQUOT: (ExitCode.IO, "your quota is used up (quota -s, lfs quota): delete files, or " + _SPACE),
-    errno.EROFS: (ExitCode.OUTPUT, _PLACE),
+    errno.EROFS: (ExitCode.OUTPUT, f"{_PLACE}; one that was writable until now has failed: see dmesg"),
     errno.EACCES: (ExitCode.OUTPUT, _PLACE),
     errno.EPERM: (ExitCode.OUTPUT, _PLACE),
     errno.ENOTDIR: (ExitCode.OUTPUT, _PLACE),

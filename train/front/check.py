@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from entrypoint import ExitCode, Failure, Plan, unseen
@@ -141,8 +142,10 @@ def training_samples(data: Data) -> int | None:
     return groups.trained_on(layout, data.group, data.val_fraction)
 
 
-def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None) -> str:
-    """The effective plan, one fact per line.
+def describe(
+    config: RunConfig, source: str | None, plan: Plan, note: str | None, also: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The effective plan, one fact per line. also: more of them, of what the config does not say.
 
     Raises:
         Failure: what `possible` and `count_steps` raise.
@@ -156,7 +159,7 @@ def describe(config: RunConfig, source: str | None, plan: Plan, note: str | None
         rows |= {"steps": f"{counted.per_epoch:,} per epoch, {counted.total:,} in all; {_dropped(counted)}"}
         rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     folder = rundir.run_folder(config)
-    rows |= {"output": f"{folder}  ({rundir.look(folder)})"}
+    rows |= {"output": f"{folder}  ({rundir.look(folder)})"} | dict(also)
     lines = [f"{name:<14} {value}" for name, value in rows.items()]
     return "\n".join([*lines, *(f"WARNING: {warning}" for warning in plan.warnings), *notes])
 

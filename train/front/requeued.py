@@ -8,7 +8,6 @@ tell: each start of a job leaves a mark in the user's cache folder once it has t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from entrypoint import ExitCode, Failure
-from train.files import caches, durable
+from train.files import caches, durable, plain
 from train.record import claim, starts
 
 REQUEUED: Final = (ExitCode.PEER, ExitCode.STOPPED, ExitCode.NODE, ExitCode.HANG)
@@ -93,7 +92,7 @@ def _mark(run_folder: Path, environ: Mapping[str, str]) -> Path | None:
 
 def _read(place: Path | None) -> dict[str, str] | None:
     try:
-        found = json.loads(place.read_bytes()) if place else None
+        found = plain.read_json(place) if place else None
         return {noun: str(found[noun]) for noun in ("folder", "host")} if found else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from entrypoint import ExitCode, Failure
+from train.run import deadline
 
 VARIABLE: Final = "ENTRYPOINT_DEADLINE"  # UNIX seconds, as train/run/deadline.py reads it
 SLURM: Final = "SLURM_JOB_END_TIME"  # UNIX seconds; not set by Slurm 22.05
@@ -37,6 +38,12 @@ def variables(limit: str | None, environ: Mapping[str, str], *, now: float) -> d
     if environ.get(VARIABLE) or not re.fullmatch(r"\d{1,12}", said, re.ASCII) or float(said) - now > FAR_S:
         return {}
     return {VARIABLE: said}
+
+
+def row(limit: str | None, environ: Mapping[str, str], *, now: float) -> dict[str, str]:
+    """For the plan, in the words of a start. Raises Failure (USAGE) as that does."""
+    until = deadline.read({**environ, **variables(limit, environ, now=now)}, now=now, clock=0.0)
+    return {"time limit": f"{until}: the run is saved and stops in time before it"} if until else {}
 
 
 def seconds(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.checkpoint import manifest, shelf
 from train.checkpoint.manifest import Damaged, Manifest
+from train.files import plain
 from train.settings import changes, schema, yaml12
 from train.settings.config import RunConfig
 
@@ -49,9 +51,9 @@ def choose(given: str) -> Chosen:
     place = Path(given).resolve()
     if not place.is_dir():
         raise _no_checkpoint(given, "it is a file" if place.exists() else "it does not exist")
-    if shelf.STEP.fullmatch(place.name) or (place / manifest.NAME).exists():
+    if shelf.STEP.fullmatch(place.name) or os.path.exists(place / manifest.NAME):  # Path's own raises where it is shut
         return _whole(place)
-    folder = place / "checkpoints" if (place / "checkpoints").exists() else place
+    folder = place / "checkpoints" if os.path.exists(place / "checkpoints") else place
     there = shelf.steps(folder)
     if not there:
         raise _no_checkpoint(given, "a folder without checkpoints")
@@ -92,7 +94,7 @@ def configured(chosen: Chosen, file: str | None, overrides: Sequence[str]) -> tu
 def _best(run_folder: Path, there: Mapping[int, Path]) -> list[Path]:
     """What best.json names, if it is among the checkpoints."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [there[json.loads((run_folder / "best.json").read_bytes())["step"]]]
+        return [there[plain.read_json(run_folder / "best.json")["step"]]]
     return []
 
 

@@ -20,6 +20,11 @@ from train.ranks.runtime import Runtime
 PIECE: Final = 2**20  # numbers that are widened to 64 bits at once: 8 MiB
 # Odd numbers of 64 bits (splitmix64's), as torch takes them.
 STRIDE, MIX, NEXT = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+# Whose memory a bit flips in decides who can tell.
+FIXES: Final = {
+    "GPUs": "start the same command again without these GPUs, and have their memory tested (nvidia-smi -q -d ECC)",
+    "hosts": "start the same command again on other hosts, and have their memory tested (journalctl -k | grep -i mce)",
+}
 WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -78,7 +83,7 @@ def diverged(replicas: Sequence[Replica], suspects: Sequence[Replica], step: int
     agree = len(replicas) - len(suspects)
     found = f"{some} differ from the other {agree}, which agree" if agree else f"{some} differ: no majority can tell"
     kinds = sorted({replica.kind for replica in replicas})
-    fix = "start the same command again without these GPUs, and have their memory tested (nvidia-smi -q -d ECC)"
+    fix = FIXES["GPUs" if any(suspect.gpu for suspect in suspects) else "hosts"]
     if len(kinds) > 1:  # each rank clips its gradients by a norm of its own adding up
         fix = f"these round differently: {', '.join(kinds)}. Take one kind, or train.check_replicas_every_steps=null"
     return Failure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from entrypoint import Failure
-from train.files import durable
+from train.files import durable, plain
 
 FOLDER, NAME, STOP = "errors", "exit.json", "stopping.json"
 DEADLINE = "deadline"  # the cause of an ending for which nobody sent a signal: the time was up
@@ -39,7 +38,7 @@ def write(run_folder: Path, *, code: int, step: int | None, cause: str) -> bool:
 def read(run_folder: Path) -> Ending | None:
     """What `write` left; None when there is none or it is unreadable."""
     try:
-        found = json.loads((run_folder / FOLDER / NAME).read_bytes())
+        found = plain.read_json(run_folder / FOLDER / NAME)
         return Ending(code=int(found["code"]), step=found["step"], cause=str(found["cause"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -56,7 +55,7 @@ def note_stop(run_folder: Path, *, by: str, save_s: float, clock: Callable[[], f
 def unfinished(run_folder: Path) -> str | None:
     """What to say of a start that was asked to stop and killed before its checkpoint was committed; None of others."""
     try:
-        found = json.loads((run_folder / FOLDER / STOP).read_bytes())
+        found = plain.read_json(run_folder / FOLDER / STOP)
         by, takes = str(found["by"]), float(found["save_s"])
         ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
     except (OSError, ValueError, TypeError, KeyError, OverflowError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import World
-from train.files import durable, refusals
+from train.files import durable, plain, refusals
 from train.record import source
 from train.settings import schema
 from train.settings.config import RunConfig
@@ -92,7 +91,7 @@ def write_run(
 def read_run(run_folder: Path) -> dict[str, Any] | None:
     """What `write_run` left; None when there is none or it is unreadable."""
     try:
-        found = json.loads((run_folder / RUN).read_bytes())
+        found = plain.read_json(run_folder / RUN)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("starts"), list) else None

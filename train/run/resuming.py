@@ -129,7 +129,7 @@ def _choose(config: RunConfig, folder: Path, need: int, begin: Callable[[int], N
         begin(0)
         return None, notes
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
-    _, facts = checkpoint.load(found)
+    _, facts = checkpoint.load(found, groups=())
     with _of_a_training(found.path):
         changes.refuse_changes(facts["config"], asdict(config))
     begin(found.step)

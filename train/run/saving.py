@@ -79,8 +79,14 @@ def finished(todo: Job, now: Now) -> Iterator[None]:
 
 
 def tell_best(todo: Job) -> None:
-    """Let best.json say what the state does: a kill may have come between the checkpoint and it. On rank 0 only."""
-    if (best := _best(todo)) is not None:
+    """Let best.json say what the state does. On rank 0 only.
+
+    A kill may have come between the checkpoint and it, or the run went back to before there was a best.
+    """
+    best = _best(todo)
+    if best is None:
+        durable.remove(todo.folder / BEST)
+    else:
         durable.write_json(todo.folder / BEST, best)
 
 

@@ -191,7 +191,7 @@ def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now
         world=todo.runtime.world,
         hosts=[host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host],
         launcher=environ.get("ENTRYPOINT_LAUNCHER", "unknown"),
-        sources=json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")),
+        sources=_sources(environ),
         argv=argv,
         environ=environ,
         variables=found.record(),
@@ -225,6 +225,14 @@ def _training(todo: Job) -> dict[str, Any]:
         "steps_per_epoch": todo.steps.per_epoch,
         "steps": todo.steps.total,
     }
+
+
+def _sources(environ: Mapping[str, str]) -> dict[str, str]:
+    """Only a note in run.json: nonsense from whoever starts the worker without its parent may not cost the run."""
+    try:
+        return dict(json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")))
+    except (ValueError, TypeError, RecursionError):
+        return {}
 
 
 def _device(ready: Runtime) -> str:

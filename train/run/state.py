@@ -14,6 +14,7 @@ from entrypoint import ExitCode, Failure
 from train.checkpoint import flatten
 from train.evaluation.scores import Result
 from train.optim.ema import Average
+from train.run import likeness
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
@@ -91,9 +92,12 @@ def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
         Failure: DATA, where the checkpoint belongs to another model or optimizer.
     """
     try:
+        likeness.refuse_odd(told)
         state.network.load_state_dict(dict(saved["model"]))
+        settings = likeness.groups(state.optimizer)
         moments = flatten.unpack(saved["optimizer"], told["optimizer"])
         state.optimizer.load_state_dict(_with_kernels_of(state.optimizer, moments))
+        likeness.refuse_strange(state.optimizer, settings)
         if state.average:
             state.average.restore(saved["ema"])
         if state.scaler and told["scaler"]:

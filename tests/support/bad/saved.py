@@ -364,6 +364,13 @@ WEIGHTS: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
         ("is damaged",),
         "another checkpoint",
     ),
+    "damaged-manifest": (
+        with_run(lambda: (LAST / "manifest.json").write_text("hi")),
+        str(LAST),
+        65,
+        ("is damaged", "is not a manifest"),
+        "another checkpoint",
+    ),
 }
 CASES = [
     *(

@@ -21,6 +21,7 @@ THEMES: dict[str, list[Case]] = {
 UNREACHED: dict[str, str] = {
     "entrypoint/hangwatch.py:_hang": "a rank that hangs: tests/entrypoint/test_hangwatch.py, make detect",
     "entrypoint/hangwatch.py:_no_word": "a rank that hangs: tests/entrypoint/test_hangwatch.py, make detect",
+    "entrypoint/limits.py:met": "a user without processes or threads left: tests/entrypoint/test_limits.py",
     "entrypoint/supervise.py:_death": "a rank that ends without a word: tests/entrypoint/test_supervise.py",
     "train/bench/comm.py:_exchanged": "ranks that end: tests/train/bench/test_comm.py",
     "train/bench/exchange.py:check": "numbers that come wrong: tests/train/bench/test_exchange.py",
@@ -66,6 +67,7 @@ UNREACHED: dict[str, str] = {
     "train/run/rollback.py:_last": "a loss that jumps: tests/train/run/test_rollback.py",
     "train/run/trouble.py:as_failure#3": "data workers that die: tests/train/run/test_trouble.py",
     "train/worker.py:abandon": "a deaf main thread; a bug of ours: tests/train/test_worker.py",
+    "train/worker.py:main": "a user without threads left: tests/train/test_worker.py",
     "train/worker.py:run": "a bug of ours, the only one with a traceback: tests/train/test_worker.py",
     "train/worker.py:understood": "sys.exit in a user's code: tests/train/test_worker.py",
     "train/worker.py:understood#2": "torch that cannot be loaded: tests/train/test_worker.py",

@@ -16,7 +16,7 @@ from disks import mounted
 from torch import nn
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, manifest
 
 TENSORS = {
     "fp32": torch.tensor([1.0, -0.0, 1e-45]),
@@ -178,6 +178,20 @@ def test_a_rank_that_is_told_the_step_finds_the_same_checkpoint(tmp_path: Path) 
     assert checkpoint.at(tmp_path, 20).path.name == "step-00000020"
 
 
+def test_a_rank_that_is_told_the_step_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 20)
+    opened, read = manifest.opened, list[str]()
+    monkeypatch.setattr(manifest, "opened", lambda folder, name: (read.append(name), opened(folder, name))[1])
+    checkpoint.load(checkpoint.at(tmp_path, 20))
+    assert sorted(read) == ["manifest.json", "model.safetensors", "state.json"]
+
+
+def test_a_rank_that_is_told_a_damaged_step_says_so(tmp_path: Path) -> None:
+    flip(saved(tmp_path, 20) / "model.safetensors")
+    with pytest.raises(Failure, match=r"step-00000020 is damaged"):
+        checkpoint.load(checkpoint.at(tmp_path, 20))
+
+
 def test_a_rank_that_is_told_a_missing_step_says_so(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"step-00000020 is damaged"):
         checkpoint.at(tmp_path, 20)
@@ -185,7 +199,7 @@ def test_a_rank_that_is_told_a_missing_step_says_so(tmp_path: Path) -> None:
 
 IMPORTS = """
 import sys, pathlib, torch
-from train.checkpoint import checkpoint
+from train.checkpoint import checkpoint, manifest
 before = set(sys.modules)
 folder = pathlib.Path(sys.argv[1])
 checkpoint.save(folder, step=1, tensors={"model": {"w": torch.ones(2)}}, state={}, keep=1)

@@ -127,3 +127,8 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: P
 def test_a_changed_file_is_named(data: bytes, text: str) -> None:
     with pytest.raises(Damaged, match=rf"model\.safetensors .*{text}"):
         manifest.compare("model.safetensors", manifest.entry(b"weights"), manifest.entry(data))
+
+
+def test_a_name_that_is_too_long_for_any_disk_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(Damaged, match="File name too long"):
+        manifest.read(tmp_path, "a" * 300, limit=99)

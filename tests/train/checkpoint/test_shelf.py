@@ -145,3 +145,9 @@ def test_the_step_just_committed_stays_although_it_cannot_be_read_back(tmp_path:
     with intercepted(fail(1, errno.EIO, name="open", times=99)):
         shelf.prune(tmp_path, keep=1, trusted=20)
     assert 20 in shelf.steps(tmp_path)
+
+
+def test_a_version_of_a_thousand_digits_is_newer(tmp_path: Path) -> None:
+    reseal(saved(tmp_path, 3), torch="9" * 5000)
+    with pytest.raises(Failure, match="written by a newer version"):
+        shelf.examine(tmp_path / shelf.name(3))

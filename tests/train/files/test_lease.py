@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from processes import TIMEOUT_S, start_python, wait_until
@@ -78,6 +80,15 @@ def test_an_error_inside_gives_it_back(path: Path) -> None:
     assert held is not None
     with pytest.raises(KeyboardInterrupt), held.held():
         raise KeyboardInterrupt
+    assert list(path.parent.iterdir()) == []
+
+
+def test_without_a_thread_that_touches_it_it_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    held = lease.take(path)
+    assert held is not None
+    with pytest.raises(RuntimeError, match="can't start"), held.held():
+        pass
     assert list(path.parent.iterdir()) == []
 
 
@@ -236,3 +247,43 @@ def test_only_a_living_process_of_this_machine_lives_here(elsewhere: Holder, end
 def test_a_holder_can_be_declared_overdue(path: Path, elsewhere: Holder) -> None:
     left_by(path, elsewhere)
     assert lease.take(path, lease.overdue(path)) is not None
+
+
+def test_a_disk_that_answers_no_more_keeps_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, free = threading.Event(), threading.Event()
+    monkeypatch.setattr(lease, "BEAT_S", 0.0)
+    monkeypatch.setattr(lease, "LEAVE_S", 0.01)
+    monkeypatch.setattr(lease.os, "utime", lambda _: (stuck.set(), free.wait(TIMEOUT_S)))
+    held = lease.take(path)
+    assert held is not None
+    with held.held():
+        assert stuck.wait(TIMEOUT_S)
+    assert lease.holds(path, 1)
+    free.set()
+    wait_until(lambda: not lease.holds(path, 1), "given back once it answers")
+
+
+@pytest.mark.parametrize("change", [{"pid": 0}, {"pid": 10**30}, {"pid": "1"}, {"since": None}, {"restart": True}])
+def test_a_holder_of_another_kind_than_ours_has_no_name(path: Path, change: dict[str, object]) -> None:
+    path.with_name(".lease.1").write_text(json.dumps(asdict(lease.myself()) | change))
+    assert lease.newest(path) == (1, None)
+
+
+def test_a_pipe_for_a_lease_is_waited_for_no_longer_than_a_silent_holder(path: Path) -> None:
+    os.mkfifo(path.with_name(".lease.1"))
+    assert lease.newest(path) == (1, None)
+    assert lease.take(path, lease.overdue(path)) is not None
+
+
+@pytest.mark.parametrize("ending", ["9" * 200, "0", "-1", "\u0663", "x"])
+def test_what_is_no_number_of_ours_is_no_lease(path: Path, ending: str) -> None:
+    path.with_name(f".lease.{ending}").write_text("{}")
+    assert lease.newest(path) == (0, None)
+
+
+def test_a_huge_number_is_given_back_at_once(path: Path) -> None:
+    path.with_name(f".lease.{10**17}").write_text("{}")
+    held = lease.take(path, lease.overdue(path))
+    assert held is not None
+    held.give_back()
+    assert list(path.parent.iterdir()) == []

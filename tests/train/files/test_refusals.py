@@ -18,6 +18,7 @@ CODES = {
     "input/output error": (errno.EIO, ExitCode.IO, "dmesg"),
     "stale handle": (errno.ESTALE, ExitCode.IO, "dmesg"),
     "read-only": (errno.EROFS, ExitCode.OUTPUT, "run.output_dir"),
+    "read-only since": (errno.EROFS, ExitCode.OUTPUT, "until now has failed: see dmesg"),
     "not allowed": (errno.EACCES, ExitCode.OUTPUT, "run.output_dir"),
     "through a link": (errno.ELOOP, ExitCode.SECURITY, "link"),
     "file too large": (errno.EFBIG, ExitCode.RESOURCE, "ulimit -f"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from entrypoint import ExitCode, Failure
@@ -60,3 +62,13 @@ def test_the_ranks_read_what_the_front_door_writes() -> None:
     found = deadline.read(timelimit.variables("10", {}, now=NOW), now=NOW, clock=0.0)
     assert found is not None
     assert found.at == 600
+
+
+def test_the_plan_shows_when_the_time_is_up() -> None:
+    (shown,) = timelimit.row("1:00:00", {}, now=0.0).values()
+    assert shown.startswith(f"{datetime.fromtimestamp(3600).astimezone().isoformat(sep=' ')}: the run is saved")
+    assert timelimit.row(None, {timelimit.SLURM: "3600"}, now=0.0) == {"time limit": shown}
+
+
+def test_the_plan_shows_no_time_where_none_is_known() -> None:
+    assert timelimit.row(None, {}, now=0.0) == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
-from processes import start_python
+from processes import free_port, start_python
 from runs import TEN_STEPS
 
 from train.ranks.clocks import Reading, differences
@@ -36,8 +36,8 @@ def test_a_node_is_named_once() -> None:
     assert line.count("node1") == 1
 
 
-def started(folder: Path, node: int, **environ: str) -> Popen[str]:
-    place = ("--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", "23461")
+def started(folder: Path, node: int, port: int, **environ: str) -> Popen[str]:
+    place = ("--nodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port))
     words = ("-m", "train", "--config", "ten.yaml", "--device", "cpu", *place, "train.max_steps=3")
     return start_python(*words, cwd=folder, environ=environ)
 
@@ -46,7 +46,8 @@ def started(folder: Path, node: int, **environ: str) -> Popen[str]:
 def test_a_clock_that_is_an_hour_ahead_is_said_and_the_run_ends_well(tmp_path: Path) -> None:
     (tmp_path / "ten.yaml").write_text(TEN_STEPS)
     fake = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+3600s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-    with started(tmp_path, 0) as first, started(tmp_path, 1, **fake) as second:
+    port = free_port()
+    with started(tmp_path, 0, port) as first, started(tmp_path, 1, port, **fake) as second:
         try:
             said, other = first.communicate(timeout=200)[0], second.communicate(timeout=60)[0]
         finally:

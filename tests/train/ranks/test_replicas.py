@@ -63,6 +63,12 @@ def test_a_majority_is_more_than_half(digests: list[int], suspects: list[int]) -
     assert [replica.rank for replica in replicas.suspected(given)] == suspects
 
 
+@pytest.mark.parametrize(("gpu", "command"), [("", "journalctl -k"), ("GPU 0, UUID x", "nvidia-smi")])
+def test_the_memory_that_is_to_be_tested_is_that_of_the_device(gpu: str, command: str) -> None:
+    two = [Replica(rank=rank, host="h", gpu=gpu, digest=rank) for rank in range(2)]
+    assert command in replicas.diverged(two, two, 3).fix
+
+
 def test_ranks_of_different_kinds_are_told_that_they_round_differently() -> None:
     mixed = [Replica(rank=rank, host="h", gpu="", kind=kind, digest=rank) for rank, kind in enumerate(("V100", "H100"))]
     assert "round differently: H100, V100" in replicas.diverged(mixed, mixed, 3).fix

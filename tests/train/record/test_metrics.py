@@ -226,3 +226,9 @@ def test_an_evaluation_that_is_made_again_stands_there_once(tmp_path: Path) -> N
     again.write("eval", step=10)
     again.close()
     assert [event["event"] for event in metrics.read(tmp_path / "metrics.jsonl")] == ["train", "eval"]
+
+
+def test_a_line_that_is_nested_too_deep_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / metrics.NAME
+    path.write_text('{"step": 1}\n' + "[" * 100_000 + '\n{"step": 2}\n')
+    assert [event["step"] for event in metrics.read(path)] == [1, 2]

@@ -129,3 +129,8 @@ def test_a_new_run_has_nothing_to_set_aside(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()  # by the rehearsal of a save
     assert record.set_aside(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_a_record_that_is_nested_too_deep_is_none(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    assert record.read_run(tmp_path) is None

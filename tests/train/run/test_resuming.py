@@ -85,7 +85,7 @@ def test_what_cannot_be_started_over_leaves_the_earlier_run_where_it_is(
 
 def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda found: (real(found)[0], real(found)[1] | {"world_size": 4}))
+    monkeypatch.setattr(checkpoint, "load", lambda *of, **groups: (real(*of)[0], real(*of)[1] | {"world_size": 4}))
     with opened(run) as todo:
         assert "instead of 4" in todo.notes[0]
 
@@ -100,7 +100,7 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     real = checkpoint.load
 
-    def other(found: checkpoint.Committed) -> tuple[Any, dict[str, Any]]:
+    def other(found: checkpoint.Committed, **groups: Any) -> tuple[Any, dict[str, Any]]:
         tensors, facts = real(found)
         return tensors, facts | {"data": facts["data"] | before}
 

@@ -55,6 +55,14 @@ def test_a_kill_between_a_checkpoint_and_best_json_is_made_up_for_at_the_next_st
     assert (tmp_path / "best.json").read_bytes() == before
 
 
+def test_no_best_is_named_where_the_run_goes_on_from_before_there_was_one(tmp_path: Path) -> None:
+    trained(tmp_path, "eval.every_epochs=2", "checkpoint.every_steps=4")
+    (tmp_path / "checkpoints" / "step-00000008" / "manifest.json").unlink()
+    with opened(tmp_path) as todo:
+        saving.tell_best(todo)
+    assert not (tmp_path / "best.json").exists()
+
+
 def test_what_a_resumed_run_measures_at_its_first_step_is_kept(tmp_path: Path) -> None:
     trained(tmp_path, "eval.every_epochs=2", "checkpoint.every_steps=4")
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000008")

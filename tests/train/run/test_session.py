@@ -48,6 +48,12 @@ def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.
     assert "parameters" in said["model"]
 
 
+@pytest.mark.parametrize("text", ["nonsense", "[1]"])
+def test_sources_that_nobody_can_read_leave_a_record_without_them(tmp_path: Path, text: str) -> None:
+    assert run(tmp_path / "run", environ={"ENTRYPOINT_SOURCES": text}) == ExitCode.OK
+    assert (record.read_run(tmp_path / "run") or {})["sources"] == {}
+
+
 def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "run") == ExitCode.OK
     text = capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""A run's files changed at random, with right hashes as a forger gives them: no reader stumbles or waits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import plant, saved
+
+from entrypoint import Failure
+from train.checkpoint import checkpoint, manifest, shelf
+from train.checkpoint.manifest import Damaged
+from train.files import lease
+from train.record import exitfile, record, starts
+
+NUMBER = 60
+LAST = "checkpoints/step-00000008"
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "x", "9" * 5000, "\ud800", "../x"),
+    *("/etc/passwd", "a" * 300, [], [1], [[]], {}, {"a": 1}, "\0", 2.5, json.loads("[" * 200 + "]" * 200)),
+)
+Reader = Callable[[Path], object]
+
+
+def begun(folder: Path) -> None:
+    starts.begin(folder, 3, environ={"SLURM_JOB_ID": "7"}, launch="a", now=1e9)
+    starts.end(folder, 69, lease.myself(launch="a"))
+
+
+def held(folder: Path) -> None:
+    lease.lives_here(lease.newest(folder / ".lease")[1])
+    lease.take(folder / ".lease", lease.overdue(folder / ".lease"))
+
+
+def loaded(folder: Path) -> None:
+    found = checkpoint.newest(folder / "checkpoints")
+    if found:
+        checkpoint.load(found)
+
+
+def pruned(folder: Path) -> None:
+    shelf.prune(folder / "checkpoints", keep=1)
+
+
+READERS: dict[str, tuple[Reader, ...]] = {
+    "run.json": (record.read_run, begun),
+    "errors/exit.json": (exitfile.read,),
+    "errors/stopping.json": (exitfile.unfinished,),
+    ".lease.1": (held,),
+    f"{LAST}/manifest.json": (loaded, pruned),
+    f"{LAST}/state.json": (loaded, pruned),
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("forged") / "run"
+    saved(folder / "checkpoints", 4, 8)
+    begun(folder)
+    exitfile.write(folder, code=75, step=8, cause="SIGTERM")
+    exitfile.note_stop(folder, by="SIGTERM", save_s=2.0)
+    lease.take(folder / ".lease")
+    return folder
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def changed(value: Any, draw: random.Random) -> Any:
+    """One part is another, or gone."""
+    value, path = copy.deepcopy(value), draw.choice(list(places(value)))
+    if not path:
+        return draw.choice(VALUES)
+    part = value
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = draw.choice(VALUES)
+    if draw.random() < 0.2:
+        del part[path[-1]]
+    return value
+
+
+def forged(data: bytes, draw: random.Random) -> bytes:
+    told = json.loads(data)
+    if "manifest" not in told:
+        return json.dumps(changed(told, draw)).encode()
+    inner = changed(told["manifest"], draw)
+    with suppress(ValueError, TypeError):  # a number that JSON cannot read back
+        return json.dumps({"manifest": inner, "sha256": manifest._own_hash(inner)}).encode()
+    return b"{}"
+
+
+def put_in_place(path: Path, draw: random.Random) -> None:
+    data = path.read_bytes()
+    torn = data[: draw.randrange(len(data))]
+    kind = draw.randrange(12)
+    path.unlink()
+    if kind < 3:
+        return (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"))[kind]()
+    texts = (torn, draw.choice((b"", b"\xff\xfe", b"[" * 100_000, b"9" * 5000)))
+    written = texts[kind - 3] if kind < 5 else forged(data, draw)
+    return plant(path.parent, path.name, written) if path.name == "state.json" else _written(path, written)
+
+
+def _written(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.timeout(60)
+def test_no_reader_stumbles_waits_or_loses_the_checkpoint_before(run: Path, tmp_path: Path, name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(int(os.environ.get("FORGERIES") or NUMBER)):
+        folder = shutil.copytree(run, tmp_path / "run")
+        put_in_place(folder / name, draw)
+        for reader in READERS[name]:
+            with suppress(Failure, Damaged):
+                reader(folder)
+        there = shelf.steps(folder / "checkpoints").values()
+        assert any(shelf.is_valid(path) for path in there)
+        shutil.rmtree(folder)
