@@ -125,7 +125,8 @@ def stopped(seed: int, folder: Path) -> Trial:
     """Row 9 as well: kill -STOP at any time."""
     if seed % 2:
         return silent("sleep")(seed, folder)
-    started = start(folder, *ENDLESS, "launch.timeouts.step=4", ranks=2)
+    limits = ("launch.timeouts.step=4", "launch.timeouts.save=12")  # it may be stopped in a save, which is every second
+    started = start(folder, *ENDLESS, *limits, ranks=2)
     started.until_step(3 + seed)
     os.kill(started.rank(1), signal.SIGSTOP)
     words = ("rank 1 of 2", "stopped")
