@@ -16,4 +16,5 @@ find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 # A fixed number, so that a mounted folder can be given to it; its home is the one place that is writable and not mounted.
 useradd --uid 1000 --user-group --home-dir /tmp --no-create-home --shell /bin/bash train
 chage --lastday 2020-01-01 train # not the day of the build
+rm -f /etc/*- # the accounts as they were before: with that day
 mkdir -p /workspace

@@ -94,6 +94,10 @@ def test_no_account_can_log_in(image: Image) -> None:
     assert as_root(image, "cut -d: -f2 /etc/shadow | sort -u | grep -v '^[*!]' || true") == []
 
 
+def test_no_account_tells_the_day_of_the_build(image: Image) -> None:
+    assert as_root(image, "grep -h ^train: /etc/shadow* | cut -d: -f3 | sort -u") == ["18262"]
+
+
 def test_no_cache_and_no_setting_of_the_builder_is_left(image: Image) -> None:
     places = (
         "/etc/pip.conf /run/secrets ~/.cache ~/.config ~/.local /source /built /tmp/* /var/tmp/* /var/lib/apt/lists/*"

@@ -21,11 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import trials
-from processes import alive, unmeasured, wait_until
+from processes import alive, free_port, unmeasured, wait_until
 from runs import Run
 from trials import Trial
 
-from entrypoint import network, ports, stacks
+from entrypoint import stacks
 
 DEATH_S, HANG_S, ORPHAN_S = 2.0, 30.0, 5.0  # what is promised
 LIMIT_S = 3.0  # launch.timeouts.step of these trials
@@ -123,7 +123,7 @@ class Stage:
     def __init__(self, ranks: int, *settings: str, fault: str = "", apart: bool = False) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="detect-", ignore_cleanup_errors=True)
         self.settings, self.fault = settings, fault
-        place, port = ("--nodes", "2", "--master-addr", "127.0.0.1", "--node-rank"), _free_port() if apart else 0
+        place, port = ("--nodes", "2", "--master-addr", "127.0.0.1", "--node-rank"), free_port() if apart else 0
         one_task = ("--procs-per-node", str(ranks))
         process = self._start(*((*place, "0", "--master-port", str(port)) if apart else one_task))
         other = self._start(*place, "1", "--master-port", str(port), silent=True) if apart else None
@@ -271,11 +271,6 @@ def _trial(
 def _has_stack(path: Path, *, stopped: bool) -> bool:
     text = path.read_text()
     return 'File "' in text or (stopped and "State:\tT (stopped)" in text)
-
-
-def _free_port() -> int:
-    with network.bind_first_free("127.0.0.1", ports.candidates(str(os.getpid()))) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:
