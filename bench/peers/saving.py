@@ -1,4 +1,4 @@
-"""Stock Accelerate with `save_state`: what a checkpoint adds to a block of steps. Folders take turns.
+"""Stock Accelerate with `save_state`: what a checkpoint adds to a block of steps. The last two are kept, as ours are.
 
 python bench/peers/saving.py --batch 1 --steps 20
 """
@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # the image's Py
 import torch
 import workload
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 from torch.nn.functional import cross_entropy
 
 
@@ -24,17 +25,17 @@ def main() -> None:
     parser = workload.arguments(__doc__.partition(":")[0])
     parser.add_argument("--folder", help="where checkpoints go; without it into a temporary one")
     wanted = parser.parse_args()
-    accelerator = Accelerator(cpu=wanted.device == "cpu")
+    folder = wanted.folder or tempfile.mkdtemp(prefix="saving-")
+    kept = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = Accelerator(cpu=wanted.device == "cpu", project_config=kept)
     net = workload.network(wanted).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4)
     model, optimizer = accelerator.prepare(net, optimizer)
     pixels, labels = (tensor.to(accelerator.device) for tensor in workload.images(wanted))
-    rows, saved = workload.orders(wanted, accelerator.device), 0
-    folder = wanted.folder or tempfile.mkdtemp(prefix="saving-")
+    rows = workload.orders(wanted, accelerator.device)
 
     def block(steps: int, save: bool) -> dict[str, float]:
         """Seconds of all, and of the save alone, which comes after the first step."""
-        nonlocal saved
         took = 0.0
         workload.synchronize(accelerator.device)
         began = time.perf_counter()
@@ -47,12 +48,13 @@ def main() -> None:
             if save and number == 0:
                 workload.synchronize(accelerator.device)
                 before = time.perf_counter()
-                accelerator.save_state(os.path.join(folder, f"state-{saved % 2}"))
-                saved, took = saved + 1, time.perf_counter() - before
+                accelerator.save_state()
+                took = time.perf_counter() - before
         workload.synchronize(accelerator.device)
         return {"seconds": time.perf_counter() - began, "save_s": took}
 
-    block(max(1, wanted.warm_up), True)
+    for _ in range(kept.total_limit + 1):  # until one is deleted for each that is saved
+        block(max(1, wanted.warm_up), True)
     facts = {"peer": "saving", "device": workload.name(accelerator.device), "batch": wanted.batch}
     if wanted.pace:
         port, _, token = wanted.pace.partition(":")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
@@ -11,40 +13,66 @@ from train.bench.loads import FOREVER, LR
 from train.bench.noise import NAME
 from train.bench.options import Options
 from train.bench.paced import Paced, Side
-from train.bench.rows import Found
+from train.bench.rows import Found, Row, Target
 
 LONGER: Final = 2.0  # a block lasts so many times what a checkpoint takes to be committed
 MOST: Final = 2000  # steps of a block
 
 
 def run(options: Options) -> Iterator[Found]:
-    """Rows 11a and 11b: pairs of blocks of steps, each with a checkpoint and without."""
-    with paced.started(options, ours(options), peer(options)) as (mine, stock):
-        for side in (mine, stock):
-            side.steps = 2 if options.quick else enough(side)
-        found = [(_extra(mine), _extra(stock)) for _ in range(options.count(10) + 1)][1:]
-    yield from judged([pair[0] for pair in found], [pair[1] for pair in found], steps=mine.steps)
+    """Rows 11a and 11b: pairs of blocks of steps, each with a checkpoint and without.
+
+    On a CPU twice: beside a GPU the host has cores for what is written behind, so that training leaves one free for
+    row 11a, and has them all for the other figures.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if options.device == "cuda" or cores == 1:
+        yield from judged(*_blocks(options, {}, 20)).values()
+        return
+    spare = judged(*_blocks(options, {"OMP_NUM_THREADS": str(cores - 1)}, 20), cores=cores, training_on=cores - 1)
+    busy = judged(*_blocks(options, {"OMP_NUM_THREADS": str(cores)}, 10), cores=cores, training_on=cores)
+    yield from (spare["11a"], busy["11b"])
+    yield from (_beside(busy["11a"], "with all cores at work"), _beside(spare["11b"], "with one core free"))
 
 
-def judged(mine: list[dict[str, float]], stock: list[dict[str, float]], **facts: Any) -> Iterator[Found]:
-    """The rows, from what each pair of blocks told of both sides: `extra_s` and `save_s`."""
+Told = list[dict[str, float]]
+
+
+def judged(mine: Told, stock: Told, **facts: Any) -> dict[str, Row]:
+    """The rows by their numbers, from what each pair of blocks told of both sides: `extra_s` and `save_s`."""
     usual = median(told["extra_s"] for told in stock)
     facts |= {"ours_extra_s": median(told["extra_s"] for told in mine), "save_state_extra_s": usual}
     facts |= {"snapshot_s": median(told["save_s"] for told in mine)}
     facts |= {"save_state_s": median(told["save_s"] for told in stock)}
-    if usual > 0:
-        yield rows.measured("11a", pairs.estimate([told["extra_s"] / usual for told in mine]), **facts)
-    else:
-        yield rows.unmeasured("11a", "a checkpoint of the peer's took no time: too much noise", **facts)
-    both = zip(mine, stock, strict=True)
-    yield rows.measured("11b", pairs.estimate([one["save_s"] / other["save_s"] for one, other in both]), **facts)
+    extra = [told["extra_s"] / usual for told in mine] if usual > 0 else []
+    stood = [one["save_s"] / other["save_s"] for one, other in zip(mine, stock, strict=True)]
+    noise = rows.unmeasured("11a", "a checkpoint of the peer's took no time: too much noise", **facts)
+    return {
+        "11a": rows.measured("11a", pairs.estimate(extra), **facts) if extra else noise,
+        "11b": rows.measured("11b", pairs.estimate(stood), **facts),
+    }
+
+
+def _beside(row: Row, when: str) -> Row:
+    """The same value in other circumstances, of which nothing is asked."""
+    return replace(row, number=f"{row.number} {when.split()[1]}", target=Target(what=f"{row.target.what}, {when}"))
+
+
+def _blocks(options: Options, variables: Mapping[str, str], asked: int) -> tuple[Told, Told]:
+    """What pairs of blocks told: of ours, and of the peer's."""
+    both = (replace(side, environ={**side.environ, **variables}) for side in (ours(options), peer(options)))
+    with paced.started(options, *both) as (mine, stock):
+        for side in (mine, stock):
+            side.steps = 2 if options.quick else enough(side)
+        found = [(_extra(mine), _extra(stock)) for _ in range(options.count(asked) + 1)][1:]
+    return [pair[0] for pair in found], [pair[1] for pair in found]
 
 
 def enough(side: Paced) -> int:
     """Steps in which a checkpoint is surely written, if it is written behind."""
     plain, saved = side.ask(steps=5, save=False), side.ask(steps=5, save=True)
     step_s, save_s = plain["seconds"] / 5, max(saved["seconds"] - plain["seconds"], saved["save_s"])
-    return min(MOST, max(5, int(LONGER * save_s / step_s)))
+    return min(MOST, max(3, int(LONGER * save_s / step_s)))
 
 
 def ours(options: Options) -> Side:

@@ -19,6 +19,7 @@ from train.run.now import Now
 from train.run.signals import Watch
 from train.run.step import Stream
 from train.settings import schema
+from train.settings.config import Checkpoint
 
 ALONE = World(
     rank=0,
@@ -87,7 +88,8 @@ class Blocks:
 
 def _led(line: Line, blocks: Blocks) -> None:
     """Do as the bench says until it hangs up."""
-    blocks.timed(2, save=True)
+    for _ in range(Checkpoint().keep + 1):  # until one is deleted for each that is saved
+        blocks.timed(2, save=True)
     asked = line.ready({})
     try:
         while True:

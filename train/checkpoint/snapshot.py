@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -51,25 +51,48 @@ class Snapshot:
         return sum(len(data) for data in self.files.values())
 
 
-def take(step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Snapshot:
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one snapshot after the other is copied into: the first to use some waits four times as long for it.
+
+    Only the newest snapshot in it is whole: the one before must have been written.
+    """
+
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def of(self, name: str, size: int, *, pinned: bool) -> Tensor:
+        """uint8 [size], with any content."""
+        found = self.kept.get(name)
+        if found is None or found.numel() != size or found.is_pinned() != pinned:
+            found = self.kept[name] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        return found
+
+
+def take(
+    step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], memory: Memory | None = None
+) -> Snapshot:
     """Copy what is there now. From a GPU into pinned memory; returns once all is copied.
 
     Args:
         tensors: by group ("model", "optimizer") and name; any device, any layout. Tied weights are saved twice.
         state: everything else, as JSON; NaN and infinities are allowed.
+        memory: of the snapshot before, which is over with.
     """
-    files: dict[str, bytes | memoryview] = {f"{group}{SUFFIX}": _packed(named) for group, named in tensors.items()}
+    room = memory or Memory()
+    files: dict[str, bytes | memoryview] = {
+        f"{group}{SUFFIX}": _packed(named, group, room) for group, named in tensors.items()
+    }
     if any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
         torch.cuda.synchronize()
     return Snapshot(step=step, torch=torch.__version__, files=files | {STATE: json.dumps(state, indent=1).encode()})
 
 
-def _packed(named: Mapping[str, Tensor]) -> memoryview:
+def _packed(named: Mapping[str, Tensor], group: str, memory: Memory) -> memoryview:
     """The safetensors file of these tensors. From a GPU the copies may be still under way."""
     ordered = sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     header = _header(ordered)
     pinned = any(tensor.is_cuda for tensor in named.values())
-    whole = torch.empty(len(header) + sum(t.nbytes for _, t in ordered), dtype=torch.uint8, pin_memory=pinned)
+    whole = memory.of(group, len(header) + sum(t.nbytes for _, t in ordered), pinned=pinned)
     whole[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     at = len(header)
     for _, tensor in ordered:

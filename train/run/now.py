@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.checkpoint import shelf
+from train.checkpoint.snapshot import Memory
 from train.checkpoint.writer import Writer
 from train.record.tally import Stopwatch, Tally
 from train.run import compiling, deadline, resuming
@@ -40,8 +41,9 @@ class Now:
 
     Times are the clock's seconds, `logged_at` and `stepped_at` the stopwatch's. `saved` is the newest committed
     checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
-    (by `writer`, on rank 0). `loss` is the last mean read, `skipped` how many steps in a row fp16's scaler has left
-    out. `graphs` were compiled so far. `late`: rank 0 has seen that the deadline leaves time for nothing but a save.
+    (by `writer`, on rank 0, from `memory`). `loss` is the last mean read, `skipped` how many steps in a row fp16's
+    scaler has left out. `graphs` were compiled so far. `late`: rank 0 has seen that the deadline leaves time for
+    nothing but a save.
     """
 
     tally: Tally
@@ -55,6 +57,7 @@ class Now:
     evaluated: int
     times: Times
     writer: Writer[Saved]
+    memory: Memory
     readings: Readings
     saving: Saving | None = None
     late: bool = False
@@ -93,6 +96,7 @@ def begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
         evaluated=todo.state.evaluated,
         times=Times({"save": deadline.first_save(size)}),
         writer=Writer(),
+        memory=Memory(),
         readings=Readings(len(todo.classes)),
         graphs=compiling.counts()["graphs"] if todo.compiled else 0,
     )

@@ -105,7 +105,7 @@ def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved]:
     """
     step, best_step, keep = todo.state.step, todo.state.best_step, todo.config.checkpoint.keep
     facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
-    taken, best = snapshot.take(step, state.tensors(todo.state), facts), _best(todo)
+    taken, best = snapshot.take(step, state.tensors(todo.state), facts, now.memory), _best(todo)
 
     def commit() -> Saved:
         todo.faults.strike("save", step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benches import by_number, quick
+from benches import quick
 
 from train.bench import checkpoint, paced
 from train.bench.paced import Paced
@@ -36,18 +36,18 @@ def test_a_block_with_a_checkpoint_tells_how_long_it_stood(told: dict[str, dict[
 
 def test_both_leave_their_checkpoints(told: dict[str, dict[str, float]], folder: Path) -> None:
     assert len(list((folder / "saves" / "checkpoints").glob("step-*/manifest.json"))) == 2
-    assert len(list((folder / "states").glob("state-*/model.safetensors"))) == 2
+    assert len(list((folder / "states").glob("checkpoints/*/model.safetensors"))) == 2
 
 
 def test_a_fast_save_is_judged_by_the_peers_median() -> None:
     mine = [{"extra_s": extra, "save_s": 0.01} for extra in (0.1, 0.1, 0.4)]
     stock = [{"extra_s": extra, "save_s": 0.2} for extra in (0.5, 0.5, 0.1)]
-    rows = by_number(list(checkpoint.judged(mine, stock)))
+    rows = checkpoint.judged(mine, stock)
     assert [round(row.found.value, 6) for row in rows.values() if row.found] == [0.2, 0.05]
     assert rows["11a"].facts["save_state_extra_s"] == 0.5
 
 
 def test_noise_larger_than_a_save_is_no_value() -> None:
     told = [{"extra_s": -0.1, "save_s": 0.2}]
-    rows = by_number(list(checkpoint.judged(told, told)))
+    rows = checkpoint.judged(told, told)
     assert (rows["11a"].found, rows["11b"].found is not None) == (None, True)

@@ -40,6 +40,22 @@ def test_the_copy_does_not_change_with_what_is_trained_on() -> None:
     assert load(bytes(taken.files["model.safetensors"]))["w"].tolist() == [1.0] * 4
 
 
+def test_the_next_snapshot_is_copied_into_the_same_memory() -> None:
+    memory, weights = snapshot.Memory(), torch.ones(4)
+    before = snapshot.take(1, {"model": {"w": weights}}, {}, memory)
+    after = snapshot.take(2, {"model": {"w": weights.mul_(2)}}, {}, memory)
+    assert bytes(before.files["model.safetensors"]) == bytes(after.files["model.safetensors"])
+    assert load(bytes(after.files["model.safetensors"]))["w"].tolist() == [2.0] * 4
+
+
+def test_a_snapshot_of_another_size_gets_memory_of_its_own() -> None:
+    memory = snapshot.Memory()
+    before = snapshot.take(1, {"model": {"w": torch.ones(4)}}, {}, memory)
+    after = snapshot.take(2, {"model": {"w": torch.zeros(5)}}, {}, memory)
+    sizes = [load(bytes(taken.files["model.safetensors"]))["w"].tolist() for taken in (before, after)]
+    assert sizes == [[1.0] * 4, [0.0] * 5]
+
+
 def test_a_group_without_tensors_is_a_file_too() -> None:
     assert back({}) == {}
 
