@@ -56,7 +56,7 @@ class Silence:
         """Take in what the page says now."""
         passed = 0.0 if self._looked is None else min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now
-        moved = beat is not None and (self.beat is None or beat.number != self.beat.number)
+        moved = beat is not None and beat != self.beat  # a place in the step may be told without a number of its own
         self.seconds = 0.0 if moved else self.seconds + passed
         if moved:
             self._measure(beat)

@@ -67,6 +67,13 @@ def test_silence_grows_until_the_next_beat() -> None:
     assert silence.seconds == 0
 
 
+def test_a_rank_that_has_come_to_another_point_of_its_step_was_not_silent() -> None:
+    silence = stepping(0.1)
+    silence.look(replace(silence.beat, point="reads data"), 25.0)  # type: ignore[type-var]
+    silence.look(replace(silence.beat, point="backward"), 30.0)  # type: ignore[type-var]
+    assert silence.seconds == 0.0
+
+
 def test_a_suspended_job_was_not_silent() -> None:
     silence = Silence(LIMITS)
     silence.look(BEAT, 0.0)

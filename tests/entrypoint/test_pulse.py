@@ -41,6 +41,14 @@ def test_the_last_beat_is_read(line: Line, pulse: Pulse) -> None:
     assert (beat.number, beat.phase, beat.point, beat.step) == (2, "step", "forward", 812)
 
 
+def test_where_in_a_step_a_rank_is_may_be_said_between_two_beats(line: Line, pulse: Pulse) -> None:
+    pulse.beat("step", "reads data", step=812)
+    pulse.at("backward")
+    beat = line.read()
+    assert beat is not None
+    assert (beat.number, beat.phase, beat.point, beat.step) == (1, "step", "backward", 812)
+
+
 def test_a_beat_that_is_half_written_counts_as_the_one_before(line: Line, pulse: Pulse) -> None:
     pulse.beat("step", step=1)
     before = line.read()

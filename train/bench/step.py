@@ -88,7 +88,7 @@ def overhead(options: Options) -> Iterator[Row]:
     three = (_ours(options, load), _bare(options, load), paced.peer(options, "accelerated", *load.plain()))
     with paced.started(options, *(_on_one_thread(side) for side in three)) as sides:
         _sized(options, sides[0], sides, seconds=0.1)
-        told = [_round(sides, number) for number in range(options.count(41) + 1)][1:]
+        told = [_round(sides, number) for number in range(options.count(121) + 1)][1:]
     over, stocks, facts = around(told, 0, "")
     facts |= around(told, 1, "processor_")[2]
     yield rows.measured("4a", over, **facts)

@@ -39,7 +39,7 @@ class InMemory:
         """Give all images each time, and which rows are meant."""
         for there in _whole(wanted, self.whole):
             rows = on_device(there, self.pixels.device)
-            yield self.pixels, rows, self.labels[rows]
+            yield self.pixels, rows, self.labels.index_select(0, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ class _Sent:
         return self.images, torch.arange(len(self.labels), device=self.images.device), self.labels
 
 
-def _whole(wanted: Iterable[Samples], whole: npt.NDArray[np.bool_] | None) -> Iterator[Samples]:
+def _whole(wanted: Iterable[Samples], whole: npt.NDArray[np.bool_] | None) -> Iterable[Samples]:
     """Of each array of samples those that can be read, where there are any."""
-    for samples in wanted:
-        there = samples if whole is None else samples[whole[samples]]
-        if len(there):
-            yield there
+    if whole is None:
+        return wanted
+    there = (samples[whole[samples]] for samples in wanted)
+    return (samples for samples in there if len(samples))
 
 
 def in_memory(

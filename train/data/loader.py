@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -22,12 +22,11 @@ from train.data.shape import Shape
 from train.settings.config import Data
 
 LARGEST_IN_MEMORY: Final = 2 * 2**30  # bytes of pixels, both sides together
-T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
-    """float32 images [n, *shape.input] and int64 labels [n], on the device."""
+    """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `Piece`."""
 
     images: Tensor
     labels: Tensor
@@ -63,19 +62,21 @@ class Loader:
     def train(self, pieces: Sequence[Piece] | Iterator[Piece]) -> Iterator[tuple[Piece, Batch]]:
         """Each micro batch with its images, augmented."""
         kept: list[Piece] = []
-        wanted = (piece.samples for piece in _remembered(pieces, kept))
-        for pixels, rows, labels in self.training.take(wanted):
+        still = augment.is_still(self.data.augment)
+        for pixels, rows, labels in self.training.take(_wanted(pieces, kept)):
             piece = kept.pop(0)
-            yield piece, Batch(images=self._augmented(piece, pixels, rows), labels=labels)
+            images = self._plain(pixels, rows) if still else self._augmented(piece, pixels, rows)
+            yield piece, Batch(images=images, labels=labels)
 
     def evaluate(self, blocks: Sequence[Samples]) -> Iterator[Batch]:
         """Each block of held-out samples, as they are."""
         for pixels, rows, labels in self.held_out.take(blocks):
-            yield Batch(images=augment.normalized(pixels.index_select(0, rows)), labels=labels)
+            yield Batch(images=self._plain(pixels, rows), labels=labels)
+
+    def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
+        return augment.normalized(pixels.index_select(0, rows))
 
     def _augmented(self, piece: Piece, pixels: Tensor, rows: Tensor) -> Tensor:
-        if augment.is_still(self.data.augment):
-            return augment.normalized(pixels.index_select(0, rows))
         moves = augment.moves(
             self.data.augment,
             piece.samples,
@@ -147,7 +148,7 @@ def _to_stderr(line: str) -> None:
     sys.stderr.flush()
 
 
-def _remembered(items: Iterable[T], kept: list[T]) -> Iterator[T]:
-    for item in items:
-        kept.append(item)
-        yield item
+def _wanted(pieces: Iterable[Piece], kept: list[Piece]) -> Iterator[Samples]:
+    for piece in pieces:
+        kept.append(piece)
+        yield piece.samples

@@ -108,7 +108,7 @@ class ByWorkers:
 
 def on_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> Tensor:
     """A copy that the host does not wait for: from memory that is not pinned, CUDA may wait for its stream."""
-    found = torch.as_tensor(numbers)
+    found = numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)  # as_tensor takes 2 µs longer
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
 
 

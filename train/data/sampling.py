@@ -17,9 +17,10 @@ from train.settings.batches import Batches, Steps
 Samples = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Piece:
-    """One micro batch: `number` is its place among those of its global batch, whichever rank computes it."""
+    """One micro batch: `number` is its place among those of its global batch, whichever rank computes it. Not frozen:
+    one is made in each step, and freezing takes three times as long."""
 
     step: int
     epoch: int

@@ -142,7 +142,7 @@ def _stepped(config: RunConfig, sets: Sets, images: Tensor, clock: Callable[[], 
     def act() -> None:
         with torch.autocast(device.type, TYPES.get(precision), enabled=precision in TYPES):
             loss = aimed(net(images), labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure
@@ -13,22 +14,22 @@ from train.data import distribution
 from train.settings.config import Optim
 
 
-class Criterion(nn.Module):
-    """The mean loss of a micro batch, in nats.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """The mean loss of a micro batch, in nats. weights: float32 [classes], 1 on average over the training samples.
 
     Weights belong to the sample's class and are divided by nothing but the number of samples. torch's own weighted
     mean divides by the weights in the micro batch, so that its gradients change with the number of ranks.
     """
 
+    label_smoothing: float
     weights: Tensor | None
 
-    def __init__(self, *, label_smoothing: float, weights: Tensor | None) -> None:
-        """weights: float32 [classes], 1 on average over the training samples; None for all 1."""
-        super().__init__()
-        self.label_smoothing = label_smoothing
-        self.register_buffer("weights", weights)
+    def to(self, device: torch.device) -> Criterion:
+        """The same there."""
+        return self if self.weights is None else replace(self, weights=self.weights.to(device))
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """[n, classes] and [n] to a scalar."""
         if self.weights is None:
             return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)

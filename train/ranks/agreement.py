@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,22 +26,24 @@ class Agreement:
     Any rank's wish counts. Alone, a rank decides at once.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None, wishes: Callable[[], Decision]) -> None:
+        """wishes: what this rank alone would do now."""
+        self._group, self._wishes = group, wishes
         self._sent: tuple[dist.Work, Tensor] | None = None
 
-    def propose(self, decision: Decision) -> None:
+    def propose(self) -> None:
         """Send this rank's wishes off. All ranks call it, then `decided`, once per step."""
         if self._group is not None:
+            decision = self._wishes()
             flags = torch.tensor([decision.stop, decision.save, decision.written])
             work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
             assert work is not None  # every member of the group gets one
             self._sent = (work, flags)
 
-    def decided(self, own: Decision) -> Decision:
-        """What all ranks' last proposals came to; `own` where there is one rank."""
+    def decided(self) -> Decision:
+        """What all ranks' last proposals came to; what this rank wishes now where there is one."""
         if self._group is None:
-            return own
+            return self._wishes()
         if self._sent is None:
             return Decision()
         work, flags = self._sent

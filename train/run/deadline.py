@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,11 +35,11 @@ class Times:
     def __init__(self, guessed: Mapping[str, float]) -> None:
         """guessed: before anything was measured."""
         self._guessed = dict(guessed)
-        self._seen: dict[str, deque[float]] = {}
+        self._seen: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
 
     def add(self, what: str, seconds: float) -> None:
         """It took so long."""
-        self._seen.setdefault(what, deque(maxlen=RECENT)).append(seconds)
+        self._seen[what].append(seconds)
 
     def longest(self, what: str) -> float:
         """In seconds; what was guessed where nothing was measured."""

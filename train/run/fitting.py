@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
 
 from entrypoint import ExitCode, Failure, Pulse
 from train.data.shape import Shape
 from train.files import durable
 from train.models import networks
 from train.optim import optimizers
+from train.optim.criterion import Criterion
 from train.optim.ema import Average
 from train.ranks import devicememory
 from train.ranks.devicememory import Memory
@@ -90,7 +90,7 @@ class Model:
     config: RunConfig
     classes: int
     shape: Shape
-    criterion: nn.Module
+    criterion: Criterion
 
 
 def fitted(model: Model, runtime: Runtime, batch: Batches, notes: Notebook, pulse: Pulse) -> tuple[Batches, Fit | None]:
@@ -145,7 +145,7 @@ def rehearsed(model: Model, runtime: Runtime, micro: int) -> None:
     for _ in range(STEPS):
         with runtime.accelerator.autocast():
             loss = aimed(net(images), labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     del average, loss

@@ -55,6 +55,7 @@ def compare_replicas(todo: Job) -> None:
     """Every so many steps. Raises Failure: NODE or PEER, see `replicas.compare`."""
     every = todo.config.train.check_replicas_every_steps
     if every is not None and todo.state.step % every == 0:
+        todo.pulse.beat("step", step=todo.state.step)
         replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
 
 

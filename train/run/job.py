@@ -22,6 +22,7 @@ from train.evaluation.evaluation import largest, shares
 from train.faults import Faults
 from train.models import networks, syncnorm, weights
 from train.optim import criterion, optimizers, schedules
+from train.optim.criterion import Criterion
 from train.optim.ema import Average
 from train.optim.schedules import Schedule
 from train.ranks.runtime import Runtime
@@ -59,7 +60,7 @@ class Job:
     schedule: Schedule
     model: nn.Module
     optimizer: Optimizer
-    criterion: nn.Module
+    criterion: Criterion
     exact: Exact | None
     """With train.reproducible bitwise."""
     compiled: Compiled | None
@@ -168,7 +169,7 @@ def _rehearse(
 
 def _fitted(
     config: RunConfig, runtime: Runtime, sets: Sets, batches: Batches, notebook: Notebook, pulse: Pulse
-) -> tuple[Loader, nn.Module, Batches, Fit | None]:
+) -> tuple[Loader, Criterion, Batches, Fit | None]:
     """Loader and criterion, and the micro batch where it is to be found out: once the images have their memory."""
     seed, device, classes = config.run.seed, runtime.device, len(sets.classes)
     host = onehost.host(runtime.world, runtime.gathered)

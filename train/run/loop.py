@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Final
 
 from train.evaluation import scores, stopping
 from train.evaluation.evaluation import evaluate, largest, shares
@@ -18,6 +19,8 @@ from train.run.job import Job
 from train.run.now import Now, begin
 from train.run.saving import save
 from train.run.signals import Watch
+
+NONE: Final = Decision()
 
 
 def fit(
@@ -42,11 +45,11 @@ def fit(
 
 
 def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
-    state, agreement = todo.state, Agreement(todo.runtime.control)
+    state, agreement = todo.state, Agreement(todo.runtime.control, lambda: _wishes(todo, now))
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
         todo.pulse.beat("step", "agreement", step=state.step)
-        decision = agreement.decided(_wishes(todo, now))
+        decision = agreement.decided()
         if now.saving is not None and decision.written == now.saving.step:
             saving.settle(todo, now, metrics)
         if decision.stop or (_evaluation_is_due(todo) and not measure(todo, now, metrics, progress)):
@@ -55,7 +58,7 @@ def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
             return
         if decision.save or _save_is_due(todo):
             save(todo, now, metrics)
-        agreement.propose(_wishes(todo, now))
+        agreement.propose()
         step.take(todo, now, stream)
         progress.step()
         compare_replicas(todo)
@@ -72,6 +75,7 @@ def is_finished(todo: Job) -> bool:
 
 def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     """Read the sums of the last steps, on all ranks; write and show them."""
+    todo.pulse.beat("step", step=todo.state.step)
     means = sound(todo, now)
     now.tally.clear()
     if means is None:
@@ -147,5 +151,5 @@ def _wishes(todo: Job, now: Now) -> Decision:
     late = minutes is not None and now.clock() - now.saved_at >= 60 * minutes
     limited = now.watch.deadline is not None
     soon = limited and any(_evaluation_is_due(todo, ahead) for ahead in range(3))  # before all ranks have agreed
-    halt = stop.wanted(todo, now, evaluation=soon)
-    return Decision(stop=halt, save=todo.runtime.is_main and late, written=saving.written(now))
+    halt, written = stop.wanted(todo, now, evaluation=soon), saving.written(now)
+    return Decision(stop=halt, save=todo.runtime.is_main and late, written=written) if halt or late or written else NONE

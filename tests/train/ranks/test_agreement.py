@@ -19,9 +19,9 @@ def decide(*wishes: Decision) -> list[Decision]:
 
     def one(rank: int) -> Decision:
         group = dist.ProcessGroupGloo(store, rank, len(wishes), timedelta(seconds=20))
-        agreement = Agreement(_Direct(group))  # type: ignore[arg-type]
-        agreement.propose(wishes[rank])
-        return agreement.decided(wishes[rank])
+        agreement = Agreement(_Direct(group), lambda: wishes[rank])  # type: ignore[arg-type]
+        agreement.propose()
+        return agreement.decided()
 
     with ThreadPoolExecutor(len(wishes)) as pool:
         return list(pool.map(one, range(len(wishes))))
@@ -61,10 +61,11 @@ def test_nobodys_wish_is_no_decision() -> None:
 
 
 def test_a_rank_alone_decides_at_once() -> None:
-    agreement = Agreement(None)
-    agreement.propose(QUIET)
-    assert agreement.decided(STOP) == STOP
+    wishes = iter([STOP])
+    agreement = Agreement(None, lambda: next(wishes))
+    agreement.propose()
+    assert agreement.decided() == STOP
 
 
 def test_without_a_proposal_nothing_is_decided() -> None:
-    assert Agreement(_Direct(None)).decided(STOP) == QUIET  # type: ignore[arg-type]
+    assert Agreement(_Direct(None), lambda: STOP).decided() == QUIET  # type: ignore[arg-type]

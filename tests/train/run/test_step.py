@@ -47,10 +47,13 @@ class Heard(Pulse):
     def beat(self, phase: Phase, point: Point = "", *, step: int | None = None) -> None:
         self.beats.append((phase, point, step))
 
+    def at(self, point: Point) -> None:
+        self.beats.append(("step", point, None))
+
 
 def test_a_rank_says_at_each_point_of_a_step_where_it_is(tmp_path: Path) -> None:
     heard = Heard()
-    with opened(tmp_path, "train.max_steps=1", "eval.every_epochs=9") as todo:
+    with opened(tmp_path, "train.max_steps=1", "eval.every_epochs=9", "log.every_steps=1") as todo:
         fit(replace(todo, pulse=heard))
     points = [point for phase, point, _ in heard.beats if phase == "step" and point]
     assert points[:6] == ["agreement", *["reads data", "forward", "backward"] * 2][:6]
