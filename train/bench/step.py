@@ -19,6 +19,7 @@ from train.bench.rows import Found, Row
 GFLOP: Final = 14.47  # of the reference workload, an image forward and backward
 PRODUCT: Final = 8192  # rows and columns of the matrices whose product is the device's measure
 BLOCK_S: Final = 0.5
+WARM: Final = 10  # steps
 NO_GPU: Final = "needs a GPU"
 ON_CPU: Final = "measured on the CPU: --device cpu"
 
@@ -87,8 +88,8 @@ def overhead(options: Options) -> Iterator[Row]:
     load = loads.LOOP
     three = (_ours(options, load), _bare(options, load), paced.peer(options, "accelerated", *load.plain()))
     with paced.started(options, *(_on_one_thread(side) for side in three)) as sides:
-        _sized(options, sides[0], sides, seconds=0.1)
-        told = [_round(sides, number) for number in range(options.count(121) + 1)][1:]
+        _sized(options, sides[0], sides, seconds=0.05)
+        told = [_round(sides, number) for number in range(options.count(201) + 1)][1:]
     over, stocks, facts = around(told, 0, "")
     facts |= around(told, 1, "processor_")[2]
     yield rows.measured("4a", over, **facts)
@@ -223,8 +224,14 @@ def _sized(options: Options, by: Paced, sides: list[Paced], seconds: float = BLO
 
 def _round(sides: list[Paced], number: int) -> list[tuple[float, float]]:
     """A block of each, beginning with another one each time."""
-    took = {place % len(sides): sides[place % len(sides)].both() for place in range(number, number + len(sides))}
+    took = {place % len(sides): _warm(sides[place % len(sides)]) for place in range(number, number + len(sides))}
     return [took[place] for place in range(len(sides))]
+
+
+def _warm(side: Paced) -> tuple[float, float]:
+    """A block, after a few steps in which the processor's caches become its own again."""
+    side.ask(steps=WARM)
+    return side.both()
 
 
 def _scaled(found: Estimate, by: float) -> Estimate:

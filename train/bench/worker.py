@@ -28,7 +28,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
         sys.path.append(arguments.beside)
     variables.take_out(environ, download=False)
     worker.share_cores(environ)
-    from train.bench import rank
+    with worker.uncollected():
+        from train.bench import rank
 
     with rank.opened(config, world, environ, rundir.run_folder(config), pulse) as todo:
         rank.led(todo, arguments.pace if world.rank == 0 else None, warm_up=arguments.warm_up)

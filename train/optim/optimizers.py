@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from entrypoint import ExitCode, Failure
@@ -76,10 +76,10 @@ def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Use `rate` from now on, in place where the optimizer keeps it as a tensor."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
+        if isinstance(group["lr"], float):
             group["lr"] = rate
+        else:
+            group["lr"].fill_(rate)
 
 
 def _ours(optim: Optim, kind: type[Optimizer]) -> dict[str, float]:

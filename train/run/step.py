@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from train.run.job import Job
 from train.run.now import Now
 
 Stream = Iterator[tuple[Piece, Batch]]
+ALL: Final = nullcontext()  # with the exchange of gradients
 
 
 def take(todo: Job, now: Now, stream: Stream) -> None:
@@ -43,9 +45,9 @@ def _fast(todo: Job, now: Now, stream: Stream) -> None:
     last = todo.batches.accumulation - 1
     for number in range(todo.batches.accumulation):
         batch = _next(todo, stream)
-        with nullcontext() if number == last else todo.runtime.accelerator.no_sync(todo.model):
+        with ALL if number == last else todo.runtime.accelerator.no_sync(todo.model):
             loss, right = _gradients(todo, batch)
-        now.tally.take(loss, right, len(batch.labels))
+        now.tally.take(loss, right, batch.labels.numel())
     _update(todo)
 
 
@@ -54,7 +56,7 @@ def _bitwise(todo: Job, now: Now, stream: Stream, exact: Exact) -> None:
     exact.open()
     for _ in range(todo.batches.accumulation):
         batch = _next(todo, stream)
-        exact.add(tally.sums(*_gradients(todo, batch), len(batch.labels)))
+        exact.add(tally.sums(*_gradients(todo, batch), batch.labels.numel()))
     loss, right, _ = exact.close()
     _update(todo)
     if todo.runtime.is_main:  # every rank has the total: one counts it
