@@ -12,6 +12,7 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 
 LONGEST_S: Final = 300.0
+RESUMED: Final = " resumed>"  # the second half of a call that another thread's has interrupted
 STARTED: Final = re.compile(r"^(\d+) +execve\(.*\) = 0$")
 TAIL: Final = 2000  # characters of an output that are shown
 
@@ -44,4 +45,4 @@ def counted(lines: Sequence[str], mark: str | None) -> int:
     """Lines of the thread that became the program with `mark`; without one, of the first."""
     starts = (line for line in lines if (mark is None or mark in line) and STARTED.match(line))
     first = next(starts, "").partition(" ")[0]
-    return sum(line.partition(" ")[0] == first for line in lines if first)
+    return sum(line.partition(" ")[0] == first for line in lines if first and RESUMED not in line)

@@ -28,6 +28,11 @@ def test_calls_of_one_thread_are_counted() -> None:
     assert traced.counted(SEEN.splitlines(), "another") == 0
 
 
+def test_a_call_that_another_thread_interrupts_is_counted_once() -> None:
+    torn = '12   openat(AT_FDCWD, "/usr" <unfinished ...>\n12   <... openat resumed>, O_RDONLY) = 3\n'
+    assert traced.counted((SEEN + torn).splitlines(), "train.worker") == 4
+
+
 @pytest.mark.skipif(traced.strace(unmeasured()) is None, reason="strace is not here")
 def test_a_program_that_asks_more_is_seen_to_ask_more(tmp_path: Path) -> None:
     program = traced.strace(unmeasured())
