@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 
 class Curves:
@@ -21,15 +25,22 @@ class Curves:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(_next(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         self._file = os.fdopen(handle, "wb")
-        self._begins = step, now
-        self._records: Any = None  # until the first point
+        try:
+            self._records = RecordWriter(self._file)
+            self._begin(step, now)
+        except BaseException:
+            with suppress(OSError):
+                self._file.close()
+            raise
+
+    def _begin(self, step: int, now: float) -> None:
+        self._add(Event(wall_time=now, file_version="brain.Event:2"))
+        # TensorBoard hides what earlier files say about this step and later ones (torch calls it purge_step).
+        self._add(Event(wall_time=now, step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._file.flush()
 
     def write(self, values: Mapping[str, float], *, step: int, now: float) -> None:
         """Add one point to each named curve."""
-        # Loaded here: 0.3 s of imports, for which no rank waits before its first step.
-        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-
         points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(Event(wall_time=now, step=step, summary=Summary(value=points)))
         self._file.flush()
@@ -38,23 +49,8 @@ class Curves:
         """Close the file; what was written is there already."""
         self._file.close()
 
-    def _add(self, event: Any) -> None:
-        if self._records is None:
-            self._records = _begun(self._file, *self._begins)
+    def _add(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
-
-
-def _begun(file: IO[bytes], step: int, now: float) -> Any:
-    """The writer of a file's records, after the first two."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
-
-    records = RecordWriter(file)
-    records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-    # TensorBoard hides what earlier files say about this step and later ones (torch calls it purge_step).
-    start = SessionLog(status=SessionLog.START)
-    records.write(Event(wall_time=now, step=step + 1, session_log=start).SerializeToString())
-    return records
 
 
 def _next(folder: Path) -> Path:

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from entrypoint import Failure
 from train.files import durable
-from train.record import curves
+
+if TYPE_CHECKING:
+    from train.record import curves
 
 NAME, CURVES = "metrics.jsonl", "tensorboard"
 
@@ -63,6 +65,8 @@ class Metrics:
                 self._lines = Lines(run_folder / NAME, step=step, last=last)
             if tensorboard:
                 with self._surviving(CURVES):
+                    from train.record import curves  # TensorBoard's library: 0.3 s, for those who want it
+
                     self._curves = curves.Curves(run_folder / CURVES, step=step, now=clock())
 
     def write(self, event: str, *, step: int, **values: Any) -> None:
