@@ -81,9 +81,11 @@ def merged(text: str, table: str, lines: Mapping[str, Sequence[str]], *, over: b
     )
 
 
-def _order(name: str) -> tuple[int, str]:
-    known = list(rows.TARGETS)
-    return (known.index(name) if name in known else len(known), name)
+def _order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Targets in their order, each with what was measured beside it ("14 strong, 8"); numbers by their size."""
+    known, first = list(rows.TARGETS), re.split("[ ,]", name)[0]
+    parts = [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+    return (known.index(first) if first in known else len(known), parts)
 
 
 def _word(fact: Any) -> str:

@@ -58,6 +58,12 @@ def test_rows_of_other_devices_and_of_earlier_days_stay() -> None:
     assert lines(both, "gpu")["2"][7].startswith("NVIDIA H200")
 
 
+def test_figures_beside_a_row_all_stay_in_its_place_by_their_size() -> None:
+    beside = [rows.figure(name, "w", pairs.exactly(1.0)) for name in ("14 strong, 16", "14", "14 strong, 2", "9c")]
+    found = list(lines(page.written(TEXT, told(*beside)), "cpu"))
+    assert found[-4:] == ["14", "14 strong, 2", "14 strong, 16", "9c"]
+
+
 def test_the_parts_that_the_page_names_exist() -> None:
     bench = Path(page.PAGE.parents[1] / "train" / "bench")
     for name in re.findall(r"^\| `(\w+)` \|", TEXT, re.M):

@@ -18,7 +18,8 @@ from train.bench.worlds import ENDLESS, Speed, World, warm_up
 
 STRONG, WEAK = "strong", "weak"
 KINDS: Final = (STRONG, WEAK)
-ROW: Final = "14"
+ROW: Final = "14"  # of the first; each of the others adds a name of its own, by which pages keep it
+BESIDE, WIRE = "DataParallel", "wire"
 BLOCKS: Final = 7
 WIRED: Final = 8  # the times of an all-reduce that peers/wire.py waits for are those of so many
 ALIVE: Final = 16  # processes that may wait beside each other on a CPU: half a GB each
@@ -80,18 +81,20 @@ def told(kind: str, speeds: Sequence[Speed], *, began: bool) -> Iterator[Found]:
     """A row for each number of processes against the fewest, and the series that reports draw."""
     base, *others = speeds
     if base.missing is not None:
-        yield _absent(f"{kind} scaling", base.missing, failed=True)
+        yield _absent(kind, f"{kind} scaling", base.missing, failed=True)
         return
     if began:
         few = _many(base.world.processes)
         yield rows.figure(ROW, few, base.images_per_s(), unit="images/s", **_facts(base))
     for one in others:
+        which = f"{kind}, {one.world.processes}"
         what = f"{kind} scaling, {_many(one.world.processes)}: speed-up"
         if one.missing is not None:
-            yield _absent(what, one.missing, failed=True)
+            yield _absent(which, what, one.missing, failed=True)
         else:
             efficiency = one.against(base).value * base.world.processes / one.world.processes
-            yield rows.figure(ROW, f"{what}, efficiency {efficiency:.0%}", one.against(base), **_facts(one))
+            says = f"{what}, efficiency {efficiency:.0%}"
+            yield rows.figure(f"{ROW} {which}", says, one.against(base), **_facts(one))
     yield series(kind, [one for one in speeds if one.missing is None])
 
 
@@ -123,7 +126,7 @@ def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
     """One process for each GPU beside one process for all of them, the same global batch."""
     what = "DDP / DataParallel on the same GPUs, images/s"
     if options.device == "cpu" or gpus < 2:
-        yield _absent(what, "needs two GPUs")
+        yield _absent(BESIDE, what, "needs two GPUs")
         return
     batch = _batch(options)
     load = replace(ON_GPU, batch=batch // gpus, augment=False)
@@ -135,9 +138,9 @@ def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
     ]
     ours, theirs = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=False)
     if missing := ours.missing or theirs.missing:
-        yield _absent(what, missing, failed=True)
+        yield _absent(BESIDE, what, missing, failed=True)
     else:
-        yield rows.figure(ROW, what, ours.against(theirs), gpus=gpus, **_facts(ours))
+        yield rows.figure(f"{ROW} {BESIDE}", what, ours.against(theirs), gpus=gpus, **_facts(ours))
 
 
 def simulated(options: Options) -> Iterator[Found]:
@@ -145,7 +148,7 @@ def simulated(options: Options) -> Iterator[Found]:
     overlap, and nothing is sent."""
     what = f"simulated wire of {WIRED} GPUs on two nodes: strong scaling, efficiency"
     if options.device == "cpu":
-        yield _absent(what, "needs a GPU")
+        yield _absent(WIRE, what, "needs a GPU")
         return
     load = replace(ON_GPU, batch=max(1, _batch(options) // WIRED), augment=False)
     words = [*load.plain(), "--precision", load.precision]
@@ -156,9 +159,9 @@ def simulated(options: Options) -> Iterator[Found]:
     ]
     wired, base = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=True)
     if missing := wired.missing or base.missing:
-        yield _absent(what, missing, failed=True)
+        yield _absent(WIRE, what, missing, failed=True)
     else:
-        yield rows.figure(ROW, what, wired.against(base), simulated=True, **_facts(wired))
+        yield rows.figure(f"{ROW} {WIRE}", what, wired.against(base), simulated=True, **_facts(wired))
 
 
 def _load(options: Options, kind: str, count: int, fewest: int) -> list[str]:
@@ -198,8 +201,8 @@ def _facts(speed: Speed) -> dict[str, Any]:
     }
 
 
-def _absent(what: str, why: str, *, failed: bool = False) -> Row:
-    return Row(number=ROW, target=Target(what=what), missing=why, failed=failed)
+def _absent(which: str, what: str, why: str, *, failed: bool = False) -> Row:
+    return Row(number=f"{ROW} {which}", target=Target(what=what), missing=why, failed=failed)
 
 
 def _many(count: int) -> str:

@@ -51,6 +51,11 @@ def test_speed_up_and_efficiency_are_against_one_process(rows: dict[str, Row]) -
     }
 
 
+def test_every_row_has_a_number_of_its_own(rows: dict[str, Row]) -> None:
+    numbers = [row.number for row in rows.values()]
+    assert numbers == ["14", "14 strong, 2", "14 strong, 4", "14 weak, 2", "14 weak, 4", "14 DataParallel", "14 wire"]
+
+
 def test_every_row_says_what_a_process_computed(rows: dict[str, Row]) -> None:
     strong, weak = (rows[f"{kind} scaling, 2 processes: speed-up, efficiency 100%"] for kind in scaling.KINDS)
     assert (strong.facts["batch"], weak.facts["batch"]) == (32, 64)
