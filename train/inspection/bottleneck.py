@@ -10,6 +10,7 @@ from typing import Any, Final
 
 MUCH: Final = 0.2  # of the time, from which on something is worth a word
 MB: Final = 1e6
+UNSTEADY: Final = 1.5  # times as long as the shortest tenth: from which on the longest tenth is worth a word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """read: on one processor. copy: to the GPU; None on the CPU. workers: None where all is read at the start.
+    """read: on one processor. copy: to the GPU; None on the CPU, and where all images lie on the GPU.
 
-    images, bytes_: of the whole data set. cores: that one rank may use. cacheable: whether data.cache could help.
+    workers: None where all is read at the start. images, bytes_: of the whole data set. cores: that one rank may use.
+    cacheable: whether data.cache could help. quicker: settings that may shorten a step. notes: what was timed otherwise
+    than a training does it.
     """
 
     title: str
@@ -57,6 +60,8 @@ class Profile:
     bytes_: int
     fits: bool
     cacheable: bool
+    quicker: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def taken(self) -> float:
@@ -69,7 +74,7 @@ class Profile:
         sent = self.copy.images_per_s if self.copy else math.inf
         if self.workers is None:
             return sent
-        return min(sent, self.read.images_per_s * self.workers) if self.workers else self.read.images_per_s
+        return min(sent, self.read.images_per_s * min(max(1, self.workers), self.cores))
 
     @property
     def images_per_s(self) -> float:
@@ -93,12 +98,16 @@ class Profile:
         if self.limit == "read":
             yield from self._read_faster()
         elif self.workers is None:
-            yield "nothing about the data: all of it is read at the start"
+            yield "nothing about how data is read: all of it is read at the start"
         else:
             ratio = self.given / self.taken
-            yield f"nothing about the data: it comes {ratio:.1f} times as fast as the step takes it"
+            yield f"nothing about how data is read: it comes {ratio:.1f} times as fast as the step takes it"
             if self.workers > (enough := self._needed) and ratio > 2:
                 yield f"data.workers={enough} would do, which leaves processors to others"
+        if self.limit == "step" and self.quicker:
+            yield f"the step is the limit: what may shorten it is {', '.join(self.quicker)}"
+        if self.limit == "copy":
+            yield "copying is the limit: a smaller data.image_size, or data.loader=memory where the images fit"
         share = self.taken / self.augment.images_per_s
         if share > MUCH:
             yield f"augmenting takes {share:.0%} of the device's time: data.augment=none shows what it costs"
@@ -119,9 +128,22 @@ class Profile:
         elif self._needed >= self.cores:
             yield f"more processors for a rank: {self._needed + 1} instead of {self.cores}"
 
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """Those that were timed."""
+        stages = {"read": self.read, "augment": self.augment, "copy": self.copy, "step": self.step}
+        return {name: stage for name, stage in stages.items() if stage is not None}
+
+    def told(self) -> Iterator[str]:
+        """What was timed otherwise than in a training, and which times were too unlike to rely on."""
+        yield from self.notes
+        for name, stage in self.stages.items():
+            low, high = stage.at(0.1), stage.at(0.9)
+            if high > UNSTEADY * low:
+                yield f"{name} was unsteady: {1e3 * low:,.2f} to {1e3 * high:,.2f} ms a batch (10 to 90 % of the times)"
+
     def as_json(self) -> str:
         """One object."""
-        stages = {"read": self.read, "augment": self.augment, "copy": self.copy, "step": self.step}
         facts: dict[str, Any] = {
             "data": self.title,
             "device": self.device,
@@ -129,10 +151,11 @@ class Profile:
             "workers": self.workers,
             "images": self.images,
             "bytes": self.bytes_,
-            "stages": {name: stage.as_json() for name, stage in stages.items() if stage is not None},
+            "stages": {name: stage.as_json() for name, stage in self.stages.items()},
             "limit": self.limit,
             "images_per_s": self.images_per_s,
             "advice": list(self.advice()),
+            "notes": list(self.told()),
         }
         return json.dumps(facts)
 
@@ -144,11 +167,11 @@ class Profile:
             else f", {self.workers} worker{'s' * (self.workers != 1)}"
         )
         where = {"read": f"one processor of {self.cores}{whole}", "copy": "to the GPU, beside the step"}
-        stages = {"read": self.read, "augment": self.augment, "copy": self.copy, "step": self.step}
         lines = [f"{self.title}, on {self.device}", f"{'stage':<10}{'images/s':>12}{'ms a batch':>13}   on"]
-        for name, stage in stages.items():
-            if stage is not None:
-                told = f"{stage.images_per_s:>12,.0f}{1e3 * stage.at(0.5):>13,.2f}"
-                lines.append(f"{name:<10}{told}   {where.get(name, self.device)}")
+        for name, stage in self.stages.items():
+            told = f"{stage.images_per_s:>12,.0f}{1e3 * stage.at(0.5):>13,.2f}"
+            lines.append(f"{name:<10}{told}   {where.get(name, self.device)}")
         lines.append(f"limit: {self.limit}; a rank trains about {self.images_per_s:,.0f} images/s")
-        return "\n".join([*lines, *(f"change: {line}" for line in self.advice())])
+        return "\n".join(
+            [*lines, *(f"change: {line}" for line in self.advice()), *(f"note: {line}" for line in self.told())]
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Pulse
 from train import keyed, plugin
-from train.data import augment, cached, catalog, distribution, loader
+from train.data import augment, cached, catalog, distribution, inmemory, loader, stock
 from train.data.broken import Tolerant
 from train.data.folder import Files
 from train.data.onehost import ALONE
@@ -23,7 +24,7 @@ from train.data.sets import Sets
 from train.inspection.bottleneck import Profile, Stage
 from train.models import networks
 from train.optim import criterion, optimizers
-from train.ranks.device import choose_device, choose_precision
+from train.ranks.device import allow_tf32, choose_device, choose_precision, make_repeatable
 from train.settings.config import RunConfig
 
 SECONDS: Final = 1.0  # for each stage
@@ -51,14 +52,16 @@ def measure(
     """
     plugin.look_beside(beside, config.data.name, config.model.name)
     sets, place = catalog.open_sets(config.data), choose_device(device, 0)
+    allow_tf32(config.train.tf32)
+    make_repeatable(place)
     cacheable = isinstance(sets.training, Files)
-    sets = cached.use(sets, config.data, ALONE, Pulse())
+    sets, notes = _cached(sets, config)
     cores = max(1, ALONE.cores() // ranks)
     kind, workers = loader.chosen(sets, config.data, cores)
     with _threads(1):
         pixels, read = _read(config, sets, micro, clock)
     with _threads(cores):
-        there, copy = _copied(pixels, place, clock)
+        there, copy = _copied(pixels, place, clock, stays=kind == "memory" and _fits(sets, pixels, place))
         images, augmented = _augmented(config, sets, there, clock)
         step = _stepped(config, sets, images, clock)
     return Profile(
@@ -74,7 +77,41 @@ def measure(
         bytes_=sets.numbers * pixels.element_size(),
         fits=sets.numbers <= loader.LARGEST_IN_MEMORY,
         cacheable=cacheable and config.data.cache is None,
+        quicker=tuple(_quicker(config, place)),
+        notes=(*notes, *_unsought(config, place, micro)),
     )
+
+
+def _cached(sets: Sets, config: RunConfig) -> tuple[Sets, Sequence[str]]:
+    """Read from data.cache where it is whole: to fill one takes as long as an epoch, and is not asked for here."""
+    folder, training, held_out = config.data.cache, sets.training, sets.held_out
+    if folder is None or not (isinstance(training, Files) and isinstance(held_out, Files)):
+        return sets, ()
+    files = cached.everything(training, held_out)
+    path = Path(folder) / f"{cached.key(files, config.data, Pulse())}.pixels"
+    if stock.opened(path, len(files.paths), files.size) is None:
+        return sets, ("read is from the image files: data.cache does not hold them yet; the first training fills it",)
+    return cached.use(sets, config.data, ALONE, Pulse()), ()
+
+
+def _fits(sets: Sets, pixels: Tensor, device: torch.device) -> bool:
+    """Whether the training images of data.loader=memory would lie on the GPU, where nothing is copied."""
+    whole = len(sets.training.labels) * pixels[0].nbytes
+    return device.type == "cuda" and whole <= inmemory.SHARE * torch.cuda.mem_get_info(device)[0]
+
+
+def _quicker(config: RunConfig, device: torch.device) -> Iterator[str]:
+    """Settings that are not in use and may shorten a step here."""
+    if device.type == "cuda" and choose_precision(config.train.precision, device) == "fp32":
+        yield "train.precision=bf16"
+    if config.train.compile is False:
+        yield "train.compile=default"
+    yield "a larger train.micro_batch_size"
+
+
+def _unsought(config: RunConfig, device: torch.device, micro: int) -> Iterator[str]:
+    if device.type == "cuda" and config.train.micro_batch_size == "auto":
+        yield f"a micro batch of {micro} was timed: a training looks for the largest that fits into the GPU"
 
 
 def timed(
@@ -97,15 +134,19 @@ def _read(config: RunConfig, sets: Sets, micro: int, clock: Callable[[], float])
     count, data = len(sets.training.labels), config.data
     tolerant = Tolerant(sets.training.read, count, most=data.max_bad_images, replace=True)
     order = keyed.permutation(count, keyed.ORDER, config.run.seed, 0)
-    batches = itertools.cycle(np.array_split(order, max(1, count // micro)))
-    stage = timed(lambda: tolerant.read(next(batches)), min(micro, count), clock)
+    size = min(micro, count)
+    batches = itertools.cycle(order[at : at + size] for at in range(0, count - size + 1, size))
+    stage = timed(lambda: tolerant.read(next(batches)), size, clock)
     _, whole, _ = tolerant.read(np.resize(order, micro))
     return sets.training.read(whole), stage
 
 
-def _copied(pixels: Tensor, device: torch.device, clock: Callable[[], float]) -> tuple[Tensor, Stage | None]:
-    if device.type == "cpu":
-        return pixels, None
+def _copied(
+    pixels: Tensor, device: torch.device, clock: Callable[[], float], *, stays: bool
+) -> tuple[Tensor, Stage | None]:
+    """stays: all images are on the device before the first step."""
+    if device.type == "cpu" or stays:
+        return pixels.to(device), None
     pinned = pixels.pin_memory()
     return pixels.to(device), timed(
         lambda: pinned.to(device, non_blocking=True), len(pixels), clock, torch.cuda.synchronize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ LIMITS = {
     "heavy augmentation": (profile(workers=None, augment=500), "augment"),
     "a slow bus": (profile(workers=None, copy=300), "copy"),
     "a slow bus, and slower reading": (profile(copy=600), "read"),
+    "more workers than processors": (profile(cores=2, workers=40), "read"),
 }
 
 
@@ -55,6 +57,10 @@ def test_workers_read_beside_the_step_and_a_rank_without_them_does_one_after_the
     assert profile(augment=1e12, workers=None).images_per_s == pytest.approx(1000)
 
 
+def test_workers_read_no_faster_than_there_are_processors() -> None:
+    assert profile(read=1000, step=5000, cores=2, workers=8).images_per_s == pytest.approx(2000)
+
+
 ADVICE: dict[str, tuple[Profile, list[str]]] = {
     "memory first": (
         profile(fits=True),
@@ -62,8 +68,10 @@ ADVICE: dict[str, tuple[Profile, list[str]]] = {
     ),
     "a cache": (profile(cacheable=True), ["data.cache=FOLDER", "data.workers=10"]),
     "processors": (profile(cores=4, workers=3), ["more processors for a rank: 11 instead of 4"]),
-    "fewer workers": (profile(workers=40), ["4.0 times as fast", "data.workers=10 would do"]),
-    "nothing": (profile(workers=None), ["nothing about the data: all of it"]),
+    "fewer workers": (profile(cores=64, workers=40), ["4.0 times as fast", "data.workers=10 would do"]),
+    "nothing": (profile(workers=None), ["nothing about how data is read: all of it"]),
+    "a shorter step": (profile(workers=None, quicker=["train.compile=default"]), ["nothing", "train.compile=default"]),
+    "a bus": (profile(workers=None, copy=300), ["nothing", "a smaller data.image_size"]),
     "augmentation": (profile(workers=None, augment=500), ["nothing", "takes 67% of the device's time"]),
 }
 
@@ -80,6 +88,12 @@ def test_the_table_has_a_line_for_each_stage_that_was_measured() -> None:
     assert [line.split()[0] for line in lines[2:6]] == ["read", "augment", "copy", "step"]
     assert lines[6].startswith("limit: read; a rank trains about 400 images/s")
     assert "copy" not in profile().as_text()
+
+
+def test_times_that_are_too_unlike_are_said_to_be() -> None:
+    slow = replace(profile(), read=Stage(batch=1, seconds=[1.0, 9.0]))
+    assert "note: read was unsteady: 1,000.00 to 9,000.00 ms a batch" in slow.as_text()
+    assert "note" not in profile().as_text()
 
 
 def test_json_has_the_same_with_the_spread() -> None:

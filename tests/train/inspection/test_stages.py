@@ -6,12 +6,18 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from images import write_classes
 
-from entrypoint import Failure
+from entrypoint import Failure, Pulse
+from train.data import cached, catalog
+from train.data.broken import Tolerant
+from train.data.onehost import ALONE
+from train.data.sets import Samples
 from train.inspection import stages
 from train.inspection.bottleneck import Profile
 from train.settings import schema
@@ -49,6 +55,54 @@ def test_a_folder_may_be_cached_once(more: tuple[str, ...], cacheable: bool, tmp
     root = write_classes(tmp_path / "d", ant=5, bee=5)
     found = profile("data.name=folder", f"data.root={root}", *(word.format(tmp_path) for word in more))
     assert found.cacheable is cacheable
+
+
+def test_a_cache_is_not_filled_to_be_timed_and_read_from_where_it_is_whole(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "d", ant=5, bee=5)
+    settings = ("data.name=folder", f"data.root={root}", f"data.cache={tmp_path / 'c'}")
+    found = profile(*settings)
+    assert "data.cache does not hold them yet" in found.notes[0]
+    assert not (tmp_path / "c").exists()
+    config = schema.load(None, [*TINY, *settings])
+    cached.use(catalog.open_sets(config.data), config.data, ALONE, Pulse())
+    assert profile(*settings).notes == ()
+
+
+def test_every_batch_that_is_read_has_the_size_that_it_is_counted_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    read = Tolerant.read
+
+    def seen(self: Tolerant, samples: Samples) -> Any:
+        sizes.append(len(samples))
+        return read(self, samples)
+
+    monkeypatch.setattr(Tolerant, "read", seen)
+    profile(micro=20)  # of 32 images
+    assert set(sizes) == {20}
+
+
+def test_torch_is_set_as_for_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(stages, "allow_tf32", said.append)
+    monkeypatch.setattr(stages, "make_repeatable", said.append)
+    profile("train.tf32=true")
+    assert said == [True, torch.device("cpu")]
+
+
+@pytest.mark.parametrize(("free", "stays"), [(1e9, True), (1e3, False)])
+def test_images_that_fit_on_the_gpu_are_not_copied(monkeypatch: pytest.MonkeyPatch, free: float, stays: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    sets = catalog.open_sets(schema.load(None, TINY).data)
+    assert stages._fits(sets, sets.training.read(np.arange(1)), torch.device("cuda", 0)) is stays
+    assert stages._copied(torch.ones(1), torch.device("cpu"), float, stays=stays)[1] is None
+
+
+def test_what_may_shorten_a_step_and_is_not_searched_for_is_named() -> None:
+    asked, gpu = schema.load(None, [*TINY, "train.precision=bf16", "train.compile=default"]), torch.device("cuda", 0)
+    assert list(stages._unsought(asked, gpu, 64)) == [
+        "a micro batch of 64 was timed: a training looks for the largest that fits into the GPU"
+    ]
+    assert list(stages._quicker(asked, torch.device("cpu"))) == ["a larger train.micro_batch_size"]
 
 
 def test_images_that_cannot_be_read_are_a_failure(tmp_path: Path) -> None:
