@@ -80,12 +80,12 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         seat.faults.strike("start", 0)
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
-        keep_code(environ, config)
         if measured:
             with bell.importing(), uncollected():
                 from train.measuring import measuring
             code = measuring.run(config, measured, world, environ, as_json=arguments.json, pulse=pulse)
         else:
+            keep_code(environ, config)
             with bell.importing(), uncollected():
                 from train.run import session
             code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())

@@ -148,8 +148,17 @@ def _filled(path: Path, files: Files, pulse: Pulse) -> Stock:
             continue
         with held.held():
             if stock.opened(path, len(files.paths), files.size) is None:  # while this process asked for the lease
-                _fill(path, files, pulse)
+                _fill_unless_taken_over(path, files, pulse)
     return found
+
+
+def _fill_unless_taken_over(path: Path, files: Files, pulse: Pulse) -> None:
+    """A holder that was stopped for longer than its lease finds its file removed, by one that has filled the cache."""
+    try:
+        _fill(path, files, pulse)
+    except Failure:
+        if stock.opened(path, len(files.paths), files.size) is None:
+            raise
 
 
 def _fill(path: Path, files: Files, pulse: Pulse) -> None:

@@ -102,12 +102,13 @@ def writing(path: Path, count: int, size: int) -> Iterator[Writer]:
 
     Raises:
         OSError: as the system says it; ENOSPC before anything is written where there is too little room.
+        Failure: as `durable.write`.
     """
     need, free = bytes_(count, size), _free(path.parent)
     if free < need:
         raise OSError(errno.ENOSPC, f"{need / 1e6:.1f} MB are needed")
     temporary = path.with_name(f"{durable.TEMPORARY}{path.name}-{os.urandom(4).hex()}")
-    for left in path.parent.glob(f"{durable.TEMPORARY}{path.name}*"):  # of one that was killed
+    for left in path.parent.glob(f"{durable.TEMPORARY}{path.stem}.*"):  # of one that was killed
         durable.remove(left)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -115,9 +116,7 @@ def writing(path: Path, count: int, size: int) -> Iterator[Writer]:
         yield writer
         writer.finish()
         durable.patiently(lambda: os.rename(temporary, path))
-        durable.create(manifest := temporary.with_suffix(".json"), json.dumps(_told(count, size)).encode())
-        os.rename(manifest, _manifest(path))
-        durable.sync(path.parent)
+        durable.write_json(_manifest(path), _told(count, size))
     except BaseException:
         with suppress(OSError):
             temporary.unlink()

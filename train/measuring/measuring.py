@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure, Pulse, World
 from train.checkpoint import checkpoint, snapshot
 from train.checkpoint.checkpoint import Committed
-from train.data import cached, catalog, onehost
+from train.data import catalog, onehost
 from train.data.loader import Loader, open_loader
 from train.data.sets import Samples, Sets
 from train.evaluation.evaluation import Measured, evaluate, shares
@@ -62,7 +62,8 @@ def run(
     chosen = ready.shared(lambda: chosen)  # tasks look at different moments: a training may go on meanwhile
     pulse = pulse or Pulse()
     pulse.beat("data")
-    sets = cached.use(catalog.open_sets(config.data), config.data, onehost.host(ready.world, ready.gathered), pulse)
+    config = replace(config, data=replace(config.data, cache=None))  # it would be filled with the training images too
+    sets = catalog.open_sets(config.data)
     if not (held_out := len(sets.held_out.labels)):
         raise _nothing_held_out(config)
     weights = read(chosen)

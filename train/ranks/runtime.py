@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -73,9 +72,7 @@ class Runtime:
         return model, wrapped
 
     def unwrapped(self, model: nn.Module) -> nn.Module:
-        """The network itself. Accelerate asks torch for its compiler on the way, which loads it: 1.2 s."""
-        if "torch._dynamo" in sys.modules:
-            return self.accelerator.unwrap_model(model)  # type: ignore[no-any-return]
+        """The network itself. Accelerate's `unwrap_model` loads torch's compiler on the way: 1.2 s."""
         return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
     def rehearse(self, model: nn.Module, images: Tensor, *, always: bool = False) -> None:
@@ -101,14 +98,16 @@ class Runtime:
             self.accelerator.backward(loss)
 
     def seed(self, number: int) -> None:
-        """Set the generators that a step draws from: the CPU's, and those of the GPUs where this rank computes on one.
+        """Set the generators that a step draws from: the CPU's, and those of the GPUs that this rank computes on.
 
         torch.manual_seed does the same, but where CUDA has not started it also writes down who called, for later: it
         looks for the source files of the whole stack, in each step.
         """
         torch.default_generator.manual_seed(number)
-        for generator in torch.cuda.default_generators if self.device.type == "cuda" else ():
-            generator.manual_seed(number)
+        if self.device.type == "cuda":
+            every, own = torch.cuda.default_generators, self.device.index or 0
+            for generator in every if self.parallel == "dp" else every[own : own + 1]:
+                generator.manual_seed(number)
 
     def same_weights(self, net: nn.Module) -> None:
         """Compare all ranks' parameters and buffers by hash. To be called before DDP, which hides a difference: it

@@ -29,6 +29,7 @@ from train.settings.config import RunConfig
 # Of the memory that is free: fragments, DDP's second set of buckets, NCCL's buffers and other batches need the rest.
 SHARE: Final = 0.9
 STEPS: Final = 2  # the optimizer has all its state from the second on
+MORE: Final = 1.1  # so many times the memory that a search had, and it is worth another
 GIB: Final = 2**30
 
 
@@ -55,9 +56,13 @@ class Notebook:
     caches: Path | None
     record: Mapping[str, Any]
 
-    def recall(self, key: str) -> int | None:
-        """The size that was found for `key`."""
-        for known in (self.record, self._kept(key)):
+    def recall(self, key: str, free: float) -> int | None:
+        """The size that was found for `key`: by this run, or by another that had as much of the memory as is `free`
+        now (GiB). Where another process held most of it, a larger one may fit today."""
+        kept = self._kept(key)
+        room = kept.get("free")
+        similar = isinstance(room, float) and free <= MORE * room
+        for known in (self.record, kept if similar else {}):
             if known.get("key") == key and isinstance(known.get("micro"), int):
                 return int(known["micro"])
         return None
@@ -104,7 +109,8 @@ def fitted(model: Model, runtime: Runtime, batch: Batches, notes: Notebook, puls
         return batch, None
     runtime.total(torch.zeros(1, device=runtime.device))  # what the ranks' first exchange takes is taken before
     key = _key(model, runtime, batch, memory)
-    known = runtime.shared(lambda: notes.recall(key))
+    least = min(runtime.gathered(memory.free()))
+    known = runtime.shared(lambda: notes.recall(key, least / GIB))
     with torch.random.fork_rng([runtime.device.index] if runtime.device.type == "cuda" else []):
         fit = _agreed(model, runtime, batch, memory, key, known, pulse)
     runtime.shared(lambda: notes.note(fit))
@@ -206,7 +212,8 @@ def _refuse_none(found: Sequence[int], runtime: Runtime, needed: int | None, fre
 def _key(model: Model, runtime: Runtime, batch: Batches, memory: Memory) -> str:
     """Of all that decides how much fits, as far as it has a name."""
     config, train = model.config, model.config.train
-    parts: list[Any] = [config.model.name, config.model.args, config.optim.name, config.optim.args]
+    parts: list[Any] = [config.model.name, config.model.args]
+    parts += [config.optim.name, config.optim.args, config.optim.momentum]
     parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
     parts += [model.classes, model.shape.input, batch.global_, batch.world, torch.__version__]
     parts.append(sorted(set(runtime.gathered(memory.name))))

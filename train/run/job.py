@@ -32,7 +32,7 @@ from train.run.compiling import Compiled, Rehearsed
 from train.run.exact import Exact, refuse_hidden_state
 from train.run.fitting import NOWHERE, Fit, Model, Notebook
 from train.run.state import State
-from train.settings import bitwise, parallel
+from train.settings import bitwise
 from train.settings.batches import Batches, Steps, steps
 from train.settings.config import RunConfig
 
@@ -112,6 +112,7 @@ def open_job(
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
+    pulse.beat("start")  # compiling belongs to it, whatever the data took
     code = _rehearse(config, runtime, exact, model, current.network, batches, sets)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
@@ -152,7 +153,6 @@ def _rehearse(
     sets: Sets,
 ) -> Compiled | None:
     """Let the model compute once; returns what was compiled for it."""
-    parallel.refuse_unfit(config.train)
     training = compiling.images(batches.micro, sets.shape, runtime.device)
     if exact is not None:
         refuse_hidden_state(model, training)

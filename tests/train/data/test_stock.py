@@ -77,8 +77,9 @@ def test_an_error_on_the_way_leaves_what_was_there(path: Path) -> None:
     assert np.array_equal(read(path).pixels, PIXELS)
 
 
-def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-a.pixels-0123").write_bytes(b"half")
+@pytest.mark.parametrize("left", [".tmp-a.pixels-0123", ".tmp-a.json-0123", ".tmp-a.json"])
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path, left: str) -> None:
+    (tmp_path / left).write_bytes(b"half")
     write(tmp_path / "a.pixels")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.pixels"]
 

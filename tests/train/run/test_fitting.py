@@ -92,21 +92,29 @@ def test_a_size_that_fits_no_longer_is_looked_for_again(tmp_path: Path, monkeypa
     assert found(tmp_path / "second", pretend(monkeypatch, HELD // 2), notes) == 2
 
 
+def test_a_size_that_was_found_on_a_busy_device_is_not_kept_for_an_idle_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notebook(caches=tmp_path / "caches", record={})
+    busy = found(tmp_path / "busy", pretend(monkeypatch, HELD // 2), notes)
+    assert found(tmp_path / "idle", pretend(monkeypatch, HELD), notes) > busy
+
+
 def test_a_run_goes_on_with_what_its_own_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, HELD)
     with opened(tmp_path, *AUTO) as todo:
         assert todo.fit is not None
         key = todo.fit.key
     kept = Notebook(caches=tmp_path, record={"key": key, "micro": 2})
-    assert kept.recall(key) == 2
-    assert kept.recall("of another world") is None
+    assert kept.recall(key, 1.0) == 2
+    assert kept.recall("of another world", 1.0) is None
 
 
 def test_a_note_that_cannot_be_read_or_kept_is_none(tmp_path: Path) -> None:
     (tmp_path / "micro-batches").write_text("a file where a folder belongs")
     notes = Notebook(caches=tmp_path, record={})
     notes.note(fitting.Fit(micro=1, key="k", needed=0.1, free=1.0))
-    assert notes.recall("k") is None
+    assert notes.recall("k", 1.0) is None
 
 
 def test_where_one_sample_does_not_fit_the_numbers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
