@@ -59,13 +59,14 @@ class Gate(Progress):
         total: int,
         counts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """counts: what is to be told with each block."""
+        """counts: what is to be told with each block; at first as it was after the first step, so that what the rest of
+        the warm-up adds shows."""
         super().__init__(main=False, terminal=False, total=total, step=0, out=io.StringIO())
         self._line, self._device, self._facts, self._counts = line, device, facts, counts
         self._done, self._until, self._warm = 0, 1, max(2, warm_up)
         self._stamps: list[Any] | None = None
         self._began, self._used = time.perf_counter(), time.process_time()
-        self._opened, self._first = False, 0.0
+        self._opened, self._first, self._counted = False, 0.0, dict[str, Any]()
 
     def step(self) -> None:
         """One optimizer step is done; where it was the last of a block, wait for the next."""
@@ -79,7 +80,7 @@ class Gate(Progress):
         self._wait()
         seconds, used = time.perf_counter() - self._began, time.process_time() - self._used
         if self._done == 1:
-            self._first, self._until = seconds, self._warm
+            self._first, self._until, self._counted = seconds, self._warm, dict(self._counts())
             return
         if self._opened:
             told = {
@@ -91,7 +92,7 @@ class Gate(Progress):
             }
             asked = self._line.answer({**told, **self._counts()})
         else:
-            facts = {**self._facts, **self._counts(), "first_step_s": self._first}
+            facts = {**self._facts, **self._counted, "first_step_s": self._first}
             asked, self._opened = self._line.ready(facts), True
         self._until = self._done + int(asked["steps"])
         self._wait()

@@ -41,9 +41,11 @@ def heard() -> list[dict[str, object]]:
     bench = Bench({"steps": 3}, {"steps": 2, "stamps": True})
     with ThreadPoolExecutor(1) as pool:
         talking = pool.submit(bench.talk)
-        gate = Gate(Line(bench.place), torch.device("cpu"), {"batch": 8}, warm_up=4, total=100)
+        graphs = 0
+        line, device = Line(bench.place), torch.device("cpu")
+        gate = Gate(line, device, {"batch": 8}, warm_up=4, total=100, counts=lambda: {"graphs": graphs})
         with suppress(Over):
-            for _ in range(100):
+            for graphs in range(1, 101):  # noqa: B007  # as if each step compiled something
                 gate.step()
         talking.result(timeout=60)
     return bench.heard
@@ -62,3 +64,7 @@ def test_it_does_as_many_steps_as_were_asked_for_after_the_warm_up(heard: list[d
 def test_it_tells_each_step_only_where_that_was_asked(heard: list[dict[str, object]]) -> None:
     assert heard[1]["stamps"] == []
     assert len(heard[2]["stamps"]) == 2  # type: ignore[arg-type]
+
+
+def test_it_counts_from_after_the_first_step_so_that_the_warm_up_shows(heard: list[dict[str, object]]) -> None:
+    assert [told["graphs"] for told in heard] == [1, 4 + 3, 4 + 3 + 2]
