@@ -73,8 +73,9 @@ class Blocks:
             step.take(self._todo, self._kept, self._stream)
             if save and number == 0:
                 self._wait()
+                before = time.perf_counter()
                 saving.save(self._todo, self._kept, self._metrics)
-                stalled = self._kept.saving.stalled if self._kept.saving else 0.0
+                stalled = time.perf_counter() - before
         self._wait()
         behind = time.perf_counter() - began
         saving.settle(self._todo, self._kept, self._metrics)

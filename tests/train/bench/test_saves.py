@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from jobs import opened
 
+from train.bench import saves
 from train.bench.saves import Blocks
 from train.checkpoint import shelf
 from train.record.metrics import Metrics
-from train.run import now
+from train.run import now, saving
 from train.run.signals import Watch
 
 
@@ -25,3 +28,17 @@ def test_only_a_block_that_asks_for_a_checkpoint_commits_one(tmp_path: Path) -> 
             assert blocks.timed(2, save=True)["save_s"] > 0
         metrics.close()
         assert list(shelf.steps(todo.checkpoints)) == [3]
+
+
+def test_all_of_a_save_counts_as_standing_still_the_looks_before_the_copy_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = iter(range(100))
+    monkeypatch.setattr(saves, "time", SimpleNamespace(perf_counter=lambda: float(next(now_s))))
+    monkeypatch.setattr(saving, "save", lambda todo, kept, metrics: next(now_s))
+    with opened(tmp_path) as todo:
+        metrics = Metrics(tmp_path, main=True, step=0, tensorboard=False, warn=print)
+        kept = now.begin(todo, Watch(), time.monotonic)
+        with kept.writer:
+            assert Blocks(todo, kept, metrics).timed(1, save=True)["save_s"] == 2.0
+        metrics.close()
