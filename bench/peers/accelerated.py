@@ -25,14 +25,13 @@ def main() -> None:
     accelerator = Accelerator(mixed_precision=words.get(wanted.precision, wanted.precision), cpu=wanted.device == "cpu")
     device = accelerator.device
     net = workload.network(wanted).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4, fused=True)
     model, optimizer = accelerator.prepare(net, optimizer)
     pixels, labels = (tensor.to(device) for tensor in workload.images(wanted))
     rows = workload.orders(wanted, device)
-    seen, done = torch.zeros(2, dtype=torch.float64, device=device), 0
+    losses, hits = [], []
 
     def step() -> None:
-        nonlocal done
         chosen = next(rows)
         x = pixels[chosen].permute(0, 3, 1, 2).float().sub_(workload.MIDDLE).div_(workload.SPREAD)
         y = labels[chosen]
@@ -42,12 +41,12 @@ def main() -> None:
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        seen[0] += loss.detach()
-        seen[1] += (logits.detach().argmax(1) == y).sum()
-        done += 1
-        if done % wanted.log_every == 0:
-            seen.tolist()
-            seen.zero_()
+        losses.append(loss.detach())
+        hits.append((logits.detach().argmax(1) == y).sum())
+        if len(losses) == wanted.log_every:
+            torch.stack([torch.stack(losses).sum(), torch.stack(hits).sum()]).tolist()
+            losses.clear()
+            hits.clear()
 
     workload.timed(step, wanted, device, peer="accelerated", precision=wanted.precision)
 

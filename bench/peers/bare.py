@@ -34,10 +34,10 @@ def main() -> None:
     pixels, labels = (tensor.to(device) for tensor in workload.images(wanted))
     rows = workload.orders(wanted, device)
     low = torch.autocast(device.type, torch.bfloat16) if wanted.precision == "bf16" else nullcontext()
-    seen, done = torch.zeros(2, dtype=torch.float64, device=device), 0
+    parameters, losses, hits = list(net.parameters()), [], []
+    torch.backends.cudnn.benchmark = device.type == "cuda"
 
     def step() -> None:
-        nonlocal done
         chosen = next(rows)
         x, y = batch(pixels, chosen, wanted.augment), labels[chosen]
         with low:
@@ -45,13 +45,14 @@ def main() -> None:
             loss = cross_entropy(logits, y)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
-        seen[0] += loss.detach()
-        seen[1] += (logits.detach().argmax(1) == y).sum()
-        done += 1
-        if done % wanted.log_every == 0:
-            seen.tolist()
-            seen.zero_()
+        for parameter in parameters:
+            parameter.grad = None
+        losses.append(loss.detach())
+        hits.append((logits.detach().argmax(1) == y).sum())
+        if len(losses) == wanted.log_every:
+            torch.stack([torch.stack(losses).sum(), torch.stack(hits).sum()]).tolist()
+            losses.clear()
+            hits.clear()
 
     workload.timed(step, wanted, device, peer="bare", precision=wanted.precision, compile=wanted.compile)
 

@@ -22,7 +22,7 @@ def main() -> None:
     wanted = workload.arguments(__doc__.partition(":")[0]).parse_args()
     accelerator = Accelerator(cpu=wanted.device == "cpu")
     net = workload.network(wanted).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4, fused=True)
     model, optimizer = accelerator.prepare(net, optimizer)
     pixels, labels = (tensor.to(accelerator.device) for tensor in workload.images(wanted))
     rows = next(workload.orders(wanted, accelerator.device))

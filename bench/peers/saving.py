@@ -29,7 +29,7 @@ def main() -> None:
     kept = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2)
     accelerator = Accelerator(cpu=wanted.device == "cpu", project_config=kept)
     net = workload.network(wanted).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9, weight_decay=5e-4, fused=True)
     model, optimizer = accelerator.prepare(net, optimizer)
     pixels, labels = (tensor.to(accelerator.device) for tensor in workload.images(wanted))
     rows = workload.orders(wanted, accelerator.device)
