@@ -9,13 +9,14 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from calls_seen import between
 from jobs import fit, opened
 from processes import unmeasured
@@ -59,6 +60,17 @@ def test_a_rank_says_at_each_point_of_a_step_where_it_is(tmp_path: Path) -> None
     assert points[:6] == ["agreement", *["reads data", "forward", "backward"] * 2][:6]
     assert ("step", "", 1) in heard.beats
     assert {phase for phase, _, _ in heard.beats} == {"step", "evaluation", "save"}
+
+
+def test_gradients_are_exchanged_once_in_a_step_however_many_micro_batches_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone: list[object] = []
+    monkeypatch.setattr(Accelerator, "no_sync", lambda self, model: nullcontext(alone.append(model)))
+    parts = ("train.global_batch_size=16", "train.micro_batch_size=4", "train.max_steps=2", "eval.every_epochs=9")
+    with opened(tmp_path, *parts) as todo:
+        fit(todo)
+    assert len(alone) == 2 * 3
 
 
 # What lets the CPU wait until a GPU has computed: by the dispatcher's name, or by the tensor's method.
