@@ -31,7 +31,7 @@ def cells(row: Json, machine: Json) -> list[str]:
     """One line of a table."""
     unit, value = row["unit"], row["value"]
     asked = [row["target"], VERDICT[row["holds"]]]
-    between = f"{output.short(row['low'])} to {output.short(row['high'])}" if row["of"] > 1 else ""
+    between = output.spread(row["low"], row["high"], sure=row["sure"]) if row["of"] > 1 else ""
     facts = ", ".join(f"{name} {_word(fact)}" for name, fact in row["facts"].items() if fact is not None)
     where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     on = f"{where}; torch {machine['torch']}"

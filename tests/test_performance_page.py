@@ -43,7 +43,7 @@ def test_every_target_has_a_row_where_it_can_be_measured(table: str) -> None:
 
 def test_a_measured_row_takes_its_place_with_machine_and_date() -> None:
     found = lines(page.written(TEXT, told(SEVEN)), "cpu")["7"]
-    assert found[2:6] == ["6", "5 to 7", "≥ 4", "yes"]
+    assert found[2:6] == ["6", "range 5 to 7", "≥ 4", "yes"]
     assert found[6] == "peer_workers 1, ours_images_per_s 40,000"
     assert "torch" in found[7]
     assert found[8] == "1970-01-01"

@@ -40,15 +40,15 @@ Told = list[dict[str, float]]
 
 def judged(mine: Told, stock: Told, **facts: Any) -> dict[str, Row]:
     """The rows by their numbers, from what each pair of blocks told of both sides: `extra_s` and `save_s`."""
-    usual = median(told["extra_s"] for told in stock)
-    facts |= {"ours_extra_s": median(told["extra_s"] for told in mine), "save_state_extra_s": usual}
+    extra = [[told["extra_s"] for told in side] for side in (mine, stock)]
+    facts |= {"ours_extra_s": median(extra[0]), "save_state_extra_s": median(extra[1])}
     facts |= {"snapshot_s": median(told["save_s"] for told in mine)}
     facts |= {"save_state_s": median(told["save_s"] for told in stock)}
-    extra = [told["extra_s"] / usual for told in mine] if usual > 0 else []
+    share = pairs.quotient(*extra)
     stood = [one["save_s"] / other["save_s"] for one, other in zip(mine, stock, strict=True)]
-    noise = rows.unmeasured("11a", "a checkpoint of the peer's took no time: too much noise", **facts)
+    noise = rows.unmeasured("11a", "a checkpoint of the peer's did not surely take time: too much noise", **facts)
     return {
-        "11a": rows.measured("11a", pairs.estimate(extra), **facts) if extra else noise,
+        "11a": rows.measured("11a", share, **facts) if share else noise,
         "11b": rows.measured("11b", pairs.estimate(stood), **facts),
     }
 

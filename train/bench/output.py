@@ -38,13 +38,18 @@ def cells(row: Row) -> list[str]:
     if row.found is None:
         return [row.number, row.target.what, f"not measured: {row.missing}", "", "", *asked]
     found = row.found
-    between = f"{short(found.low)} to {short(found.high)}" if found.of > 1 else ""
+    between = spread(found.low, found.high, sure=found.sure) if found.of > 1 else ""
     return [row.number, row.target.what, said(found, row.target.unit), between, str(found.of), *asked]
 
 
 def said(found: Estimate, unit: str) -> str:
     """1.03, 12.4 µs."""
     return f"{short(found.value)} {unit}".rstrip()
+
+
+def spread(low: float, high: float, *, sure: bool) -> str:
+    """The bounds; of too few values to be sure of any, their range."""
+    return f"{'' if sure else 'range '}{short(low)} to {short(high)}"
 
 
 def short(value: float) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import median, quantiles
 from typing import Final
 
-DRAWS: Final = 2000  # of the bootstrap
 SURE: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A median with the bounds that hold it with 95 % confidence, the quartiles, and how many values it is of."""
+    """A median with its bounds, the quartiles, and how many values it is of.
+
+    sure: the bounds hold the median with 95 % confidence; else they are the lowest and the highest of too few values.
+    """
 
     value: float
     low: float
@@ -22,6 +24,7 @@ class Estimate:
     quarter: float
     three_quarters: float
     of: int
+    sure: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +47,14 @@ class Pairs:
         return estimate([(ours - peer) * scale for ours, peer in zip(self.ours, self.peer, strict=True)])
 
 
-def interleaved(
-    ours: Callable[[], float], peer: Callable[[], float], *, pairs: int, warm_up: int = 1, swapped: bool = True
-) -> Pairs:
+def interleaved(ours: Callable[[], float], peer: Callable[[], float], *, pairs: int, warm_up: int = 1) -> Pairs:
     """Call both in turns; each returns what it took. The first `warm_up` pairs do not count.
 
-    swapped: every second pair begins with the peer, so that what drifts (clocks, heat, caches) hits both alike.
+    Every second pair begins with the peer, so that what drifts (clocks, heat, caches) hits both alike.
     """
     found: list[tuple[float, float]] = []
     for number in range(warm_up + pairs):
-        if swapped and number % 2:
+        if number % 2:
             theirs = peer()
             found.append((ours(), theirs))
         else:
@@ -63,11 +64,19 @@ def interleaved(
     return Pairs(ours=mine_all, peer=theirs_all)
 
 
-def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The median of one value or more. The bounds come from medians of values drawn again with repetition."""
-    low, high = _bounds(values, random.Random(seed))
+def estimate(values: Sequence[float], sure: float = SURE) -> Estimate:
+    """The median of one value or more."""
+    ranked, aside = sorted(values), _aside(len(values), sure)
     first, _, third = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return Estimate(value=median(values), low=low, high=high, quarter=first, three_quarters=third, of=len(values))
+    return Estimate(
+        value=median(values),
+        low=ranked[aside or 0],
+        high=ranked[-1 - (aside or 0)],
+        quarter=first,
+        three_quarters=third,
+        of=len(values),
+        sure=aside is not None,
+    )
 
 
 def exactly(value: float) -> Estimate:
@@ -75,9 +84,40 @@ def exactly(value: float) -> Estimate:
     return estimate([value])
 
 
-def _bounds(values: Sequence[float], draw: random.Random) -> tuple[float, float]:
-    if len(values) == 1:
-        return values[0], values[0]
-    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(DRAWS))
-    aside = int(DRAWS * (1 - SURE) / 2)
-    return medians[aside], medians[-1 - aside]
+def quotient(ours: Sequence[float], peer: Sequence[float]) -> Estimate | None:
+    """Median / median, of values that are no pairs.
+
+    The spread of both is in the bounds: each side's with 97.5 %, so that both hold with 95 %. None: the peer's median
+    is not surely above 0.
+    """
+    mine, theirs = (estimate(values, (1 + SURE) / 2) for values in (ours, peer))
+    if theirs.low <= 0:
+        return None
+    ends = sorted(one / other for one in (mine.low, mine.high) for other in (theirs.low, theirs.high))
+    inner = sorted(
+        one / other for one in (mine.quarter, mine.three_quarters) for other in (theirs.quarter, theirs.three_quarters)
+    )
+    return Estimate(
+        value=mine.value / theirs.value,
+        low=ends[0],
+        high=ends[-1],
+        quarter=inner[0],
+        three_quarters=inner[-1],
+        of=min(mine.of, theirs.of),
+        sure=mine.sure and theirs.sure,
+    )
+
+
+def _aside(number: int, sure: float) -> int | None:
+    """How many of the ranked values may be left out at each end, so that the rest holds the median; None: not even all
+    are enough.
+
+    Each value is above the median with a chance of a half, whatever is measured: the binomial distribution.
+    """
+    tail, found = 0.0, None
+    for left in range(number):
+        tail += comb(number, left) / 2**number
+        if 2 * tail > 1 - sure:
+            break
+        found = left
+    return found

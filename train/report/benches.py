@@ -91,7 +91,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     if not math.isfinite(value):
         return [*asked, "-", f"{NOT}: {_plain(row.get('missing', 'no reason given'))}", "", ""]
     reached = row.get("holds")
-    between = f"{short(low)} to {short(high)}" if low < high else ""
+    between = f"{'range ' * (row.get('sure') is False)}{short(low)} to {short(high)}" if low < high else ""
     told = f"{short(value)} {_plain(row.get('unit', ''))}".rstrip()
     return [*asked, VERDICT[reached if isinstance(reached, bool) else None], told, between, _plain(row.get("of", ""))]
 

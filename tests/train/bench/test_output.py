@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train.bench import output, rows
-from train.bench.pairs import exactly
+from train.bench.pairs import estimate, exactly
 from train.bench.rows import Series
 
 MACHINE = {"cpu": "a processor", "date": "2026-01-01"}
@@ -16,6 +16,11 @@ def test_the_table_says_what_was_reached_and_what_was_not_measured() -> None:
     assert "≥ 4" in seven
     assert "| yes" in seven
     assert "not measured: needs a GPU" in one
+
+
+def test_bounds_of_too_few_values_are_called_their_range() -> None:
+    few, many = (output.cells(rows.measured("7", estimate([4.0, 5.0, 6.0] * times)))[3] for times in (1, 9))
+    assert (few, many) == ("range 4 to 6", "4 to 6")
 
 
 def test_columns_are_aligned() -> None:

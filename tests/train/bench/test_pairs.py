@@ -37,14 +37,31 @@ def test_a_difference_is_told_in_the_unit_that_was_asked_for() -> None:
 
 
 def test_the_bounds_lie_around_the_median_and_narrow_with_more_pairs() -> None:
-    few = pairs.estimate([1.0, 2.0, 3.0, 4.0, 5.0])
-    many = pairs.estimate([1.0, 2.0, 3.0, 4.0, 5.0] * 20)
+    few, many = (pairs.estimate([1.0, 2.0, 3.0, 4.0, 5.0] * times) for times in (1, 20))
     assert few.low < few.value == many.value == 3.0 < few.high
     assert many.high - many.low < few.high - few.low
 
 
-def test_the_bounds_are_the_same_each_time() -> None:
-    assert pairs.estimate([3.0, 1.0, 2.0]) == pairs.estimate([3.0, 1.0, 2.0])
+@pytest.mark.parametrize(("number", "aside"), [(6, 0), (8, 0), (9, 1), (20, 5), (60, 21)])
+def test_as_many_values_are_left_out_as_tables_of_the_sign_test_say(number: int, aside: int) -> None:
+    found = pairs.estimate([float(value) for value in range(number)])
+    assert (found.low, found.high, found.sure) == (aside, number - 1 - aside, True)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_too_few_values_for_a_confidence_are_told_with_their_range(number: int) -> None:
+    found = pairs.estimate([float(value) for value in range(number)])
+    assert (found.low, found.high, found.sure) == (0, number - 1, False)
+
+
+def test_a_ratio_of_medians_has_the_spread_of_both_in_its_bounds() -> None:
+    found = pairs.quotient([8.0, 10.0, 12.0], [1.0, 2.0, 4.0])
+    assert found is not None
+    assert (found.low, found.value, found.high) == (2.0, 5.0, 12.0)
+
+
+def test_nothing_is_divided_by_what_may_be_no_time_at_all() -> None:
+    assert pairs.quotient([1.0, 1.0], [-0.1, 5.0]) is None
 
 
 def test_of_a_count_there_is_no_spread() -> None:

@@ -10,7 +10,7 @@ PNG = b"\x89PNG"
 CURVE = Series(
     name="speed", title="Speed", x="processes", y="images/s", lines={"a": [(1, 10.0), (2, 19.0)], "ideal": [(1, 10.0)]}
 )
-UNSURE = Estimate(value=2.0, low=1.0, high=4.0, quarter=1.5, three_quarters=3.0, of=5)
+UNSURE = Estimate(value=2.0, low=1.0, high=4.0, quarter=1.5, three_quarters=3.0, of=5, sure=False)
 
 
 def test_a_series_and_the_rows_become_pictures() -> None:

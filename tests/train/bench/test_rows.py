@@ -10,7 +10,7 @@ from train.bench import rows
 from train.bench.pairs import Estimate, exactly
 from train.bench.rows import Series, Target
 
-UNSURE = Estimate(value=0.98, low=0.95, high=1.01, quarter=0.97, three_quarters=0.99, of=5)
+UNSURE = Estimate(value=0.98, low=0.95, high=1.01, quarter=0.97, three_quarters=0.99, of=5, sure=False)
 
 
 def test_a_higher_value_reaches_a_target_for_higher_ones() -> None:
