@@ -210,7 +210,7 @@ def _training(todo: Job) -> dict[str, Any]:
     """What `auto` came to, and how much of what is trained on: `train report` compares runs by it."""
     batch, device = todo.batches, todo.runtime.device
     return {
-        "device": "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": _device(todo.runtime) if device.type == "cpu" else torch.cuda.get_device_name(device),
         "precision": todo.runtime.precision,
         "global_batch_size": batch.global_,
         "micro_batch_size": batch.micro,

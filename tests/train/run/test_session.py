@@ -8,10 +8,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from jobs import ALONE, TINY, forget_accelerate, opened
 
 from entrypoint import ExitCode, Failure
-from train.record import exitfile, record
+from train.record import exitfile, progress, record
 from train.run import session, step
 from train.run.bell import Bell
 from train.run.job import Job
@@ -120,8 +121,9 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     found = record.read_run(tmp_path / "run")
     assert found is not None
     assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
-    came_to = {"device": "CPU", "precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
+    came_to = {"precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
     assert came_to.items() <= found["training"].items()
+    assert found["training"]["device"] == f"CPU, {progress.many(torch.get_num_threads(), 'thread')} per rank"
     assert schema.load(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
     assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=0, step=8, cause="finished")
 
