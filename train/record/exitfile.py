@@ -40,7 +40,7 @@ def read(run_folder: Path) -> Ending | None:
     try:
         found = plain.read_json(run_folder / FOLDER / NAME)
         return Ending(code=int(found["code"]), step=found["step"], cause=str(found["cause"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

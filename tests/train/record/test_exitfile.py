@@ -14,6 +14,8 @@ from train.record.exitfile import Ending
 
 FAILURE = Failure("the disk is full", fix="free space", found="0 MB", code=ExitCode.IO)
 
+ENDLESS = '{"code": 1e999, "step": 1, "cause": ""}'
+
 
 def test_the_ending_is_the_json_that_batch_scripts_read(tmp_path: Path) -> None:
     assert exitfile.write(tmp_path, code=ExitCode.STOPPED, step=812, cause="SIGUSR1")
@@ -26,7 +28,9 @@ def test_the_ending_comes_back(tmp_path: Path) -> None:
     assert exitfile.read(tmp_path) == Ending(code=0, step=None, cause="done")
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"code": 75}', '{"code": "x", "step": 1, "cause": ""}'])
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", '{"code": 75}', '{"code": "x", "step": 1, "cause": ""}', ENDLESS]
+)
 def test_an_unreadable_ending_is_none(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "errors").mkdir()
