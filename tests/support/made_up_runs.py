@@ -41,6 +41,14 @@ def make_run(
     return folder
 
 
+def go_on(folder: Path, *, step: int, ranks: int) -> None:
+    """A later start, which has left no line yet."""
+    found = json.loads((folder / "run.json").read_text())
+    found["starts"].append({"at": "later", "step": step, "world_size": ranks})
+    found["world"]["world_size"] = ranks
+    (folder / "run.json").write_text(json.dumps(found))
+
+
 def facts(ranks: int) -> dict[str, Any]:
     """run.json of one start."""
     start = {"at": "2026-11-18T00:26:40+00:00", "step": 0, "world_size": ranks, "hosts": ["node01"]}

@@ -30,10 +30,10 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
     found = [benches.read(Path(file)) for file in files]
-    runs = reading.read_all([word for word in arguments.runs if word not in files])
+    runs, missing = reading.read_all([word for word in arguments.runs if word not in files])
     made = f"Made {contents.when(time.time())} by train report."
-    document = contents.document(runs, found, anyway=arguments.compare_anyway, made=made)
-    alone = runs[0].folder if len(runs) == 1 and not found else Path()
+    document = contents.document(runs, found, anyway=arguments.compare_anyway, made=made, missing=missing)
+    alone = runs[0].folder if len(runs) == 1 and not found and not missing else Path()
     folder = Path(arguments.output) if arguments.output else alone / FOLDER
     page, *others = writing.write(document, folder, own=not arguments.output)
     for caution in document.cautions():

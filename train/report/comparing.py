@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from train.report import figures
 from train.report.document import Table
 from train.report.reading import Run, whole
 from train.settings import changes
@@ -92,7 +93,7 @@ def _by_run(runs: Sequence[Run], values: Sequence[str]) -> str:
 
 def _weak(runs: Sequence[Run]) -> bool:
     """The same batch for each rank, on more than one number of ranks."""
-    batches = [(whole(run.config.get("train.global_batch_size")), run.world_size) for run in runs]
+    batches = [(whole(run.config.get("train.global_batch_size")), figures.ranks(run)) for run in runs]
     shares = {batch / ranks if batch and ranks else None for batch, ranks in batches}
     return len(shares) == 1 and None not in shares and len({ranks for _, ranks in batches}) > 1
 

@@ -14,9 +14,12 @@ from train.report.figures import NOT
 from train.report.reading import Run, number
 
 
-def document(runs: Sequence[Run], found: Sequence[Bench], *, anyway: bool, made: str) -> Document:
-    """One run in full, or several beside each other, and what was benched."""
-    sections: list[Section] = []
+def document(
+    runs: Sequence[Run], found: Sequence[Bench], *, anyway: bool, made: str, missing: Sequence[str] = ()
+) -> Document:
+    """One run in full, or several beside each other, and what was benched. missing: what was asked for beside them."""
+    absent = [Words(text=_sentence(line), caution=True) for line in missing]
+    sections = [Section(title="Left out", blocks=absent)] if absent else []
     if len(runs) == 1:
         sections += _one(runs[0])
     elif runs:
@@ -90,7 +93,7 @@ def _lines(runs: Sequence[Run]) -> Table:
                 figures.place(run),
                 comparing.SAME["precision"](run),
                 comparing.SAME[comparing.BATCH](run),
-                figures.short(speed.images_per_s) if speed else NOT,
+                figures.rate(speed).removesuffix(" images/s") if speed and not speed.warm_up else figures.rate(speed),
                 figures.duration(figures.training_seconds(run)),
                 f"{figures.metric(run)} {figures.share(best[0] if best else None, figures.metric(run))}",
             ]

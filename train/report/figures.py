@@ -16,26 +16,40 @@ NOT: Final = "not measured"
 class Speed:
     """Images per second between log points: the median, the quartiles, and of how many.
 
-    warm_up: only the first log point of the start is there, which holds its first steps.
+    ranks: of the start that it is of. warm_up: only its first log point is there, which holds its first steps.
     """
 
     images_per_s: float
     low: float
     high: float
     of: int
+    ranks: int | None
     warm_up: bool = False
 
 
 def speed(run: Run) -> Speed | None:
-    """Of the last start, all ranks together: without evaluations and saves and, of several lines, without the first."""
-    begun = whole(run.starts[-1].get("step")) or 0 if run.starts else 0
-    lines = [event for event in run.events.get("train", ()) if (whole(event.get("step")) or 0) > begun]
-    known = [value for event in lines if (value := number(event.get("images_per_s"))) > 0]
-    used = known[1:] or known
-    if not used:
-        return None
-    low, _, high = quantiles(used, n=4, method="inclusive") if len(used) > 1 else (used[0],) * 3
-    return Speed(images_per_s=median(used), low=low, high=high, of=len(used), warm_up=len(known) == 1)
+    """Of the last start with a log point, all ranks together: without evaluations and saves and, of several lines,
+    without the first.
+    """
+    for start in reversed(run.starts or [{"step": 0}]):
+        if known := _rates(run, after=start["step"]):
+            used, ranks = known[1:] or known, whole(start.get("world_size")) or run.world_size
+            low, _, high = quantiles(used, n=4, method="inclusive") if len(used) > 1 else (used[0],) * 3
+            middle, single = median(used), len(known) == 1
+            return Speed(images_per_s=middle, low=low, high=high, of=len(used), ranks=ranks, warm_up=single)
+    return None
+
+
+def ranks(run: Run) -> int | None:
+    """Of the start whose speed counts."""
+    found = speed(run)
+    return found.ranks if found else run.world_size
+
+
+def _rates(run: Run, *, after: int) -> list[float]:
+    """What the log points after a step say."""
+    lines = [event for event in run.events.get("train", ()) if (whole(event.get("step")) or 0) > after]
+    return [value for event in lines if (value := number(event.get("images_per_s"))) > 0]
 
 
 def training_seconds(run: Run) -> float | None:
@@ -74,10 +88,11 @@ def last_step(run: Run) -> int | None:
 
 def status(run: Run) -> str:
     """How it ended, or that nobody said so."""
-    step, steps = last_step(run), whole(run.fact("training", "steps"))
+    said = whole(run.ending.step) if run.ending else None
+    step, steps = last_step(run) if said is None else said, whole(run.fact("training", "steps"))
     at = "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")
     if run.ending is None:
-        return f"unfinished, {at}: it is at work, or was killed"
+        return f"unfinished, {at}: {run.cut_off or 'it is at work, or was killed'}"
     if run.ending.code == 0:
         return f"finished {at}"
     how = "stopped" if run.ending.code == 75 else "failed"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
@@ -33,7 +34,7 @@ class Confusion:
 class Run:
     """What a run's folder says. config: by `section.key`. facts: run.json. events: of metrics.jsonl, by kind.
 
-    missing: what could not be read, in words.
+    cut_off: of a run without an ending, what is known of how it was killed. missing: what could not be read, in words.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class Run:
     facts: Mapping[str, Any]
     events: Mapping[str, Sequence[Event]]
     ending: Ending | None
+    cut_off: str | None
     confusion: Confusion | None
     missing: tuple[str, ...]
 
@@ -84,7 +86,7 @@ def read(folder: Path, name: str | None = None) -> Run:
     Raises:
         Failure: NO_INPUT, where nothing there is a run's.
     """
-    if not any((folder / known).is_file() for known in (record.RUN, record.CONFIG, metrics.NAME)):
+    if not any(_is_file(folder / known) for known in (record.RUN, record.CONFIG, metrics.NAME)):
         raise Failure(
             f"{folder} is not a run's folder",
             found=_seen(folder),
@@ -96,27 +98,37 @@ def read(folder: Path, name: str | None = None) -> Run:
     there = {record.CONFIG: config, record.RUN: facts, metrics.NAME: events}
     return Run(
         folder=folder,
-        name=name or folder.resolve().name,
+        name=name or _resolved(folder).name,
         config=config or {},
         facts=facts or {},
         events=events or {},
         ending=exitfile.read(folder) if _is_file(folder / exitfile.FOLDER / exitfile.NAME) else None,
+        cut_off=exitfile.unfinished(folder),
         confusion=_confusion(folder),
         missing=tuple(f"{file} is not there or cannot be read" for file, found in there.items() if found is None),
     )
 
 
-def read_all(folders: Sequence[str]) -> list[Run]:
+def read_all(folders: Sequence[str]) -> tuple[list[Run], list[str]]:
     """Runs by the names of their folders; by what was typed, where two folders have the same name. Each once.
 
+    Of several, what is none is left out; the second list says which, and why.
+
     Raises:
-        Failure: as `read`.
+        Failure: as `read`, where none is left.
     """
     places: dict[Path, str] = {}
     for folder in folders:
-        places.setdefault(Path(folder).resolve(), folder)
-    names = Counter(place.name for place in places)
-    return [read(Path(typed), place.name if names[place.name] == 1 else typed) for place, typed in places.items()]
+        places.setdefault(_resolved(Path(folder)), folder)
+    names, runs, failures = Counter(place.name for place in places), [], []
+    for place, typed in places.items():
+        try:
+            runs.append(read(Path(typed), place.name if names[place.name] == 1 else typed))
+        except Failure as failure:
+            failures.append(failure)
+    if failures and not runs:
+        raise failures[0]
+    return runs, [f"{failure.what}: {failure.found}" for failure in failures]
 
 
 def number(value: Any) -> float:
@@ -183,11 +195,23 @@ def _is_file(path: Path) -> bool:
     """Not a pipe or a device, which would be read for ever."""
     try:
         return path.is_file()
-    except OSError:
+    except (OSError, RuntimeError):
         return False
 
 
+def _resolved(path: Path) -> Path:
+    """As it was typed, where links lead nowhere."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()
+
+
 def _seen(folder: Path) -> str:
-    if not folder.exists():
+    try:
+        kind = folder.stat().st_mode
+        return "a folder without them, or one that cannot be read" if S_ISDIR(kind) else "a file"
+    except FileNotFoundError:
         return "it does not exist"
-    return "a folder without them" if folder.is_dir() else "a file"
+    except OSError as error:
+        return error.strerror or type(error).__name__

@@ -21,32 +21,43 @@ HOW: Final = (
     "first log point of a start, evaluations and saves are not in it."
 )
 TITLE: Final = "Scaling"
+MEANING: Final = {
+    "weak scaling": "Weak scaling: the global batch grows with the ranks, each computes as much as before. ",
+    "strong scaling": "Strong scaling: the same global batch for any number of ranks. ",
+    "unlike runs": "",
+}
 
 
 def section(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> Section | None:
     """None where all runs had as many ranks. Without `anyway`, unlike runs get the reason instead of ratios."""
-    measured = points(runs)
-    if len(measured) < 2:
+    if len({figures.ranks(run) for run in runs}) < 2:
         return None
+    measured, left = points(runs), [Words(text=f"{line}.", caution=True) for line in left_out(runs)]
+    if len(measured) < 2:
+        none = Words(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
+        return Section(title=TITLE, blocks=[none, *left])
     if not found.alike and not anyway:
         asked = "Speed-up and efficiency are left out for that reason. The option --compare-anyway draws them."
         return Section(title=TITLE, blocks=[Words(text=asked)])
-    kind = "weak scaling" if found.weak and comparing.BATCH in found.differs else "strong scaling"
     note = None if found.alike else f"Not comparable: not the same {', '.join(found.differs)}"
-    meaning = {
-        "weak scaling": "Weak scaling: the global batch grows with the ranks, each computes as much as before.",
-        "strong scaling": "Strong scaling: the same global batch for any number of ranks.",
-    }[kind]
-    said = [Words(text=f"{meaning} {HOW}")] + ([Words(text=f"{note}.", caution=True)] if note else [])
-    return Section(title=TITLE, blocks=[*said, *blocks({kind: measured}, name="scaling", note=note)])
+    kind = "unlike runs" if note else "weak scaling" if comparing.BATCH in found.differs else "strong scaling"
+    said = [Words(text=f"{MEANING[kind]}{HOW}")] + ([Words(text=f"{note}.", caution=True)] if note else [])
+    return Section(title=TITLE, blocks=[*said, *left, *blocks({kind: measured}, name="scaling", note=note)])
+
+
+def left_out(runs: Sequence[Run]) -> list[str]:
+    """Which runs have no speed that ratios could be made of, and why."""
+    speeds = {run.name: figures.speed(run) for run in runs}
+    why = {name: "no log point" if found is None else "first steps only" for name, found in speeds.items()}
+    return [f"{name} is left out: {why[name]}" for name, found in speeds.items() if found is None or found.warm_up]
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
-    """One for each number of ranks, by the last start of each run; of several runs the median."""
+    """One for each number of ranks, without first steps; of several runs the median."""
     by_ranks: dict[int, list[figures.Speed]] = {}
     for run in runs:
-        if (ranks := run.world_size) and (speed := figures.speed(run)):
-            by_ranks.setdefault(ranks, []).append(speed)
+        if (speed := figures.speed(run)) and speed.ranks and not speed.warm_up:
+            by_ranks.setdefault(speed.ranks, []).append(speed)
     return [
         Point(
             processes=ranks,
@@ -66,9 +77,12 @@ def blocks(measured: Mapping[str, Sequence[Point]], *, name: str, note: str | No
     alt = f"Speed-up and efficiency of {' and '.join(measured)} against the ideal and {ASKED:.0%} of it"
     found: list[Block] = [Picture(name=name, png=panels.draw(shown, note=note), alt=alt)]
     for kind, of in measured.items():
-        scaled = speedup.scaled(of)
+        if not (scaled := speedup.scaled(of)):
+            found.append(Words(text=f"{kind.capitalize()}: no throughput above 0.", caution=True))
+            continue
         found.append(table(kind, scaled))
-        found.append(Words(text=verdict(kind, scaled)))
+        if note is None:
+            found.append(Words(text=verdict(kind, scaled)))
         if (most := max(one.efficiency for one in scaled)) > BEYOND:
             told = f"An efficiency of {most:.0%} ({kind}): the smallest one was held up by something. Measure it again."
             found.append(Words(text=told, caution=True))
@@ -102,6 +116,8 @@ def verdict(kind: str, found: Sequence[Scaled]) -> str:
         if one.efficiency < ASKED:
             break
         enough.append(one.processes)
+    if not enough:
+        return f"{kind.capitalize()}: below {ASKED:.0%} of the ideal from the first number of processes on."
     rest = "" if enough[-1] == found[-1].processes else ", not beyond"
     many = f"{enough[-1]} process{'es' * (enough[-1] > 1)}"
     return f"{kind.capitalize()}: {ASKED:.0%} or more of the ideal up to {many}{rest}."

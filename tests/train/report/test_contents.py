@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from made_up_runs import make_run, of_gpus
+from made_up_runs import history, make_run, of_gpus
 
 from train.report import contents, reading
 from train.report.document import Document, Facts, Table
@@ -14,8 +14,8 @@ from train.report.document import Document, Facts, Table
 
 def report(*folders: Path, anyway: bool = False) -> Document:
     """Of these runs."""
-    runs = reading.read_all([str(folder) for folder in folders])
-    return contents.document(runs, [], anyway=anyway, made="now")
+    runs, missing = reading.read_all([str(folder) for folder in folders])
+    return contents.document(runs, [], anyway=anyway, made="now", missing=missing)
 
 
 def titles(document: Document) -> list[str]:
@@ -48,6 +48,17 @@ def test_several_starts_are_listed(tmp_path: Path) -> None:
     section = contents.starts(reading.read(folder))
     assert section is not None
     assert "75, SIGUSR1" in str(section)
+
+
+def test_a_run_that_is_not_there_is_a_caution(tmp_path: Path) -> None:
+    document = report(make_run(tmp_path / "one"), tmp_path / "gone", make_run(tmp_path / "two"))
+    assert document.title == "2 runs beside each other"
+    assert "gone is not a run's folder: it does not exist" in document.cautions()[0]
+
+
+def test_first_steps_are_said_to_be_that_in_the_overview_too(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "first", events=history(1000)[:1])
+    assert "100 images/s (first steps only)" in str(report(first, make_run(tmp_path / "two")).blocks())
 
 
 def test_unlike_runs_are_said_to_be_unlike_first_of_all(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import history, make_run
+from made_up_runs import go_on, history, make_run
 
+from train.record import exitfile
 from train.report import figures, reading
 from train.report.reading import Run
 
@@ -21,6 +22,14 @@ def test_speed_is_without_the_first_log_point(tmp_path: Path) -> None:
     found = figures.speed(run(tmp_path))
     assert found is not None
     assert (found.images_per_s, found.low, found.high, found.of, found.warm_up) == (2000, 2000, 2000, 9, False)
+
+
+def test_a_start_without_a_log_point_leaves_the_speed_to_the_one_before(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    go_on(folder, step=20, ranks=8)
+    found = figures.speed(reading.read(folder))
+    assert found is not None
+    assert (found.images_per_s, found.ranks, figures.ranks(reading.read(folder))) == (2000, 2, 2)
 
 
 def test_a_single_log_point_is_said_to_hold_the_first_steps(tmp_path: Path) -> None:
@@ -48,12 +57,19 @@ def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
     [
         ({"code": 0, "step": 20, "cause": "finished"}, "finished at step 20 of 20"),
         ({"code": 75, "step": 20, "cause": "SIGUSR1"}, "stopped at step 20 of 20 (exit code 75): SIGUSR1"),
-        ({"code": 71, "step": 8, "cause": "out of memory"}, "failed at step 20 of 20 (exit code 71): out of memory"),
+        ({"code": 71, "step": 8, "cause": "out of memory"}, "failed at step 8 of 20 (exit code 71): out of memory"),
+        ({"code": 71, "step": "x", "cause": "no step"}, "failed at step 20 of 20 (exit code 71): no step"),
         (None, "unfinished, at step 20 of 20: it is at work, or was killed"),
     ],
 )
 def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, said: str) -> None:
     assert figures.status(run(tmp_path, ending=ending)) == said
+
+
+def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    exitfile.note_stop(folder, by="SIGUSR1", save_s=100.0)
+    assert "killed before its checkpoint was committed" in figures.status(reading.read(folder))
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,25 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_two_runs_of_the_same_name_are_told_apart_and_none_is_taken_twice(tmp_path: Path) -> None:
     typed = [str(make_run(tmp_path / place / "run")) for place in ("a", "b")]
-    assert [run.name for run in reading.read_all([*typed, typed[0] + "/"])] == typed
+    assert [run.name for run in reading.read_all([*typed, typed[0] + "/"])[0]] == typed
+
+
+def test_of_several_what_is_no_run_is_left_out_by_name(tmp_path: Path) -> None:
+    there = str(make_run(tmp_path / "there"))
+    runs, missing = reading.read_all([there, str(tmp_path / "gone")])
+    assert ([run.name for run in runs], missing) == (
+        ["there"],
+        [f"{tmp_path / 'gone'} is not a run's folder: it does not exist"],
+    )
+    with pytest.raises(Failure, match="not a run's folder"):
+        reading.read_all([str(tmp_path / "gone"), str(tmp_path / "lost")])
+
+
+def test_names_that_lead_nowhere_are_refused_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("loop", "x" * 300):
+        with pytest.raises(Failure, match="not a run's folder"):
+            reading.read_all([str(tmp_path / name)])
 
 
 def test_facts_of_another_shape_are_none(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from made_up_runs import make_run
+import pytest
+from made_up_runs import go_on, history, make_run
 
+from train.plotting import speedup
 from train.plotting.speedup import Point
 from train.report import comparing, reading, scaling
 from train.report.document import Picture, Section, Table, Words
@@ -44,6 +46,40 @@ def test_two_numbers_of_processes_are_said_to_be_few(tmp_path: Path) -> None:
 def test_more_than_the_ideal_is_not_believed() -> None:
     points = [Point(processes=1, images_per_s=100.0), Point(processes=2, images_per_s=300.0)]
     assert "An efficiency of 150%" in str(scaling.blocks({"strong scaling": points}, name="x"))
+
+
+def test_a_finished_run_that_is_started_again_keeps_its_ranks_and_its_speed(tmp_path: Path) -> None:
+    found = runs(tmp_path, 1000, 900)
+    go_on(found[1].folder, step=20, ranks=1)
+    assert [point.processes for point in scaling.points([found[0], reading.read(found[1].folder)])] == [1, 2]
+
+
+def test_first_steps_are_no_speed_and_the_run_is_named(tmp_path: Path) -> None:
+    shown = section(runs(tmp_path, 1000, 900, 10_000, events=history(40_000)[:1]))
+    assert "r2 is left out: first steps only" in str(shown)
+    (table,) = (block for block in shown.blocks if isinstance(block, Table))
+    assert [row[0] for row in table.rows] == ["1", "2"]
+
+
+def test_runs_without_two_speeds_say_what_is_missing(tmp_path: Path) -> None:
+    assert "r1 is left out: no log point" in str(section(runs(tmp_path, 1000, 900, events=[])))
+
+
+def test_unlike_runs_are_neither_strong_nor_weak_scaling_and_get_no_verdict(tmp_path: Path) -> None:
+    shown = section(runs(tmp_path, 1000, 900, settings=["train.global_batch_size=300"]), anyway=True)
+    assert "trong scaling" not in str(shown)
+    assert "of the ideal up to" not in str(shown)
+
+
+@pytest.mark.parametrize("rates", [[(1, 0.0), (2, 0.0)], [(1, 5.0), (2, 0.0)]])
+def test_speeds_of_nothing_are_no_error(rates: list[tuple[int, float]]) -> None:
+    points = [Point(processes=count, images_per_s=rate) for count, rate in rates]
+    assert scaling.blocks({"weak scaling": points, "strong scaling": [Point(processes=1, images_per_s=1)]}, name="x")
+
+
+def test_a_series_that_is_slow_from_its_first_number_on_is_said_to_be() -> None:
+    slow = speedup.scaled([Point(processes=1, images_per_s=10, speed_up=0.5)])
+    assert scaling.verdict("weak scaling", slow).startswith("Weak scaling: below 75%")
 
 
 def test_unlike_runs_get_no_ratio(tmp_path: Path) -> None:
