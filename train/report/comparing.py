@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from train.report import figures
 from train.report.document import Table
+from train.report.figures import UNKNOWN
 from train.report.reading import Run, whole
 from train.settings import changes
 from train.settings.config import RunConfig
 
-UNKNOWN: Final = "not recorded"
 # What decides the arithmetic of a step and what is fed into it. The loader: in memory or by workers, not how many.
 SAME: Final[Mapping[str, Callable[[Run], str]]] = {
     "precision": lambda run: _precision(run),
     "data": lambda run: _data(run),
     "input": lambda run: _loader(run),
     "model": lambda run: _model(run),
-    "global batch": lambda run: told(run.config.get("train.global_batch_size")),
-    "device": lambda run: told(run.fact("training", "device")),
-    "way to take a step": lambda run: _step(run),
+    "global batch": lambda run: figures.told(run.config.get("train.global_batch_size")),
+    "device": lambda run: figures.told(run.fact("training", "device")),
+    "step options": lambda run: _step(run),
 }
 BATCH: Final = "global batch"
 DATA: Final = ("name", "image_size", "frames", "classes", "samples", "imbalance", "val_fraction", "group", "augment")
@@ -37,6 +36,16 @@ STEP: Final = (
 DEFAULTS: Final = changes.flat(asdict(RunConfig()))
 # Differ between any two runs, and say nothing.
 IDLE: Final = ("run.name", "run.output_dir")
+# Change the speed, and may follow from the number of ranks.
+BESIDE: Final[Mapping[str, Callable[[Run], str]]] = {
+    "micro batch": lambda run: figures.told(run.fact("training", "micro_batch_size")),
+    "input": lambda run: figures.told(run.fact("training", "loader")),
+    "data.root": lambda run: "-" if run.config.get("data.name") == "synthetic" else figures.told(_of(run, "data.root")),
+}
+IDENTITY: Final = {"commit": "git", "hosts": "hosts", "launcher": "launcher"}
+NAMED: Final = 5  # classes
+WORLD: Final = ("world_size", "num_nodes", "local_world_size")
+COLUMNS: Final = 6  # that differ, side by side on paper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +65,63 @@ def likeness(runs: Sequence[Run]) -> Likeness:
     """What has more than one value, or a value that nobody recorded."""
     values = {name: [read(run) for run in runs] for name, read in SAME.items()}
     differs = {name: each for name, each in values.items() if len(set(each)) > 1 or UNKNOWN in each}
-    return Likeness(differs=differs, weak=_weak(runs))
+    return Likeness(differs=differs | _classes(runs), weak=_weak(runs))
+
+
+def _classes(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Equal counts of other classes are other data; told where the names were recorded."""
+    names = [run.confusion.classes if run.confusion else None for run in runs]
+    if len({known for known in names if known is not None}) < 2:
+        return {}
+    return {"classes": [UNKNOWN if one is None else _few(one) for one in names]}
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f", and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def caution(runs: Sequence[Run], found: Likeness) -> str:
     """Why no speed is set against another, with the values."""
     differences = "; ".join(f"{name}: {_by_run(runs, values)}" for name, values in found.differs.items())
-    plain = "These runs did not compute the same, so their speeds say nothing about each other."
+    plain = "These runs did not compute the same: a difference in speed may come from that."
     return f"{plain} Not the same: {differences}."
 
 
-def table(runs: Sequence[Run]) -> Table:
-    """Every setting, version and derived value that is not the same in all runs."""
+def beside(runs: Sequence[Run], found: Likeness) -> list[str]:
+    """What bears on the speed, or on what was trained on, of runs that are alike otherwise."""
+    values = {name: [read(run) for run in runs] for name, read in BESIDE.items() if name not in found.differs}
+    return [f"Not the same {name}: {_by_run(runs, each)}." for name, each in values.items() if len(set(each)) > 1]
+
+
+def tables(runs: Sequence[Run]) -> list[Table]:
+    """Every setting, version and derived value that is not the same in all runs: a line for each run."""
     facts = [_everything(run) for run in runs]
-    rows = [
-        [key, *(fact.get(key, UNKNOWN) for fact in facts)] for key in dict.fromkeys(k for fact in facts for k in fact)
-    ]
-    differ = [row for row in rows if len(set(row[1:])) > 1]
-    return Table(head=["", *(run.name for run in runs)], rows=differ, left=1 + len(runs))
+    keys = dict.fromkeys(key for fact in facts for key in fact)
+    differ = [key for key in keys if len({fact.get(key, UNKNOWN) for fact in facts}) > 1]
+    return [_table(runs, facts, differ[at : at + COLUMNS]) for at in range(0, len(differ), COLUMNS)]
+
+
+def _table(runs: Sequence[Run], facts: Sequence[Mapping[str, str]], keys: Sequence[str]) -> Table:
+    rows = [[run.name, *(fact.get(key, UNKNOWN) for key in keys)] for run, fact in zip(runs, facts, strict=True)]
+    return Table(head=["run", *keys], rows=rows, left=1 + len(keys))
 
 
 def _everything(run: Run) -> dict[str, str]:
-    found = {key: setting(value) for key, value in run.config.items() if key not in IDLE}
+    found = {key: figures.setting(value) for key, value in run.config.items() if key not in IDLE}
     for noun in ("training", "versions"):
         facts = run.fact(noun)
-        found |= {f"{noun}: {key}": told(value) for key, value in facts.items()} if isinstance(facts, dict) else {}
-    return found
+        found |= (
+            {f"{noun}: {key}": figures.told(value) for key, value in facts.items()} if isinstance(facts, dict) else {}
+        )
+    return found | identity(run)
+
+
+def identity(run: Run) -> dict[str, str]:
+    """Which code ran, in which image, on what."""
+    image, world = run.fact("image"), run.fact("world")
+    found = {name: figures.told(run.fact(key)) for name, key in IDENTITY.items()}
+    found |= {f"image: {key}": figures.told(value) for key, value in image.items()} if isinstance(image, dict) else {}
+    return found | {key: figures.told(world.get(key)) for key in WORLD if isinstance(world, dict)}
 
 
 def _by_run(runs: Sequence[Run], values: Sequence[str]) -> str:
@@ -109,9 +149,9 @@ def _precision(run: Run) -> str:
 
 def _data(run: Run) -> str:
     given = {key: value for key in DATA if (value := _of(run, f"data.{key}")) is not None}
-    settings = [f"{key} {told(value)}" for key, value in given.items()]
-    counts = [told(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
-    if not settings or UNKNOWN in counts:
+    settings = [figures.told(given.pop("name", "")), *(f"{key} {figures.told(value)}" for key, value in given.items())]
+    counts = [figures.told(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
+    if not run.config or UNKNOWN in counts:
         return UNKNOWN
     return f"{', '.join(settings)} ({counts[0]} training and {counts[1]} held-out images, {counts[2]} classes)"
 
@@ -126,27 +166,15 @@ def _model(run: Run) -> str:
     name = run.config.get("model.name")
     if name is None or parameters is None:
         return UNKNOWN
-    return f"{told(name)} {told(run.config.get('model.args', {}))}, {told(parameters)} parameters"
+    arguments = run.config.get("model.args")
+    how = f" ({figures.told(arguments)})" if arguments else ""
+    return f"{figures.told(name)}{how}, {figures.told(parameters)} parameters"
 
 
 def _step(run: Run) -> str:
-    return ", ".join(f"{key} {told(_of(run, key))}" for key in STEP) if run.config else UNKNOWN
+    return ", ".join(f"{key} {figures.told(_of(run, key))}" for key in STEP) if run.config else UNKNOWN
 
 
 def _of(run: Run, key: str) -> Any:
     """A setting; one that an older version did not know is at its default."""
     return run.config.get(key, DEFAULTS.get(key)) if run.config else None
-
-
-def setting(value: Any) -> str:
-    """Of a configuration, where null is a value."""
-    return "null" if value is None else told(value)
-
-
-def told(value: Any) -> str:
-    """As in JSON, without quotes around a text, and with commas in large numbers."""
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
-        return f"{value:,}" if abs(value) < 10**18 else f"{value:e}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)

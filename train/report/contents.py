@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
@@ -43,9 +44,8 @@ def _one(run: Run) -> list[Section]:
 def _several(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> list[Section]:
     parts = [overview(runs, found), scaling.section(runs, found, anyway=anyway), curves.section(runs)]
     parts += [gpus.compared(runs), confusion.compared(runs)]
-    different = comparing.table(runs)
-    nothing = Words(text="No setting and no version is different.")
-    parts.append(Section(title="What differs", blocks=[different] if different.rows else [nothing]))
+    nothing = Words(text="No setting, no version, no commit, no image and no host is different.")
+    parts.append(Section(title="What differs", blocks=comparing.tables(by_score(runs)) or [nothing]))
     return [part for part in parts if part is not None]
 
 
@@ -75,10 +75,18 @@ def overview(runs: Sequence[Run], found: Likeness) -> Section:
         blocks.append(Words(text=told))
     else:
         *most, last = comparing.SAME
-        told = f"The same {', '.join(most)} and {last} in all runs: their speeds can be compared."
-        blocks.append(Words(text=told))
+        blocks.append(Words(text=f"The same {', '.join(most)} and {last} in all runs."))
+    blocks += [Words(text=line, caution=True) for line in comparing.beside(runs, found)]
     blocks += [Words(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
-    return Section(title="In short", blocks=[*blocks, _lines(runs)])
+    return Section(title="In short", blocks=[*blocks, _lines(by_score(runs))])
+
+
+def by_score(runs: Sequence[Run]) -> list[Run]:
+    """The best first; as they were named where they were judged by other metrics, or have no score."""
+    called = {figures.metric(run) for run in runs}
+    sign = 1 if called == {"loss"} else -1
+    scores = {run.name: sign * found[0] for run in runs if (found := figures.best(run)) and len(called) == 1}
+    return sorted(runs, key=lambda run: scores.get(run.name, math.inf))
 
 
 def _lines(runs: Sequence[Run]) -> Table:
@@ -104,21 +112,18 @@ def _lines(runs: Sequence[Run]) -> Table:
 def _details(run: Run) -> dict[str, str]:
     """What ran, where, when."""
     found, at = figures.best(run), figures.times(run)
-    hosts = run.fact("hosts")
-    batch = [comparing.told(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
+    batch = [figures.told(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
     details = {
         "model": comparing.SAME["model"](run),
         "data": comparing.SAME["data"](run),
-        "input": comparing.told(run.fact("training", "loader")),
+        "input": figures.told(run.fact("training", "loader")),
         "device": comparing.SAME["device"](run),
         "precision": comparing.SAME["precision"](run),
         "global batch": f"{comparing.SAME[comparing.BATCH](run)} (micro batch {batch[0]}, accumulation {batch[1]})",
         "best step": f"{found[1]:,.0f}" if found else NOT,
         "checkpoints": _checkpoints(run),
-        "hosts": ", ".join(map(str, hosts)) if isinstance(hosts, list) and hosts else comparing.UNKNOWN,
-        "launcher": comparing.told(run.fact("launcher")),
         "record": f"{when(at[0])} to {when(at[-1])}" if at else NOT,
-        "commit": comparing.told(run.fact("git")),
+        **comparing.identity(run),
         "folder": str(run.folder.absolute()),
     }
     return details | _accidents(run)
@@ -155,10 +160,10 @@ def starts(run: Run) -> Section | None:
 
 def settings(run: Run) -> Section:
     """The whole configuration and the versions."""
-    rows = {key: comparing.setting(value) for key, value in run.config.items()}
+    rows = {key: figures.setting(value) for key, value in run.config.items()}
     versions = run.fact("versions")
     known = versions.items() if isinstance(versions, dict) else ()
-    rows |= {f"version of {name}": comparing.told(value) for name, value in known}
+    rows |= {f"version of {name}": figures.told(value) for name, value in known}
     return Section(title="Settings", blocks=[Facts(rows=rows) if rows else Words(text="Not recorded.")])
 
 
@@ -172,8 +177,9 @@ def when(seconds: float) -> str:
 
 def _plain(start: object, key: str) -> str:
     value = start.get(key) if isinstance(start, dict) else None
-    return ", ".join(map(str, value)) if isinstance(value, list) else comparing.told(value)
+    return figures.told(value)
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+    """A name of a file stays as it is."""
+    return f"{text}." if "." in text.split()[0] else f"{text[:1].upper()}{text[1:]}."

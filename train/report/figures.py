@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Final
+from typing import Any, Final
 
 from train.report.reading import Event, Run, number, whole
 
 NOT: Final = "not measured"
+UNKNOWN: Final = "not recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,24 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def setting(value: Any) -> str:
+    """Of a configuration, where null is a value."""
+    return "null" if value is None else told(value)
+
+
+def told(value: Any) -> str:
+    """A value of a file for people: no quotes or brackets, and commas in large numbers."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={told(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(told, value)) or "none"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
+        return f"{value:,}" if abs(value) < 10**18 else f"{value:e}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def times(run: Run) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ UNLIKE: dict[str, dict[str, Any]] = {
     "model": {"settings": ["model.args.width=8"]},
     "global batch": {"settings": ["train.global_batch_size=128"]},
     "device": {"training": {"device": "NVIDIA H100"}},
-    "way to take a step": {"settings": ["train.reproducible=bitwise"]},
+    "step options": {"settings": ["train.reproducible=bitwise"]},
 }
 
 
@@ -64,6 +65,48 @@ def test_a_batch_that_grows_with_the_ranks_is_weak_scaling(tmp_path: Path) -> No
     assert (found.weak, found.alike, list(found.differs)) == (True, True, ["global batch"])
 
 
-def test_the_table_lists_what_differs_and_nothing_else(tmp_path: Path) -> None:
-    table = comparing.table(two(tmp_path, settings=["optim.lr=0.2"]))
-    assert (table.head, table.rows) == (["", "one", "two"], [["optim.lr", "0.1", "0.2"]])
+def test_the_tables_list_what_differs_and_nothing_else(tmp_path: Path) -> None:
+    (table,) = comparing.tables(two(tmp_path, settings=["optim.lr=0.2"]))
+    assert (table.head, table.rows) == (["run", "optim.lr", "world_size"], [["one", "0.1", "1"], ["two", "0.2", "2"]])
+
+
+def test_the_commit_the_image_and_the_hosts_are_among_what_may_differ(tmp_path: Path) -> None:
+    runs = two(tmp_path)
+    other = {"git": "abc", "image": {"digest": "sha256:1"}, "hosts": ["node02"], "launcher": "torchrun"}
+    found = json.loads((tmp_path / "two/run.json").read_text())
+    (tmp_path / "two/run.json").write_text(json.dumps(found | other))
+    (table,) = comparing.tables([runs[0], reading.read(tmp_path / "two")])
+    assert table.rows[1] == ["two", "abc", "node02", "torchrun", "2", "sha256:1"]
+
+
+def test_equal_counts_of_other_classes_are_other_data(tmp_path: Path) -> None:
+    two(tmp_path)
+    path = tmp_path / "two/confusion.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": ["lung", "hand", "foot"]}))
+    found = comparing.likeness([reading.read(tmp_path / name) for name in ("one", "two")])
+    assert (found.alike, found.differs) == (False, {"classes": ["cat, dog, <b>owl</b>", "lung, hand, foot"]})
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ("micro batch: 64 (one), 32 (two)", {"training": {"micro_batch_size": 32}}),
+        ("data.root: data (one), /x (two)", {"settings": ["data.name=folder", "data.root=/x"]}),
+    ],
+)
+def test_what_bears_on_the_speed_of_runs_that_are_alike_is_named(
+    tmp_path: Path, said: str, changes: dict[str, Any]
+) -> None:
+    runs = [
+        reading.read(make_run(tmp_path / "one", settings=changes.get("settings", [])[:1])),
+        reading.read(make_run(tmp_path / "two", **changes)),
+    ]
+    found = comparing.likeness(runs)
+    assert found.alike
+    assert comparing.beside(runs, found) == [f"Not the same {said}."]
+
+
+def test_one_worker_and_sixteen_are_named(tmp_path: Path) -> None:
+    workers = ({"training": {"loader": loader}} for loader in ("1 worker", "16 workers"))
+    runs = [reading.read(make_run(tmp_path / name, **one)) for name, one in zip("ab", workers, strict=True)]
+    assert comparing.beside(runs, comparing.likeness(runs)) == ["Not the same input: 1 worker (a), 16 workers (b)."]

@@ -77,6 +77,20 @@ def test_several_runs_stand_in_one_table_of_gpus_and_of_classes(tmp_path: Path) 
     assert [picture.name for picture in document.pictures()] == ["confusion-1", "confusion-2"]
 
 
+def test_the_best_run_comes_first(tmp_path: Path) -> None:
+    worse = [line | {"accuracy": 0.1} for line in history(1000)]
+    document = report(make_run(tmp_path / "worse", events=worse), make_run(tmp_path / "better"))
+    table = next(block for block in document.blocks() if isinstance(block, Table))
+    assert [row[0] for row in table.rows] == ["better", "worse"]
+
+
+def test_the_image_of_a_run_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    found = json.loads((folder / "run.json").read_text()) | {"image": {"digest": "sha256:1"}}
+    (folder / "run.json").write_text(json.dumps(found))
+    assert "'image: digest': 'sha256:1'" in str(report(folder).blocks())
+
+
 def test_accidents_of_the_loss_are_told(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", events=[{"event": "spike", "step": 7, "loss": 90.0, "time": 1e30}])
     assert "'spike': 'at step 7'" in str(report(folder))

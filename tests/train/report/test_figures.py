@@ -73,6 +73,14 @@ def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "null"), ({}, "none"), ({"start": 600, "step": "auto"}, "start=600, step=auto"), ([1, "a"], "1, a")],
+)
+def test_settings_are_for_people(value: object, said: str) -> None:
+    assert figures.setting(value) == said
+
+
+@pytest.mark.parametrize(
     ("seconds", "said"), [(1.25, "1.2 s"), (59.99, "60.0 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")]
 )
 def test_durations_are_for_people(seconds: float, said: str) -> None:
