@@ -123,10 +123,11 @@ def unmeasured(number: str, why: str, **facts: Any) -> Row:
     return Row(number=number, target=TARGETS[number], missing=why, facts=facts)
 
 
-def spoiled(number: str, failure: Failure) -> Row:
-    """A row that could have been measured here, had not something gone wrong."""
+def spoiled(number: str, failure: Failure, what: str = "") -> Row:
+    """A row that could have been measured here, had not something gone wrong. what: where it is none of `TARGETS`."""
     last = (failure.found or "").strip().splitlines()[-1:]
-    return Row(number=number, target=TARGETS[number], missing="; ".join([failure.what, *last]), failed=True)
+    target = TARGETS.get(number) or Target(what=what)
+    return Row(number=number, target=target, missing="; ".join([failure.what, *last]), failed=True)
 
 
 def figure(name: str, what: str, found: Estimate, *, unit: str = "", **facts: Any) -> Row:

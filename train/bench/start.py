@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from entrypoint import ExitCode, Failure
-from train.bench import paced, pairs, rows
+from train.bench import once, paced, pairs, rows
 from train.bench.options import Options
 from train.bench.paced import Side
 from train.bench.rows import Found, Row
@@ -34,7 +32,6 @@ SCRIPT: Final = (
 )
 LONGEST_S: Final = 300.0
 IMAGE: Final = "APPTAINER_CONTAINER"  # the SIF, as Apptainer tells those inside
-TAIL: Final = 2000  # characters of an output that are shown
 
 
 def arguments(group: argparse._ArgumentGroup) -> None:
@@ -112,16 +109,8 @@ def plain(options: Options) -> dict[str, str]:
 
 
 def done(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
-    """Run to the end.
-
-    Raises:
-        Failure: PEER, with the last that it said, where it fails.
-    """
-    over = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S, env=dict(environ), cwd=cwd)
-    if over.returncode:
-        said = f"exit code {over.returncode}\n{(over.stdout + over.stderr)[-TAIL:].strip()}"
-        fix = f"run it alone: {' '.join(words)}"
-        raise Failure("a process that is measured has failed", found=said, fix=fix, code=ExitCode.PEER)
+    """Run to the end. Raises Failure: PEER, where it fails or hangs."""
+    once.done(words, environ, cwd, LONGEST_S)
 
 
 def _timed(words: Sequence[str], options: Options) -> Callable[[], float]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from train.bench import once
 
 LONGEST_S: Final = 300.0
 RESUMED: Final = " resumed>"  # the second half of a call that another thread's has interrupted
 STARTED: Final = re.compile(r"^(\d+) +execve\(.*\) = 0$")
-TAIL: Final = 2000  # characters of an output that are shown
 
 
 def strace(environ: Mapping[str, str]) -> str | None:
@@ -28,16 +26,13 @@ def calls(
     """How many calls that name a path the main thread of `words` makes, or of its process whose words hold `mark`.
 
     Raises:
-        Failure: PEER, where the program fails, or where it may not be watched.
+        Failure: PEER, where the program fails or hangs, or where it may not be watched.
     """
     record = folder / "strace.txt"
     # --seccomp-bpf: only these calls stop the program.
     watched = [program, "-f", "--seccomp-bpf", "-qq", "-s", "512", "-e", "trace=%file", "-e", "signal=none"]
     watched += ["-o", str(record), *words]
-    done = subprocess.run(watched, capture_output=True, text=True, env=dict(environ), cwd=folder, timeout=LONGEST_S)
-    if done.returncode:
-        found, fix = (done.stdout + done.stderr)[-TAIL:].strip(), f"run it alone: {' '.join(words)}"
-        raise Failure("a program that strace watches has failed", found=found, fix=fix, code=ExitCode.PEER)
+    once.done(watched, environ, folder, LONGEST_S)
     return counted(record.read_text(errors="replace").splitlines(), mark)
 
 

@@ -14,7 +14,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, options_from
-from train.bench import machine, output, pictures
+from train.bench import machine, output, pictures, rows
 from train.bench.options import Options, find_peers
 from train.bench.rows import Found, Row, Series
 from train.commands import stopping
@@ -153,9 +153,19 @@ def _shown(names: Sequence[str], parts: Sequence[Any], options: Options) -> Iter
     """What each part finds, told as soon as it is known."""
     for name, part in zip(names, parts, strict=True):
         options.tell(f"bench {name}")
-        for found in part.run(options):
+        for found in _found(name, part, options):
             options.tell(_line(found))
             yield found
+
+
+def _found(name: str, part: Any, options: Options) -> Iterator[Found]:
+    """Of one part, to its end or until a process that is measured ends instead: the other parts may do."""
+    try:
+        yield from part.run(options)
+    except Failure as failure:
+        if failure.code != ExitCode.PEER:
+            raise
+        yield rows.spoiled(name, failure, PARTS[name])
 
 
 def _line(found: Row | Series) -> str:

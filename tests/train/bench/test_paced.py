@@ -96,6 +96,19 @@ def test_a_side_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in str(failed.value)
 
 
+SILENT = TALKS.partition("for line in talk")[0] + "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(("code", "why"), [("import time; time.sleep(600)", "no word in 2 s"), (SILENT, "timed out")])
+def test_a_side_that_hangs_is_given_up_with_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str
+) -> None:
+    monkeypatch.setattr(paced, "LONGEST_S", 2.0)
+    with pytest.raises(Failure, match=why) as failed, paced.started(asked(tmp_path), python(code)) as (side,):
+        side.block()
+    assert failed.value.code == ExitCode.PEER
+
+
 def test_a_script_that_runs_alone_is_read_from_its_last_line(tmp_path: Path) -> None:
     assert paced.one_json(python("print('note'); print('{\"step_s\": [1.0]}')"), tmp_path) == {"step_s": [1.0]}
 

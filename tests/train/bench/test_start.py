@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from benches import by_number, quick
 
-from entrypoint import ExitCode, Failure
 from train.bench import pairs, start
 
 
@@ -46,18 +43,6 @@ def test_an_image_has_a_size(tmp_path: Path) -> None:
 
 def test_without_an_image_its_size_is_not_measured(tmp_path: Path) -> None:
     assert start.image(quick(tmp_path)).missing == "needs an image: make sif, then train bench start --sif train.sif"
-
-
-def test_a_side_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no such luck") as caught:
-        start.done([sys.executable, "-c", "raise SystemExit('no such luck')"], {}, tmp_path)
-    assert caught.value.code == ExitCode.PEER
-
-
-def test_a_side_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "LONGEST_S", 0.2)
-    with pytest.raises(subprocess.TimeoutExpired):
-        start.done([sys.executable, "-c", "import time; time.sleep(60)"], {}, tmp_path)
 
 
 def test_a_measured_start_sees_no_modules_of_the_caller(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode, Failure
+from train.bench import input as feeding
 from train.bench import rows, step
 from train.bench.options import Options
 from train.bench.pairs import exactly
@@ -63,6 +64,32 @@ def test_a_row_that_went_wrong_is_seen_in_the_exit_code(monkeypatch: pytest.Monk
     wrong = rows.spoiled("3a", Failure("gone", fix="", code=ExitCode.PEER))
     monkeypatch.setattr(step, "run", lambda options: iter([wrong, rows.measured("3b", exactly(1.0))]))
     assert bench.handle(["step", "--device", "cpu"], {}) == ExitCode.PEER
+
+
+def test_a_part_whose_peer_ends_is_a_row_that_failed_and_the_next_part_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(options: Options) -> Iterator[Found]:
+        yield rows.measured("7", exactly(5.0))
+        raise Failure("gone", found="its log\nlast words", fix="", code=ExitCode.PEER)
+
+    monkeypatch.setattr(feeding, "run", run)
+    assert bench.handle(["input,step", "--json", "--device", "cpu"], {}) == ExitCode.PEER
+    found = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["row"], row.get("missing")) for row in found] == [
+        ("7", None),
+        ("input", "gone; last words"),
+        ("3a", None),
+    ]
+
+
+def test_what_is_no_fault_of_a_peer_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(options: Options) -> Iterator[Found]:
+        raise Failure("numbers came wrong", fix="", code=ExitCode.NODE)
+
+    monkeypatch.setattr(step, "run", run)
+    with pytest.raises(Failure, match="came wrong"):
+        bench.handle(["step", "--device", "cpu"], {})
 
 
 def test_a_signal_ends_it_tidily_and_what_was_found_is_kept(
