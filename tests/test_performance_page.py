@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python
 
 from train.bench import machine, output, pairs, rows
 
@@ -56,6 +58,16 @@ def test_rows_of_other_devices_and_of_earlier_days_stay() -> None:
     assert lines(both, "cpu")["7"] == lines(first, "cpu")["7"]
     assert lines(both, "gpu")["2"][2] == "0.6"
     assert lines(both, "gpu")["2"][7].startswith("NVIDIA H200")
+
+
+def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    found = output.as_json([SEVEN], machine.facts("cpu", now=0.0, quick=True))
+    (tmp_path / "bench.json").write_text(json.dumps(found))
+    script = Path(page.__file__)
+    ended = python(str(script), str(tmp_path / "bench.json"))
+    assert ended.returncode != 0
+    assert "--quick" in ended.stderr
+    assert page.PAGE.read_text() == TEXT
 
 
 def test_figures_beside_a_row_all_stay_in_its_place_by_their_size() -> None:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
+import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 CPUINFO: Final = Path("/proc/cpuinfo")
+LONGEST_S: Final = 150.0
+ASK: Final = "from torch import cuda; print(*map(cuda.get_device_name, range(cuda.device_count())), sep='\\n')"
 MODEL: Final = re.compile(r"^model name\s*:\s*(.+)$", re.M)
 
 
-def facts(device: str, *, now: float) -> dict[str, str]:
-    """In words. GPUs are those of the machine."""
+def facts(device: str, *, now: float, quick: bool = False) -> dict[str, str]:
+    """In words. GPUs are those that torch may use. quick: the figures are of no use, and that is said with them."""
     told = {"cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} cores", "device": _device(device)}
-    versions = {name: _version(name) for name in ("torch", "accelerate")}
-    return told | versions | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime(now))}
+    told |= {name: _version(name) for name in ("torch", "accelerate")}
+    told |= {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime(now))}
+    return told | ({"quick": "yes, so the values mean nothing"} if quick else {})
 
 
 def _processor(cpuinfo: Path = CPUINFO) -> str:
@@ -29,14 +36,19 @@ def _processor(cpuinfo: Path = CPUINFO) -> str:
     return found[1].strip() if found else platform.machine()  # arm64 names no model
 
 
-def _device(device: str) -> str:
+def _device(device: str, ask: str = ASK) -> str:
+    """What torch calls those that it may use: parts of one (MIG) have names of their own."""
     if device == "cpu":
         return "cpu"
-    import pynvml  # torch would take memory of the GPU for its answer
+    # A process of its own: in this one torch would take memory of the GPU for as long as the bench runs.
+    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=LONGEST_S)
+    return named(asked.stdout.splitlines()) if not asked.returncode else device
 
-    pynvml.nvmlInit()
-    count, name = pynvml.nvmlDeviceGetCount(), pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-    return str(name) if count == 1 else f"{count} x {name}"
+
+def named(names: Sequence[str]) -> str:
+    """Each name once, with how many there are of it."""
+    counts = Counter(names)
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
 def _version(name: str) -> str:

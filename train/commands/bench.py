@@ -53,10 +53,11 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     stopping.handle(stop)
     options = asked(arguments, environ)
     folder = Path(arguments.output) if arguments.output and options.first else None
-    facts, found = machine.facts(options.device, now=time.time()), []
+    facts, found = machine.facts(options.device, now=time.time(), quick=options.quick), list[Found]()
     try:
         if folder:
             durable.prepare(folder)
+            keep(folder, found, facts)  # what lay there is of another time
         for one in _shown(names, parts, options):
             found.append(one)
             if folder:  # at once: a bench may be cut off

@@ -107,6 +107,14 @@ def test_a_signal_ends_it_tidily_and_what_was_found_is_kept(
     assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["row"] == "3a"
 
 
+def test_files_of_another_time_are_gone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bench.md").write_text("| 99 |")
+    monkeypatch.setattr(step, "run", lambda options: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Failure, match="SIGTERM"):
+        bench.handle(["step", "--device", "cpu", "--output", str(tmp_path)], {})
+    assert "99" not in (tmp_path / "bench.md").read_text()
+
+
 def test_files_are_kept_where_asked(tmp_path: Path) -> None:
     bench.handle(["step", "--device", "cpu", "--output", str(tmp_path / "new")], {})
     assert json.loads((tmp_path / "new" / "bench.json").read_text())["machine"]["device"] == "cpu"
