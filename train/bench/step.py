@@ -215,6 +215,8 @@ def figures(found: Pairs, ours: Paced, peer: Paced) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, side, seconds in (("ours", ours, found.ours), ("peer", peer, found.peer)):
         told |= {f"{name}_step_s": median(seconds), f"{name}_first_step_s": side.facts["first_step_s"]}
+        if compile_s := side.facts.get("compile_s"):
+            told[f"{name}_compile_s"] = compile_s
         if images := int(side.facts.get("batch", 0)) * int(side.facts.get("ranks", 1)):
             told[f"{name}_images_per_s"] = images / median(seconds)
     return told | {"peer": peer.side.name, "steps_of_a_block": ours.steps}
