@@ -39,7 +39,7 @@ def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What was submitted for two numbers of nodes."""
     folder = tmp_path_factory.mktemp("scaling")
-    done = run(folder, "--gpus-per-node=2", "cfg.yaml", "data.samples=960", NODES="1 2", STEPS="50")
+    done = run(folder, "--gpus-per-node=2", "--account=mine", "cfg.yaml", "data.samples=960", NODES="1 2", STEPS="50")
     assert done.returncode == 0, done.stderr
     return (folder / "jobs").read_text().splitlines()
 
@@ -61,6 +61,19 @@ def test_the_report_comes_after_all_of_them_and_names_the_runs_of_each_kind(jobs
     assert [Path(run).name for run in weak.split()] == ["scaling-strong-1", "scaling-weak-2"]
 
 
+def test_the_report_is_paid_as_the_trainings_and_takes_no_gpus(jobs: list[str]) -> None:
+    assert all("--account=mine" in job for job in jobs)
+    assert "--gpus-per-node" not in jobs[-1]
+
+
+def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> None:
+    begin, end = "site=${SITE_ENV", "trap - EXIT"
+    ours, others = (path.read_text().split(begin)[1].split(end)[0] for path in (SCRIPT, SCRIPT.with_name("sweep.sh")))
+    assert ours == others
+    (tmp_path / "site").write_text("export IMAGE=of-the-site.sif\n")
+    assert "no image at of-the-site.sif" in run(tmp_path, "cfg.yaml", SITE_ENV="site").stderr
+
+
 @pytest.mark.parametrize(
     ("words", "variables", "said"),
     [
@@ -68,8 +81,9 @@ def test_the_report_comes_after_all_of_them_and_names_the_runs_of_each_kind(jobs
         (("cfg.yaml",), {"NODES": "two"}, "NODES='two'"),
         (("cfg.yaml",), {"SLURM_JOB_ID": "7"}, "not in a job"),
         (("cfg.yaml",), {"IMAGE": "other.sif"}, "no image at other.sif"),
+        (("cfg.yaml",), {"NODES": "5 7"}, "96 x 7 / 5"),
     ],
-    ids=["no-config", "nodes", "in-a-job", "no-image"],
+    ids=["no-config", "nodes", "in-a-job", "no-image", "no-whole-batch"],
 )
 def test_what_cannot_be_submitted_is_refused(
     tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], said: str
