@@ -95,7 +95,7 @@ def _word(fact: Any) -> str:
 if __name__ == "__main__":
     given = json.loads(Path(sys.argv[1]).read_text()) if len(sys.argv) > 1 else None
     if given is not None and "quick" in given["machine"]:
-        sys.exit(
-            f"ERROR[64] {sys.argv[1]} is of `train bench --quick`: its values mean nothing\n  fix: leave --quick out"
-        )
+        told = f"ERROR[64] {sys.argv[1]} is of `train bench --quick`: its values mean nothing"
+        print(told, "  fix: leave --quick out", sep="\n", file=sys.stderr)
+        sys.exit(64)
     PAGE.write_text(written(PAGE.read_text(), given))
