@@ -14,7 +14,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, options_from
-from train.bench import machine, output, pictures, rows
+from train.bench import machine, output, rows
 from train.bench.options import Options, find_peers
 from train.bench.rows import Found, Row, Series
 from train.commands import stopping
@@ -65,7 +65,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     finally:
         durable.remove(options.scratch)
     if folder:
-        draw(folder, found)
+        draw(folder, found, facts)
     if options.first:
         print(_json(found, facts) if arguments.json else output.markdown(found, facts))
     return int(ExitCode.PEER if any(isinstance(one, Row) and one.failed for one in found) else ExitCode.OK)
@@ -128,10 +128,12 @@ def keep(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None
     durable.write(folder / "bench.md", output.markdown(found, facts).encode())
 
 
-def draw(folder: Path, found: Sequence[Found]) -> None:
-    """A plot of each series, and one of all rows."""
-    for name, picture in pictures.drawn(found).items():
-        durable.write(folder / name, picture)
+def draw(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None:
+    """The pictures that `train report` makes of it."""
+    from train.report import benches  # matplotlib, which takes a second to import
+
+    for picture in benches.pictures(benches.of(output.as_json(found, facts), name="bench")):
+        durable.write(folder / f"{picture.name}.png", picture.png)
 
 
 def _json(found: Sequence[Found], facts: Mapping[str, str]) -> str:

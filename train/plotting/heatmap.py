@@ -8,10 +8,11 @@ from typing import Final
 from train.plotting import paper
 
 NUMBERED: Final = 20  # classes whose cells hold their number
+LETTERS: Final = 26  # of all names beside each other; more stand upright
 NAMED: Final = 50  # and that have their name at the axes
 
 
-def draw(title: str, matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
+def draw(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
     """One PNG. matrix [classes, classes]: row by label, column by answer; a row without images stays white."""
     size = len(matrix)
     side = min(10.0, max(4.2, 2.4 + 0.36 * size))
@@ -19,13 +20,13 @@ def draw(title: str, matrix: Sequence[Sequence[int]], classes: Sequence[str]) ->
     with paper.look():
         figure, (axes,) = paper.sheet(1, 1, width=side + 0.8, height=side)
         shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(paper.short(title, 80))
-        axes.set_xlabel("answered")
-        axes.set_ylabel("is")
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
         axes.grid(visible=False)
         if size <= NAMED:
             names = [paper.short(name, 18) for name in classes]
-            axes.set_xticks(range(size), names, rotation=90 if size > 5 else 0, fontsize=8)
+            side_by_side = size * max(map(len, names)) <= LETTERS
+            axes.set_xticks(range(size), names, rotation=0 if side_by_side else 90, fontsize=8)
             axes.set_yticks(range(size), names, fontsize=8)
         if size <= NUMBERED:
             for row, cells in enumerate(matrix):

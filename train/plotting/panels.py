@@ -1,4 +1,4 @@
-"""Series of numbers with a title and two labels become one picture of panels."""
+"""Series of numbers with a title and two labels become a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST: Final = 12  # names that a legend can hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """y over x; NaN is a gap. low and high: the spread around each y, drawn as bars (points) or as a band (line).
+    """y over x; NaN is a gap. low and high: the spread around each y, drawn as bars.
 
     colour: the number of one; series of the same colour belong together. Without it, by their order.
     """
@@ -45,7 +45,7 @@ class Series:
 class Panel:
     """One pair of axes. x and y: labels with their unit. marks: x -> a word, drawn as upright lines.
 
-    ticks: where x has its numbers (1, 2, 4, ... processes); log_x, log_y: the base.
+    ticks: where x has its numbers (1, 2, 4, ... processes); log_x, log_y: the base. legend: where matplotlib puts it.
     """
 
     title: str
@@ -58,22 +58,16 @@ class Panel:
     log_y: int | None = None
     from_zero: bool = False
     top: float | None = None
+    legend: Literal["best", "lower left"] = "best"
 
 
-def draw(panels: Sequence[Panel], *, columns: int = 2, note: str | None = None) -> bytes:
-    """One PNG of all panels, side by side. note: said in the picture itself, so that it goes where the picture goes."""
-    columns = max(1, min(columns, len(panels)))
-    rows = max(1, math.ceil(len(panels) / columns))
+def draw(panel: Panel, *, note: str | None = None) -> bytes:
+    """One PNG. note: said in the picture itself, so that it goes where the picture goes."""
     with paper.look():
-        figure, axes = paper.sheet(rows, columns)
-        for place in axes[len(panels) :]:
-            place.remove()
-        for place, panel in zip(axes, panels, strict=False):
-            _fill(place, panel)
+        figure, (axes,) = paper.sheet(1, 1)
+        _fill(axes, panel)
         if note:
-            lines = textwrap.wrap(
-                paper.short(note, 400), 85 * columns
-            )  # matplotlib's own wrap reads a `$` as mathematics
+            lines = textwrap.wrap(paper.short(note, 400), 85)  # matplotlib's own wrap reads a `$` as mathematics
             figure.suptitle("\n".join(lines), fontsize=9, color="#B91C1C")
         return paper.png(figure)
 
@@ -94,25 +88,26 @@ def _fill(axes: Axes, panel: Panel) -> None:
         axes.text(at, 0.98, paper.short(word), transform=axes.get_xaxis_transform(), **place)
     _limits(axes, panel)
     if 1 < len(shown) <= MOST:
-        axes.legend(loc="best")
+        axes.legend(loc=panel.legend)
+    elif len(shown) > MOST:
+        many = f"{len(shown)} lines: too many for a legend"
+        axes.text(0.99, 0.98, many, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=paper.GREY)
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
-    """One series, told apart by colour, dash and marker."""
-    at = number % len(paper.COLOURS)
-    look: dict[str, Any] = {"color": paper.COLOURS[at], "linestyle": paper.DASHES[at], **STYLES[series.style]}
+    """One series, told apart by colour, dash and marker: of the same colour, the next has another dash and marker."""
+    turn, at = divmod(number, len(paper.COLOURS))
+    other = (at + turn) % len(paper.COLOURS)
+    look: dict[str, Any] = {"color": paper.COLOURS[at], "linestyle": paper.DASHES[other], **STYLES[series.style]}
     if series.style == "points" or len(series.x) == 1:
-        look["marker"] = paper.MARKERS[at]
+        look["marker"] = paper.MARKERS[other]
     name = paper.short(series.name)
     if series.low is None or series.high is None:
         axes.plot(series.x, series.y, label=name, **look)
-    elif series.style == "points":
+    else:
         below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
         above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
         axes.errorbar(series.x, series.y, yerr=[below, above], capsize=3, label=name, **look)
-    else:
-        axes.plot(series.x, series.y, label=name, **look)
-        axes.fill_between(series.x, series.low, series.high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _scale(axes: Axes, panel: Panel) -> None:

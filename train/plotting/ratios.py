@@ -15,7 +15,10 @@ WIDTH, ROW = 7.2, 0.42  # inches, of the picture and of one row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A measured value with its spread and its target, all in the row's own unit. at_least: whether more is better."""
+    """A measured value with its spread and its target, all in the row's own unit. at_least: whether more is better.
+
+    met: as who measured it judged: some rows by their median, some by the bound of their spread.
+    """
 
     name: str
     value: float
@@ -23,11 +26,7 @@ class Ratio:
     high: float
     target: float
     at_least: bool
-
-    @property
-    def met(self) -> bool:
-        """Whether the target is reached."""
-        return self.value >= self.target if self.at_least else self.value <= self.target
+    met: bool
 
 
 def draw(title: str, rows: Sequence[Ratio]) -> bytes:

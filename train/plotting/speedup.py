@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from train.plotting.panels import Panel, Series
 
+WHAT: Final = "processes"
+HEADROOM: Final = 1.08  # above the highest dot, which would be cut by the edge
 ASKED: Final = 0.75  # the efficiency that computing centres ask for
 
 
@@ -60,7 +62,7 @@ def _against(base: Point, point: Point) -> Scaled:
     )
 
 
-def panels(measured: Mapping[str, Sequence[Point]], *, what: str = "processes") -> list[Panel]:
+def panels(measured: Mapping[str, Sequence[Point]]) -> list[Panel]:
     """Speed-up and efficiency of each name against ideal and the 75 % line; none where nothing was measured."""
     curves = {name: found for name, points in measured.items() if (found := scaled(points))}
     ticks = sorted({float(point.processes) for found in curves.values() for point in found})
@@ -73,11 +75,16 @@ def panels(measured: Mapping[str, Sequence[Point]], *, what: str = "processes") 
     share += [Series(name=f"{ASKED:.0%} of ideal", x=ticks, y=[100 * ASKED for _ in ticks], style="limit")]
     up += [_speed_up(name, number, found) for number, (name, found) in enumerate(curves.items())]
     share += [_efficiency(name, number, found) for number, (name, found) in enumerate(curves.items())]
-    base = f"over {ticks[0]:g} {what}" if ticks[0] > 1 else "over one"
+    base = f"over {ticks[0]:g} {WHAT}" if ticks[0] > 1 else "over one"
+    percent = Panel(title="Efficiency", x=WHAT, y="% of ideal", series=share, ticks=ticks, log_x=2, from_zero=True)
     return [
-        Panel(title="Speed-up", x=what, y=f"speed-up {base}", series=up, ticks=ticks, log_x=2, log_y=2),
-        Panel(title="Efficiency", x=what, y="% of ideal", series=share, ticks=ticks, log_x=2, from_zero=True),
+        Panel(title="Speed-up", x=WHAT, y=f"speed-up {base}", series=up, ticks=ticks, log_x=2, log_y=2),
+        replace(percent, top=HEADROOM * max(map(_highest, share)), legend="lower left"),
     ]
+
+
+def _highest(series: Series) -> float:
+    return max([*series.y, *(series.high or ())])
 
 
 def _speed_up(name: str, number: int, found: Sequence[Scaled]) -> Series:

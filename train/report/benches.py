@@ -15,7 +15,7 @@ from train.plotting import panels, ratios
 from train.plotting.panels import Panel, Series
 from train.plotting.ratios import Ratio
 from train.plotting.speedup import Point
-from train.report import scaling
+from train.report import drawn, scaling
 from train.report.document import Block, Facts, Picture, Section, Table
 from train.report.figures import NOT, short
 from train.report.reading import number
@@ -58,9 +58,14 @@ def read(path: Path) -> Bench:
             fix="give the bench.json that `train bench --output DIR` wrote",
             code=ExitCode.DATA,
         )
+    return of(found, name=path.stem if path.stem != "bench" else f"{path.absolute().parent.name}/{path.stem}")
+
+
+def of(found: Mapping[str, Any], name: str) -> Bench:
+    """The bench in such an object."""
     machine = found.get("machine")
     return Bench(
-        name=path.stem if path.stem != "bench" else f"{path.resolve().parent.name}/{path.stem}",
+        name=name,
         machine=machine if isinstance(machine, dict) else {},
         rows=_objects(found.get("rows")),
         series=_objects(found.get("series")),
@@ -70,18 +75,23 @@ def read(path: Path) -> Bench:
 def section(bench: Bench, number: int = 1) -> Section:
     """The machine, the rows beside their targets, the series."""
     blocks: list[Block] = [Facts(rows={str(name): _plain(value) for name, value in bench.machine.items()})]
-    if drawn := [ratio for row in bench.rows if (ratio := _ratio(row)) is not None]:
-        png = ratios.draw("Measured against the target", drawn)
-        alt = f"{sum(ratio.met for ratio in drawn)} of {len(drawn)} targets are reached"
+    if held := [ratio for row in bench.rows if (ratio := _ratio(row)) is not None]:
+        png = ratios.draw("Measured against the target", held)
+        alt = f"{sum(ratio.met for ratio in held)} of {len(held)} targets are reached"
         blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
     if bench.rows:
         blocks.append(table(bench))
     return Section(title=f"Bench {bench.name}", blocks=[*blocks, *_curves(bench, number)])
 
 
+def pictures(bench: Bench) -> list[Picture]:
+    """Of its section: `train bench --output` keeps them beside its JSON."""
+    return [block for block in section(bench).blocks if isinstance(block, Picture)]
+
+
 def table(bench: Bench) -> Table:
     """Every row, those that were not measured too."""
-    head = ["#", "measured", "target", "reached", "value", "95 % sure", "of"]
+    head = ["#", "measured", "target", "reached", "value", "95 % CI", "of"]
     return Table(head=head, rows=[_cells(row) for row in bench.rows], left=4)
 
 
@@ -108,7 +118,8 @@ def _ratio(row: Mapping[str, Any]) -> Ratio | None:
         return None
     spread = [edge if math.isfinite(edge) else value for edge in (low, high)]
     name = f"{_plain(row.get('row'))} {_plain(row.get('what'))}"
-    return Ratio(name=name, value=value, low=spread[0], high=spread[1], target=target, at_least=sign == "≥")
+    met = row.get("holds") is True
+    return Ratio(name=name, value=value, low=spread[0], high=spread[1], target=target, at_least=sign == "≥", met=met)
 
 
 def _curves(bench: Bench, number: int) -> list[Block]:
@@ -117,8 +128,7 @@ def _curves(bench: Bench, number: int) -> list[Block]:
     others = [one for one in bench.series if not _points(one)]
     found = scaling.blocks(of_scaling, name=f"bench-{number}-scaling")
     for at, one in enumerate(others, 1):
-        panel = _panel(one)
-        found.append(Picture(name=f"bench-{number}-{at}", png=panels.draw([panel]), alt=f"{panel.title}, {panel.y}"))
+        found += drawn.pictures(f"bench-{number}-{at}", [_panel(one)], of=bench.name)
     return found
 
 

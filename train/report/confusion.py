@@ -12,9 +12,10 @@ from train.report.reading import Confusion, Run
 DRAWN: Final = 200  # classes: of more, a cell is smaller than a dot
 LISTED: Final = 20  # classes that all stand in the table; of more, the worst ones
 PAIRS: Final = 10
+RUNS: Final = 8  # whose recalls stand side by side on paper
 MATRICES: Final = 6  # runs whose matrix is shown, of several
-TITLE: Final = "Which classes are taken for which"
-READ: Final = "each row of the picture is a class, each column what was answered."
+TITLE: Final = "Confusion matrix"
+READ: Final = " Each row of the picture is a true class, each column a predicted one."
 
 
 def section(run: Run) -> Section | None:
@@ -22,10 +23,11 @@ def section(run: Run) -> Section | None:
     found = run.confusion
     if found is None or not any(map(sum, found.matrix)):
         return None
-    blocks: list[Block] = [Words(text=f"The held-out images{_at(found)}: {READ}"), *_picture(run, found, "confusion")]
-    blocks.append(classes(found))
+    drawn = _picture(run, found, "confusion")
+    said = f"The held-out images{_at(found)}.{READ if drawn else ''}"
+    blocks: list[Block] = [Words(text=said), *drawn, classes(found)]
     if pairs := mistakes(found):
-        blocks.append(Table(head=["is", "answered", "images", "of its class"], rows=pairs, left=2))
+        blocks.append(Table(head=["true", "predicted", "images", "of its class"], rows=pairs, left=2))
     return Section(title=TITLE, blocks=blocks)
 
 
@@ -34,12 +36,16 @@ def compared(runs: Sequence[Run]) -> Section | None:
     known = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
     if not known:
         return None
-    blocks: list[Block] = [Words(text=f"The held-out images of each run's last evaluation: {READ}")]
+    drawn = [
+        picture
+        for at, (run, found) in enumerate(known[:MATRICES], 1)
+        for picture in _picture(run, found, f"confusion-{at}")
+    ]
+    said = f"The held-out images of each run's last evaluation.{READ if drawn else ''}"
+    blocks: list[Block] = [Words(text=said)]
     if len({found.classes for _, found in known}) == 1:
-        blocks.append(recalls(known))
-    for at, (run, found) in enumerate(known[:MATRICES], 1):
-        blocks += _picture(run, found, f"confusion-{at}")
-    return Section(title=TITLE, blocks=blocks)
+        blocks += recalls(known).parts(RUNS)
+    return Section(title=TITLE, blocks=[*blocks, *drawn])
 
 
 def recalls(known: Sequence[tuple[Run, Confusion]]) -> Table:
@@ -57,8 +63,8 @@ def _picture(run: Run, found: Confusion, name: str) -> list[Picture]:
     """None of more classes than a picture can show."""
     if len(found.classes) > DRAWN:
         return []
-    png = heatmap.draw(f"{run.name}{_at(found)}", found.matrix, found.classes)
-    return [Picture(name=name, png=png, alt=f"Confusion matrix of {run.name}{_at(found)}")]
+    png, told = heatmap.draw(found.matrix, found.classes), f"{run.name}{_at(found)}"
+    return [Picture(name=name, png=png, alt=f"Confusion matrix of {told}", caption=told)]
 
 
 def _at(found: Confusion) -> str:

@@ -8,7 +8,8 @@ from typing import Final
 
 from train.plotting import panels
 from train.plotting.panels import Panel, Series
-from train.report.document import Picture, Section, Words
+from train.report import drawn
+from train.report.document import Section, Words
 from train.report.reading import Run, whole
 
 MARKED: Final = 8  # restarts that a picture has room for
@@ -20,9 +21,7 @@ def section(runs: Sequence[Run]) -> Section:
     shown = one(runs[0]) if len(runs) == 1 else several(runs)
     if not any(math.isfinite(y) for panel in shown for series in panel.series for y in series.y):
         return Section(title="Curves", blocks=[Words(text="No log point was reached yet: there is nothing to draw.")])
-    names = ", ".join(panel.title.lower() for panel in shown)
-    alt = f"Curves by {shown[0].x} of {', '.join(run.name for run in runs)}: {names}"
-    return Section(title="Curves", blocks=[Picture(name="curves", png=panels.draw(shown), alt=alt)])
+    return Section(title="Curves", blocks=drawn.pictures("curves", shown, of=", ".join(run.name for run in runs)))
 
 
 def one(run: Run) -> list[Panel]:

@@ -30,14 +30,27 @@ class Table:
     rows: Sequence[Sequence[str]]
     left: int = 1
 
+    def parts(self, most: int) -> list[Table]:
+        """Tables of the first column and so many of the others: what is wider runs off a sheet of paper."""
+        places = [(0, *range(at, min(at + most, len(self.head)))) for at in range(1, len(self.head), most)]
+        return [
+            Table(
+                head=[self.head[at] for at in part],
+                rows=[[row[at] for at in part] for row in self.rows],
+                left=sum(at < self.left for at in part),
+            )
+            for part in places
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A PNG, kept as `name`.png beside the page. alt: what it shows, for those who do not see it."""
+    """A PNG, kept as `name`.png beside the page. alt: what it shows, for those who do not see it. caption: below it."""
 
     name: str
     png: bytes
     alt: str
+    caption: str = ""
 
 
 Block = Words | Facts | Table | Picture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,7 +11,8 @@ from typing import Final
 
 from train.plotting import panels
 from train.plotting.panels import Panel, Series
-from train.report.document import Block, Picture, Section, Table, Words
+from train.report import drawn
+from train.report.document import Block, Section, Table, Words
 from train.report.figures import NOT, short
 from train.report.reading import Event, Run, number
 
@@ -32,7 +34,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "temperature_c": Kind(name="Temperature", unit="°C"),
 }
 TITLE: Final = "GPU use"
-ONE_BY_ONE: Final = panels.MOST  # of more GPUs, the mean and the range are drawn
+ONE_BY_ONE: Final = panels.MOST  # more GPUs are drawn faintly, in one colour
 
 
 def section(run: Run) -> Section:
@@ -45,8 +47,7 @@ def section(run: Run) -> Section:
     shown = [panel for key in KINDS if (panel := _panel(key, by_gpu, since)) is not None]
     blocks: list[Block] = []
     if shown:
-        alt = f"Over minutes, of {len(by_gpu)} GPUs: {', '.join(panel.title for panel in shown)}"
-        blocks.append(Picture(name="gpus", png=panels.draw(shown), alt=alt))
+        blocks += drawn.pictures("gpus", shown, of=f"{len(by_gpu)} GPUs")
     return Section(title=TITLE, blocks=[*blocks, table(by_gpu)])
 
 
@@ -63,7 +64,13 @@ def recorded(run: Run) -> dict[str, list[Event]]:
     timed = [event for event in run.events.get("gpu", ()) if math.isfinite(number(event.get("time")))]
     for event in sorted(timed, key=lambda event: number(event["time"])):
         found.setdefault(str(event.get("gpu")), []).append(event)
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda one: _counted(one[0])))
+
+
+def _counted(name: str) -> list[tuple[int, str]]:
+    """node01/2 before node01/10."""
+    parts = re.findall(r"[0-9]{1,15}|[^0-9]+|[0-9]+", name)
+    return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
 def table(by_gpu: Mapping[str, Sequence[Event]], what: str = "GPU") -> Table:

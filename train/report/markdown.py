@@ -51,7 +51,8 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    return f"![{text(picture.alt)}]({picture.name}.png)"
+    caption = f"\n\n{text(picture.caption)}" if picture.caption else ""
+    return f"![{text(picture.alt)}]({picture.name}.png){caption}"
 
 
 SHOWN: Final[dict[type, Callable[[Any], str]]] = {Words: _words, Facts: _facts, Table: _table, Picture: _picture}

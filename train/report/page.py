@@ -34,7 +34,7 @@ th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; b
 th { font-weight: 600; color: #374151; border-bottom-color: #9ca3af; }
 th.w, td.w { text-align: left; }
 td.w { overflow-wrap: anywhere; }
-td.w + td.w { min-width: 5rem; }
+td.w + td.w { min-width: 8rem; }
 .names td:first-child { white-space: nowrap; }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1.2rem; margin: .6rem 0;
   font-size: .92rem; }
@@ -47,7 +47,8 @@ dd { margin: 0; }
 .large dt { font-size: .8rem; }
 .large dd { font-size: 1.25rem; font-weight: 600; line-height: 1.3; }
 figure { margin: 1rem 0; overflow-x: auto; }
-img { display: block; max-width: max(100%, 38rem); height: auto; }
+img { display: block; max-width: 100%; height: auto; }
+figcaption { font-size: .85rem; color: #4b5563; }
 .small { display: inline-block; vertical-align: top; max-width: 100%; margin-right: 1rem; }
 @media print {
   @page { margin: 14mm; }
@@ -55,9 +56,10 @@ img { display: block; max-width: max(100%, 38rem); height: auto; }
   h2 { break-after: avoid; }
   section > p { break-after: avoid; }
   p, figure, .large, tr { break-inside: avoid; }
-  .small { width: 46%; margin-right: 2%; }
+  .small { width: 47%; margin: 1mm 2% 1mm 0; }
   thead { display: table-header-group; }
-  img { max-width: 100%; max-height: 235mm; }
+  img { max-width: 100%; max-height: 110mm; width: auto; }
+  td.w + td.w { min-width: 0; }
   figure, .scroll { overflow: visible; }
   .long { columns: 2; font-size: 7.5pt; }
   .long div { grid-template-columns: 11rem 1fr; }
@@ -136,7 +138,9 @@ def _picture(picture: Picture) -> str:
     data = base64.b64encode(picture.png).decode()
     sizes = f'width="{width}" height="{height}"'
     kind = ' class="small"' if width <= SMALL else ""
-    return f'<figure{kind}><img {sizes} alt="{_text(picture.alt)}" src="data:image/png;base64,{data}"></figure>'
+    image = f'<img {sizes} alt="{_text(picture.alt)}" src="data:image/png;base64,{data}">'
+    caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
+    return f"<figure{kind}>{image}{caption}</figure>"
 
 
 def size(png: bytes) -> tuple[int, int]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from train.plotting import panels, speedup
+from train.plotting import speedup
 from train.plotting.speedup import ASKED, Point, Scaled
-from train.report import comparing, figures
+from train.report import comparing, drawn, figures
 from train.report.comparing import Likeness
-from train.report.document import Block, Picture, Section, Table, Words
+from train.report.document import Block, Section, Table, Words
 from train.report.figures import short
 from train.report.reading import Run
 
@@ -74,8 +74,8 @@ def blocks(measured: Mapping[str, Sequence[Point]], *, name: str, note: str | No
     shown = speedup.panels(measured)
     if not shown:
         return []
-    alt = f"Speed-up and efficiency of {' and '.join(measured)} against the ideal and {ASKED:.0%} of it"
-    found: list[Block] = [Picture(name=name, png=panels.draw(shown, note=note), alt=alt)]
+    against = f"{' and '.join(measured)} against the ideal and {ASKED:.0%} of it"
+    found: list[Block] = [*drawn.pictures(name, shown, of=against, note=note)]
     for kind, of in measured.items():
         if not (scaled := speedup.scaled(of)):
             found.append(Words(text=f"{kind.capitalize()}: no throughput above 0.", caution=True))

@@ -55,6 +55,11 @@ def test_what_is_asked_for_reaches_the_bench(seen: list[Options]) -> None:
     assert (seen[0].pairs, seen[0].quick, seen[0].overrides) == (7, True, ("optim.lr=1",))
 
 
+def test_output_keeps_the_pictures_of_the_report() -> None:
+    bench.handle(["step", "--device", "cpu", "--output", "kept"], {})
+    assert sorted(path.name for path in Path("kept").iterdir()) == ["bench-1.png", "bench.json", "bench.md"]
+
+
 def test_its_scratch_folder_is_gone_at_the_end(seen: list[Options]) -> None:
     bench.handle(["step", "--device", "cpu"], {})
     assert not seen[0].scratch.exists()

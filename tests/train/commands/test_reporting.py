@@ -18,10 +18,10 @@ from train.commands import reporting
 def test_the_report_of_a_run_lies_in_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
     make_run(Path("runs/one"))
     assert front.run(["report", "runs/one"], {}) == 0
-    assert capsys.readouterr().out == (
-        "report         runs/one/report/report.html\nbeside it      report.md, curves.png, confusion.png\n"
-    )
-    assert Path("runs/one/report/curves.png").exists()
+    page, beside = capsys.readouterr().out.splitlines()
+    assert page == "report         runs/one/report/report.html"
+    assert beside.startswith("beside it      report.md, curves-loss.png, ")
+    assert Path("runs/one/report/curves-loss.png").exists()
 
 
 def test_the_report_of_several_lies_here_and_says_its_cautions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +29,7 @@ def test_the_report_of_several_lies_here_and_says_its_cautions(capsys: pytest.Ca
         make_run(Path(f"runs/r{ranks}"), ranks=ranks)
     assert front.run(["report", "runs/r1", "runs/r2"], {}) == 0
     assert capsys.readouterr().out.startswith("caution: Only 2 numbers of processes")
-    assert Path("report/scaling.png").exists()
+    assert Path("report/scaling-speed-up.png").exists()
 
 
 def test_output_says_otherwise_and_the_run_is_left_alone() -> None:

@@ -23,10 +23,10 @@ def filled(panel: Panel) -> Axes:
     return axes
 
 
-def test_panels_stand_side_by_side() -> None:
+def test_a_panel_is_a_picture_of_its_own() -> None:
     panel = Panel(title="Loss", x="step", y="nats", series=[LINE])
-    with Image.open(io.BytesIO(panels.draw([panel, panel, panel]))) as image:
-        assert image.size == (round(2 * paper.WIDTH * paper.DPI), round(2 * paper.HEIGHT * paper.DPI))
+    with Image.open(io.BytesIO(panels.draw(panel))) as image:
+        assert image.size == (round(paper.WIDTH * paper.DPI), round(paper.HEIGHT * paper.DPI))
 
 
 def test_labels_titles_and_names_are_there() -> None:
@@ -46,9 +46,16 @@ def test_what_has_no_number_is_said_to_be_not_measured(series: list[Series]) -> 
 
 
 def test_series_differ_without_colours_too() -> None:
-    many = [Series(name=str(number), x=[1, 2], y=[1, 2], style="points") for number in range(7)]
+    many = [Series(name=str(number), x=[1, 2], y=[1, 2], style="points") for number in range(49)]
     lines = filled(Panel(title="", x="", y="", series=many)).get_lines()
-    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 7
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines[:7]}) == 7
+    assert len({(line.get_color(), line.get_marker()) for line in lines}) == 49
+
+
+def test_more_lines_than_a_legend_holds_are_said_to_be_too_many() -> None:
+    many = [Series(name=str(number), x=[1, 2], y=[1, 2]) for number in range(13)]
+    axes = filled(Panel(title="", x="", y="", series=many))
+    assert (axes.get_legend(), axes.texts[0].get_text()) == (None, "13 lines: too many for a legend")
 
 
 def test_a_spread_is_drawn_around_its_points() -> None:
@@ -68,4 +75,4 @@ def test_processes_are_counted_in_whole_numbers() -> None:
 def test_text_of_strangers_is_only_text() -> None:
     hostile = "$\\frac{$ <script>\x00\n日本 " + "x" * 500
     axes = Panel(title=hostile, x=hostile, y=hostile, series=[Series(name=hostile, x=[1], y=[1])], marks={1: hostile})
-    assert panels.draw([axes], note=hostile).startswith(b"\x89PNG")
+    assert panels.draw(axes, note=hostile).startswith(b"\x89PNG")

@@ -46,9 +46,7 @@ def test_neither_a_window_nor_torch_is_looked_for() -> None:
 
 
 def test_a_home_that_cannot_be_written_is_not_worth_a_word(tmp_path: Path) -> None:
-    script = (
-        "from train.plotting import panels; p = panels.Panel(title='日本', x='', y='', series=[]); panels.draw([p])"
-    )
+    script = "from train.plotting import panels; p = panels.Panel(title='日本', x='', y='', series=[]); panels.draw(p)"
     nowhere = {"HOME": "/proc/none", "TMPDIR": str(tmp_path)}
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=nowhere)
     assert (shown.returncode, shown.stderr) == (0, "")

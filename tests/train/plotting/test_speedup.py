@@ -44,3 +44,8 @@ def test_the_panels_show_the_ideal_the_75_percent_line_and_each_series() -> None
     }
     assert [list(series.y) for series in share.series] == [[100, 100], [75, 75], [100, pytest.approx(75)]]
     assert up.y == "speed-up over 2 processes"
+
+
+def test_dots_at_the_ideal_are_not_cut_and_not_below_the_legend() -> None:
+    _, share = speedup.panels({"strong": [Point(processes=count, images_per_s=100.0 * count) for count in (1, 2)]})
+    assert (share.top, share.legend) == (pytest.approx(108), "lower left")

@@ -50,7 +50,14 @@ def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
     assert [row[2] for row in table.rows] == ["1.00", "1.90", "3.00"]
     assert table.head[0] == "strong scaling: processes"
     names = [block.name for block in section.blocks if isinstance(block, Picture)]
-    assert names == ["bench-1-scaling", "bench-1-1"]
+    assert names == ["bench-1-scaling-speed-up", "bench-1-scaling-efficiency", "bench-1-1"]
+
+
+def test_a_row_is_reached_where_the_bench_says_so(tmp_path: Path) -> None:
+    unsure = pairs.estimate([0.9, 0.9, 0.99, 0.99, 0.99])  # row 13 is judged by the lower bound
+    section = benches.section(written(tmp_path, rows.measured("13", unsure)))
+    pictures = [block.alt for block in section.blocks if isinstance(block, Picture)]
+    assert (unsure.value, pictures) == (0.99, ["0 of 1 targets are reached"])
 
 
 def test_a_logarithm_is_for_what_is_above_nothing() -> None:

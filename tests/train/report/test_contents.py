@@ -25,7 +25,7 @@ def titles(document: Document) -> list[str]:
 
 def test_one_run_is_shown_in_full(tmp_path: Path) -> None:
     document = report(make_run(tmp_path / "run", ending={"code": 0, "step": 20, "cause": "finished"}))
-    assert titles(document) == ["In short", "Curves", "GPU use", "Which classes are taken for which", "Settings"]
+    assert titles(document) == ["In short", "Curves", "GPU use", "Confusion matrix", "Settings"]
     assert document.cautions() == []
     facts = next(block for block in document.blocks() if isinstance(block, Facts) and block.large)
     assert facts.rows["best accuracy"] == "75.00%"
@@ -65,8 +65,8 @@ def test_unlike_runs_are_said_to_be_unlike_first_of_all(tmp_path: Path) -> None:
     one, two = make_run(tmp_path / "one", ranks=1), make_run(tmp_path / "two", training={"precision": "bf16"})
     document = report(one, two)
     assert "precision: fp32 (one), bf16 (two)" in document.cautions()[0]
-    assert "scaling" not in [picture.name for picture in document.pictures()]
-    assert "scaling" in [picture.name for picture in report(one, two, anyway=True).pictures()]
+    assert "scaling-efficiency" not in [picture.name for picture in document.pictures()]
+    assert "scaling-efficiency" in [picture.name for picture in report(one, two, anyway=True).pictures()]
 
 
 def test_several_runs_stand_in_one_table_of_gpus_and_of_classes(tmp_path: Path) -> None:

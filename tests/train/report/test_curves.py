@@ -53,6 +53,6 @@ def test_a_run_without_a_line_has_words_instead_of_a_picture(tmp_path: Path) -> 
 
 
 def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
-    (block,) = curves.section([run(tmp_path / "run")]).blocks
-    assert isinstance(block, Picture)
-    assert block.alt.startswith("Curves by epoch of run: loss, scores")
+    first, *others = curves.section([run(tmp_path / "run")]).blocks
+    assert isinstance(first, Picture)
+    assert (first.name, first.alt, len(others)) == ("curves-loss", "Loss by epoch, run", 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.report.document import Document, Picture, Section, Words
+from train.report.document import Document, Picture, Section, Table, Words
 
 
 def test_pictures_and_cautions_are_found_in_all_sections() -> None:
@@ -11,3 +11,11 @@ def test_pictures_and_cautions_are_found_in_all_sections() -> None:
     document = Document(title="", sections=[first, Section(title="2", blocks=[pictures[1]])], made="")
     assert document.pictures() == pictures
     assert document.cautions() == ["beware"]
+
+
+def test_a_wide_table_becomes_several_with_the_same_first_column() -> None:
+    table = Table(head=["class", "a", "b", "c"], rows=[["cat", "1", "2", "3"]], left=2)
+    assert table.parts(2) == [
+        Table(head=["class", "a", "b"], rows=[["cat", "1", "2"]], left=2),
+        Table(head=["class", "c"], rows=[["cat", "3"]], left=1),
+    ]

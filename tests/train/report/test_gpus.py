@@ -28,10 +28,14 @@ def test_each_gpu_has_its_means_and_peaks(tmp_path: Path) -> None:
 
 
 def test_what_was_recorded_is_drawn(tmp_path: Path) -> None:
-    picture, table = gpus.section(run(tmp_path, of_gpus(20))).blocks
-    assert isinstance(picture, Picture)
+    *pictures, table = gpus.section(run(tmp_path, of_gpus(20))).blocks
     assert isinstance(table, Table)
-    assert "GPU use, Memory, Power" in picture.alt  # temperature was not recorded
+    names = [picture.name for picture in pictures if isinstance(picture, Picture)]
+    assert names == ["gpus-gpu-use", "gpus-memory", "gpus-power"]  # temperature was not recorded
+
+
+def test_gpus_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    assert list(gpus.recorded(run(tmp_path, of_gpus(11))))[-2:] == ["node01/9", "node01/10"]
 
 
 def test_a_run_without_gpus_says_not_measured(tmp_path: Path) -> None:

@@ -48,4 +48,5 @@ def test_nothing_is_missing_but_gpus(run: Run, report: Document) -> None:
 
 
 def test_the_curves_and_the_matrix_are_there(report: Document) -> None:
-    assert [picture.name for picture in report.pictures()] == ["curves", "confusion"]
+    names = ["curves-loss", "curves-scores", "curves-learning-rate", "curves-speed", "confusion"]
+    assert [picture.name for picture in report.pictures()] == names

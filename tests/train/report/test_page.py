@@ -13,7 +13,7 @@ from train.report.document import Block, Document, Facts, Picture, Section, Tabl
 from train.report.page import LONG, page, size
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800'
-PNG = panels.draw([Panel(title="", x="", y="", series=[])])
+PNG = panels.draw(Panel(title="", x="", y="", series=[]))
 
 
 def shown(*blocks: Block, title: str = "a report") -> str:
