@@ -146,7 +146,7 @@ def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
 def simulated(options: Options) -> Iterator[Found]:
     """One GPU's part of the batch of eight, with and without the wait for a wire between them: real buckets, real
     overlap, and nothing is sent."""
-    what = f"simulated wire of {WIRED} GPUs on two nodes: strong scaling, efficiency"
+    what = f"share of a step kept beside a simulated wire of {WIRED} GPUs on two nodes, plain DDP"
     if options.device == "cpu":
         yield _absent(WIRE, what, "needs a GPU")
         return

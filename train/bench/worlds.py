@@ -40,7 +40,10 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What it came to, or why to nothing. seconds: of a step, one for each block. memory: bytes of rank 0, at most."""
+    """What it came to, or why to nothing. seconds: of a step, one for each block. memory: bytes of rank 0, at most.
+
+    in_turns: the blocks of the others were run in the same minutes, so that block by block they make pairs.
+    """
 
     world: World
     seconds: tuple[float, ...] = ()
@@ -48,15 +51,17 @@ class Speed:
     memory: int = 0
     facts: dict[str, Any] | None = None
     missing: str | None = None
+    in_turns: bool = True
 
     def images_per_s(self) -> Estimate:
         """Of all processes together."""
         return pairs.estimate([self.images / seconds for seconds in self.seconds])
 
     def against(self, base: Speed) -> Estimate:
-        """Times as many images per second as `base`, block by block."""
-        rates = zip(self.seconds, base.seconds, strict=True)
-        return pairs.estimate([self.images / mine / (base.images / theirs) for mine, theirs in rates])
+        """Times as many images per second as `base`: block by block where they took turns, else by the medians."""
+        rates, others = ([one.images / seconds for seconds in one.seconds] for one in (self, base))
+        by_medians = None if self.in_turns else pairs.quotient(rates, others)
+        return by_medians or pairs.estimate([mine / theirs for mine, theirs in zip(rates, others, strict=True)])
 
 
 def measured(options: Options, worlds: Sequence[World], *, rounds: int, together: bool) -> list[Speed]:
@@ -66,7 +71,7 @@ def measured(options: Options, worlds: Sequence[World], *, rounds: int, together
     """
     if together:
         return _timed(options, worlds, rounds)
-    return [speed for world in worlds for speed in _timed(options, [world], rounds)]
+    return [replace(speed, in_turns=False) for world in worlds for speed in _timed(options, [world], rounds)]
 
 
 def warm_up(options: Options) -> int:

@@ -68,7 +68,7 @@ def test_dataparallel_is_not_measured_without_two_gpus(rows: dict[str, Row]) -> 
 def test_a_wire_is_simulated_on_gpus_alone(
     rows: dict[str, Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (what,) = (what for what in rows if what.startswith("simulated"))
+    (what,) = (what for what in rows if "simulated wire" in what)
     assert rows[what].missing == "needs a GPU"
     replaced(monkeypatch, lambda words: 1.0 if "--alpha-us 0" in words else 1.25)
     (row,) = scaling.simulated(asked(tmp_path, device="cuda"))

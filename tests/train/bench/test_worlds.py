@@ -14,7 +14,7 @@ from stand_ins import asked, replaced
 from entrypoint import ExitCode, Failure
 from train.bench import paced, worlds
 from train.bench.paced import Side
-from train.bench.worlds import World
+from train.bench.worlds import Speed, World
 
 
 def three(folder: Path) -> list[World]:
@@ -41,6 +41,14 @@ def test_one_that_ends_tells_its_own_error_and_the_others_go_on(
     speeds = worlds.measured(asked(tmp_path), three(tmp_path), rounds=2, together=together)
     assert [speed.missing for speed in speeds] == [None, "out of GPU memory", None]
     assert speeds[2].against(speeds[0]).value == 1.0
+
+
+@pytest.mark.parametrize(("in_turns", "value", "low"), [(True, 1.0, 0.5), (False, 2.0, 0.25)])
+def test_blocks_are_pairs_only_where_they_took_turns(in_turns: bool, value: float, low: float) -> None:
+    world, both = World(name="w", side=Side(name="w", command=[], environ={})), ((1.0, 1.0, 4.0), (1.0, 4.0, 2.0))
+    mine, base = (Speed(world=world, seconds=seconds, images=8, in_turns=in_turns) for seconds in both)
+    found = mine.against(base)
+    assert (found.value, found.low) == (value, low)
 
 
 def test_without_an_error_of_its_own_the_first_line_is_told() -> None:
