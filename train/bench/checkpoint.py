@@ -23,7 +23,7 @@ def run(options: Options) -> Iterator[Found]:
     """Rows 11a and 11b: pairs of blocks of steps, each with a checkpoint and without.
 
     On a CPU twice: beside a GPU the host has cores for what is written behind, so that training leaves one free for
-    row 11a, and has them all for the other figures.
+    row 11a. The snapshot is taken by training's own threads, which have all cores for row 11b.
     """
     cores = len(os.sched_getaffinity(0))
     if options.device == "cuda" or cores == 1:
@@ -32,7 +32,7 @@ def run(options: Options) -> Iterator[Found]:
     spare = judged(*_blocks(options, {"OMP_NUM_THREADS": str(cores - 1)}, 20), cores=cores, training_on=cores - 1)
     busy = judged(*_blocks(options, {"OMP_NUM_THREADS": str(cores)}, 10), cores=cores, training_on=cores)
     yield from (spare["11a"], busy["11b"])
-    yield from (_beside(busy["11a"], "with all cores at work"), _beside(spare["11b"], "with one core free"))
+    yield from (_beside(busy["11a"], "all cores at work"), _beside(spare["11b"], "one core free"))
 
 
 Told = list[dict[str, float]]
@@ -55,7 +55,7 @@ def judged(mine: Told, stock: Told, **facts: Any) -> dict[str, Row]:
 
 def _beside(row: Row, when: str) -> Row:
     """The same value in other circumstances, of which nothing is asked."""
-    return replace(row, number=f"{row.number} {when.split()[1]}", target=Target(what=f"{row.target.what}, {when}"))
+    return replace(row, number=f"{row.number}, {when}", target=Target(what=row.target.what))
 
 
 def _blocks(options: Options, variables: Mapping[str, str], asked: int) -> tuple[Told, Told]:
@@ -64,8 +64,18 @@ def _blocks(options: Options, variables: Mapping[str, str], asked: int) -> tuple
     with paced.started(options, *both) as (mine, stock):
         for side in (mine, stock):
             side.steps = 2 if options.quick else enough(side)
-        found = [(_extra(mine), _extra(stock)) for _ in range(options.count(asked) + 1)][1:]
+        found = [_pair(mine, stock, number) for number in range(options.count(asked) + 1)][1:]
     return [pair[0] for pair in found], [pair[1] for pair in found]
+
+
+def _pair(mine: Paced, stock: Paced, number: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Of both. In turns one side goes first, and the block with the checkpoint: what drifts hits all alike."""
+    saved_first = number // 2 % 2 == 0
+    if number % 2:
+        theirs = _extra(stock, saved_first)
+        return _extra(mine, saved_first), theirs
+    ours = _extra(mine, saved_first)
+    return ours, _extra(stock, saved_first)
 
 
 def enough(side: Paced) -> int:
@@ -99,8 +109,7 @@ def _sizes(options: Options) -> tuple[int, int, int]:
     return (1, 2, 64) if options.quick else (10, 1, 512) if options.device == "cpu" else (10, 256, 4096)
 
 
-def _extra(side: Paced) -> dict[str, float]:
+def _extra(side: Paced, saved_first: bool) -> dict[str, float]:
     """A block with a checkpoint and one without: the difference, and how long training stood."""
-    saved = side.ask(steps=side.steps, save=True)
-    plain = side.ask(steps=side.steps, save=False)
-    return {"extra_s": saved["seconds"] - plain["seconds"], "save_s": saved["save_s"]}
+    told = {save: side.ask(steps=side.steps, save=save) for save in (saved_first, not saved_first)}
+    return {"extra_s": told[True]["seconds"] - told[False]["seconds"], "save_s": told[True]["save_s"]}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from benches import quick
 
 from train.bench import checkpoint, paced
+from train.bench.options import Options
 from train.bench.paced import Paced
+from train.bench.rows import Row
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,34 @@ def test_a_block_with_a_checkpoint_tells_how_long_it_stood(told: dict[str, dict[
 def test_both_leave_their_checkpoints(told: dict[str, dict[str, float]], folder: Path) -> None:
     assert len(list((folder / "saves" / "checkpoints").glob("step-*/manifest.json"))) == 2
     assert len(list((folder / "states").glob("checkpoints/*/model.safetensors"))) == 2
+
+
+def test_each_side_goes_first_in_turns_and_so_does_the_block_with_the_checkpoint() -> None:
+    asked: list[str] = []
+
+    def side(name: str) -> Paced:
+        def ask(*, steps: int, save: bool) -> dict[str, float]:
+            asked.append(f"{name}{'+' if save else '-'}")
+            return {"seconds": 1.0, "save_s": 0.5}
+
+        return cast(Paced, SimpleNamespace(steps=3, ask=ask))
+
+    mine, stock = side("m"), side("s")
+    for number in range(4):
+        checkpoint._pair(mine, stock, number)
+    assert "".join(asked) == "m+m-s+s-" + "s+s-m+m-" + "m-m+s-s+" + "s-s+m-m+"
+
+
+def test_both_circumstances_are_told_and_each_row_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks(options: Options, variables: dict[str, str], asked: int) -> tuple[checkpoint.Told, checkpoint.Told]:
+        threads = float(variables["OMP_NUM_THREADS"])
+        return [{"extra_s": threads, "save_s": threads}], [{"extra_s": 1.0, "save_s": 1.0}]
+
+    monkeypatch.setattr(checkpoint, "_blocks", blocks)
+    monkeypatch.setattr(checkpoint.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    rows = [row for row in checkpoint.run(quick(tmp_path)) if isinstance(row, Row)]
+    found = {row.number: row.found.value for row in rows if row.found}
+    assert found == {"11a": 3.0, "11b": 4.0, "11a, all cores at work": 4.0, "11b, one core free": 3.0}
 
 
 def test_a_fast_save_is_judged_by_the_peers_median() -> None:
