@@ -14,6 +14,7 @@ from train.bench.rows import Found, Row
 
 BATCH, SAMPLES, PIXELS = 256, 20_000, 32
 BLOCK_S: Final = 0.5
+LEAST: Final = 21  # batches of a block: while it waits, a worker fills two, which shall be less than a tenth
 FEW, MANY = 20, 120  # steps: what they differ in is what a step does
 # No log point, evaluation, checkpoint or end of an epoch between the two.
 TRACED: Final = (
@@ -39,7 +40,7 @@ def pipeline(options: Options) -> Row:
     rivals = [pillow(options, *words, "--workers", str(number)) for number in (0, 1)]
     with paced.started(options, ours, *rivals) as (mine, *others):
         for side in (mine, *others):
-            side.steps = 1 if options.quick else side.fit_to(BLOCK_S)
+            side.steps = 1 if options.quick else max(LEAST, side.fit_to(BLOCK_S))
         peer = min(others, key=lambda side: side.block())
         found = pairs.interleaved(mine.block, peer.block, pairs=options.count(7))
     facts = {"ours_images_per_s": BATCH / median(found.ours), "peer_images_per_s": BATCH / median(found.peer)}

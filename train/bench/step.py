@@ -56,7 +56,8 @@ def published(options: Options) -> Iterator[Row]:
     recipe = paced.peer(options, "published", *load.plain())
     product = paced.peer(options, "products", "--side", str(PRODUCT))
     with paced.started(options, _ours(options, load), recipe, product) as (ours, peer, products):
-        beside_recipe, facts = _in_turns(options, ours, peer, 5)
+        # The recipe's workers go on while it waits, and fill 16 batches: of a whole epoch that is little.
+        beside_recipe, facts = _in_turns(options, ours, peer, 5, least=load.samples // load.batch)
         yield rows.measured("1", beside_recipe.faster(), **facts)
         beside_product, _ = _in_turns(options, ours, products, 5)
         yield rows.measured("2", utilisation(beside_product, load.batch), **facts)
@@ -202,10 +203,11 @@ def _least(options: Options, batch: int) -> int:
     return 8 if options.quick else batch
 
 
-def _in_turns(options: Options, ours: Paced, peer: Paced, asked: int) -> tuple[Pairs, dict[str, Any]]:
-    """Pairs of blocks, and the absolute figures of both sides."""
-    _sized(options, ours, [ours])
-    _sized(options, peer, [peer])
+def _in_turns(options: Options, ours: Paced, peer: Paced, asked: int, least: int = 1) -> tuple[Pairs, dict[str, Any]]:
+    """Pairs of blocks, each of `least` steps or more, and the absolute figures of both sides."""
+    for side in (ours, peer):
+        _sized(options, side, [side])
+        side.steps = side.steps if options.quick else max(least, side.steps)
     found = pairs.interleaved(ours.block, peer.block, pairs=options.count(asked))
     return found, figures(found, ours, peer)
 

@@ -24,6 +24,9 @@ class Stand:
     def block(self) -> float:
         return self.seconds
 
+    def fit_to(self, seconds: float) -> int:
+        return round(seconds / self.seconds)
+
 
 def test_the_better_of_the_peers_is_compared_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stands = [Stand(0.1, -1), Stand(0.9, 0), Stand(0.5, 1)]
@@ -33,8 +36,9 @@ def test_the_better_of_the_peers_is_compared_with(tmp_path: Path, monkeypatch: p
         yield stands
 
     monkeypatch.setattr(paced, "started", started)
-    row = bench.pipeline(quick(tmp_path))
+    row = bench.pipeline(quick(tmp_path, quick=False, pairs=2))
     assert row.found is not None
+    assert all(stand.steps > 10 * 2 for stand in stands)  # what a worker has made ready is less than a tenth
     assert (round(row.found.value, 6), row.facts["peer_workers"]) == (5.0, 1)
     assert round(row.facts["ours_images_per_s"]) == bench.BATCH * 10
 

@@ -142,6 +142,11 @@ def test_on_a_gpu_both_rows_of_the_reference_workload_are_measured(measured: Mea
     assert found["2"].found is not None
 
 
+def test_beside_the_recipe_a_block_is_an_epoch_or_more(measured: Measured) -> None:
+    facts = measured("1", 1.0, 3.0, 0.1, device="cuda")["1"].facts
+    assert facts["steps_of_a_block"] == 50_000 // 256
+
+
 @pytest.mark.parametrize(("numbers", "device"), [("1", "cpu"), ("4,13", "cuda")])
 def test_what_the_device_cannot_show_says_why(measured: Measured, numbers: str, device: str) -> None:
     found = measured(numbers, device=device)
