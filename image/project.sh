@@ -17,7 +17,8 @@ mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
 find "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + # the date is in the bytecode: dependencies.sh
 "$python" -I -m compileall -q -s "${dest:-/}" -p / "$site/train" "$site/entrypoint" # -s: tracebacks and bytecode name where it will lie
 
-cp -R "$source/bench" "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
+mkdir -p "$dest/opt/train-image/bench" && cp -R "$source/bench/peers" "$dest/opt/train-image/bench/" # what else is there writes docs/
+cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
 cp "$source/image/train" "$source/image/entrypoint" "$source/image/pip" "$dest/usr/local/bin/"
 cut -d" " -f1 /opt/train-image/wheels.txt >"$dest/opt/train-image/constraints.txt"
 "$python" -I "$source/image/facts.py" "$source" "$revision" >"$dest/opt/image.json"

@@ -15,37 +15,12 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # the image's Py
 
 import torch
 import workload
-from PIL import Image
+from pillow import Pictures
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-from torchvision import transforms
-
-MEAN, DEVIATION = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-
-
-class Pictures(Dataset):
-    """As torchvision's CIFAR100 keeps them: an array, of which each item becomes a PIL image."""
-
-    def __init__(self, pixels: Tensor, labels: Tensor) -> None:
-        self.pixels, self.labels = pixels.numpy(), labels.tolist()
-        size = self.pixels.shape[1]
-        self.change = transforms.Compose(
-            [
-                transforms.RandomCrop(size, padding=size // 8),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                transforms.Normalize(MEAN, DEVIATION),
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        return self.change(Image.fromarray(self.pixels[number])), self.labels[number]
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ def main() -> None:
     pixels, labels = (tensor.to(accelerator.device) for tensor in workload.images(wanted))
     rows = workload.orders(wanted, accelerator.device)
 
-    def block(steps: int, save: bool) -> dict[str, float]:
+    def block(steps: int, save: bool = False) -> dict[str, float]:
         """Seconds of all, and of the save alone, which comes after the first step."""
         took = 0.0
         workload.synchronize(accelerator.device)
@@ -57,11 +56,7 @@ def main() -> None:
         block(max(1, wanted.warm_up), True)
     facts = {"peer": "saving", "device": workload.name(accelerator.device), "batch": wanted.batch}
     if wanted.pace:
-        port, _, token = wanted.pace.partition(":")
-        with socket.create_connection(("127.0.0.1", int(port))) as line, line.makefile("rw") as talk:
-            print(json.dumps({"token": token, **facts}), file=talk, flush=True)
-            for asked in map(json.loads, talk):
-                print(json.dumps(block(asked["steps"], asked.get("save", False))), file=talk, flush=True)
+        workload.paced(block, wanted.pace, facts)
         return
     told = [(block(wanted.steps, False), block(wanted.steps, True)) for _ in range(wanted.blocks)]
     extra = [after["seconds"] - before["seconds"] for before, after in told]

@@ -145,15 +145,16 @@ def timed(step: Callable[[], object], wanted: argparse.Namespace, device: torch.
         print(json.dumps({**facts, "step_s": seconds, "images_per_s": speed}), flush=True)
 
 
-def paced(block: Callable[[int], dict[str, float]], place: str, facts: dict[str, object]) -> None:
-    """Rank 0 does each block that it is told to; the others are led by the gradients that they share."""
+def paced(block: Callable[..., dict[str, float]], place: str, facts: dict[str, object]) -> None:
+    """Rank 0 does each block that it is told to, as it is told to (steps=20, save=True); the others are led by the
+    gradients that they share."""
     while RANK:
         block(1000)
     port, _, token = place.partition(":")
     with socket.create_connection(("127.0.0.1", int(port))) as line, line.makefile("rw") as talk:
         print(json.dumps({"token": token, **facts}), file=talk, flush=True)
         for asked in talk:
-            print(json.dumps(block(json.loads(asked)["steps"])), file=talk, flush=True)
+            print(json.dumps(block(**json.loads(asked))), file=talk, flush=True)
 
 
 def synchronize(device: torch.device) -> None:

@@ -68,10 +68,9 @@ class Paced:
             raise ended(self.side, self._log, "it hung up")
         return dict(json.loads(told))
 
-    def fit_to(self, seconds: float, *, multiple: int = 1) -> int:
-        """How many steps take about so long, by one block of now; a whole multiple."""
-        took = self.block()
-        return max(1, round(seconds / took / multiple)) * multiple
+    def fit_to(self, seconds: float) -> int:
+        """How many steps take about so long, by one block of now."""
+        return max(1, round(seconds / self.block()))
 
 
 def ours(

@@ -79,7 +79,7 @@ def test_the_time_of_a_block_is_told_by_step(tmp_path: Path) -> None:
     with paced.started(asked(tmp_path), python(TALKS)) as (side,):
         side.steps = 5
         assert side.block() == 2.0
-        assert side.fit_to(8.0, multiple=3) == 3
+        assert side.fit_to(8.0) == 4
 
 
 def test_at_the_end_all_processes_are_gone(tmp_path: Path) -> None:
