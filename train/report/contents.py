@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
+from typing import Final
 
 from train.report import benches, comparing, confusion, curves, figures, gpus, scaling
 from train.report.benches import Bench
@@ -13,6 +14,8 @@ from train.report.comparing import Likeness
 from train.report.document import Block, Document, Facts, Section, Table, Words
 from train.report.figures import NOT
 from train.report.reading import Run, number
+
+SCORES: Final = {"accuracy": "accuracy", "top5_accuracy": "top-5", "macro_f1": "macro F1", "loss": "loss"}
 
 
 def document(
@@ -37,7 +40,8 @@ def _title(runs: Sequence[Run], found: Sequence[Bench]) -> str:
 
 def _one(run: Run) -> list[Section]:
     matrix = confusion.section(run)
-    parts = [summary(run), curves.section([run]), gpus.section(run), matrix, starts(run), settings(run)]
+    drawn = [summary(run), evaluations(run), curves.section([run]), gpus.section(run), matrix]
+    parts = [*drawn, starts(run), settings(run)]
     return [part for part in parts if part is not None]
 
 
@@ -54,7 +58,7 @@ def summary(run: Run) -> Section:
     found = figures.best(run)
     called = figures.metric(run)
     large = {
-        f"best {called.replace('_', ' ')}": figures.share(found[0] if found else None, called),
+        f"best {_name(called)}": figures.share(found[0] if found else None, called),
         "speed": figures.rate(figures.speed(run)),
         "training": figures.duration(figures.training_seconds(run)),
         "ran on": figures.place(run),
@@ -63,6 +67,23 @@ def summary(run: Run) -> Section:
     blocks += [Words(text=f"{_sentence(missing)}", caution=True) for missing in run.missing]
     blocks.append(Facts(rows=_details(run)))
     return Section(title="In short", blocks=blocks)
+
+
+def evaluations(run: Run) -> Section | None:
+    """The scores on the held-out images, of the best evaluation by the run's own metric and of the last one."""
+    steps, best = run.column("eval", figures.metric(run))[0], figures.best(run)
+    if not steps:
+        return None
+    columns = {key: dict(zip(*run.column("eval", key), strict=True)) for key in SCORES}
+    known = {key: values for key, values in columns.items() if any(map(math.isfinite, values.values()))}
+    named = {f"best {_name(figures.metric(run))}": best[1] if best else None, "last": max(steps)}
+    rows = [
+        [name, f"{step:,.0f}", *(figures.share(values.get(step), key) for key, values in known.items())]
+        for name, step in named.items()
+        if step is not None
+    ]
+    head = ["evaluation", "step", *(SCORES[key] for key in known)]
+    return Section(title="Evaluations", blocks=[Table(head=head, rows=rows)])
 
 
 def overview(runs: Sequence[Run], found: Likeness) -> Section:
@@ -178,6 +199,10 @@ def when(seconds: float) -> str:
 def _plain(start: object, key: str) -> str:
     value = start.get(key) if isinstance(start, dict) else None
     return figures.told(value)
+
+
+def _name(metric: str) -> str:
+    return SCORES.get(metric, metric)
 
 
 def _sentence(text: str) -> str:

@@ -13,6 +13,7 @@ from train.report.document import Block, Document, Facts, Picture, Section, Tabl
 
 # The browser is told to load and run nothing, should a text ever get past `escape`.
 POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+MARK: Final = '<meta name="generator" content="train report">'  # by which we know our own pages
 SMALL: Final = 510  # pixels: two such pictures stand beside each other
 NAME: Final = 30  # letters
 LONG: Final = 20  # facts: more stand in two columns
@@ -78,6 +79,7 @@ def page(document: Document) -> str:
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
+{MARK}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{title}</title>

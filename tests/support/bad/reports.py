@@ -22,6 +22,12 @@ def linked(folder: Path) -> None:
     (folder / "run/report").symlink_to(folder / "elsewhere")
 
 
+def theirs(folder: Path) -> None:
+    run(folder)
+    (folder / "run/report").mkdir()
+    (folder / "run/report/thesis.md").write_text("mine")
+
+
 CASES = [
     report(id="report-alone", line=("report",), code=64, says=("needs a run",), fix="train report RUN"),
     report(id="report-option", line=("report", "--outptu", "x"), code=64, says=("--outptu",), fix="--help"),
@@ -57,6 +63,14 @@ CASES = [
         line=("report", "run"),
         code=77,
         says=("run/report is a symbolic link", "elsewhere"),
+        fix="--output DIR",
+    ),
+    report(
+        id="report-over-the-users-own",
+        prepare=theirs,
+        line=("report", "run"),
+        code=73,
+        says=("holds files that are no report", "thesis.md"),
         fix="--output DIR",
     ),
     report(

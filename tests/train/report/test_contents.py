@@ -25,11 +25,23 @@ def titles(document: Document) -> list[str]:
 
 def test_one_run_is_shown_in_full(tmp_path: Path) -> None:
     document = report(make_run(tmp_path / "run", ending={"code": 0, "step": 20, "cause": "finished"}))
-    assert titles(document) == ["In short", "Curves", "GPU use", "Confusion matrix", "Settings"]
+    assert titles(document) == ["In short", "Evaluations", "Curves", "GPU use", "Confusion matrix", "Settings"]
     assert document.cautions() == []
     facts = next(block for block in document.blocks() if isinstance(block, Facts) and block.large)
     assert facts.rows["best accuracy"] == "75.00%"
     assert facts.rows["speed"] == "2,000 images/s"
+
+
+def test_the_best_and_the_last_evaluation_stand_in_a_table(tmp_path: Path) -> None:
+    section = contents.evaluations(reading.read(make_run(tmp_path / "run", settings=["eval.metric=loss"])))
+    assert section is not None
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert table.head == ["evaluation", "step", "accuracy", "macro F1", "loss"]
+    assert table.rows == [
+        ["best loss", "20", "75.00%", "0.6500", "0.0500"],
+        ["last", "20", "75.00%", "0.6500", "0.0500"],
+    ]
 
 
 def test_a_run_that_has_just_begun_gets_a_page_too(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from entrypoint import ExitCode, Failure
 from train.report import writing
 from train.report.document import Document, Picture, Section
 
-DOCUMENT = Document(
-    title="t", sections=[Section(title="s", blocks=[Picture(name="a", png=b"\x89PNG" + bytes(30), alt="")])], made="now"
-)
+PNG = b"\x89PNG" + bytes(30)
+DOCUMENT = Document(title="t", sections=[Section(title="s", blocks=[Picture(name="a", png=PNG, alt="")])], made="now")
 
 
 def test_the_page_the_text_and_each_picture_are_written(tmp_path: Path) -> None:
@@ -39,10 +38,36 @@ def test_a_link_is_followed_only_where_the_user_named_it(tmp_path: Path) -> None
 
 
 def test_a_file_behind_a_link_is_left_alone(tmp_path: Path) -> None:
+    writing.write(DOCUMENT, tmp_path / "report", own=True)
     (tmp_path / "theirs").write_text("theirs")
-    (tmp_path / "report.md").symlink_to(tmp_path / "theirs")
-    writing.write(DOCUMENT, tmp_path, own=True)
+    (tmp_path / "report/report.md").unlink()
+    (tmp_path / "report/report.md").symlink_to(tmp_path / "theirs")
+    writing.write(DOCUMENT, tmp_path / "report", own=True)
     assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_pictures_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
+    many = [Picture(name=name, png=PNG, alt="") for name in ("confusion-1", "confusion-3", "curves-loss")]
+    writing.write(Document(title="t", sections=[Section(title="s", blocks=many)], made=""), tmp_path / "r", own=True)
+    (tmp_path / "r/holiday.png").write_text("theirs")
+    few = Document(title="t", sections=[Section(title="s", blocks=many[:1])], made="")
+    writing.write(few, tmp_path / "r", own=True)
+    assert sorted(os.listdir(tmp_path / "r")) == ["confusion-1.png", "holiday.png", "report.html", "report.md"]
+
+
+@pytest.mark.parametrize(("name", "own"), [("report.md", True), ("thesis.tex", True), ("report.html", False)])
+def test_a_folder_of_somebody_else_is_refused_and_nothing_is_changed(tmp_path: Path, name: str, own: bool) -> None:
+    (tmp_path / name).write_text("theirs")
+    with pytest.raises(Failure, match="holds files that are no report") as refused:
+        writing.write(DOCUMENT, tmp_path, own=own)
+    assert (refused.value.code, os.listdir(tmp_path)) == (ExitCode.OUTPUT, [name])
+    assert (tmp_path / name).read_text() == "theirs"
+
+
+def test_other_files_may_stand_beside_a_report_where_the_user_named_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text("{}")
+    writing.write(DOCUMENT, tmp_path, own=False)
+    assert (tmp_path / "bench.json").read_text() == "{}"
 
 
 def test_a_place_that_takes_no_files_is_named_with_another_way(tmp_path: Path) -> None:
