@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from entrypoint import ExitCode, Failure
-
-FIX: Final = "see `train --help`; settings are written without dashes: section.key=value"
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,4 +13,5 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises Failure: USAGE."""
-        raise Failure(f"command line: {message}", fix=FIX, code=ExitCode.USAGE)
+        fix = f"see `{self.prog} --help`; settings are written without dashes: section.key=value"
+        raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
