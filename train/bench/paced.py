@@ -21,9 +21,8 @@ from train import worker
 from train.bench.options import Options
 
 LOOPBACK: Final = "127.0.0.1"
-# Of a start with its warm-up, and of a block. One that hangs must leave time for the other rows of bench/gpu.sh.
-LONGEST_S: Final = 150.0
-OWN_S: Final = 600.0  # the same, where a user's own data and network are trained
+LONGEST_S: Final = 600.0  # of a start with its warm-up, and of a block
+ON_GPU_S: Final = 150.0  # the same on a GPU: one that hangs must leave time for the other rows of bench/gpu.sh
 TAIL: Final = 2000  # characters of a log that are shown
 
 
@@ -140,7 +139,7 @@ def _start(options: Options, side: Side, stack: ExitStack) -> Paced:
         pace = ["--pace", f"{server.getsockname()[1]}:{token}"]
         side = _with_group(side)
         ranks = [stack.enter_context(_running(side, rank, log, pace)) for rank in range(side.ranks)]
-        limit_s = OWN_S if options.config else LONGEST_S
+        limit_s = _limit(options)
         try:
             talk, facts = _first_words(server, token, limit_s, lambda: _gone(ranks, side, log))
         except TimeoutError as error:
@@ -168,6 +167,11 @@ def _first_words(
             return talk, told
         talk.close()
     raise TimeoutError
+
+
+def _limit(options: Options) -> float:
+    """A CPU compiles for minutes, and a user's own data may take long to open."""
+    return LONGEST_S if options.device == "cpu" or options.config else ON_GPU_S
 
 
 def _gone(ranks: Sequence[subprocess.Popen[bytes]], side: Side, log: Path) -> None:

@@ -125,9 +125,10 @@ def unmeasured(number: str, why: str, **facts: Any) -> Row:
 
 def spoiled(number: str, failure: Failure, what: str = "") -> Row:
     """A row that could have been measured here, had not something gone wrong. what: where it is none of `TARGETS`."""
-    last = (failure.found or "").strip().splitlines()[-1:]
+    said = (failure.found or "").strip().splitlines()
+    first_and_last = dict.fromkeys(said[:1] + said[-1:])  # what the bench saw of it, and the end of its log
     target = TARGETS.get(number) or Target(what=what)
-    return Row(number=number, target=target, missing="; ".join([failure.what, *last]), failed=True)
+    return Row(number=number, target=target, missing="; ".join([failure.what, *first_and_last]), failed=True)
 
 
 def figure(name: str, what: str, found: Estimate, *, unit: str = "", **facts: Any) -> Row:

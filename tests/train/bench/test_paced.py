@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,12 @@ def test_a_side_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
         pass
     assert failed.value.code == ExitCode.PEER
     assert "ZeroDivisionError" in str(failed.value)
+
+
+def test_on_a_gpu_which_is_not_had_for_long_less_is_waited(tmp_path: Path) -> None:
+    on_cpu = asked(tmp_path)
+    on_gpu = replace(on_cpu, device="cuda")
+    assert paced._limit(on_gpu) < paced._limit(on_cpu) == paced._limit(replace(on_gpu, config="cfg.yaml"))
 
 
 SILENT = TALKS.partition("for line in talk")[0] + "import time; time.sleep(600)"

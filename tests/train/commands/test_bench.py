@@ -83,7 +83,7 @@ def test_a_part_whose_peer_ends_is_a_row_that_failed_and_the_next_part_is_measur
     found = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["row"], row.get("missing")) for row in found] == [
         ("7", None),
-        ("input", "gone; last words"),
+        ("input", "gone; its log; last words"),
         ("3a", None),
     ]
 
