@@ -59,4 +59,17 @@ def facts(todo: Job) -> dict[str, Any]:
         "steps_per_epoch": todo.steps.per_epoch,
         "loader": todo.loader.kind,
         "compile_s": todo.compiled.seconds if todo.compiled else 0.0,
+        **(compile_parts(todo.compiled.seconds) if todo.compiled else {}),
     }
+
+
+def compile_parts(seconds: float) -> dict[str, float]:
+    """Of so long, what a kept cache may save, code, and what it does not: following the program, and the rest, of which
+    imports are most. By torch's own account."""
+    from torch._dynamo.utils import compile_times
+
+    names, sums = compile_times(repr="csv", aggregate=True)
+    spent = {name: float(str(total)) for name, total in zip(names, sums, strict=True)}
+    code = spent.get("compile_fx_inner", 0.0)
+    at_work = spent.get("_compile.compile_inner", 0.0) + spent.get("backward._backward_impl", 0.0)
+    return {"compile_code_s": code, "compile_trace_s": at_work - code, "compile_rest_s": seconds - at_work}

@@ -144,21 +144,22 @@ def compiled(options: Options) -> Iterator[Row]:
     """Rows 10a and 10b: the first step, compiled for the first time and with the cache that this has left."""
     load = replace(loads.REFERENCE if options.device == "cuda" else loads.SMALL, compile="default")
     load = replace(load, batch=_least(options, 64))
-    ratios, told, again = [], [], 0
+    ratios, told, again, parts = [], [], 0, dict[str, float]()
     once = options.quick or options.device == "cuda"  # a minute each
     for number in range(1 if once else min(2, options.count(2))):
         cache = str(options.scratch / f"inductor-{number}")
         first = []
-        for _ in range(2):
+        for when in ("cold", "warm"):
             side = _ours(options, load)
             side = replace(side, environ={**side.environ, "TORCHINDUCTOR_CACHE_DIR": cache})
             with paced.started(options, side) as (ours,):
                 first.append(float(ours.facts["first_step_s"]) + float(ours.facts["compile_s"]))
+                parts |= {f"{when}_{name}": ours.facts[name] for name in ours.facts if name.startswith("compile_")}
                 again += int(ours.ask(steps=2)["graphs"]) - int(ours.facts["graphs"])
         ratios.append(first[1] / first[0])
         told.append(first)
     cold, warm = (median(each) for each in zip(*told, strict=True))
-    yield rows.measured("10a", estimate(ratios), cold_s=cold, warm_s=warm)
+    yield rows.measured("10a", estimate(ratios), cold_s=cold, warm_s=warm, **parts)
     yield rows.measured("10b", pairs.exactly(again), starts=2 * len(told))
 
 

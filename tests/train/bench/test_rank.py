@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch._dynamo.utils as dynamo
 from jobs import TINY, forget_accelerate
 from worlds import ALONE
 
@@ -26,3 +27,10 @@ def test_without_a_bench_it_trains_to_the_end_and_tells_what_it_was(tmp_path: Pa
         facts = rank.facts(todo)
     assert (facts["batch"], facts["accumulation"], facts["steps_per_epoch"]) == (8, 2, 4)
     forget_accelerate()
+
+
+def test_compiling_is_told_by_what_a_cache_saves_and_what_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"compile_fx_inner": "6.0", "_compile.compile_inner": "7.0", "backward._backward_impl": "3.0", "gc": "1.0"}
+    monkeypatch.setattr(dynamo, "compile_times", lambda **_: (list(spent), list(spent.values())))
+    told = rank.compile_parts(12.0)
+    assert told == {"compile_code_s": 6.0, "compile_trace_s": 4.0, "compile_rest_s": 2.0}

@@ -121,7 +121,8 @@ def test_the_step_before_the_first_epoch_is_no_boundary() -> None:
 def test_a_second_start_is_compared_with_the_first(measured: Measured) -> None:
     found = measured("10", 10.0, 1.0, pairs=1)
     assert (value(found["10a"]), value(found["10b"])) == (0.1, 0.0)
-    assert found["10a"].facts == {"cold_s": 100.0, "warm_s": 10.0}
+    both = {"cold_s": 100.0, "warm_s": 10.0, "cold_compile_s": 10.0, "warm_compile_s": 1.0}
+    assert found["10a"].facts == both
 
 
 def test_two_processes_take_pairs_enough_for_a_lower_bound(measured: Measured) -> None:
@@ -157,7 +158,7 @@ def test_what_the_device_cannot_show_says_why(measured: Measured, numbers: str, 
 def test_a_row_that_goes_wrong_is_told_and_the_next_ones_are_measured(measured: Measured) -> None:
     found = measured("3,6", 1.0, 1.0, BROKEN, 1.0, 1.0)
     assert (found["3a"].failed, found["3b"].failed) == (False, True)
-    assert found["3b"].missing == "a side has ended; last words"
+    assert found["3b"].missing == "a side has ended; first; last words"
     assert value(found["6"]) == 1.0
 
 
