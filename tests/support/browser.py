@@ -60,9 +60,10 @@ class Browser:
                 return dict(answer["result"])
             self._keep(answer)
 
-    def open(self, path: Path, *, width: int = 1200) -> None:
-        """Show a file in a window of so many pixels, and wait until it is there."""
+    def open(self, path: Path, *, width: int = 1200, media: str = "") -> None:
+        """Show a file in a window of so many pixels, and wait until it is there. media: "print": as on paper."""
         self.said.clear(), self.asked.clear()
+        self.call("Emulation.setEmulatedMedia", media=media)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         before = self.loaded
         self.call("Page.navigate", url=path.resolve().as_uri())

@@ -111,23 +111,23 @@ def by_score(runs: Sequence[Run]) -> list[Run]:
 
 
 def _lines(runs: Sequence[Run]) -> Table:
-    head = ["run", "how it ended", "ran on", "precision", "global batch", "images/s", "training", "best by its metric"]
+    head = ["run", "best by its metric", "images/s", "training", "global batch", "precision", "ran on", "how it ended"]
     rows = []
     for run in runs:
         best, speed = figures.best(run), figures.speed(run)
         rows.append(
             [
                 run.name,
-                figures.status(run),
-                figures.place(run),
-                comparing.SAME["precision"](run),
-                comparing.SAME[comparing.BATCH](run),
+                f"{figures.metric(run)} {figures.share(best[0] if best else None, figures.metric(run))}",
                 figures.rate(speed).removesuffix(" images/s") if speed and not speed.warm_up else figures.rate(speed),
                 figures.duration(figures.training_seconds(run)),
-                f"{figures.metric(run)} {figures.share(best[0] if best else None, figures.metric(run))}",
+                comparing.SAME[comparing.BATCH](run),
+                comparing.SAME["precision"](run),
+                figures.place(run),
+                figures.status(run),
             ]
         )
-    return Table(head=head, rows=rows, left=3)
+    return Table(head=head, rows=rows, words=(6, 7))
 
 
 def _details(run: Run) -> dict[str, str]:

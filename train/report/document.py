@@ -24,11 +24,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under a head. left: so many columns of words; the others hold numbers."""
+    """Rows under a head. left: so many columns of words, and those of these numbers; the others hold numbers."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
+    words: Sequence[int] = ()
+
+    def holds_words(self, at: int) -> bool:
+        """Whether a column is for reading, not for comparing digits."""
+        return at < self.left or at in self.words
 
     def parts(self, most: int) -> list[Table]:
         """Tables of the first column and so many of the others: what is wider runs off a sheet of paper."""

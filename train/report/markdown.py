@@ -41,7 +41,7 @@ def _facts(facts: Facts) -> str:
 
 
 def _table(table: Table) -> str:
-    rule = ["---" if at < table.left else "---:" for at in range(len(table.head))]
+    rule = ["---" if table.holds_words(at) else "---:" for at in range(len(table.head))]
     lines = [_row([text(cell) for cell in table.head]), _row(rule)]
     return "\n".join([*lines, *(_row([text(cell) for cell in row]) for row in table.rows)])
 

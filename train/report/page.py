@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; b
 th { font-weight: 600; color: #374151; border-bottom-color: #9ca3af; }
 th.w, td.w { text-align: left; }
 td.w { overflow-wrap: anywhere; }
-td.w + td.w { min-width: 8rem; }
+td.w { min-width: 8rem; }
 .names td:first-child { white-space: nowrap; }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1.2rem; margin: .6rem 0;
   font-size: .92rem; }
@@ -60,7 +60,8 @@ figcaption { font-size: .85rem; color: #4b5563; }
   .small { width: 47%; margin: 1mm 2% 1mm 0; }
   thead { display: table-header-group; }
   img { max-width: 100%; max-height: 110mm; width: auto; }
-  td.w + td.w { min-width: 0; }
+  td.w { min-width: 0; }
+  th { overflow-wrap: anywhere; }
   figure, .scroll { overflow: visible; }
   .long { columns: 2; font-size: 7.5pt; }
   .long div { grid-template-columns: 11rem 1fr; }
@@ -119,15 +120,15 @@ def _facts(facts: Facts) -> str:
 
 
 def _table(table: Table) -> str:
-    head = _row(table.head, "th", table.left)
-    rows = "\n".join(_row(row, "td", table.left) for row in table.rows)
+    head = _row(table, table.head, "th")
+    rows = "\n".join(_row(table, row, "td") for row in table.rows)
     fits = all(len(row[0]) <= NAME for row in table.rows)  # no break in `run-1`; longer ones may
     kind = ' class="names"' if fits else ""
     return f'<div class="scroll"><table{kind}>\n<thead>{head}</thead>\n<tbody>{rows}</tbody>\n</table></div>'
 
 
-def _row(cells: Any, tag: str, left: int) -> str:
-    words = [' class="w"' if at < left else "" for at in range(len(cells))]
+def _row(table: Table, cells: Sequence[str], tag: str) -> str:
+    words = [' class="w"' if table.holds_words(at) else "" for at in range(len(cells))]
     return (
         "<tr>"
         + "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(words, cells, strict=True))

@@ -37,6 +37,16 @@ def made_hostile(folder: Path) -> Path:
     return folder
 
 
+def settings(number: int) -> list[str]:
+    """Of a run of a sweep."""
+    keys = ("optim.lr", "optim.weight_decay", "optim.momentum", "optim.label_smoothing", "optim.warmup_epochs")
+    return [f"{key}={number / 1000 + 0.0001}" for key in keys] + [f"{key}={number + 1}" for key in ("run.seed", WORK)]
+
+
+WORK = "train.epochs"
+SHEET = round((210 - 2 * 14) / 25.4 * 96)  # pixels of A4 between its margins
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """A report of one run, one of three, and one of a run whose every text is somebody else's program."""
@@ -45,12 +55,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     one = [make_run(runs / "with-gpus", events=events, ending={"code": 71, "step": 2, "cause": HOSTILE})]
     three = [make_run(runs / f"r{ranks}", ranks=ranks, speed=1000 - 50 * ranks) for ranks in (1, 2, 4)]
     hostile = [made_hostile(runs / "\"><img src=x onerror=document.title='owned'>")]
-    for name, folders in {"one": one, "three": three, "hostile": hostile}.items():
+    many = [make_run(runs / f"resnet-of-a-long-name-{at}", settings=settings(at)) for at in range(14)]
+    for name, folders in {"one": one, "three": three, "hostile": hostile, "many": many}.items():
         assert front.run(["report", *map(str, folders), "--output", str(out / name)], {}) == 0
-    return {name: out / name / "report.html" for name in ("one", "three", "hostile")}
+    return {name: out / name / "report.html" for name in PAGES}
 
 
-PAGES = ("one", "three", "hostile")
+PAGES = ("one", "three", "hostile", "many")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -76,6 +87,20 @@ def test_the_page_is_never_wider_than_the_window(
 ) -> None:
     shown.open(pages[name], width=width)
     assert shown.value("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_runs_off_the_paper(shown: Browser, pages: Mapping[str, Path], name: str) -> None:
+    shown.open(pages[name], width=SHEET, media="print")
+    ends = "[...document.querySelectorAll('td, th, img, dd')].map(e => e.getBoundingClientRect().right)"
+    assert max(shown.value(ends)) <= SHEET
+
+
+def test_names_are_no_stacks_of_letters_on_a_telephone(shown: Browser, pages: Mapping[str, Path]) -> None:
+    shown.open(pages["many"], width=400)
+    widths = "[...document.querySelectorAll('td:first-child')].map(e => e.getBoundingClientRect().width)"
+    assert min(shown.value(widths)) >= 100
+    assert shown.value("Math.max(...[...document.images].map(i => i.getBoundingClientRect().right))") <= 400
 
 
 @pytest.mark.parametrize("name", PAGES)
