@@ -36,12 +36,15 @@ def _processor(cpuinfo: Path = CPUINFO) -> str:
     return found[1].strip() if found else platform.machine()  # arm64 names no model
 
 
-def _device(device: str, ask: str = ASK) -> str:
+def _device(device: str, ask: str = ASK, limit_s: float = LONGEST_S) -> str:
     """What torch calls those that it may use: parts of one (MIG) have names of their own."""
     if device == "cpu":
         return "cpu"
     # A process of its own: in this one torch would take memory of the GPU for as long as the bench runs.
-    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=LONGEST_S)
+    try:
+        asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return device
     return named(asked.stdout.splitlines()) if not asked.returncode else device
 
 

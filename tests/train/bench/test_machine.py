@@ -26,6 +26,7 @@ def test_gpus_are_those_that_torch_may_use_and_parts_have_their_own_names() -> N
 
 def test_gpus_that_torch_does_not_name_are_a_device_still() -> None:
     assert machine._device("cuda", "raise SystemExit('no driver')") == "cuda"
+    assert machine._device("cuda", "import time; time.sleep(60)", limit_s=0.2) == "cuda"
 
 
 def test_figures_of_the_smallest_sizes_are_marked() -> None:
