@@ -64,8 +64,9 @@ def measure(
         there, copy = _copied(pixels, place, clock, stays=kind == "memory" and _fits(sets, pixels, place))
         images, augmented = _augmented(config, sets, there, clock)
         step = _stepped(config, sets, images, clock)
+    unsought = tuple(_unsought(config, place, micro))
     return Profile(
-        title=f"{config.data.name}, {sets.shape}, micro batch {micro}",
+        title=f"{config.data.name}, {sets.shape}, micro batch {micro}{' (not searched for)' * len(unsought)}",
         device="CPU" if device == "cpu" else torch.cuda.get_device_name(place),
         cores=cores,
         workers=None if kind == "memory" else workers,
@@ -78,7 +79,7 @@ def measure(
         fits=sets.numbers <= loader.LARGEST_IN_MEMORY,
         cacheable=cacheable and config.data.cache is None,
         quicker=tuple(_quicker(config, place)),
-        notes=(*notes, *_unsought(config, place, micro)),
+        notes=(*notes, *unsought),
     )
 
 
