@@ -34,8 +34,8 @@ th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; b
   overflow-wrap: normal; }
 th { font-weight: 600; color: #374151; border-bottom-color: #9ca3af; }
 th.w, td.w { text-align: left; }
-td.w { overflow-wrap: anywhere; }
-td.w { min-width: 8rem; }
+td.w { overflow-wrap: anywhere; min-width: 8rem; }
+td.w + td.w { min-width: 5.5rem; }
 .names td:first-child { white-space: nowrap; }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1.2rem; margin: .6rem 0;
   font-size: .92rem; }
@@ -60,7 +60,7 @@ figcaption { font-size: .85rem; color: #4b5563; }
   .small { width: 47%; margin: 1mm 2% 1mm 0; }
   thead { display: table-header-group; }
   img { max-width: 100%; max-height: 110mm; width: auto; }
-  td.w { min-width: 0; }
+  td.w, td.w + td.w { min-width: 0; }
   th { overflow-wrap: anywhere; }
   figure, .scroll { overflow: visible; }
   .long { columns: 2; font-size: 7.5pt; }
