@@ -58,7 +58,7 @@ def read(path: Path) -> Bench:
             fix="give the bench.json that `train bench --output DIR` wrote",
             code=ExitCode.DATA,
         )
-    return of(found, name=path.stem if path.stem != "bench" else f"{path.absolute().parent.name}/{path.stem}")
+    return of(found, name=path.stem if path.stem != "bench" else f"{path.resolve().parent.name}/{path.stem}")
 
 
 def of(found: Mapping[str, Any], name: str) -> Bench:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from made_up_runs import CLASSES, make_run
 
 from train.report import confusion, reading
-from train.report.document import Picture
+from train.report.document import Picture, Words
 from train.report.reading import Confusion
 
 MATRIX = Confusion(step=20, classes=CLASSES, matrix=((8, 2, 0), (1, 9, 0), (5, 0, 5)))
@@ -43,6 +44,14 @@ def test_a_run_shows_its_matrix_as_a_picture(tmp_path: Path) -> None:
     section = confusion.section(reading.read(make_run(tmp_path / "run")))
     assert section is not None
     assert [block.name for block in section.blocks if isinstance(block, Picture)] == ["confusion"]
+
+
+def test_a_picture_that_is_not_there_is_not_explained(tmp_path: Path) -> None:
+    many = tuple(tuple(int(row == column) for column in range(201)) for row in range(201))
+    found = Confusion(step=1, classes=tuple(map(str, range(201))), matrix=many)
+    section = confusion.section(replace(reading.read(make_run(tmp_path / "run")), confusion=found))
+    assert section is not None
+    assert section.blocks[0] == Words(text="The held-out images after step 1.")
 
 
 def test_a_run_without_one_has_no_section(tmp_path: Path) -> None:
