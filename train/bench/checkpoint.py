@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
 from typing import Any, Final
 
 from train.bench import paced, pairs, rows, sides
@@ -59,7 +61,8 @@ def _beside(row: Row, when: str) -> Row:
 
 
 def _blocks(options: Options, variables: Mapping[str, str], asked: int) -> tuple[Told, Told]:
-    """What pairs of blocks told: of ours, and of the peer's."""
+    """What pairs of blocks told: of ours, and of the peer's. In folders of their own: save_state overwrites nothing."""
+    options = replace(options, scratch=Path(mkdtemp(dir=options.scratch)))
     both = (replace(side, environ={**side.environ, **variables}) for side in (ours(options), peer(options)))
     with paced.started(options, *both) as (mine, stock):
         for side in (mine, stock):

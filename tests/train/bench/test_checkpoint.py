@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +13,7 @@ from benches import quick
 
 from train.bench import checkpoint, paced
 from train.bench.options import Options
-from train.bench.paced import Paced
+from train.bench.paced import Paced, Side
 from train.bench.rows import Row
 
 
@@ -69,6 +71,21 @@ def test_both_circumstances_are_told_and_each_row_has_its_own(tmp_path: Path, mo
     rows = [row for row in checkpoint.run(quick(tmp_path)) if isinstance(row, Row)]
     found = {row.number: row.found.value for row in rows if row.found}
     assert found == {"11a": 3.0, "11b": 4.0, "11a, all cores at work": 4.0, "11b, one core free": 3.0}
+
+
+def test_each_circumstance_has_folders_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[str] = []
+
+    @contextmanager
+    def started(options: Options, *sides: Side) -> Iterator[list[Paced]]:
+        folders.extend(side.command[list(side.command).index("--folder") + 1] for side in sides)
+        ask = {"seconds": 1.0, "save_s": 0.5}
+        yield [cast(Paced, SimpleNamespace(steps=1, ask=lambda **wanted: ask)) for _ in sides]
+
+    monkeypatch.setattr(paced, "started", started)
+    monkeypatch.setattr(checkpoint.os, "sched_getaffinity", lambda pid: {0, 1})
+    assert len(list(checkpoint.run(quick(tmp_path)))) == 4
+    assert len(set(folders)) == 4
 
 
 def test_a_fast_save_is_judged_by_the_peers_median() -> None:
