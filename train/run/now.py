@@ -41,7 +41,7 @@ class Now:
     Times are the clock's seconds, `logged_at` and `stepped_at` the stopwatch's. `saved` is the newest committed
     checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
     (by `writer`, on rank 0). `loss` is the last mean read, `skipped` how many steps in a row fp16's scaler has left
-    out. `late`: rank 0 has seen that the deadline leaves time for nothing but a save.
+    out. `late`: rank 0 has seen that the deadline leaves time for nothing but a save. `noted`: a request to stop is.
     """
 
     tally: Tally
@@ -58,6 +58,7 @@ class Now:
     readings: Readings
     saving: Saving | None = None
     late: bool = False
+    noted: bool = False
     loss: float | None = None
     skipped: int = 0
 
