@@ -86,6 +86,15 @@ def test_after_a_kill_in_the_last_save_the_next_start_says_what_was_too_short(tm
     assert "at step 2 of" in said
 
 
+def test_a_request_while_the_save_before_is_waited_for_is_noted_too(tmp_path: Path) -> None:
+    with training(tmp_path, *LONG, "log.every_steps=1", **STUCK) as process:
+        run = until_step_2_is_saved(tmp_path)
+        # The save of step 4 is stuck, and step 6 is the next to be saved.
+        wait_until(lambda: 6 in run.logged(), "the log line of step 6")
+        process.send_signal(TERM)
+        until_stopping(run)
+
+
 def stopped_after(seconds: float, place: Path) -> tuple[int, str, list[str]]:
     """A signal so long after the front door has begun to listen: the code, what was said, and what was written."""
     place.mkdir()

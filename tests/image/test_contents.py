@@ -95,7 +95,7 @@ def test_no_account_can_log_in(image: Image) -> None:
 
 
 def test_no_account_tells_the_day_of_the_build(image: Image) -> None:
-    assert as_root(image, "grep -h ^train: /etc/shadow* | cut -d: -f3 | sort -u") == ["18262"]
+    assert as_root(image, "grep -h ^train: /etc/shadow* | cut -d: -f3 | sort -u") == ["18262"]  # 2020-01-01
 
 
 def test_no_cache_and_no_setting_of_the_builder_is_left(image: Image) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 T = TypeVar("T")
+POLL_S: Final = 0.2
 
 
 class Writer(Generic[T]):
@@ -44,11 +45,13 @@ class Writer(Generic[T]):
         self._thread = threading.Thread(target=self._run, args=(action,), name="writer", daemon=True)
         self._thread.start()
 
-    def result(self) -> T:
-        """Wait, then return or raise what `action` did. Signals are handled meanwhile."""
+    def result(self, meanwhile: Callable[[], object] = lambda: None) -> T:
+        """Wait, then return or raise what `action` did. `meanwhile` is called again and again, signals are handled."""
         if self._thread is None:
             raise RuntimeError("the writer has nothing to do")
-        self._thread.join()
+        while self._thread.is_alive():
+            meanwhile()
+            self._thread.join(POLL_S)
         self._thread, error = None, self._error
         if error is not None:
             raise error

@@ -97,11 +97,10 @@ def open_job(
         Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
     """
     pulse.beat("data")
-    train, checkpoints = config.train, folder / "checkpoints"
     sets = catalog.open_sets(config.data)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
-    labels, samples = sets.training.labels, len(sets.training.labels)
-    counted = steps(batches, samples, epochs=train.epochs, max_steps=train.max_steps)
+    labels, samples, checkpoints = sets.training.labels, len(sets.training.labels), folder / "checkpoints"
+    counted = steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
     found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)

@@ -43,7 +43,7 @@ class Now:
     checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
     (by `writer`, on rank 0, from `memory`). `loss` is the last mean read, `skipped` how many steps in a row fp16's
     scaler has left out. `graphs` were compiled so far. `late`: rank 0 has seen that the deadline leaves time for
-    nothing but a save.
+    nothing but a save. `noted`: a request to stop is.
     """
 
     tally: Tally
@@ -61,6 +61,7 @@ class Now:
     readings: Readings
     saving: Saving | None = None
     late: bool = False
+    noted: bool = False
     loss: float | None = None
     skipped: int = 0
     graphs: int = 0

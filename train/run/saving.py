@@ -11,7 +11,7 @@ from entrypoint import Failure
 from train.checkpoint import checkpoint, shelf, snapshot
 from train.files import durable
 from train.record.metrics import Metrics
-from train.run import resuming, state
+from train.run import resuming, state, stop
 from train.run.health import refuse_bad_weights, sound
 from train.run.job import Job
 from train.run.now import Now, Saved, Saving
@@ -52,7 +52,7 @@ def settle(todo: Job, now: Now, metrics: Metrics) -> None:
     saving, now.saving = now.saving, None
     todo.pulse.beat("save", step=todo.state.step)
     with now.stopwatch.paused():
-        saved = todo.runtime.shared(now.writer.result)
+        saved = todo.runtime.shared(lambda: now.writer.result(lambda: stop.note_wanted(todo, now)))
     now.saved, now.evaluated = saved.path, saving.evaluated
     now.times.add("save", saved.seconds)
     metrics.write("checkpoint", step=saving.step, seconds=saved.seconds, stalled_seconds=saving.stalled)

@@ -39,10 +39,17 @@ def told(now: Now) -> str:
     return f"the deadline {now.watch.deadline}" if cause(now) == DEADLINE else cause(now)
 
 
+def note_wanted(todo: Job, now: Now) -> None:
+    """`note` a request that has come while a save is waited for: the grace time may end before the wait does."""
+    if wanted(todo, now) and not now.noted:
+        note(todo, now)
+
+
 def note(todo: Job, now: Now) -> None:
     """Leave a note that the last save is under way: whoever finds it without an ending knows what was too short."""
     if todo.runtime.is_main and now.unsaved(todo.state) and not (todo.claim and todo.claim.is_lost()):
         exitfile.note_stop(todo.folder, by=cause(now), save_s=now.times.longest("save"))
+    now.noted = True
 
 
 def _is_late(todo: Job, now: Now, *, evaluation: bool) -> bool:

@@ -131,16 +131,14 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
 def test_a_signal_ends_with_75_and_the_next_start_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = session.fit
+    real = step.take
 
-    def interrupted(todo: Job, watch: Any, *rest: Any) -> Any:
-        monkeypatch.setattr(type(step.bare(todo.optimizer)), "zero_grad", lambda _, **how: watch.handle(signal.SIGUSR2))
-        try:
-            return real(todo, watch, *rest)
-        finally:
-            monkeypatch.undo()
+    def interrupted(todo: Job, now: Any, stream: Any) -> None:
+        real(todo, now, stream)
+        now.watch.handle(signal.SIGUSR2)
+        monkeypatch.undo()
 
-    monkeypatch.setattr(session, "fit", interrupted)
+    monkeypatch.setattr(step, "take", interrupted)
     assert run(tmp_path / "run") == ExitCode.STOPPED
     assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=75, step=1, cause="SIGUSR2")
     assert "stopped by SIGUSR2 at step 1 of 8" in capsys.readouterr().out
