@@ -1,4 +1,5 @@
-"""An optimizer's class becomes the same one that does not load torch's compiler, which an eager step has no use for."""
+"""An optimizer's class becomes the same one without what an eager step has no use for: torch's compiler, and a report
+of each step to a profiler that is not there."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as base
 
 # torch marks these for its compiler when they are first called, and for that loads it.
 MARKED: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -17,14 +19,29 @@ def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
     """A subclass of the same name. Its step does the same: it is what torch's own has wrapped, without gradients.
 
     The compiler, torch._dynamo, is 1.2 s of imports in the first step of each rank (torch 2.15: `optim/optimizer.py`,
-    `_use_grad_for_differentiable`, and `_compile.py`).
+    `_use_grad_for_differentiable`, and `_compile.py`). Hooks, and the profiler's record of each step, cost 20 µs a step
+    where nobody has asked for any (`profile_hook_step` there).
     """
     bare = inspect.unwrap(kind.step)
 
     @functools.wraps(bare)
-    def step(self: Optimizer, *arguments: Any) -> Any:
+    def alone(self: Optimizer, *arguments: Any) -> Any:
         with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
             return bare(self, *arguments)
 
+    told = Optimizer.profile_hook_step(alone)
+
+    @functools.wraps(bare)
+    def step(self: Optimizer, *arguments: Any) -> Any:
+        return told(self, *arguments) if _is_watched(self) else alone(self, *arguments)
+
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch wraps it no more
     own: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in MARKED}
     return type(kind.__name__, (kind,), own | {"step": step, "__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+def _is_watched(optimizer: Optimizer) -> bool:
+    """Whether a profiler runs, or anybody has a hook in a step of this optimizer or of all."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    every = base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks
+    return bool(before or after or every) or torch.autograd._profiler_enabled()
