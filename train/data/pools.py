@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.util import get_temp_dir
 from typing import Any, Final
 
 import numpy as np
@@ -93,6 +94,8 @@ class ByWorkers:
         return ready
 
     def _loader(self, wanted: _Wanted) -> DataLoader[Any]:
+        if self.workers:
+            get_temp_dir()  # theirs too, then: what a worker that is killed leaves there goes with this process
         return DataLoader(
             _Reading(self.side),
             batch_size=None,

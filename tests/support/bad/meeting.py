@@ -152,6 +152,12 @@ WRONG_BITWISE: dict[str, tuple[str, int, tuple[str, ...], str]] = {
         ("train.sync_batchnorm",),
         "train.sync_batchnorm=false",
     ),
+    "exchange": (
+        "train.micro_batch_size=64 train.gradient_exchange=bf16",
+        64,
+        ("train.gradient_exchange: bf16",),
+        "train.gradient_exchange=fp32",
+    ),
     "three": (
         "train.global_batch_size=192 train.micro_batch_size=64",
         64,
