@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final
 
+from train.data import onehost
 from train.evaluation import scores, stopping
 from train.evaluation.evaluation import evaluate, largest, shares
 from train.evaluation.scores import Result
-from train.ranks.agreement import Agreement, Decision
+from train.ranks.agreement import Agreement, Decision, exchange
 from train.record.metrics import Metrics
 from train.record.progress import Progress
 from train.run import announce, saving, step, stop
@@ -45,12 +46,13 @@ def fit(
 
 
 def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
-    state, agreement = todo.state, Agreement(todo.runtime.control, lambda: _wishes(todo, now))
+    state, host = todo.state, onehost.host(todo.runtime.world, todo.runtime.gathered)
+    agreement = Agreement(exchange(todo.runtime.control, host), lambda: _wishes(todo, now))
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
         todo.pulse.beat("step", "agreement", step=state.step)
         decision = agreement.decided()
-        if now.saving is not None and decision.written == now.saving.step:
+        if decision.written and now.saving is not None:
             saving.settle(todo, now, metrics)
         if decision.stop or (_evaluation_is_due(todo) and not measure(todo, now, metrics, progress)):
             return

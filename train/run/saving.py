@@ -58,9 +58,9 @@ def settle(todo: Job, now: Now, metrics: Metrics) -> None:
     metrics.write("checkpoint", step=saving.step, seconds=saved.seconds, stalled_seconds=saving.stalled)
 
 
-def written(now: Now) -> int:
-    """The step whose checkpoint is not written on any more, for `Decision.written`; 0 where there is none."""
-    return now.saving.step if now.saving is not None and now.writer.over else 0
+def written(now: Now) -> bool:
+    """Whether a checkpoint was being written and is not any more, for `Decision.written`. On rank 0."""
+    return now.saving is not None and now.writer.over
 
 
 @contextmanager

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch
 from torch import distributed as dist
 
-from train.ranks.agreement import Agreement, Decision
+from train.data.onehost import Host
+from train.ranks.agreement import SLOTS, WORD, Agreement, Board, Decision, Exchange, Messages, exchange
 
 QUIET, STOP, SAVE = Decision(), Decision(stop=True), Decision(save=True)
+Make = Callable[[int, int], Exchange]  # rank, world size
+TIMEOUT_S = 20
 
 
-def decide(*wishes: Decision) -> list[Decision]:
-    """What ranks come to, each a thread with a gloo group of its own."""
+def over_gloo() -> Make:
     store = dist.HashStore()
+    return lambda rank, size: Messages(
+        _Direct(dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=TIMEOUT_S)))  # type: ignore[arg-type]
+    )
+
+
+def in_memory() -> Make:
+    memory = torch.zeros(SLOTS * WORD * 64, dtype=torch.uint8)
+    return lambda rank, size: Board(memory[: SLOTS * WORD * size], rank, [os.getpid()] * size)
+
+
+ways = pytest.mark.parametrize("way", [over_gloo, in_memory])
+
+
+def decide(way: Callable[[], Make], *wishes: Decision) -> list[Decision]:
+    """What ranks come to, each a thread."""
+    make = way()
 
     def one(rank: int) -> Decision:
-        group = dist.ProcessGroupGloo(store, rank, len(wishes), timedelta(seconds=20))
-        agreement = Agreement(_Direct(group), lambda: wishes[rank])  # type: ignore[arg-type]
+        agreement = Agreement(make(rank, len(wishes)), lambda: wishes[rank])
         agreement.propose()
         return agreement.decided()
 
@@ -44,20 +67,44 @@ def _all_reduce_through_the_group_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("train.ranks.agreement.dist.all_reduce", all_reduce)
 
 
-def test_a_wish_of_any_rank_counts_for_all() -> None:
-    assert decide(QUIET, STOP, QUIET) == [STOP, STOP, STOP]
+@ways
+def test_a_wish_of_any_rank_counts_for_all(way: Callable[[], Make]) -> None:
+    assert decide(way, QUIET, STOP, QUIET) == [STOP, STOP, STOP]
 
 
-def test_different_wishes_add_up() -> None:
-    assert decide(STOP, SAVE) == [Decision(stop=True, save=True)] * 2
+@ways
+def test_different_wishes_add_up(way: Callable[[], Make]) -> None:
+    assert decide(way, STOP, SAVE) == [Decision(stop=True, save=True)] * 2
 
 
-def test_all_learn_which_step_has_been_written() -> None:
-    assert decide(QUIET, Decision(written=3_000_000_000)) == [Decision(written=3_000_000_000)] * 2
+@ways
+def test_all_learn_that_a_checkpoint_has_been_written(way: Callable[[], Make]) -> None:
+    assert decide(way, QUIET, Decision(written=True)) == [Decision(written=True)] * 2
 
 
-def test_nobodys_wish_is_no_decision() -> None:
-    assert decide(QUIET, QUIET) == [QUIET, QUIET]
+@ways
+def test_nobodys_wish_is_no_decision(way: Callable[[], Make]) -> None:
+    assert decide(way, QUIET, QUIET) == [QUIET, QUIET]
+
+
+@ways
+def test_ranks_of_any_speed_take_the_same_decision_at_the_same_step(way: Callable[[], Make]) -> None:
+    make, ranks, steps = way(), 3, 300
+    order = torch.randint(0, 3, (ranks, steps), generator=torch.Generator().manual_seed(1)).tolist()
+
+    def one(rank: int) -> list[Decision]:
+        wishes = iter(SAVE if step % 7 == rank else QUIET for step in range(steps))
+        agreement, found = Agreement(make(rank, ranks), lambda: next(wishes)), []
+        for step in range(steps):
+            agreement.propose()
+            for _ in range(order[rank][step]):
+                threading.Event().wait(1e-4)
+            found.append(agreement.decided())
+        return found
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(one, range(ranks)))
+    assert found == [[SAVE if step % 7 < ranks else QUIET for step in range(steps)]] * ranks
 
 
 def test_a_rank_alone_decides_at_once() -> None:
@@ -67,5 +114,47 @@ def test_a_rank_alone_decides_at_once() -> None:
     assert agreement.decided() == STOP
 
 
-def test_without_a_proposal_nothing_is_decided() -> None:
-    assert Agreement(_Direct(None), lambda: STOP).decided() == QUIET  # type: ignore[arg-type]
+@ways
+def test_without_a_proposal_nothing_is_decided(way: Callable[[], Make]) -> None:
+    assert Agreement(way()(0, 1), lambda: STOP).decided() == QUIET
+
+
+def test_a_rank_that_has_ended_is_not_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait(TIMEOUT_S)
+    board = Board(torch.zeros(SLOTS * WORD * 2, dtype=torch.uint8), 0, [os.getpid(), ended.pid])
+    board.send(QUIET)
+    with pytest.raises(dist.DistError, match="rank 1 has ended"):
+        board.read()
+
+
+def test_what_a_rank_has_written_before_it_ended_counts() -> None:
+    memory = torch.zeros(SLOTS * WORD * 2, dtype=torch.uint8)
+    mine, other = (Board(memory, rank, [os.getpid(), 2**22 + 1]) for rank in (0, 1))
+    mine.send(QUIET)
+    other.send(STOP)
+    assert mine.read() == STOP
+
+
+def one_of(nodes: tuple[int, ...]) -> Exchange | None:
+    """What rank 0 of a world takes whose ranks lie on these nodes, if its machine can share memory."""
+    group = object()
+    answers = {int: list(nodes), tuple: [None] * len(nodes), bool: [True] * len(nodes)}
+
+    def gathered(value: object) -> list[object]:
+        return [value, *answers[type(value)][1:]] if not isinstance(value, tuple) else [value] * len(nodes)
+
+    host = Host(node=nodes[0], rank=0, world_size=len(nodes), gathered=gathered)
+    return exchange(group, host)  # type: ignore[arg-type]
+
+
+def test_ranks_of_one_machine_share_memory() -> None:
+    assert isinstance(one_of((0, 0)), Board)
+
+
+def test_ranks_of_several_machines_send_messages() -> None:
+    assert isinstance(one_of((0, 1)), Messages)
+
+
+def test_a_process_alone_needs_neither() -> None:
+    assert exchange(None, Host()) is None
