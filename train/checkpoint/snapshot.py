@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from train.files import direct
+
 STATE, SUFFIX = "state.json", ".safetensors"
 ALIGNED: Final = 8  # bytes: the size of the largest number
 # safetensors' names (https://github.com/huggingface/safetensors, README).
@@ -64,7 +66,9 @@ class Memory:
         """uint8 [size], with any content."""
         found = self.kept.get(name)
         if found is None or found.numel() != size or found.is_pinned() != pinned:
-            found = self.kept[name] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+            room = torch.empty(size + direct.BLOCK, dtype=torch.uint8, pin_memory=pinned)
+            at = -room.data_ptr() % direct.BLOCK  # so that it can be written past the page cache
+            found = self.kept[name] = room[at : at + size]
         return found
 
 

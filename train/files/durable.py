@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from train.files import refusals
+from train.files import direct, refusals
 
 TEMPORARY = ".tmp-"  # what a kill leaves behind carries this prefix, and `sweep` removes it
 
@@ -50,7 +50,7 @@ def create(path: Path, data: bytes | memoryview) -> None:
     """Make the new file `path`, never through a link, and fsync it. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        rest = memoryview(data)
+        rest = direct.write(handle, memoryview(data))
         while rest:
             rest = rest[os.write(handle, rest) :]
         os.fsync(handle)

@@ -1,0 +1,61 @@
+"""Large files hold what was given, however they came to the disk."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from calls import fail, intercepted
+
+from train.files import direct, durable
+
+
+def filled(size: int, offset: int = 0) -> memoryview:
+    """So many bytes, none like the next, at so many bytes from the start of a page."""
+    area = memoryview(mmap.mmap(-1, size + offset))[offset:]
+    area[:] = (bytes(range(251)) * (size // 251 + 1))[:size]
+    return area
+
+
+@pytest.mark.parametrize("offset", [0, 8, 512])
+@pytest.mark.parametrize("size", [direct.LEAST - 1, direct.LEAST, direct.LEAST + 1, direct.CHUNK + direct.BLOCK + 7])
+def test_a_file_of_any_size_from_any_place_in_memory_holds_what_was_given(
+    tmp_path: Path, size: int, offset: int
+) -> None:
+    data = filled(size, offset)
+    durable.create(tmp_path / "a", data)
+    assert (tmp_path / "a").read_bytes() == data
+
+
+def test_whole_blocks_go_past_the_page_cache_and_the_rest_does_not(tmp_path: Path) -> None:
+    data, how = filled(direct.LEAST + 7), []
+
+    def look(_: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "write":
+            how.append((bool(fcntl.fcntl(arguments[0], fcntl.F_GETFL) & os.O_DIRECT), len(arguments[1])))
+
+    with intercepted(look):
+        durable.create(tmp_path / "a", data)
+    assert how == [(True, direct.LEAST), (False, 7)]
+
+
+def test_a_file_system_that_cannot_gets_it_as_usual(tmp_path: Path) -> None:
+    data = filled(direct.CHUNK * 2)
+    with intercepted(fail(2, errno.EINVAL, name="write")):
+        durable.create(tmp_path / "a", data)
+    assert (tmp_path / "a").read_bytes() == data
+
+
+def test_a_full_disk_is_still_told(tmp_path: Path) -> None:
+    with intercepted(fail(2, errno.ENOSPC, name="write")), pytest.raises(OSError, match="No space left"):
+        durable.create(tmp_path / "a", filled(direct.CHUNK * 2))
+
+
+def test_memory_that_may_not_be_written_is_written_from_too(tmp_path: Path) -> None:
+    durable.create(tmp_path / "a", bytes(direct.LEAST))
+    assert (tmp_path / "a").stat().st_size == direct.LEAST
