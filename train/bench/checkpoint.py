@@ -41,10 +41,11 @@ Told = list[dict[str, float]]
 
 
 def judged(mine: Told, stock: Told, **facts: Any) -> dict[str, Row]:
-    """The rows by their numbers, from what each pair of blocks told of both sides: `extra_s` and `save_s`."""
+    """The rows by their numbers, from what each pair of blocks told: `extra_s` and `save_s` of both, `copy_s` of ours."""
     extra = [[told["extra_s"] for told in side] for side in (mine, stock)]
     facts |= {"ours_extra_s": median(extra[0]), "save_state_extra_s": median(extra[1])}
     facts |= {"snapshot_s": median(told["save_s"] for told in mine)}
+    facts |= {"copy_s": median(told["copy_s"] for told in mine)}
     facts |= {"save_state_s": median(told["save_s"] for told in stock)}
     share = pairs.quotient(*extra)
     stood = [one["save_s"] / other["save_s"] for one, other in zip(mine, stock, strict=True)]
@@ -115,4 +116,6 @@ def _sizes(options: Options) -> tuple[int, int, int]:
 def _extra(side: Paced, saved_first: bool) -> dict[str, float]:
     """A block with a checkpoint and one without: the difference, and how long training stood."""
     told = {save: side.ask(steps=side.steps, save=save) for save in (saved_first, not saved_first)}
-    return {"extra_s": told[True]["seconds"] - told[False]["seconds"], "save_s": told[True]["save_s"]}
+    saved, plain = told[True], told[False]
+    extra = {"extra_s": saved["seconds"] - plain["seconds"], "save_s": saved["save_s"]}
+    return extra | ({"copy_s": saved["copy_s"]} if "copy_s" in saved else {})

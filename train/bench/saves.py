@@ -8,6 +8,7 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from entrypoint import Pulse, World
 from train.bench import rank
@@ -60,6 +61,7 @@ class Blocks:
 
     def __init__(self, todo: Job, kept: Now, metrics: Metrics) -> None:
         self._todo, self._kept, self._metrics = todo, kept, metrics
+        self._room: list[Tensor] = []
         self._stream: Stream = todo.loader.train(todo.course.pieces(0))
 
     def timed(self, steps: int, *, save: bool) -> dict[str, float]:
@@ -80,7 +82,17 @@ class Blocks:
         behind = time.perf_counter() - began
         saving.settle(self._todo, self._kept, self._metrics)
         seconds = time.perf_counter() - began
-        return {"seconds": seconds, "save_s": stalled, "waited_s": seconds - behind}
+        return {"seconds": seconds, "save_s": stalled, "waited_s": seconds - behind, "copy_s": self._copy_s()}
+
+    def _copy_s(self) -> float:
+        """Seconds for a bare copy of what was kept last, in the host's memory: what a snapshot takes there at least."""
+        kept = list(self._kept.memory.kept.values())
+        if [one.numel() for one in self._room] != [one.numel() for one in kept]:
+            self._room = [one.clone() for one in kept]
+        began = time.perf_counter()
+        for room, one in zip(self._room, kept, strict=True):
+            room.copy_(one)
+        return time.perf_counter() - began
 
     def _wait(self) -> None:
         if self._todo.runtime.device.type == "cuda":

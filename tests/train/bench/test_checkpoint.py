@@ -64,7 +64,7 @@ def test_each_side_goes_first_in_turns_and_so_does_the_block_with_the_checkpoint
 def test_both_circumstances_are_told_and_each_row_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks(options: Options, variables: dict[str, str], asked: int) -> tuple[checkpoint.Told, checkpoint.Told]:
         threads = float(variables["OMP_NUM_THREADS"])
-        return [{"extra_s": threads, "save_s": threads}], [{"extra_s": 1.0, "save_s": 1.0}]
+        return [{"extra_s": threads, "save_s": threads, "copy_s": 0.1}], [{"extra_s": 1.0, "save_s": 1.0}]
 
     monkeypatch.setattr(checkpoint, "_blocks", blocks)
     monkeypatch.setattr(checkpoint.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
@@ -79,7 +79,7 @@ def test_each_circumstance_has_folders_of_its_own(tmp_path: Path, monkeypatch: p
     @contextmanager
     def started(options: Options, *sides: Side) -> Iterator[list[Paced]]:
         folders.extend(side.command[list(side.command).index("--folder") + 1] for side in sides)
-        ask = {"seconds": 1.0, "save_s": 0.5}
+        ask = {"seconds": 1.0, "save_s": 0.5, "copy_s": 0.1}
         yield [cast(Paced, SimpleNamespace(steps=1, ask=lambda **wanted: ask)) for _ in sides]
 
     monkeypatch.setattr(paced, "started", started)
@@ -89,14 +89,15 @@ def test_each_circumstance_has_folders_of_its_own(tmp_path: Path, monkeypatch: p
 
 
 def test_a_fast_save_is_judged_by_the_peers_median() -> None:
-    mine = [{"extra_s": extra, "save_s": 0.01} for extra in (0.1, 0.1, 0.4)]
+    mine = [{"extra_s": extra, "save_s": 0.01, "copy_s": 0.005} for extra in (0.1, 0.1, 0.4)]
     stock = [{"extra_s": extra, "save_s": 0.2} for extra in (0.5, 0.5, 0.1)]
     rows = checkpoint.judged(mine, stock)
     assert [round(row.found.value, 6) for row in rows.values() if row.found] == [0.2, 0.05]
     assert rows["11a"].facts["save_state_extra_s"] == 0.5
+    assert rows["11b"].facts["copy_s"] == 0.005
 
 
 def test_noise_larger_than_a_save_is_no_value() -> None:
-    told = [{"extra_s": -0.1, "save_s": 0.2}]
+    told = [{"extra_s": -0.1, "save_s": 0.2, "copy_s": 0.1}]
     rows = checkpoint.judged(told, told)
     assert (rows["11a"].found, rows["11b"].found is not None) == (None, True)
