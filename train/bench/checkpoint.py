@@ -41,7 +41,7 @@ Told = list[dict[str, float]]
 
 
 def judged(mine: Told, stock: Told, **facts: Any) -> dict[str, Row]:
-    """The rows by their numbers, from what each pair of blocks told: `extra_s` and `save_s` of both, `copy_s` of ours."""
+    """The rows by their numbers, from what pairs of blocks told: `extra_s` and `save_s` of both, `copy_s` of ours."""
     extra = [[told["extra_s"] for told in side] for side in (mine, stock)]
     facts |= {"ours_extra_s": median(extra[0]), "save_state_extra_s": median(extra[1])}
     facts |= {"snapshot_s": median(told["save_s"] for told in mine)}
