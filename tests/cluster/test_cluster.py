@@ -9,6 +9,8 @@ from pathlib import Path
 
 from bed import Cluster, running, until
 
+# Without "job 83 queued and waiting for resources", which it says while the job before still leaves its nodes.
+SRUN = ("srun", "--quiet")
 HOLD = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -20,23 +22,23 @@ with running(NODES="1", GPUS="0") as cluster:
 
 
 def test_tasks_run_on_different_hosts_as_an_unprivileged_user(nodes: Cluster) -> None:
-    told = nodes.login("srun", "-N3", "bash", "-c", "echo $(hostname) $(id -u)").stdout
+    told = nodes.login(*SRUN, "-N3", "bash", "-c", "echo $(hostname) $(id -u)").stdout
     assert sorted(told.splitlines()) == ["node01 1001", "node02 1001", "node03 1001"]
 
 
 def test_nodes_have_addresses_of_their_own_and_reach_each_other(nodes: Cluster) -> None:
-    told = nodes.login("srun", "-N1", "-w", "node02", "bash", "-c", "hostname -I; getent hosts node03").stdout
+    told = nodes.login(*SRUN, "-N1", "-w", "node02", "bash", "-c", "hostname -I; getent hosts node03").stdout
     assert told.split() == ["10.77.0.12", "10.77.0.13", "node03"]
 
 
 def test_nodes_share_one_folder_and_nothing_else(nodes: Cluster, work: str) -> None:
-    nodes.login("srun", "-N3", "bash", "-c", f"hostname | tee /tmp/mine {work}/$(hostname) >/tmp/$(hostname)")
-    here = nodes.login("srun", "-N1", "-w", "node02", "bash", "-c", f"ls {work}; ls /tmp/node*; cat /tmp/mine").stdout
+    nodes.login(*SRUN, "-N3", "bash", "-c", f"hostname | tee /tmp/mine {work}/$(hostname) >/tmp/$(hostname)")
+    here = nodes.login(*SRUN, "-N1", "-w", "node02", "bash", "-c", f"ls {work}; ls /tmp/node*; cat /tmp/mine").stdout
     assert here.split() == ["node01", "node02", "node03", "/tmp/node02", "node02"]
 
 
 def test_a_node_sees_nothing_of_the_machine(nodes: Cluster) -> None:
-    words = nodes.login("srun", "-N1", "bash", "-c", "env; cat /proc/mounts; ls /sys/class/net").stdout
+    words = nodes.login(*SRUN, "-N1", "bash", "-c", "env; cat /proc/mounts; ls /sys/class/net").stdout
     assert os.uname().nodename not in words
     assert "eth0" in words
 
@@ -48,7 +50,7 @@ def test_a_job_tells_its_exit_code(nodes: Cluster, work: str) -> None:
 
 def test_two_clusters_do_not_meet(nodes: Cluster) -> None:
     with running(NODES="1", GPUS="0") as other:
-        assert other.login("srun", "-N1", "ls", "/shared").stdout == ""
+        assert other.login(*SRUN, "-N1", "ls", "/shared").stdout == ""
         assert nodes.login("sinfo", "-h", "-o", "%D").stdout.strip() == "3"
 
 

@@ -96,7 +96,7 @@ def test_a_node_without_the_image_is_named_and_ends_the_job(cluster: Cluster, pr
     done = step(cluster, f"-w node01,node02 {EXEC} {TRAIN.replace('/shared/train', '/tmp/only-here')}", cwd=project)
     assert "could not open image /tmp/only-here.sif" in done.stdout
     assert "srun: error: node02: task 1: Exited with exit code 255" in done.stdout
-    assert cluster.login("squeue", "-h").stdout == ""
+    assert cluster.login("squeue", "-h", "-t", "PENDING,RUNNING").stdout == ""
 
 
 def test_names_with_spaces_and_umlauts_work_on_two_nodes(cluster: Cluster, project: str) -> None:
