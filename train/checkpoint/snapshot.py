@@ -1,23 +1,28 @@
 """Tensors on any device and JSON become the bytes of a checkpoint's files: each tensor copied once, all in memory.
 
-What is written from them needs torch no more, so that training goes on meanwhile. The files are safetensors' format,
-laid out here: its own writer wants a copy on the CPU first and makes a second one.
+What is written from them needs torch no more, so that training goes on meanwhile: even before all is copied, as long
+as it leaves that alone. The files are safetensors' format, laid out here: its own writer wants a copy on the CPU first
+and makes a second one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from train.files import direct
 
 STATE, SUFFIX = "state.json", ".safetensors"
+Array = np.ndarray[Any, np.dtype[Any]]
 ALIGNED: Final = 8  # bytes: the size of the largest number
+INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # NumPy has no bfloat16
 # safetensors' names (https://github.com/huggingface/safetensors, README).
 DTYPES: Final = {
     torch.float64: "F64",
@@ -72,27 +77,70 @@ class Memory:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taking:
+    """A snapshot under way. `copied` is set once nothing of what it is taken from is needed any more."""
+
+    step: int
+    files: Mapping[str, memoryview]
+    state: Mapping[str, Any]
+    rest: list[tuple[Array, Array]]
+    """Where a tensor's copy is to be, and the tensor, on the CPU."""
+    arrived: torch.cuda.Event | None
+    """What comes from a GPU is there. What is computed later on its stream waits for that by itself."""
+    copied: threading.Event
+
+    def finish(self) -> Snapshot:
+        """Copy the rest, in any thread. `copied` is set however that ends."""
+        try:
+            for place, tensor in self.rest:
+                np.copyto(place, tensor)
+        finally:
+            self.copied.set()
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        text = json.dumps(self.state, indent=1).encode()
+        return Snapshot(step=self.step, torch=torch.__version__, files={**self.files, STATE: text})
+
+
 def take(
     step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], memory: Memory | None = None
 ) -> Snapshot:
-    """Copy what is there now. From a GPU into pinned memory; returns once all is copied.
+    """Copy what is there now, all of it: see `begin`."""
+    return begin(step, tensors, state, memory).finish()
+
+
+def begin(
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    memory: Memory | None = None,
+    later: Collection[str] = (),
+) -> Taking:
+    """Copy what is there now, but for the groups named in `later` as far as they are on the CPU.
 
     Args:
         tensors: by group ("model", "optimizer") and name; any device, any layout. Tied weights are saved twice.
-        state: everything else, as JSON; NaN and infinities are allowed.
+            From a GPU they go into pinned memory, behind what its current stream has to do.
+        state: everything else, as JSON; NaN and infinities are allowed. Nobody changes it any more.
         memory: of the snapshot before, which is over with.
+        later: `Taking.finish` copies them. They must not change before `copied` is set.
     """
-    room = memory or Memory()
-    files: dict[str, bytes | memoryview] = {
-        f"{group}{SUFFIX}": _packed(named, group, room) for group, named in tensors.items()
-    }
+    room, rest, files = memory or Memory(), list[tuple[Array, Array]](), dict[str, memoryview]()
+    for group, named in tensors.items():
+        files[f"{group}{SUFFIX}"] = _packed(named, group, room, rest if group in later else None)
+    arrived, copied = None, threading.Event()
     if any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
-        torch.cuda.synchronize()
-    return Snapshot(step=step, torch=torch.__version__, files=files | {STATE: json.dumps(state, indent=1).encode()})
+        arrived = torch.cuda.current_stream().record_event()
+    if not rest:
+        copied.set()
+    return Taking(step=step, files=files, state=state, rest=rest, arrived=arrived, copied=copied)
 
 
-def _packed(named: Mapping[str, Tensor], group: str, memory: Memory) -> memoryview:
-    """The safetensors file of these tensors. From a GPU the copies may be still under way."""
+def _packed(
+    named: Mapping[str, Tensor], group: str, memory: Memory, rest: list[tuple[Array, Array]] | None
+) -> memoryview:
+    """The safetensors file of these tensors, but for what is put into `rest`, or still under way from a GPU."""
     ordered = sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     header = _header(ordered)
     pinned = any(tensor.is_cuda for tensor in named.values())
@@ -101,8 +149,16 @@ def _packed(named: Mapping[str, Tensor], group: str, memory: Memory) -> memoryvi
     at = len(header)
     for _, tensor in ordered:
         place = whole[at : (at := at + tensor.nbytes)].view(tensor.dtype).view(tensor.shape)
-        place.copy_(tensor.detach(), non_blocking=True)
+        if rest is None or pinned:
+            place.copy_(tensor.detach(), non_blocking=True)
+        else:
+            rest.append((_numbers(place), _numbers(tensor.detach())))
     return whole.numpy().data
+
+
+def _numbers(tensor: Tensor) -> Array:
+    """The same memory, of any type of number."""
+    return tensor.view(INTEGERS[tensor.element_size()]).numpy()
 
 
 def _header(ordered: list[tuple[str, Tensor]]) -> bytes:

@@ -34,10 +34,10 @@ def sound(todo: Job, now: Now) -> Means | None:
         return None
     fp16 = todo.state.scaler is not None
     if (now.skipped >= SKIPPED) if fp16 else not math.isfinite(means.loss):
-        raise _diverged(todo, now, f"mean loss {means.loss} over the last {means.samples} samples")
+        raise diverged(todo, now, f"mean loss {means.loss} over the last {means.samples} samples")
     if todo.config.train.spike == "rollback" and (jump := now.readings.compare(todo.state.step, means.loss)):
         if todo.state.rollbacks:
-            raise _diverged(todo, now, f"{jump}, for the second time")
+            raise diverged(todo, now, f"{jump}, for the second time")
         raise Jumped(jump)
     now.loss = means.loss
     return means
@@ -59,20 +59,20 @@ def compare_replicas(todo: Job) -> None:
         replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
 
 
-def refuse_bad_weights(todo: Job, now: Now) -> None:
-    """A finite loss may still have had infinite gradients; and a checkpoint of rank 0's weights is to be everyone's.
+def refuse_bad_statistics(todo: Job, now: Now) -> None:
+    """A checkpoint of rank 0's weights is to be everyone's: they are compared, where the config asks for that.
 
-    BatchNorm's statistics are each rank's own: all end as soon as one has bad ones.
+    BatchNorm's statistics are each rank's own: all end as soon as one has bad ones. The weights themselves are looked
+    at by who writes them (`saving`).
     """
-    tensors = [tensor for tensor in todo.state.network.state_dict().values() if tensor.is_floating_point()]
-    norms = torch.stack(torch._foreach_norm(tensors)) if tensors else torch.zeros(1, device=todo.runtime.device)
-    if not math.isfinite(todo.runtime.total(norms.sum()).item()):
-        raise _diverged(todo, now, "weights that are not finite")
+    own = [buffer for buffer in todo.state.network.buffers() if buffer.is_floating_point()]
+    if own and not math.isfinite(todo.runtime.total(torch.stack(torch._foreach_norm(own)).sum()).item()):
+        raise diverged(todo, now, "running statistics that are not finite")
     if todo.config.train.check_replicas_every_steps is not None:
         replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
 
 
-def _diverged(todo: Job, now: Now, found: str) -> Failure:
+def diverged(todo: Job, now: Now, found: str) -> Failure:
     """The end of a run whose numbers are not finite any more. All ranks come here together."""
     evidence.leave(todo, now.tally.losses(), found)
     return Failure(

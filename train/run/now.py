@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,9 @@ class Now:
 
     Times are the clock's seconds, `logged_at` and `stepped_at` the stopwatch's. `saved` is the newest committed
     checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
-    (by `writer`, on rank 0, from `memory`). `loss` is the last mean read, `skipped` how many steps in a row fp16's
-    scaler has left out. `graphs` were compiled so far. `late`: rank 0 has seen that the deadline leaves time for
-    nothing but a save. `noted`: a request to stop is.
+    (by `writer`, on rank 0, from `memory`): `copied` is set once nothing more is read of what a step changes. `loss` is
+    the last mean read, `skipped` how many steps in a row fp16's scaler has left out. `graphs` were compiled so far.
+    `late`: rank 0 has seen that the deadline leaves time for nothing but a save. `noted`: a request to stop is.
     """
 
     tally: Tally
@@ -56,10 +57,11 @@ class Now:
     saved: Path | None
     evaluated: int
     times: Times
-    writer: Writer[Saved]
+    writer: Writer[Saved | None]
     memory: Memory
     readings: Readings
     saving: Saving | None = None
+    copied: threading.Event | None = None
     late: bool = False
     noted: bool = False
     loss: float | None = None
@@ -72,6 +74,12 @@ class Now:
             return (self.saving.step, self.saving.evaluated) != (state.step, state.evaluated)
         here = self.saved is not None and self.saved.name == shelf.name(state.step)
         return state.step > 0 and not (here and self.evaluated == state.evaluated)
+
+    def await_copy(self) -> None:
+        """Before what only a step's update changes is changed, the writer must have its copy of it."""
+        if self.copied is not None:
+            self.copied.wait()
+            self.copied = None
 
     def stepped(self) -> None:
         """One more step is done: how long did it take?"""

@@ -8,16 +8,17 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint, shelf, snapshot
+from train.checkpoint import checkpoint, finite, shelf, snapshot
 from train.files import durable
 from train.record.metrics import Metrics
 from train.run import resuming, state, stop
-from train.run.health import refuse_bad_weights, sound
+from train.run.health import diverged, refuse_bad_statistics, sound
 from train.run.job import Job
 from train.run.now import Now, Saved, Saving
 from train.run.state import Window
 
 BEST: Final = "best.json"
+LATER: Final = ("optimizer", "ema")  # groups that nothing but a step's update changes: `Now.await_copy`
 
 
 def save(todo: Job, now: Now, metrics: Metrics) -> None:
@@ -29,7 +30,7 @@ def save(todo: Job, now: Now, metrics: Metrics) -> None:
     if todo.state.step == 0 or not now.unsaved(todo.state):
         return
     settle(todo, now, metrics)
-    refuse_bad_weights(todo, now)
+    refuse_bad_statistics(todo, now)
     todo.pulse.beat("save", step=todo.state.step)
     with now.stopwatch.paused():
         began = now.saved_at = now.clock()
@@ -45,7 +46,7 @@ def settle(todo: Job, now: Now, metrics: Metrics) -> None:
     """Wait until what is being written is committed, if anything is. All ranks learn of it, or of what went wrong.
 
     Raises:
-        Failure: as `checkpoint.write`.
+        Failure: as `checkpoint.write`; DIVERGED for weights that are not finite.
     """
     if now.saving is None:
         return
@@ -53,6 +54,8 @@ def settle(todo: Job, now: Now, metrics: Metrics) -> None:
     todo.pulse.beat("save", step=todo.state.step)
     with now.stopwatch.paused():
         saved = todo.runtime.shared(lambda: now.writer.result(lambda: stop.note_wanted(todo, now)))
+    if saved is None:
+        raise diverged(todo, now, "weights that are not finite")
     now.saved, now.evaluated = saved.path, saving.evaluated
     now.times.add("save", saved.seconds)
     metrics.write("checkpoint", step=saving.step, seconds=saved.seconds, stalled_seconds=saving.stalled)
@@ -74,7 +77,8 @@ def finished(todo: Job, now: Now) -> Iterator[None]:
                 todo.pulse.beat("save", step=todo.state.step)  # the writer may need longer than a step may take
     except Failure as failure:
         with suppress(Failure, RuntimeError):  # it failed too, or there was none
-            failure.kept = str(now.writer.result().path)
+            saved = now.writer.result()
+            failure.kept = str(saved.path) if saved else failure.kept
         raise
 
 
@@ -98,17 +102,22 @@ def _best(todo: Job) -> dict[str, Any] | None:
     return {"step": step, "checkpoint": str(place), **asdict(best)}
 
 
-def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved]:
+def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved | None]:
     """A copy of all there is now, as an action for the writer. On rank 0 only.
 
-    best.json names a checkpoint once it is there, and older ones go once no file names them.
+    best.json names a checkpoint once it is there, and older ones go once no file names them. None: the weights are not
+    finite, and nothing was written.
     """
     step, best_step, keep = todo.state.step, todo.state.best_step, todo.config.checkpoint.keep
     facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
-    taken, best = snapshot.take(step, state.tensors(todo.state), facts, now.memory), _best(todo)
+    taking = snapshot.begin(step, state.tensors(todo.state), facts, now.memory, later=LATER)
+    now.copied, best = taking.copied, _best(todo)
 
-    def commit() -> Saved:
+    def commit() -> Saved | None:
+        taken = taking.finish()
         todo.faults.strike("save", step)
+        if not finite.holds(taken.files[f"model{snapshot.SUFFIX}"]):
+            return None
         if todo.claim:
             todo.claim.refuse_lost()
         path = checkpoint.write(todo.checkpoints, taken)

@@ -48,7 +48,7 @@ def _fast(todo: Job, now: Now, stream: Stream) -> None:
         with ALL if number == last else todo.runtime.accelerator.no_sync(todo.model):
             loss, right = _gradients(todo, batch)
         now.tally.take(loss, right, batch.labels.numel())
-    _update(todo)
+    _update(todo, now)
 
 
 def _bitwise(todo: Job, now: Now, stream: Stream, exact: Exact) -> None:
@@ -58,7 +58,7 @@ def _bitwise(todo: Job, now: Now, stream: Stream, exact: Exact) -> None:
         batch = _next(todo, stream)
         exact.add(tally.sums(*_gradients(todo, batch), batch.labels.numel()))
     loss, right, _ = exact.close()
-    _update(todo)
+    _update(todo, now)
     if todo.runtime.is_main:  # every rank has the total: one counts it
         now.tally.take(loss / todo.batches.global_, right, todo.batches.global_)
 
@@ -86,9 +86,10 @@ def _gradients(todo: Job, batch: Batch) -> tuple[Tensor, Tensor]:
     return loss.detach(), tally.right(logits.detach(), batch.labels)
 
 
-def _update(todo: Job) -> None:
+def _update(todo: Job, now: Now) -> None:
     """The optimizer's step, with clipped gradients where the config says so. It forgets them."""
     todo.pulse.at("optimizer")
+    now.await_copy()
     if todo.config.train.clip_grad_norm is not None:
         todo.runtime.accelerator.unscale_gradients()  # then torch's own: Accelerate's loads sharded tensors first
         nn.utils.clip_grad_norm_(todo.model.parameters(), todo.config.train.clip_grad_norm)

@@ -56,6 +56,37 @@ def test_a_snapshot_of_another_size_gets_memory_of_its_own() -> None:
     assert sizes == [[1.0] * 4, [0.0] * 5]
 
 
+@pytest.mark.parametrize("dtype", snapshot.DTYPES, ids=str)
+def test_a_group_that_is_copied_later_has_the_same_bytes(dtype: torch.dtype) -> None:
+    numbers = STRIDED.to(torch.uint8).to(dtype).contiguous(memory_format=torch.channels_last)
+    named = {"w": numbers, "one": torch.ones((), dtype=torch.uint8).to(dtype)}
+    later = snapshot.begin(1, {"moments": named}, {}, later=["moments"])
+    assert later.finish() == snapshot.take(1, {"moments": named}, {})
+
+
+def test_only_what_is_copied_later_may_not_change_until_it_was() -> None:
+    now, later = torch.ones(4), torch.ones(4)
+    taking = snapshot.begin(1, {"model": {"w": now}, "moments": {"w": later}}, {}, later=["moments"])
+    assert not taking.copied.is_set()
+    now.zero_()
+    files = taking.finish().files
+    assert taking.copied.is_set()
+    later.zero_()
+    assert [load(bytes(files[f"{name}.safetensors"]))["w"].tolist() for name in ("model", "moments")] == [[1.0] * 4] * 2
+
+
+def test_nobody_waits_for_a_copy_that_is_there() -> None:
+    assert snapshot.begin(1, {"model": {"w": torch.ones(4)}}, {}, later=["moments"]).copied.is_set()
+
+
+def test_nobody_waits_for_a_copy_that_failed() -> None:
+    taking = snapshot.begin(1, {"moments": {"w": torch.ones(4)}}, {}, later=["moments"])
+    taking.rest[0][0].flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        taking.finish()
+    assert taking.copied.is_set()
+
+
 def test_a_group_without_tensors_is_a_file_too() -> None:
     assert back({}) == {}
 

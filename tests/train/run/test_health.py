@@ -39,6 +39,23 @@ def test_a_run_that_diverges_ends_with_90_and_keeps_the_last_good_checkpoint(
     assert all(tensor.isfinite().all() for tensor in checkpoint.load(kept)[0]["model"].values())
 
 
+def test_statistics_that_are_not_finite_end_a_run_whose_loss_they_do_not_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil_statistics(todo: Job) -> None:
+        next(b for b in todo.state.network.buffers() if b.is_floating_point()).fill_(float("inf"))
+
+    after(3, spoil_statistics, monkeypatch)
+    settings = ("model.name=wide_resnet", "model.args={depth: 2, width: 1}", "data.image_size=32")
+    with (
+        opened(tmp_path, *settings, "checkpoint.every_steps=1") as todo,
+        pytest.raises(Failure, match="step 3") as caught,
+    ):
+        fit(todo)
+    assert (caught.value.code, caught.value.found) == (90, "running statistics that are not finite")
+    assert caught.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
+
+
 def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

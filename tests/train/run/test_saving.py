@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import after, fit, opened, steps_of, trained
 
 from entrypoint import ExitCode, Failure, Pulse
 from train.checkpoint import checkpoint, commit, shelf
+from train.checkpoint.snapshot import Snapshot, Taking
 from train.evaluation.scores import Result
 from train.files import durable
 from train.record import metrics
@@ -110,6 +112,24 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
         fit(todo)
     assert seen == [4]
     assert steps_of(events(tmp_path), "checkpoint") == [2, 4, 5]
+
+
+def test_moments_do_not_change_before_the_writer_has_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("data.val_fraction=0", "train.max_steps=3", "checkpoint.every_steps=2")
+    updated, real = threading.Event(), Taking.finish
+
+    def slow(taking: Taking) -> Snapshot:
+        updated.wait(1)  # the next update, if it does not wait, comes sooner
+        return real(taking)
+
+    trained(tmp_path / "quick", *settings)
+    after(3, lambda todo: updated.set(), monkeypatch)
+    with opened(tmp_path / "slow", *settings) as todo:
+        monkeypatch.setattr(Taking, "finish", slow)
+        fit(todo)
+    both = [checkpoint.load(checkpoint.at(tmp_path / name / "checkpoints", 2))[0] for name in ("quick", "slow")]
+    assert both[0]["optimizer"]
+    assert all(torch.equal(tensor, both[1]["optimizer"][name]) for name, tensor in both[0]["optimizer"].items())
 
 
 def test_a_checkpoint_counts_once_it_is_committed_and_not_before(
