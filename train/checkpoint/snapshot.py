@@ -21,6 +21,7 @@ from train.files import direct
 
 STATE, SUFFIX = "state.json", ".safetensors"
 Array = np.ndarray[Any, np.dtype[Any]]
+Pair = tuple[Array, Array]  # where a tensor's copy is to be, and the tensor: both on the CPU
 ALIGNED: Final = 8  # bytes: the size of the largest number
 INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # NumPy has no bfloat16
 # safetensors' names (https://github.com/huggingface/safetensors, README).
@@ -66,6 +67,7 @@ class Memory:
     """
 
     kept: dict[str, Tensor] = field(default_factory=dict)
+    twins: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def of(self, name: str, size: int, *, pinned: bool) -> Tensor:
         """uint8 [size], with any content."""
@@ -76,27 +78,40 @@ class Memory:
             found = self.kept[name] = room[at : at + size]
         return found
 
+    def twin(self, group: str, name: str, tensor: Tensor) -> Tensor:
+        """One laid out in memory like this one, with any content."""
+        found = self.twins.get((group, name))
+        if found is None or (found.dtype, found.shape, found.stride()) != (tensor.dtype, tensor.shape, tensor.stride()):
+            found = self.twins[group, name] = torch.empty_like(tensor)
+        return found
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True)
 class Taking:
-    """A snapshot under way. `copied` is set once nothing of what it is taken from is needed any more."""
+    """A snapshot under way. `copied` is set once nothing of what it is taken from is needed any more.
+
+    later: where a tensor's copy is to be, and the tensor. turned: the same with a copy of the tensor that is laid out
+    as itself: to lay it out as a file has it holds training up half as long again. arrived: what comes from a GPU is
+    there; what its stream has to do after that waits by itself.
+    """
 
     step: int
-    files: Mapping[str, memoryview]
     state: Mapping[str, Any]
-    rest: list[tuple[Array, Array]]
-    """Where a tensor's copy is to be, and the tensor, on the CPU."""
-    arrived: torch.cuda.Event | None
-    """What comes from a GPU is there. What is computed later on its stream waits for that by itself."""
-    copied: threading.Event
+    files: dict[str, memoryview] = field(default_factory=dict)
+    later: list[Pair] = field(default_factory=list)
+    turned: list[Pair] = field(default_factory=list)
+    arrived: torch.cuda.Event | None = None
+    copied: threading.Event = field(default_factory=threading.Event)
 
     def finish(self) -> Snapshot:
         """Copy the rest, in any thread. `copied` is set however that ends."""
         try:
-            for place, tensor in self.rest:
+            for place, tensor in self.later:
                 np.copyto(place, tensor)
         finally:
             self.copied.set()
+        for place, twin in self.turned:
+            np.copyto(place, twin)
         if self.arrived is not None:
             self.arrived.synchronize()
         text = json.dumps(self.state, indent=1).encode()
@@ -126,33 +141,34 @@ def begin(
         memory: of the snapshot before, which is over with.
         later: `Taking.finish` copies them. They must not change before `copied` is set.
     """
-    room, rest, files = memory or Memory(), list[tuple[Array, Array]](), dict[str, memoryview]()
+    taking, room = Taking(step=step, state=state), memory or Memory()
     for group, named in tensors.items():
-        files[f"{group}{SUFFIX}"] = _packed(named, group, room, rest if group in later else None)
-    arrived, copied = None, threading.Event()
+        taking.files[f"{group}{SUFFIX}"] = _packed(named, group, taking, room, later=group in later)
     if any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
-        arrived = torch.cuda.current_stream().record_event()
-    if not rest:
-        copied.set()
-    return Taking(step=step, files=files, state=state, rest=rest, arrived=arrived, copied=copied)
+        taking.arrived = torch.cuda.current_stream().record_event()
+    if not taking.later:
+        taking.copied.set()
+    return taking
 
 
-def _packed(
-    named: Mapping[str, Tensor], group: str, memory: Memory, rest: list[tuple[Array, Array]] | None
-) -> memoryview:
-    """The safetensors file of these tensors, but for what is put into `rest`, or still under way from a GPU."""
+def _packed(named: Mapping[str, Tensor], group: str, taking: Taking, memory: Memory, *, later: bool) -> memoryview:
+    """The safetensors file of these tensors, but for what `taking` is to copy, or what is under way from a GPU."""
     ordered = sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
     header = _header(ordered)
     pinned = any(tensor.is_cuda for tensor in named.values())
     whole = memory.of(group, len(header) + sum(t.nbytes for _, t in ordered), pinned=pinned)
     whole[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     at = len(header)
-    for _, tensor in ordered:
+    for name, tensor in ordered:
         place = whole[at : (at := at + tensor.nbytes)].view(tensor.dtype).view(tensor.shape)
-        if rest is None or pinned:
-            place.copy_(tensor.detach(), non_blocking=True)
+        tensor = tensor.detach()
+        if later and not pinned:
+            taking.later.append((_numbers(place), _numbers(tensor)))
+        elif pinned or tensor.is_contiguous():
+            place.copy_(tensor, non_blocking=True)
         else:
-            rest.append((_numbers(place), _numbers(tensor.detach())))
+            twin = memory.twin(group, name, tensor).copy_(tensor)
+            taking.turned.append((_numbers(place), _numbers(twin)))
     return whole.numpy().data
 
 

@@ -64,6 +64,22 @@ def test_a_group_that_is_copied_later_has_the_same_bytes(dtype: torch.dtype) -> 
     assert later.finish() == snapshot.take(1, {"moments": named}, {})
 
 
+def test_what_is_not_laid_out_as_in_a_file_is_copied_at_once_all_the_same() -> None:
+    weights = STRIDED.clone()
+    taking = snapshot.begin(1, {"model": {"w": weights}}, {})
+    assert taking.copied.is_set()
+    weights.zero_()
+    assert torch.equal(load(bytes(taking.finish().files["model.safetensors"]))["w"], STRIDED)
+
+
+def test_memory_for_it_is_kept_too() -> None:
+    memory = snapshot.Memory()
+    for number, weights in enumerate((STRIDED, STRIDED + 1, STRIDED.double())):
+        files = snapshot.take(number, {"model": {"w": weights}}, {}, memory).files
+        assert torch.equal(load(bytes(files["model.safetensors"]))["w"], weights)
+    assert len(memory.twins) == 1
+
+
 def test_only_what_is_copied_later_may_not_change_until_it_was() -> None:
     now, later = torch.ones(4), torch.ones(4)
     taking = snapshot.begin(1, {"model": {"w": now}, "moments": {"w": later}}, {}, later=["moments"])
@@ -81,7 +97,7 @@ def test_nobody_waits_for_a_copy_that_is_there() -> None:
 
 def test_nobody_waits_for_a_copy_that_failed() -> None:
     taking = snapshot.begin(1, {"moments": {"w": torch.ones(4)}}, {}, later=["moments"])
-    taking.rest[0][0].flags.writeable = False
+    taking.later[0][0].flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         taking.finish()
     assert taking.copied.is_set()
