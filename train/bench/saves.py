@@ -77,8 +77,11 @@ class Blocks:
                 self._wait()
                 before = time.perf_counter()
                 saving.save(self._todo, self._kept, self._metrics)
+                self._wait()
                 stalled = time.perf_counter() - before
         self._wait()
+        if save and self._kept.saving is not None:
+            stalled += self._kept.saving.waited
         behind = time.perf_counter() - began
         saving.settle(self._todo, self._kept, self._metrics)
         seconds = time.perf_counter() - began

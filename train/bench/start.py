@@ -31,6 +31,7 @@ SCRIPT: Final = (
     *("--depth", "1", "--width", "1"),
 )
 LONGEST_S: Final = 300.0
+UNUSUAL: Final = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 IMAGE: Final = "APPTAINER_CONTAINER"  # the SIF, as Apptainer tells those inside
 
 
@@ -104,8 +105,8 @@ def launcher(options: Options, script: str = "first_step") -> list[str]:
 
 
 def plain(options: Options) -> dict[str, str]:
-    """The environment of a user who has all installed."""
-    return {name: value for name, value in options.variables().items() if name != "PYTHONPATH"}
+    """The environment of a user who has all installed, and compiled by pip: a checkout is by the first start."""
+    return {name: value for name, value in options.variables().items() if name not in UNUSUAL}
 
 
 def done(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:

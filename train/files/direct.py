@@ -11,14 +11,15 @@ from typing import Final
 BLOCK: Final = 4096  # memory and places in a file must be multiples of it: no disk asks for more
 LEAST: Final = 2**20  # bytes: smaller files are written as usual
 CHUNK: Final = 2**24  # bytes of one call
+# What file systems say that cannot, and what the kernel says of memory that only a driver knows (some pinned memory).
+REFUSED: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
 
 
 def write(handle: int, data: memoryview) -> memoryview:
     """Write whole blocks of `data` to a new file, if it is large; returns what is left to be written.
 
     A checkpoint is read by nobody soon, and its copy in the page cache displaces what is. Where the kernel has to find
-    memory for that copy first, it costs a processor more than hashing the file. File systems that cannot (some of FUSE)
-    refuse: all is left then.
+    memory for that copy first, it costs a processor more than hashing the file. What refuses leaves the rest.
 
     Raises:
         OSError: as os.write.
@@ -31,7 +32,7 @@ def write(handle: int, data: memoryview) -> memoryview:
         while at < whole:
             at += os.write(handle, data[at : min(at + CHUNK, whole)])
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno not in REFUSED:
             raise
     finally:
         fcntl.fcntl(handle, fcntl.F_SETFL, flags)

@@ -150,7 +150,7 @@ def _lives(process: int) -> bool:
         handle = os.pidfd_open(process)
     except ProcessLookupError:
         return False
-    except OSError:  # too many open files, or a kernel without: the parent sees to it
+    except (OSError, AttributeError):  # too many open files, or a system without: the parent sees to it
         return True
     try:
         ended = select.poll()

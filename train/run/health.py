@@ -65,11 +65,13 @@ def refuse_bad_statistics(todo: Job, now: Now) -> None:
     BatchNorm's statistics are each rank's own: all end as soon as one has bad ones. The weights themselves are looked
     at by who writes them (`saving`).
     """
-    own = [buffer for buffer in todo.state.network.buffers() if buffer.is_floating_point()]
+    net = todo.state.network
+    kept = net.state_dict().keys()  # others, such as masks, may hold what they like
+    own = [buffer for name, buffer in net.named_buffers() if name in kept and buffer.is_floating_point()]
     if own and not math.isfinite(todo.runtime.total(torch.stack(torch._foreach_norm(own)).sum()).item()):
         raise diverged(todo, now, "running statistics that are not finite")
     if todo.config.train.check_replicas_every_steps is not None:
-        replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
+        replicas.compare(todo.runtime, net, todo.optimizer, todo.state.step)
 
 
 def diverged(todo: Job, now: Now, found: str) -> Failure:

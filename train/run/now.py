@@ -19,13 +19,17 @@ from train.run.spike import Readings
 from train.run.state import State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Saving:
-    """A checkpoint that is being written: of which step, knowing which evaluation; how long training stood for it."""
+    """A checkpoint that is being written: of which step, knowing which evaluation.
+
+    Seconds for which training stood for it: at once, and before an update, for what the writer had not copied yet.
+    """
 
     step: int
     evaluated: int
     stalled: float
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +81,14 @@ class Now:
 
     def await_copy(self) -> None:
         """Before what only a step's update changes is changed, the writer must have its copy of it."""
-        if self.copied is not None:
+        if self.copied is None:
+            return
+        began = self.clock()
+        with self.stopwatch.paused():
             self.copied.wait()
-            self.copied = None
+        self.copied = None
+        if self.saving is not None:
+            self.saving.waited += self.clock() - began
 
     def stepped(self) -> None:
         """One more step is done: how long did it take?"""

@@ -58,7 +58,8 @@ def settle(todo: Job, now: Now, metrics: Metrics) -> None:
         raise diverged(todo, now, "weights that are not finite")
     now.saved, now.evaluated = saved.path, saving.evaluated
     now.times.add("save", saved.seconds)
-    metrics.write("checkpoint", step=saving.step, seconds=saved.seconds, stalled_seconds=saving.stalled)
+    stood = saving.stalled + saving.waited
+    metrics.write("checkpoint", step=saving.step, seconds=saved.seconds, stalled_seconds=stood)
 
 
 def written(now: Now) -> bool:

@@ -14,6 +14,8 @@ from train.bench.saves import Blocks
 from train.checkpoint import shelf
 from train.record.metrics import Metrics
 from train.run import now, saving
+from train.run.job import Job
+from train.run.now import Now, Saving
 from train.run.signals import Watch
 
 
@@ -41,4 +43,18 @@ def test_all_of_a_save_counts_as_standing_still_the_looks_before_the_copy_too(
         kept = now.begin(todo, Watch(), time.monotonic)
         with kept.writer:
             assert Blocks(todo, kept, metrics).timed(1, save=True)["save_s"] == 2.0
+        metrics.close()
+
+
+def test_so_does_what_the_next_update_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(todo: Job, kept: Now, metrics: Metrics) -> None:
+        kept.saving = Saving(step=1, evaluated=0, stalled=0.0, waited=1000.0)
+
+    monkeypatch.setattr(saving, "save", save)
+    monkeypatch.setattr(saving, "settle", lambda todo, kept, metrics: None)
+    with opened(tmp_path) as todo:
+        metrics = Metrics(tmp_path, main=True, step=0, tensorboard=False, warn=print)
+        kept = now.begin(todo, Watch(), time.monotonic)
+        with kept.writer:
+            assert 1000 < Blocks(todo, kept, metrics).timed(1, save=True)["save_s"] < 1010
         metrics.close()

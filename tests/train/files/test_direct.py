@@ -44,9 +44,10 @@ def test_whole_blocks_go_past_the_page_cache_and_the_rest_does_not(tmp_path: Pat
     assert how == [(True, direct.LEAST), (False, 7)]
 
 
-def test_a_file_system_that_cannot_gets_it_as_usual(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT], ids=errno.errorcode.get)
+def test_a_file_system_or_memory_that_cannot_gets_it_as_usual(tmp_path: Path, error: int) -> None:
     data = filled(direct.CHUNK * 2)
-    with intercepted(fail(2, errno.EINVAL, name="write")):
+    with intercepted(fail(2, error, name="write")):
         durable.create(tmp_path / "a", data)
     assert (tmp_path / "a").read_bytes() == data
 

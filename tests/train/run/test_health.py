@@ -56,6 +56,12 @@ def test_statistics_that_are_not_finite_end_a_run_whose_loss_they_do_not_touch(
     assert caught.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
 
 
+def test_a_buffer_that_no_checkpoint_holds_may_hold_what_it_likes(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        todo.state.network.register_buffer("mask", torch.tensor([0.0, float("-inf")]), persistent=False)
+        health.refuse_bad_statistics(todo, now.begin(todo, Watch(), lambda: 0.0))
+
+
 def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

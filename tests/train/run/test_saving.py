@@ -218,6 +218,22 @@ def test_the_record_says_how_long_a_save_took_and_how_long_training_stood(tmp_pa
     assert 0 <= event["stalled_seconds"] <= event["seconds"]
 
 
+def test_the_wait_before_an_update_counts_as_standing_still_and_not_as_training(tmp_path: Path) -> None:
+    class Copied(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            ticks.extend(range(10))
+            return True
+
+    ticks: list[int] = []
+    with opened(tmp_path) as todo:
+        current = now.begin(todo, Watch(), lambda: float(len(ticks)))
+        current.saving, current.copied = now.Saving(step=1, evaluated=0, stalled=0.0), Copied()
+        before = current.stopwatch.seconds
+        current.await_copy()
+        current.await_copy()
+    assert (current.saving.waited, current.stopwatch.seconds - before) == (10.0, 0.0)
+
+
 def test_a_save_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any, **options: Any) -> None:
         raise Failure("no space", fix="free some", code=ExitCode.IO)
