@@ -34,6 +34,10 @@ class Pairs:
     ours: tuple[float, ...]
     peer: tuple[float, ...]
 
+    def and_(self, more: Pairs) -> Pairs:
+        """These, and those of another start."""
+        return Pairs(ours=self.ours + more.ours, peer=self.peer + more.peer)
+
     def faster(self) -> Estimate:
         """Our speed / the peer's."""
         return estimate([peer / ours for ours, peer in zip(self.ours, self.peer, strict=True)])

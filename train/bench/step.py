@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
@@ -20,6 +22,7 @@ GFLOP: Final = 14.47  # of the reference workload, an image forward and backward
 PRODUCT: Final = 8192  # rows and columns of the matrices whose product is the device's measure
 BLOCK_S: Final = 0.5
 WARM: Final = 10  # steps
+STARTS: Final = 5  # of both sides of row 13
 NO_GPU: Final = "needs a GPU"
 ON_CPU: Final = "measured on the CPU: --device cpu"
 
@@ -168,12 +171,16 @@ def together(options: Options) -> Iterator[Row]:
     if options.device != "cpu":
         yield rows.unmeasured("13", ON_CPU)
         return
-    load = loads.TOGETHER
-    by_hand = paced.peer(options, "bare", *load.words(), ranks=2)
-    with paced.started(options, _ours(options, load, procs=2), by_hand) as (ours, peer):
-        # Four processes on two cores: the blocks of one side differ by a tenth, and what is asked for is a bound.
-        found, facts = _in_turns(options, ours, peer, 200)
-        yield rows.measured("13", found.faster(), **facts)
+    load, found, facts = loads.TOGETHER, Pairs(ours=(), peer=()), dict[str, Any]()
+    # Where the system puts the processes of a start makes a hundredth, and what is asked for is a bound.
+    for _ in range(1 if options.quick else STARTS):
+        place = replace(options, scratch=Path(mkdtemp(dir=options.scratch)))
+        by_hand = paced.peer(place, "bare", *load.words(), ranks=2)
+        with paced.started(place, _ours(place, load, procs=2), by_hand) as (ours, peer):
+            more, _ = _in_turns(place, ours, peer, 40)
+            found = found.and_(more)
+            facts = figures(found, ours, peer)
+    yield rows.measured("13", found.faster(), **facts)
 
 
 # What may be asked for -> the rows of the table, and what measures them.

@@ -33,6 +33,25 @@ def test_a_call_that_another_thread_interrupts_is_counted_once() -> None:
     assert traced.counted((SEEN + torn).splitlines(), "train.worker") == 4
 
 
+def test_a_start_that_another_thread_interrupts_is_one() -> None:
+    start = '12   execve("/bin/python", ["python", "-m", "train.worker"], 0x7 /* 9 vars */'
+    torn = SEEN.replace(
+        f"{start}) = 0\n", f"{start} <unfinished ...>\n13   +++ exited with 0 +++\n12   <... execve resumed>) = 0\n"
+    )
+    assert torn != SEEN
+    assert traced.counted(torn.splitlines(), "train.worker") == 3
+    assert traced.counted(torn.replace("resumed>) = 0", "resumed>) = -1 EACCES").splitlines(), "train.worker") == 0
+
+
+@pytest.mark.skipif(traced.strace(unmeasured()) is None, reason="strace is not here")
+def test_a_program_that_is_not_seen_is_told_and_has_not_asked_for_nothing(tmp_path: Path) -> None:
+    program = traced.strace(unmeasured())
+    assert program is not None
+    with pytest.raises(Failure, match="did not see") as caught:
+        traced.calls(program, [sys.executable, "-c", "pass"], {}, tmp_path, mark="train.worker")
+    assert caught.value.code == ExitCode.PEER
+
+
 @pytest.mark.skipif(traced.strace(unmeasured()) is None, reason="strace is not here")
 def test_a_program_that_asks_more_is_seen_to_ask_more(tmp_path: Path) -> None:
     program = traced.strace(unmeasured())
