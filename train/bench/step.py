@@ -22,7 +22,7 @@ GFLOP: Final = 14.47  # of the reference workload, an image forward and backward
 PRODUCT: Final = 8192  # rows and columns of the matrices whose product is the device's measure
 BLOCK_S: Final = 0.5
 WARM: Final = 10  # steps
-STARTS: Final = 5  # of both sides of row 13
+STARTS: Final = 5  # of all sides of rows 4 and 13
 NO_GPU: Final = "needs a GPU"
 ON_CPU: Final = "measured on the CPU: --device cpu"
 
@@ -89,11 +89,12 @@ def overhead(options: Options) -> Iterator[Row]:
         yield rows.unmeasured("4a", ON_CPU)
         yield rows.unmeasured("4b", ON_CPU)
         return
-    load = loads.LOOP
-    three = (_ours(options, load), _bare(options, load), paced.peer(options, "accelerated", *load.plain()))
-    with paced.started(options, *(_on_one_thread(side) for side in three)) as sides:
-        _sized(options, sides[0], sides, seconds=0.05)
-        told = [_round(sides, number) for number in range(options.count(201) + 1)][1:]
+    load, told = loads.LOOP, list[list[tuple[float, float]]]()
+    for place in _places(options):
+        three = (_ours(place, load), _bare(place, load), paced.peer(place, "accelerated", *load.plain()))
+        with paced.started(place, *(_on_one_thread(side) for side in three)) as sides:
+            _sized(place, sides[0], sides, seconds=0.05)
+            told += [_round(sides, number) for number in range(place.count(40) + 1)][1:]
     over, share, facts = around(told, 0, "")
     facts |= around(told, 1, "processor_")[2]
     yield rows.measured("4a", over, **facts)
@@ -172,9 +173,7 @@ def together(options: Options) -> Iterator[Row]:
         yield rows.unmeasured("13", ON_CPU)
         return
     load, found, facts = loads.TOGETHER, Pairs(ours=(), peer=()), dict[str, Any]()
-    # Where the system puts the processes of a start makes a hundredth, and what is asked for is a bound.
-    for _ in range(1 if options.quick else STARTS):
-        place = replace(options, scratch=Path(mkdtemp(dir=options.scratch)))
+    for place in _places(options):
         by_hand = paced.peer(place, "bare", *load.words(), ranks=2)
         with paced.started(place, _ours(place, load, procs=2), by_hand) as (ours, peer):
             more, _ = _in_turns(place, ours, peer, 40)
@@ -196,6 +195,16 @@ ROWS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Options], Iterator[Row
 
 def _ours(options: Options, load: Load, *, procs: int = 1) -> Side:
     return paced.ours(options, f"ours-{load.model}-{load.batch}", *load.settings(procs=procs), procs=procs)
+
+
+def _places(options: Options) -> Iterator[Options]:
+    """For each start of all sides, with a folder of its own.
+
+    How the processes of one start lie in memory makes a hundredth of a step, and 30 µs of a short one, which more pairs
+    of that start do not even out.
+    """
+    for _ in range(1 if options.quick else STARTS):
+        yield replace(options, scratch=Path(mkdtemp(dir=options.scratch)))
 
 
 def _on_one_thread(side: Side) -> Side:
