@@ -32,6 +32,7 @@ UNREACHED: dict[str, str] = {
     "train/bench/paced.py:ask#2": "a measured process that ends: tests/train/bench/test_paced.py",
     "train/bench/paced.py:one_json": "a measured process that ends: tests/train/bench/test_paced.py",
     "train/bench/paced.py:one_json#2": "a measured process that ends: tests/train/bench/test_paced.py",
+    "train/bench/traced.py:calls": "a start that strace does not see: tests/train/bench/test_traced.py",
     "train/commands/bench.py:stop": "a signal: tests/train/commands/test_bench.py",
     "train/data/arrays.py:_told#4": "where torch or zipfile meets a cut file's end: tests/train/data/test_arrays.py",
     "train/data/cached.py:_looked_at": "a file that goes away: tests/train/data/test_cached.py",
