@@ -1,0 +1,143 @@
+"""The code's own tables become docs/reference.md: config keys, environment variables, exit codes.
+
+python docs/write_reference.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from entrypoint import ExitCode
+from train.settings import rules, variables, yaml12
+from train.settings.advice import show, words
+from train.settings.config import RunConfig
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "reference.md"
+QUICKSTART: Final = ROOT / "configs" / "quickstart.yaml"
+BEGIN, END = "<!-- begin of {}: written by docs/write_reference.py -->", "<!-- end of {} -->"
+# What no table of the code says of a variable: what it is for. A test compares the names with the code.
+MEANINGS: Final = tomllib.loads((ROOT / "docs" / "variables.toml").read_text())
+# Keys that configs/quickstart.yaml leaves without a comment, because their name says it.
+PLAIN: Final = {
+    "optim.weight_decay": "of SGD and Adam as a part of the gradient, of AdamW apart from it",
+    "optim.label_smoothing": "this share of the target goes to all classes alike; evaluations are without it",
+    "train.epochs": "passes over the training samples",
+    "eval.every_epochs": "the held-out samples are measured after so many epochs, and at the end",
+    "log.tensorboard": "write TensorBoard's files too",
+    "log.gpu_every_seconds": "how often GPUs are asked what they do",
+}
+Row = Sequence[str]
+
+
+def table(head: Row, rows: Iterable[Row]) -> str:
+    """A table of Markdown; no cell can end its row."""
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def keys(kind: Any = RunConfig, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any, Any]]:
+    """(path, type, default) of every key that holds a value, in the order of the code."""
+    found, defaults = [], kind()
+    for name, hint in get_type_hints(kind).items():
+        path = (*above, name)
+        inner = hasattr(hint, "__dataclass_fields__")
+        found += keys(hint, path) if inner else [(path, hint, getattr(defaults, name))]
+    return found
+
+
+def comments(path: Path = QUICKSTART) -> dict[str, str]:
+    """What a commented configuration says beside each of its keys."""
+    lines, text = yaml12.read_file(path).lines, path.read_text().splitlines()
+    return {".".join(key): said for key, number in lines.items() if (said := _comment(text, number - 1))}
+
+
+def _comment(text: Sequence[str], at: int) -> str:
+    """The comment of one line, and of the lines below it that hold nothing else."""
+    parts = [text[at].partition(" #")[2].strip()]
+    for line in text[at + 1 :] if parts[0] else ():
+        if not re.match(r"\s+#", line):
+            break
+        parts.append(line.strip(" #"))
+    return " ".join(parts)
+
+
+def allowed(key: str, hint: Any) -> str:
+    """Type and range in words; a rule that lists names says more than the type does."""
+    rule = rules.RULES.get(key)
+    listed = ", ".join(rules.NAMES[key]) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
+    if listed or (rule and rule.expected.startswith(("one of", "none", "false"))):
+        return listed or (rule.expected if rule else "")
+    return f"{words(hint)}; {rule.expected}" if rule else words(hint)
+
+
+def config_rows() -> list[Row]:
+    """A row for each key of the configuration."""
+    said = comments()
+    rows = []
+    for path, hint, default in keys():
+        key = ".".join(path)
+        later = "**not in this version**: accepts its default only" if key in rules.NOT_YET else ""
+        rows.append([f"`{key}`", f"`{show(default)}`", allowed(key, hint), later or said.get(key) or PLAIN[key]])
+    return rows
+
+
+def patterns() -> dict[str, list[str]]:
+    """The variables that a training is not given, by what decides instead."""
+    groups: dict[str, list[str]] = {}
+    for name, why in variables.REMOVED.items():
+        groups.setdefault(why, []).append(name)
+    return groups
+
+
+def code_rows() -> list[Row]:
+    """A row for each exit code: meaning from the code's own comment, requeued as the job scripts do it."""
+    source = (ROOT / "entrypoint" / "errors.py").read_text()
+    said = dict(re.findall(r"^    ([A-Z_]+) = \d+  # (.+)$", source, re.M)) | {"OK": "done"}
+    again = requeued()
+    return [[str(int(one)), f"`{one.name}`", said[one.name], "yes" if one in again else "no"] for one in ExitCode]
+
+
+def requeued() -> set[int]:
+    """The codes on which a job script puts its job back into the queue."""
+    found = re.search(r"=~ \^\(([\d|]+)\)\$", (ROOT / "launch" / "multinode.sh").read_text())
+    return {int(code) for code in found[1].split("|")} if found else set()
+
+
+def sections() -> dict[str, str]:
+    """The text between each pair of the page's marks."""
+    named = {
+        title: table(("variable", "meaning"), [[f"`{name}`", said] for name, said in entries.items()])
+        for title, entries in MEANINGS.items()
+    }
+    removed = table(("not used", "why"), [[_code(names), why] for why, names in patterns().items()])
+    return named | {
+        "keys": table(("key", "default", "allowed", "meaning"), config_rows()),
+        "removed": removed,
+        "acting": _code((*variables.ACTING, *variables.PROXIES)) + ".",
+        "codes": table(("code", "name", "meaning", "the job scripts requeue"), code_rows()),
+    }
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def written(text: str) -> str:
+    """The page with what the code says now between its marks."""
+    for name, inside in sections().items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, after = re.split(f"{re.escape(begin)}|{re.escape(end)}", text)
+        text = f"{before}{begin}\n{inside}\n{end}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
