@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
   train check --config cfg.yaml             validate and show the plan; nothing is started or written
   train eval runs/NAME                      measure a run's best checkpoint again, anywhere
+  train predict runs/NAME photos/           what the trained model says of image files
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
@@ -44,8 +45,8 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN|data check|profile|fetch|bench NAME|report RUN] [--config FILE] [options] "
-        "[section.key=value ...]",
+        usage="train [check|where|eval RUN|predict RUN IMAGES|data check|profile|fetch|bench NAME|report RUN] "
+        "[--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -156,7 +157,11 @@ COMMANDS = {
     "data": data.handle,
 }
 # These come first and have arguments of their own; other commands do not wait for their imports.
-OWN = {"bench": "train.commands.bench", "report": "train.commands.reporting"}
+OWN = {
+    "bench": "train.commands.bench",
+    "predict": "train.commands.predicting",
+    "report": "train.commands.reporting",
+}
 JSON = ("eval", "data")  # the commands that know --json
 
 if __name__ == "__main__":

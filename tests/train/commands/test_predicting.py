@@ -1,0 +1,142 @@
+"""`train predict` from a shell: lines on stdout, what is broken on stderr, and one error before anything else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import flip, reseal
+from images import write_image
+from jobs import forget_accelerate, trained
+from processes import python
+
+from train import __main__ as front
+from train.checkpoint import manifest
+
+CPU = {"ENTRYPOINT_DEVICE": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerate() -> Iterator[None]:
+    forget_accelerate()
+    yield
+    forget_accelerate()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    trained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A run that a test may damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def predict(*words: str | Path) -> int:
+    return front.run(["predict", *map(str, words)], CPU)
+
+
+def test_each_image_is_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [write_image(Path("photos") / name, 9) for name in ("b c.png", "a.jpg")]
+    assert predict(run, "photos") == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == [str(path) for path in sorted(paths)]
+    assert all(name in ("outline-0", "outline-1") and 0.5 <= float(share) <= 1 for _, name, share in lines)
+
+
+def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, "a.png", "a.png", "--json", "--top", "2") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(one["top"]) for one in found] == [2, 2]
+    assert found[0]["class"] == found[0]["top"][0]["class"]
+
+
+def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    best = run / json.loads((run / "best.json").read_text())["checkpoint"]
+    said = []
+    for place in (run, best):
+        forget_accelerate()
+        assert predict(place, "a.png", "--json") == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+
+
+def test_a_broken_image_costs_its_own_line_and_the_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    Path("b.png").write_bytes(b"no image")
+    assert predict(run, "b.png", "a.png") == 65
+    out, err = capsys.readouterr()
+    assert out.startswith("a.png\t")
+    assert "b.png: no image that Pillow knows" in err
+    assert "1 of 2 images" in err
+
+
+def no_checkpoints(run: Path) -> None: shutil.rmtree(run / "checkpoints")  # fmt: skip
+
+
+def nothing(run: Path) -> None: shutil.rmtree(run)  # fmt: skip
+
+
+def damaged(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-*"):
+        flip(path / "model.safetensors")
+
+
+def newer(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-*"):
+        reseal(path, format=manifest.FORMAT + 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "said"),
+    [
+        (nothing, 66, "does not exist"),
+        (no_checkpoints, 66, "a folder without checkpoints"),
+        (damaged, 65, "is whole"),
+        (newer, 65, "newer version"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_error_before_anything_else(
+    run: Path, spoil: object, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    spoil(run)  # type: ignore[operator]
+    assert predict(run, "a.png") == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("ERROR["), err.count("  fix: ")) == ("", 1, 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["gone.png"], 66, "gone.png does not exist"),
+        ([], 64, "no image to look at"),
+        (["a.png", "--top", "0"], 64, "--top"),
+        (["a.png", "--device", "tpu"], 64, "--device"),
+        (["a.png", "train.epochs=9"], 64, "train.epochs"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_else(
+    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, *words) == code
+    out, err = capsys.readouterr()
+    assert (out, said in err) == ("", True)
+
+
+def test_it_works_from_a_shell_that_says_it_is_one_of_several_ranks(run: Path) -> None:
+    write_image(Path("a.png"))
+    several = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "PMI_SIZE": "4", "ACCELERATE_MIXED_PRECISION": "fp16"}
+    ended = python("-m", "train", "predict", str(run), "a.png", "--device", "cpu", environ=several)
+    assert (ended.returncode, ended.stdout.count("\n"), ended.stderr) == (0, 1, "")

@@ -1,0 +1,153 @@
+"""What a network says of image files is what the evaluation counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from images import write_image
+from jobs import forget_accelerate, trained
+from PIL import Image
+from torch import Tensor, nn
+
+from entrypoint import Failure
+from train.data import catalog
+from train.measuring import chosen, measuring
+from train.settings import schema
+from train.using import prediction
+from train.using.prediction import Ready
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerate() -> Iterator[None]:
+    forget_accelerate()
+    yield
+    forget_accelerate()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of noise, dark and light, 40 images each."""
+    root, draw = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for place, name in enumerate(("dark", "light")):
+        (root / name).mkdir()
+        for number in range(40):
+            values = draw.integers(0, 180, (10, 12, 3)) + 40 * place
+            Image.fromarray(values.astype(np.uint8)).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training on them whose averaged weights are evaluated."""
+    settings = ("data.name=folder", f"data.root={photos}", "train.ema_decay=0.5", "model.args.norm=batch")
+    folder = tmp_path_factory.mktemp("run")
+    trained(folder, *settings)
+    return folder
+
+
+def ready(run: Path, images: int = 80, *settings: str) -> Ready:
+    found = chosen.choose(str(run))
+    config, _ = chosen.configured(found, None, settings)
+    return prediction.prepare(config, found, {"ENTRYPOINT_DEVICE": "cpu"}, images)
+
+
+def held_out(photos: Path) -> tuple[list[Path], list[str]]:
+    """The files that the training held out, and their classes."""
+    data = schema.load(None, ["data.name=folder", f"data.root={photos}", "data.image_size=8"]).data
+    paths = [Path(str(path)) for path in catalog.open_sets(data).held_out.paths]  # type: ignore[attr-defined]
+    return paths, [path.parent.name for path in paths]
+
+
+@pytest.mark.parametrize("size", [1, 7, 256])
+def test_as_many_are_right_as_the_evaluation_counted(run: Path, photos: Path, size: int) -> None:
+    paths, labels = held_out(photos)
+    answers = prediction.predict(ready(run, len(paths), f"eval.batch_size={size}"), paths, 1, print)
+    right = sum(answer.classes[0] == label for answer, label in zip(answers, labels, strict=True))
+    result = chosen_result(run)
+    assert len(paths) == result["samples"]
+    assert right / len(paths) == pytest.approx(result["accuracy"])
+
+
+def chosen_result(run: Path) -> dict[str, float]:
+    from train.using import takes
+
+    found: dict[str, float] = takes.state(chosen.choose(str(run)))["state"]["result"]
+    return found
+
+
+def test_the_average_of_the_weights_is_what_answers(run: Path) -> None:
+    weights, network = measuring.read(chosen.choose(str(run))), ready(run).network
+    assert weights.averaged
+    assert all(torch.equal(tensor, weights.tensors[name]) for name, tensor in network.state_dict().items())
+    assert not any(module.training for module in network.modules())
+
+
+def test_answers_come_in_the_order_of_the_files_and_broken_ones_are_named(run: Path, photos: Path) -> None:
+    good, broken, said = photos / "dark" / "0.png", photos.parent / "broken\n.png", list[str]()
+    broken.write_bytes(b"no image")
+    found = prediction.predict(ready(run), [broken, good, broken, good], 1, said.append)
+    assert [one.path for one in [next(found), next(found)]] == [good, good]
+    with pytest.raises(Failure, match="2 of 4 images") as caught:
+        next(found)
+    assert caught.value.code == 65
+    assert [text.splitlines() for text in said] == [[f"{photos.parent}/broken\\n.png: no image that Pillow knows"]] * 2
+
+
+def test_top_gives_classes_by_falling_probability_that_add_up(run: Path, photos: Path) -> None:
+    (one,) = prediction.predict(ready(run), [photos / "light" / "1.png"], 5, print)
+    assert set(one.classes) == {"dark", "light"}
+    assert one.probabilities[0] >= one.probabilities[1]
+    assert math.fsum(one.probabilities) == pytest.approx(1)
+
+
+class Says(nn.Module):
+    """The same scores for each image."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.scores = torch.tensor(scores)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.scores.expand(len(images), -1)
+
+
+@pytest.mark.parametrize("scores", [(math.nan, 1.0), (1.0, math.nan), (math.inf, 0.0)])
+def test_scores_that_are_no_numbers_are_no_answer(
+    run: Path, photos: Path, scores: tuple[float, float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = replace(ready(run), network=Says(*scores))
+    with pytest.raises(Failure, match="1 of 1 images"):
+        list(prediction.predict(strange, [photos / "dark" / "0.png"], 1, print))
+    assert "0.png: the network's scores are not finite numbers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scores", [(2.0, 2.0), (0.0, -math.inf)])
+def test_of_equal_scores_the_first_class_answers_and_a_ruled_out_one_has_nothing(
+    run: Path, photos: Path, scores: tuple[float, float]
+) -> None:
+    (one,) = prediction.predict(replace(ready(run), network=Says(*scores)), [photos / "dark" / "0.png"], 1, print)
+    assert one.classes == ("dark",)
+
+
+def test_a_model_of_clips_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path, "data.frames=3", "model.name=cnn3d", "train.max_steps=2")
+    with pytest.raises(Failure, match="does not take image files") as caught:
+        ready(tmp_path)
+    assert caught.value.code == 64
+
+
+def test_a_batch_too_large_for_the_gpu_names_a_smaller_one(run: Path, tmp_path: Path) -> None:
+    class Full(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    path = write_image(tmp_path / "a.png")
+    with pytest.raises(Failure, match="out of GPU memory") as caught:
+        list(prediction.predict(replace(ready(run), network=Full()), [path] * 16, 1, print))
+    assert (caught.value.code, "eval.batch_size=4" in caught.value.fix) == (71, True)

@@ -1,0 +1,85 @@
+"""What a network takes follows from its checkpoint, or from its data where the checkpoint does not say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_up import pixels, write_mnist
+
+from entrypoint import Failure
+from train.data import catalog
+from train.data.shape import Shape
+from train.settings.config import Data, RunConfig
+from train.using import takes
+from train.using.takes import Takes
+
+TOLD = {"data": {"classes": ["cat", "dog"]}}
+
+
+def of(data: Data, told: dict[str, object]) -> Takes:
+    return takes.of(RunConfig(data=data), told)
+
+
+def test_a_folder_of_images_need_not_be_there_any_more() -> None:
+    found = of(Data(name="folder", root="gone", image_size=48), TOLD)
+    assert (found.classes, found.shape, found.bytes_) == (("cat", "dog"), Shape(channels=3, size=(48, 48)), True)
+
+
+def test_what_is_known_of_digits_is_what_the_data_has(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    data = Data(name="mnist", root=str(tmp_path), image_size=28)
+    assert takes.known(data) == catalog.open_sets(data).shape
+
+
+@pytest.mark.parametrize("frames", [None, 3])
+def test_what_is_known_of_drawn_samples_is_what_the_data_has(frames: int | None) -> None:
+    data = Data(image_size=16, frames=frames, samples=20)
+    assert takes.known(data) == catalog.open_sets(data).shape
+
+
+def test_an_older_checkpoint_without_class_names_asks_the_data() -> None:
+    assert of(Data(image_size=16, classes=2, samples=20), {}).classes == ("outline-0", "outline-1")
+
+
+@pytest.mark.parametrize(("kind", "bytes_"), [(np.uint8, True), (np.float32, False)])
+def test_arrays_say_it_themselves(kind: type, bytes_: bool, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=pixels(20, 9, 9, 1).astype(kind), labels=np.arange(20) % 2)
+    found = of(Data(name="npz", root=str(tmp_path / "a.npz")), TOLD)
+    assert (found.shape, found.bytes_) == (Shape(channels=1, size=(9, 9)), bytes_)
+
+
+def test_arrays_that_are_gone_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        of(Data(name="npz", root=str(tmp_path / "gone.npz")), TOLD)
+    assert caught.value.code == 66
+
+
+def taking(*size: int, channels: int = 3, bytes_: bool = True) -> Takes:
+    return Takes(classes=("a", "b"), shape=Shape(channels=channels, size=size), bytes_=bytes_)
+
+
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        (taking(4, 8, 8), "clips of 4 frames"),
+        (taking(8, 8, bytes_=False), "as floats"),
+        (taking(8, 9), "squares"),
+        (taking(8, 8, channels=4), "1 or 3 channels"),
+    ],
+)
+def test_what_image_files_cannot_become_is_refused_with_a_way_out(taken: Takes, said: str) -> None:
+    with pytest.raises(Failure, match="does not take image files") as caught:
+        takes.refuse_files(taken)
+    assert caught.value.code == 64
+    assert said in str(caught.value)
+    assert "train export" in caught.value.fix
+
+
+@pytest.mark.parametrize("taken", [taking(8, 8), taking(8, 8, channels=1)])
+def test_squares_of_bytes_are_taken(taken: Takes) -> None:
+    takes.refuse_files(taken)
+    assert taken.sets.classes == ("a", "b")
+    assert taken.sets.held_out.read(np.arange(0)).shape == torch.Size([0, *taken.shape.stored])

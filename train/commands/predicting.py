@@ -1,0 +1,92 @@
+"""`train predict CHECKPOINT IMAGES...`: what a trained model says of image files, one line for each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+from train import plugin
+from train.commands.words import Parser
+from train.measuring import chosen
+from train.settings import variables
+from train.using import given
+
+DEVICES: Final = ("auto", "cpu", "cuda")
+EXAMPLES: Final = """examples:
+  train predict runs/NAME image.jpg                    path, class and probability, with tabs between
+  train predict runs/NAME photos/ --top 3              all images in a folder and below it; three classes each
+  train predict runs/NAME photos/ --json > found.jsonl one JSON object for each image
+"""
+
+
+def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Say on stdout what each image shows, on stderr which cannot be read. Nothing is written."""
+    arguments = build_parser().parse_intermixed_args(argv)
+    words, settings = given.split(arguments.images)
+    top, device = _top(arguments.top), _device(arguments.device, environ)
+    found = chosen.choose(arguments.checkpoint)
+    config, notes = chosen.configured(found, arguments.config, settings)
+    files = given.files(words)
+    for note in (*found.notes, *notes):
+        print(f"note: {note}", file=sys.stderr)
+    plugin.look_beside(arguments.config, config.data.name, config.model.name)
+    world = _ours(environ)
+    variables.take_out(world, download=False)
+    from train.using import prediction  # torch
+
+    world["ENTRYPOINT_DEVICE"] = prediction.kind(device)
+    ready = prediction.prepare(config, found, world, len(files))
+    for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
+        print(one.as_json() if arguments.json else one.as_text())
+    return int(ExitCode.OK)
+
+
+def build_parser() -> Parser:
+    """The command line after `train predict`."""
+    parser = Parser(
+        prog="train predict",
+        usage="train predict CHECKPOINT IMAGES... [--top K] [--json] [--device auto|cpu|cuda] [--config FILE]",
+        description="Class and probability of image files, as the evaluation of the training would have read them.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, or one of its checkpoints/step-N")
+    parser.add_argument("images", nargs="*", metavar="IMAGES", help="image files, or folders of them")
+    parser.add_argument("--top", metavar="K", default="1", help="so many classes for each image (default: 1)")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each image")
+    parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
+    parser.add_argument("--config", metavar="FILE", help="the training's file, where modules of your own lie beside it")
+    return parser
+
+
+def _ours(environ: Mapping[str, str]) -> MutableMapping[str, str]:
+    """What libraries will read, where this is the process' own environment: they must not see other ranks in it."""
+    return os.environ if environ is os.environ else dict(environ)
+
+
+def _top(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
+        return int(text)
+    raise Failure("--top takes a whole number from 1", found=f"--top {text}", fix="write --top 5", code=ExitCode.USAGE)
+
+
+def _device(given_: str | None, environ: Mapping[str, str]) -> str:
+    """The command line over ENTRYPOINT_DEVICE. Where the training ran does not count."""
+    source, value = (
+        ("--device", given_) if given_ else ("ENTRYPOINT_DEVICE", environ.get("ENTRYPOINT_DEVICE") or "auto")
+    )
+    if value in DEVICES:
+        return value
+    expected = "auto, cpu or cuda"
+    raise Failure(
+        f"{source} has a value that cannot be used",
+        found=f"{source}={value[:200]}",
+        expected=expected,
+        fix=f"set {source} to {expected}, or leave it out",
+        code=ExitCode.USAGE,
+    )

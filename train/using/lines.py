@@ -1,0 +1,42 @@
+"""What a network says of one image becomes one line, for people and tools, or one JSON object. No torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Of one image: the likeliest classes and their probabilities, the first one first."""
+
+    path: Path
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+    def as_text(self) -> str:
+        """Path, class, probability, with tabs between; further classes and theirs behind."""
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
+
+    def as_json(self) -> str:
+        """One object. Bytes of a path that are no text are as in Python: os.fsencode gives them back."""
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        likeliest = [{"class": name, "probability": share} for name, share in pairs]
+        text = json.dumps({"path": str(self.path), **likeliest[0], "top": likeliest}, ensure_ascii=False)
+        return text.translate(BREAKS).encode(errors="backslashreplace").decode()
+
+
+# JSON leaves these as they are; readers may take them for the end of a line, and terminals for a command.
+BREAKS: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
+
+
+def one_line(text: str) -> str:
+    """As it is, but for what would end a line, hide a part of it or be obeyed by a terminal: as Python writes that."""
+    return "".join(letter if letter.isprintable() and letter != "\\" else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()

@@ -1,0 +1,138 @@
+"""A checkpoint and image files become one line for each image, computed as `train eval` computes, by one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from entrypoint import ExitCode, Failure, World
+from train.data.shape import Shape
+from train.evaluation.evaluation import largest
+from train.measuring import measuring
+from train.measuring.chosen import Chosen
+from train.ranks import runtime
+from train.settings.config import RunConfig
+from train.using import pixels, takes
+from train.using.lines import Prediction, one_line
+
+NOBODY: Final = "127.0.0.1"
+ALONE: Final = World(
+    rank=0,
+    local_rank=0,
+    world_size=1,
+    local_world_size=1,
+    node_rank=0,
+    num_nodes=1,
+    master_addr=NOBODY,
+    master_port=0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A network on its device, in evaluation mode, and what it takes. size: images in one batch."""
+
+    network: nn.Module
+    classes: tuple[str, ...]
+    shape: Shape
+    device: torch.device
+    size: int
+
+
+def kind(device: str) -> str:
+    """cpu or cuda, of auto, cpu or cuda."""
+    return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def prepare(config: RunConfig, chosen: Chosen, environ: MutableMapping[str, str], images: int) -> Ready:
+    """The network as `train eval` measures it: averaged weights where there are, the run's precision.
+
+    Changes `environ`, as `runtime.start`.
+
+    Raises:
+        Failure: DATA for a damaged checkpoint, USAGE for a network that takes no image files, NODE without the GPU.
+    """
+    taken = takes.of(config, takes.state(chosen))
+    takes.refuse_files(taken)
+    weights = measuring.read(chosen)
+    ready = runtime.start(config, ALONE, environ, accumulation=1)
+    network = measuring.prepared(config, taken.sets, weights, ready)
+    return Ready(
+        network=network.eval(),
+        classes=taken.classes,
+        shape=taken.shape,
+        device=ready.device,
+        size=largest(images, config.eval.batch_size),
+    )
+
+
+def predict(ready: Ready, paths: Sequence[Path], top: int, bad: Callable[[str], None]) -> Iterator[Prediction]:
+    """What the network says of each image, in their order; `bad` is told of those that it cannot be asked about.
+
+    Raises:
+        Failure: DATA at the end, where there were such; RESOURCE where a batch does not fit the GPU.
+    """
+    failed = 0
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for first in range(0, len(paths), ready.size):
+            part = paths[first : first + ready.size]
+            batch, reasons = pixels.batch(part, ready.shape, threads)
+            told = iter(_likeliest(_scores(ready, batch), top))
+            for path, reason in zip(part, reasons, strict=True):
+                found = next(told) if reason is None else reason
+                if isinstance(found, Failure):
+                    failed += 1
+                    bad(f"{one_line(found.found or str(path))}")
+                elif not found:
+                    failed += 1
+                    bad(f"{one_line(str(path))}: the network's scores are not finite numbers")
+                else:
+                    yield _prediction(path, found, ready.classes)
+    if failed:
+        raise _incomplete(failed, len(paths))
+
+
+def _scores(ready: Ready, batch: Tensor) -> Tensor:
+    """float32 [n, classes] on the CPU."""
+    if not len(batch):
+        return torch.empty((0, len(ready.classes)))
+    try:
+        with torch.no_grad():
+            scores: Tensor = ready.network(batch.to(ready.device))
+        return scores.float().cpu()
+    except torch.OutOfMemoryError as error:
+        found = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = f"give smaller batches: eval.batch_size={max(1, len(batch) // 4)}"
+        raise Failure("out of GPU memory", found=found, fix=fix, code=ExitCode.RESOURCE) from error
+
+
+def _likeliest(scores: Tensor, top: int) -> list[list[tuple[int, float]]]:
+    """For each row the first `top` classes and their probabilities; nothing where the scores are not numbers.
+
+    Of equal scores the first class is taken, as the evaluation does.
+    """
+    shares = scores.double().softmax(dim=1)
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :top]
+    fine = shares.isfinite().all(dim=1).tolist()
+    rows = zip(order.tolist(), shares.gather(1, order).tolist(), fine, strict=True)
+    return [list(zip(places, values, strict=True)) if good else [] for places, values, good in rows]
+
+
+def _prediction(path: Path, found: list[tuple[int, float]], classes: tuple[str, ...]) -> Prediction:
+    names, shares = tuple(classes[place] for place, _ in found), tuple(share for _, share in found)
+    return Prediction(path=path, classes=names, probabilities=shares)
+
+
+def _incomplete(failed: int, count: int) -> Failure:
+    return Failure(
+        f"{failed} of {count} images have no answer: they are named above",
+        fix="replace them or leave them out; the lines of the others are complete",
+        code=ExitCode.DATA,
+    )
