@@ -1,4 +1,4 @@
-"""The command `entrypoint`: show what was detected, or run any command once per rank."""
+"""The command `entrypoint`: show what was detected, look for what would break, or run any command once per rank."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
+  entrypoint doctor                      what would break a training here, and how to mend it
   entrypoint run -- python script.py     your own script, once per GPU
 """
 
@@ -43,16 +44,21 @@ def _columns() -> int:
 def build_parser() -> Parser:
     """The command line."""
     parser = Parser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=Help)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="show|run")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run")
     show = commands.add_parser(
         "show", help="what was detected, the plan, and where each value came from", formatter_class=Help
     )
     show.add_argument("--json", action="store_true", help="one JSON object")
+    doctor = commands.add_parser(
+        "doctor", help="what would break a training here, with a fix for each", formatter_class=Help
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.add_argument("--output", metavar="DIR", default="runs", help="folder that runs are kept in (default: runs)")
     run = commands.add_parser(
         "run", help="run a command once per rank with torchrun's contract set", formatter_class=Help
     )
     run.add_argument("--logs", metavar="DIR", default="logs", help="folder for rank-NNNN.log (default: logs)")
-    for each in (show, run):
+    for each in (show, doctor, run):
         add_launch_arguments(each)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
     return parser
@@ -94,6 +100,21 @@ def _show(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return 0
 
 
+def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from pathlib import Path
+
+    from entrypoint.doctor import examine, findings, report, scene  # nor for what looks around
+
+    options = options_from(arguments, environ)
+    looked = scene.Scene(environ=environ, options=options, output=Path(arguments.output))
+    found = examine.examine(looked)
+    if arguments.json:
+        import json
+    colour = sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    print(json.dumps(report.as_json(found)) if arguments.json else report.as_text(found, colour=colour))
+    return int(ExitCode.NODE if findings.failed(found) else ExitCode.OK)
+
+
 def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
@@ -106,7 +127,11 @@ def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {"show": _show, "run": _run}
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "show": _show,
+    "doctor": _doctor,
+    "run": _run,
+}
 
 
 def as_json(planned: Plan) -> dict[str, Any]:

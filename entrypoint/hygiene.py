@@ -79,13 +79,13 @@ def _home(child: dict[str, str], scratch: Path | None) -> list[str]:
     if not writable(child.get("HOME")) and scratch:
         notes.append(f"HOME ({child.get('HOME') or 'not set'}) cannot be written: caches go to {scratch}")
         child["HOME"] = str(scratch)
-        for cache in [name for name in child if name in _CACHES and not writable(child[name])]:
+        for cache in [name for name in child if name in CACHES and not writable(child[name])]:
             del child[cache]  # they fall back to HOME
     return notes
 
 
 # Caches that the libraries keep under HOME by default, and that a user may have pointed elsewhere.
-_CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR", "HF_HOME", "TORCH_HOME")
+CACHES = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR", "HF_HOME", "TORCH_HOME")
 
 
 def _preload(child: dict[str, str]) -> list[str]:

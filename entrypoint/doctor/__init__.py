@@ -1,0 +1,1 @@
+"""What would break a training here, found before it starts: `entrypoint doctor`."""

@@ -1,0 +1,124 @@
+"""What NVML tells of the driver and of each GPU, as values; whatever a GPU does not answer is left out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+MIB = 2**20
+# NVML's words for why a clock is lower than it could be. Idle, and limits that somebody set, are no trouble.
+# Source: NVML API reference, nvmlClocksEventReasons.
+REASONS = {
+    "nvmlClocksEventReasonHwSlowdown": "slowed by the hardware",
+    "nvmlClocksEventReasonHwThermalSlowdown": "too hot (hardware)",
+    "nvmlClocksEventReasonSwThermalSlowdown": "too hot (driver)",
+    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake: the node's power supply asks for less",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        memory_mib, used_mib: its memory, and what is taken now. programs: how many compute programs use it.
+        uncorrected: memory errors that ECC could not correct since the driver was loaded; None without ECC.
+        to_replace: rows or pages that wait for a reset to be replaced. worn_out: a replacement has failed.
+        slowed: why its clocks are low now, in words. prohibited: compute programs are refused.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int
+    used_mib: int
+    programs: int
+    uncorrected: int | None
+    to_replace: bool
+    worn_out: bool
+    slowed: tuple[str, ...]
+    prohibited: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """All that is asked for. cuda: the newest version that the driver knows. apart: pairs without direct copies."""
+
+    driver: str
+    cuda: tuple[int, int]
+    gpus: tuple[Gpu, ...]
+    apart: tuple[tuple[int, int], ...]
+
+
+def read(nvml: Any = None) -> Reading | None:
+    """Ask NVML; None without a driver. nvml: the module pynvml, or what stands in for it."""
+    nvml = nvml or importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        version = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
+        return Reading(
+            driver=str(_asked(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
+            cuda=(version // 1000, version % 1000 // 10),
+            gpus=tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles)),
+            apart=_apart(nvml, handles),
+        )
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
+    memory = _asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
+    # (corrected, uncorrected, one waits, one failed)
+    rows = _asked(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
+    prohibited = nvml.NVML_COMPUTEMODE_PROHIBITED
+    return Gpu(
+        index=index,
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        name=str(_asked(nvml, lambda: nvml.nvmlDeviceGetName(handle), "GPU")),
+        memory_mib=memory.total // MIB if memory else 0,
+        used_mib=memory.used // MIB if memory else 0,
+        programs=len(_asked(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())),
+        uncorrected=_uncorrected(nvml, handle),
+        to_replace=bool(rows[2]) or bool(_asked(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle), 0)),
+        worn_out=bool(rows[3]),
+        slowed=_slowed(nvml, handle),
+        prohibited=_asked(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), None) == prohibited,
+    )
+
+
+def _uncorrected(nvml: Any, handle: Any) -> int | None:
+    kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    found: int | None = _asked(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since), None)
+    return found
+
+
+def _slowed(nvml: Any, handle: Any) -> tuple[str, ...]:
+    bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), 0)
+    return tuple(words for name, words in REASONS.items() if bits & getattr(nvml, name))
+
+
+def _apart(nvml: Any, handles: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+    """Pairs that cannot read each other's memory."""
+    fine = nvml.NVML_P2P_STATUS_OK
+
+    def status(one: Any, other: Any) -> Any:
+        return _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_READ), fine)
+
+    pairs = combinations(enumerate(handles), 2)
+    return tuple((i, j) for (i, one), (j, other) in pairs if status(one, other) != fine)
+
+
+def _asked(nvml: Any, question: Callable[[], T], otherwise: Any) -> Any:
+    """The answer, or `otherwise` where this GPU or driver has none."""
+    try:
+        return question()
+    except nvml.NVMLError:
+        return otherwise

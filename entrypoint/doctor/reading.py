@@ -1,0 +1,140 @@
+"""Facts for checks, from /proc, /sys, mounts and the installed torch (what a plan needs is read in host.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.host import Place
+
+MIB = 2**20
+_FILES = {  # what a control group tells -> its file in version 2 and in version 1
+    "memory": ("memory.max", "memory.limit_in_bytes"),
+    "memory used": ("memory.current", "memory.usage_in_bytes"),
+    "tasks": ("pids.max", "pids.max"),
+    "tasks used": ("pids.current", "pids.current"),
+}
+_UNLIMITED = 2**60  # cgroup 1 writes "no limit" as a number of that size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device of a fast network: `mlx5_0`, whether one of its ports is up, and its kind (infiniband, cxi)."""
+
+    name: str
+    active: bool
+    kind: str
+
+
+def text(root: Place, *parts: str) -> str:
+    """A file's text; empty where it cannot be read."""
+    try:
+        return Path(root, *parts).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def memory_free_mib(root: Place = "/") -> int | None:
+    """What this process may still take: the machine's memory, or less where a control group has less left."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text(root, "proc/meminfo"), re.M)
+    left = [int(found[1]) // 1024] if found else []
+    for folder in _groups(root, "memory"):
+        limit, used = _number(folder, "memory"), _number(folder, "memory used")
+        if limit is not None and used is not None:
+            left.append(max(0, limit - used + _reclaimable(folder)) // MIB)
+    return min(left, default=None)
+
+
+def tasks_left(root: Place = "/") -> int | None:
+    """How many more processes and threads the control group takes; None where it has no limit."""
+    numbers = [(_number(folder, "tasks"), _number(folder, "tasks used")) for folder in _groups(root, "pids")]
+    return min((limit - (used or 0) for limit, used in numbers if limit is not None), default=None)
+
+
+def cores_quota(root: Place = "/") -> float | None:
+    """Processors' worth of time that the control group gives; None where it gives all."""
+    return min(filter(None, (_quota(folder) for folder in _groups(root, "cpu"))), default=None)
+
+
+def filesystem(path: Path, root: Place = "/") -> str:
+    """The kind of file system that holds `path` (nfs4, overlay, ...); `unknown` where no mount says so."""
+    whole = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in text(root, "proc/self/mounts").splitlines():
+        _, place, name = line.split(" ")[:3]
+        place = place.replace("\\040", " ")
+        if (whole == place or whole.startswith(place.rstrip("/") + "/")) and len(place) >= len(best):
+            best, kind = place, name
+    return kind
+
+
+def driver_of_host(root: Place = "/") -> str | None:
+    """The NVIDIA kernel driver's version; None without one. Containers see it, whether they see GPUs or not."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(root, "proc/driver/nvidia/version"))
+    return found[1] if found else None
+
+
+def torch_cuda(package: Path | None = None) -> tuple[str, str | None] | None:
+    """The installed torch's version and the CUDA that it was built for (None: a CPU build), without loading it.
+
+    package: torch's folder, by default the installed one's. None where there is no torch.
+    """
+    if package is None:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        package = Path(spec.origin).parent
+    said = text(package, "version.py")
+    version = re.search(r"^__version__ = '([^']+)'", said, re.M)
+    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", said, re.M)
+    return (version[1], cuda[1] if cuda else None) if version else None
+
+
+def fabrics(root: Place = "/") -> tuple[Device, ...]:
+    """InfiniBand, RoCE, EFA and Slingshot devices, as the kernel lists them."""
+    found = []
+    for kind in ("infiniband", "cxi"):
+        folder = Path(root, "sys/class", kind)
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+            states = [text(port, "state") for port in sorted(Path(folder, name, "ports").glob("*"))]
+            active = not states or any("ACTIVE" in state for state in states)  # cxi lists no ports there
+            found.append(Device(name=name, active=active, kind=kind))
+    return tuple(found)
+
+
+def _groups(root: Place, controller: str) -> Iterator[Path]:
+    """This process's control group for it and those around it, innermost first; a container's may lie at the root."""
+    for line in text(root, "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        base = Path(root, "sys/fs/cgroup", *([names] if names else []))
+        if names and not base.is_dir():
+            base = base.parent / controller
+        inner = Path(path.lstrip("/"))
+        yield from (base / each for each in (inner, *inner.parents))
+
+
+def _number(folder: Path, what: str) -> int | None:
+    for name in _FILES[what]:
+        said = text(folder, name).strip()
+        if said.isdigit():
+            return int(said) if int(said) < _UNLIMITED else None
+    return None
+
+
+def _reclaimable(folder: Path) -> int:
+    """Files that are kept in memory while nobody needs it."""
+    found = re.search(r"^(?:total_)?inactive_file (\d+)$", text(folder, "memory.stat"), re.M)
+    return int(found[1]) if found else 0
+
+
+def _quota(folder: Path) -> float | None:
+    words = text(folder, "cpu.max").split()
+    if len(words) != 2:
+        words = [text(folder, "cpu.cfs_quota_us").strip(), text(folder, "cpu.cfs_period_us").strip()]
+    return int(words[0]) / int(words[1]) if all(word.isdigit() for word in words) and int(words[1]) else None

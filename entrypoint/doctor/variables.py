@@ -1,0 +1,115 @@
+"""The caller's variables that act on a training, each with what it does; and what of the host's Python leaks in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from entrypoint import hygiene
+from entrypoint.doctor.findings import Finding, ok, warn
+from entrypoint.doctor.scene import Scene
+
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_LONGEST = 60
+_OFF = ("", "0")
+# What does harm, or has no effect where the user thinks it has one -> what it does.
+WARNED: Mapping[str, str] = {
+    "ACCELERATE_MIXED_PRECISION": "`train` refuses it where it contradicts train.precision, and uses the config's",
+    "ACCELERATE_*": "`train` does not use it, the config decides; a script under `entrypoint run` gets it",
+    "CUDA_LAUNCH_BLOCKING": "the CPU waits for each kernel: for debugging, several times slower",
+    "NCCL_IB_DISABLE": "NCCL does not use InfiniBand or RoCE: TCP between nodes, much slower",
+    "NCCL_P2P_DISABLE": "no direct copies between GPUs of a node: slower",
+    "NCCL_SHM_DISABLE": "ranks of a node do not use shared memory: slower",
+    "NCCL_NET_DISABLE_INTRA": "it changes which way ranks of a node take",
+    "NCCL_PROTO": "it fixes NCCL's protocol; some networks need that (Slingshot: ^LL128), others become slower",
+    "NCCL_ALGO": "it fixes NCCL's algorithm: slower for all sizes but one",
+    "NCCL_BLOCKING_WAIT": "NCCL has no such variable any more; TORCH_NCCL_BLOCKING_WAIT is its name",
+    "NCCL_ASYNC_ERROR_HANDLING": "torch reads TORCH_NCCL_ASYNC_ERROR_HANDLING now",
+    "TORCH_NCCL_BLOCKING_WAIT": "the CPU waits for each collective: slower",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL checks each collective: slower; on the CPU `train` leaves it out",
+    "NVIDIA_TF32_OVERRIDE": "`train` does not use it: train.tf32 decides",
+    "TORCHDYNAMO_DISABLE": "`train` does not use it: train.compile decides",
+    "TORCH_COMPILE_DISABLE": "`train` does not use it: train.compile decides",
+    "OMP_PROC_BIND": "threads are bound to processors: ranks of a node may all be bound to the same ones",
+    "KMP_AFFINITY": "threads are bound to processors: ranks of a node may all be bound to the same ones",
+    "GOMP_CPU_AFFINITY": "threads are bound to processors: ranks of a node may all be bound to the same ones",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation asks the driver: for debugging, many times slower",
+    "LD_PRELOAD": "it puts a library before all others, in each rank",
+}
+# What the user or the site has chosen, and what it does. The last that fits is the general one of its family.
+TOLD: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "threads of each rank; unset, the cores are shared out among the ranks",
+    "MKL_NUM_THREADS": "threads of each rank's matrix products",
+    "NCCL_DEBUG": "what NCCL writes into the logs",
+    "NCCL_DEBUG_SUBSYS": "which parts of NCCL write into the logs",
+    "NCCL_DEBUG_FILE": "where NCCL writes instead of the logs",
+    "NCCL_SOCKET_IFNAME": "the network interface that NCCL starts on; unset, the one that leads to rank 0",
+    "GLOO_SOCKET_IFNAME": "the network interface of gloo; unset, the one that leads to rank 0",
+    "NCCL_IB_HCA": "which InfiniBand devices NCCL uses",
+    "NCCL_NET": "the network that NCCL must use; it fails where that is not there",
+    "NCCL_NET_GDR_LEVEL": "how far a GPU may be from the network card that reads it",
+    "NCCL_NET_PLUGIN": "NCCL's network plugin",
+    "NCCL_CROSS_NIC": "whether NCCL's rings change network cards",
+    "CUDA_VISIBLE_DEVICES": "which GPUs can be used, and in which order",
+    "CUDA_DEVICE_ORDER": "how GPUs are numbered; `train` counts by PCI bus",
+    "PYTORCH_CUDA_ALLOC_CONF": "how torch keeps GPU memory",
+    "PYTORCH_ALLOC_CONF": "how torch keeps GPU memory",
+    "TORCH_HOME": "where torch keeps weights that it downloads",
+    "HF_HOME": "where models and data of the Hugging Face hub are kept",
+    "MASTER_ADDR": "the host of rank 0",
+    "MASTER_PORT": "the one port on which rank 0 listens",
+    "ENTRYPOINT_INTERFACE": "the network interface of NCCL and gloo",
+    "ENTRYPOINT_PORT_RANGE": "the ports among which rank 0 chooses",
+    "ENTRYPOINT_DEVICE": "cpu or cuda, as --device",
+    "ENTRYPOINT_PROCS_PER_NODE": "ranks on each node, as --procs-per-node",
+    "NCCL_*": "a setting of NCCL",
+    "GLOO_*": "a setting of gloo",
+    "OMP_*": "a setting of OpenMP's threads",
+    "KMP_*": "a setting of OpenMP's threads",
+    "FI_*": "a setting of libfabric",
+    "UCX_*": "a setting of UCX",
+    "TORCH_*": "a setting of torch",
+    "TORCHINDUCTOR_*": "a setting of torch.compile",
+}
+_AT_ZERO_TOO = ("NVIDIA_TF32_OVERRIDE",)  # 0 is a choice there
+
+
+def check(scene: Scene) -> list[Finding]:
+    """Leaks of the host's Python, then one line for each variable."""
+    return [*leaks(scene.environ), *acting(scene.environ)]
+
+
+def leaks(environ: Mapping[str, str]) -> list[Finding]:
+    """What hygiene takes out before a rank is started, and what conda leaves in the way of libraries."""
+    _, notes = hygiene.clean(environ, foreign=False, scratch=None)
+    fix = "unset it in the shell that starts (apptainer: --no-home or APPTAINERENV_PYTHONPATH=); no rank gets it anyway"
+    found = [warn("host python", note, fix) for note in notes]
+    prefix = environ.get("CONDA_PREFIX")
+    if prefix and any(part.startswith(prefix) for part in environ.get("LD_LIBRARY_PATH", "").split(":")):
+        text = f"LD_LIBRARY_PATH points into conda ({prefix}): its libraries come before torch's own"
+        found.append(warn("host python", text, "conda deactivate, or unset LD_LIBRARY_PATH"))
+    return found or [ok("host python", "nothing of it leaks in")]
+
+
+def acting(environ: Mapping[str, str]) -> list[Finding]:
+    """Each variable that acts; those that `0` or nothing switches off are left out."""
+    found: list[Finding] = []
+    for name in sorted(environ):
+        value = environ[name]
+        if (does := _does(WARNED, name)) and (value not in _OFF or name in _AT_ZERO_TOO):
+            found.append(warn("variables", f"{_shown(name, value)}: {does}", f"unset {name}, unless you want that"))
+        elif value and (does := _does(TOLD, name)):
+            found.append(ok("variables", f"{_shown(name, value)}: {does}"))
+    return found or [ok("variables", "none that acts on a training is set")]
+
+
+def _does(table: Mapping[str, str], name: str) -> str | None:
+    return next((does for pattern, does in table.items() if fnmatchcase(name, pattern)), None)
+
+
+def _shown(name: str, value: str) -> str:
+    """No secret, no novel."""
+    if _SECRET.search(name):
+        return f"{name}=(not shown)"
+    return f"{name}={value if len(value) <= _LONGEST else value[: _LONGEST - 3] + '...'}"

@@ -1,0 +1,42 @@
+"""The driver's CUDA against torch's; drivers are made up."""
+
+from __future__ import annotations
+
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+
+from entrypoint.doctor import driver, nvml
+from entrypoint.doctor.findings import Finding
+
+
+def told(cuda: int, torch: tuple[str, str | None] | None) -> Finding:
+    (finding,) = driver.findings(nvml.read(FakeNvml(FakeGpu(), cuda=cuda)), torch)
+    return finding
+
+
+@pytest.mark.parametrize("cuda", [13_020, 13_000, 14_010], ids=["the same", "older by a minor", "newer"])
+def test_a_driver_of_the_same_major_version_or_a_newer_one_is_fine(cuda: int) -> None:
+    assert told(cuda, ("2.15.0", "13.2")).state == "ok"
+
+
+def test_a_driver_that_is_too_old_names_the_one_that_is_wanted() -> None:
+    found = told(12_080, ("2.15.0", "13.2"))
+    assert found.state == "fail"
+    assert "580" in found.fix
+    assert "12.8" in found.text
+    assert "13.2" in found.text
+
+
+def test_a_cpu_build_beside_gpus_is_a_failure() -> None:
+    found = told(13_020, ("2.15.0+cpu", None))
+    assert found.state == "fail"
+    assert "CUDA build" in found.fix
+
+
+def test_gpus_without_torch_are_a_warning() -> None:
+    assert told(13_020, None).state == "warn"
+
+
+def test_without_gpus_there_is_nothing_to_compare() -> None:
+    assert driver.findings(None, ("2.15.0", "13.2")) == []
+    assert driver.findings(nvml.read(FakeNvml()), ("2.15.0", "13.2")) == []

@@ -1,0 +1,96 @@
+"""Each trouble of a GPU, provoked with GPUs that are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pynvml
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+
+from entrypoint.doctor import gpus, nvml
+from entrypoint.doctor.findings import Finding
+from entrypoint.doctor.scene import Scene
+from entrypoint.options import Options
+
+
+def told(*made_up: FakeGpu, apart: bool = False) -> dict[str, Finding]:
+    found = nvml.read(FakeNvml(*made_up, apart=apart))
+    assert found is not None
+    return {finding.name: finding for finding in gpus.findings(found, found.gpus)}
+
+
+def test_a_sound_gpu_is_listed_with_its_uuid() -> None:
+    found = told(FakeGpu())
+    assert list(found) == ["gpus"]
+    assert "GPU-made-up-0" in found["gpus"].text
+
+
+@pytest.mark.parametrize(
+    ("made_up", "name", "state"),
+    [
+        (FakeGpu(uncorrected=3), "ecc", "fail"),
+        (FakeGpu(rows=(0, 1, 0, 1)), "ecc", "fail"),
+        (FakeGpu(rows=(0, 1, 1, 0)), "ecc", "warn"),
+        (FakeGpu(reasons=pynvml.nvmlClocksEventReasonHwThermalSlowdown), "throttling", "warn"),
+        (FakeGpu(used=40 * 2**30, programs=1), "gpu memory", "warn"),
+        (FakeGpu(mode=pynvml.NVML_COMPUTEMODE_PROHIBITED), "compute mode", "fail"),
+    ],
+    ids=["uncorrected errors", "worn out", "waits for a reset", "too hot", "taken", "prohibited"],
+)
+def test_each_trouble_is_named_with_its_gpu(made_up: FakeGpu, name: str, state: str) -> None:
+    found = told(made_up)[name]
+    assert found.state == state
+    assert "GPU 0" in found.text
+    assert found.fix
+
+
+def test_gpus_that_differ_are_named() -> None:
+    found = told(FakeGpu(uuid="a", name="Large"), FakeGpu(uuid="b", name="Small"))["gpu kinds"]
+    assert (found.state, "Large, Small" in found.text) == ("warn", True)
+
+
+@pytest.mark.parametrize(("apart", "state"), [(True, "warn"), (False, "ok")])
+def test_peer_access_is_told_of_several_gpus(apart: bool, state: str) -> None:
+    assert told(FakeGpu(uuid="a"), FakeGpu(uuid="b"), apart=apart)["peer access"].state == state
+
+
+def test_only_visible_gpus_are_looked_at() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    assert found is not None
+    pairs = (("GPU-a", ()), ("GPU-b", ()))
+    assert [gpu.uuid for gpu in gpus.used(found, pairs, "1")] == ["GPU-b"]
+
+
+def test_an_instance_has_the_trouble_of_its_gpu() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    assert found is not None
+    pairs = (("GPU-a", ()), ("GPU-b", ("MIG-1", "MIG-2")))
+    assert [gpu.uuid for gpu in gpus.used(found, pairs, "MIG-2")] == ["GPU-b"]
+
+
+def test_gpus_that_are_all_hidden_are_a_warning() -> None:
+    found = nvml.read(FakeNvml(FakeGpu()))
+    assert found is not None
+    (finding,) = gpus.findings(found, ())
+    assert (finding.state, "CUDA_VISIBLE_DEVICES" in finding.fix) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("mark", "flag"), [(".singularity.d", "--nv"), (".dockerenv", "--gpus all"), ("nothing", "nvidia-smi")]
+)
+def test_a_driver_whose_gpus_are_not_here_names_the_flag(tmp_path: Path, mark: str, flag: str) -> None:
+    (tmp_path / mark).mkdir()
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX Kernel Module  580.95.05  Mon\n")
+    found = gpus.unseen(Scene(environ={}, root=tmp_path))
+    assert (found.state, flag in found.fix, "580.95.05" in found.text) == ("fail", True, True)
+
+
+def test_a_machine_without_gpus_is_ok(tmp_path: Path) -> None:
+    assert gpus.unseen(Scene(environ={}, root=tmp_path)).state == "ok"
+
+
+def test_on_the_cpu_nobody_looks_at_gpus() -> None:
+    (finding,) = gpus.check(Scene(environ={}, options=Options(device="cpu")))
+    assert (finding.state, "--device cpu" in finding.text) == ("ok", True)

@@ -1,0 +1,92 @@
+"""Shared memory, memory, open files and threads, with limits that are real where they can be."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.doctor import memory
+from entrypoint.doctor.scene import Scene
+from entrypoint.options import Options
+
+
+def under(limit: int, soft: int, code: str) -> str:
+    """What `code` prints in a process of its own that has a limit."""
+
+    def lower() -> None:
+        resource.setrlimit(limit, (soft, resource.getrlimit(limit)[1]))
+
+    command = [sys.executable, "-c", f"from entrypoint.doctor import memory; {code}"]
+    done = subprocess.run(command, preexec_fn=lower, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "ranks", "state"),
+    [(64, 64, 1, "warn"), (64, 64, 2, "fail"), (1, 1, 1, "fail"), (8192, 100, 4, "fail"), (8192, 8192, 8, "ok")],
+)
+def test_shared_memory_must_hold_what_each_rank_hands_over(size: int, free: int, ranks: int, state: str) -> None:
+    found = memory.shm_finding(size, free, ranks)
+    assert (found.state, bool(found.fix)) == (state, state != "ok")
+    assert f"{free} of {size} MiB" in found.text
+
+
+def test_a_small_shm_is_seen_where_it_is_mounted(tmp_path: Path) -> None:
+    script = (
+        'mkdir -p "$0/dev/shm" && mount -t tmpfs -o size=1m none "$0/dev/shm" && exec "$1" -c "'
+        "from entrypoint.doctor import memory, scene; import sys; "
+        'print(memory.shm(scene.Scene(environ={}, root=sys.argv[1])).state)" "$0"'
+    )
+    if os.geteuid() != 0:
+        pytest.skip("machine: mounting needs root")
+    command = ["unshare", "--mount", "sh", "-c", script, str(tmp_path), sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "unshare" in done.stderr:
+        pytest.skip(f"machine: {done.stderr.strip()}")
+    assert done.stdout.strip() == "fail", done.stderr
+
+
+def test_without_shm_the_option_is_named(tmp_path: Path) -> None:
+    found = memory.shm(Scene(environ={}, root=tmp_path))
+    assert (found.state, "--ipc=host" in found.fix) == ("fail", True)
+
+
+@pytest.mark.parametrize(("free_gib", "ranks", "state"), [(64, 4, "ok"), (8, 4, "warn"), (2, 4, "fail")])
+def test_memory_is_shared_out_among_the_ranks(tmp_path: Path, free_gib: int, ranks: int, state: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable:   {free_gib * 2**20} kB\n")
+    found = memory.memory(Scene(environ={}, options=Options(procs_per_node=ranks), root=tmp_path))
+    assert found.state == state
+    assert f"{free_gib}.0 GiB" in found.text
+
+
+@pytest.mark.parametrize(("soft", "state"), [(64, "fail"), (512, "warn"), (1024, "ok")])
+def test_a_low_limit_on_open_files_is_seen(soft: int, state: str) -> None:
+    assert under(resource.RLIMIT_NOFILE, soft, "print(memory.files().state)") == state
+
+
+def test_threads_that_cannot_be_started_are_counted() -> None:
+    found = memory.threads(Scene(environ={}), start=lambda wanted: 5)
+    assert (found.state, "only 5 more" in found.text, "ulimit -u" in found.fix) == ("fail", True, True)
+
+
+def test_a_real_limit_on_threads_is_met() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("machine: another user needs root")
+    # The user is changed late: another one may not be able to read this Python.
+    code = "import os; os.setuid(54_321); print(memory.start_threads(200) < 200)"
+    assert under(resource.RLIMIT_NPROC, 20, code) == "True"
+
+
+def test_here_the_threads_of_a_rank_can_be_started() -> None:
+    assert memory.start_threads(memory.THREADS_OF_A_RANK) == memory.THREADS_OF_A_RANK
+
+
+def test_the_short_form_starts_no_threads() -> None:
+    names = [finding.name for finding in memory.brief(Scene(environ={}))]
+    assert names == [finding.name for finding in memory.check(Scene(environ={})) if finding.name != "threads"]

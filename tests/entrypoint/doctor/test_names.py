@@ -1,0 +1,113 @@
+"""The way to rank 0, with real sockets."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+
+import pytest
+from machines import machine
+
+from entrypoint import network
+from entrypoint.detect import detect
+from entrypoint.doctor import names
+from entrypoint.doctor.findings import Finding
+from entrypoint.doctor.scene import Scene
+from entrypoint.options import Options
+from entrypoint.plan import Plan, plan
+from entrypoint.ports import candidates
+
+
+def planned(addr: str = "127.0.0.1", rank: int = 0, procs: int = 1, nodes: int = 2) -> Plan:
+    options = Options(device="cpu", nodes=nodes, node_rank=rank, master_addr=addr, procs_per_node=procs)
+    return plan(detect({}, options, machine()), options, machine(), {})
+
+
+def told(found: Plan, **environ: str) -> dict[str, Finding]:
+    return {finding.name: finding for finding in names.check(Scene(environ=environ, plan=found))}
+
+
+def test_one_rank_meets_nobody() -> None:
+    assert list(told(planned(nodes=1))) == ["network"]
+
+
+def test_several_ranks_of_one_host_need_a_port_only() -> None:
+    found = told(planned(nodes=1, procs=2))
+    assert "network" not in found
+    assert found["port"].state == "ok"
+
+
+def test_a_master_that_does_not_resolve_is_a_failure() -> None:
+    found = told(planned("no-such-host.invalid", rank=1))["master"]
+    assert (found.state, "no-such-host.invalid" in found.text, "MASTER_ADDR" in found.fix) == ("fail", True, True)
+
+
+def test_a_master_that_resolves_is_told_with_its_interface() -> None:
+    assert "127.0.0.1, through lo" in told(planned())["master"].text
+
+
+def test_a_taken_port_is_a_failure() -> None:
+    with network.bind_first_free("127.0.0.1", candidates("doctor")) as taken:
+        port = taken.getsockname()[1]
+        found = told(replace(planned(), ports=(port,)))["port"]
+    assert (found.state, str(port) in found.text, "ENTRYPOINT_PORT_RANGE" in found.fix) == ("fail", True, True)
+
+
+def test_a_taken_candidate_is_only_told() -> None:
+    with network.bind_first_free("127.0.0.1", candidates("first")) as taken:
+        ports = (taken.getsockname()[1], *candidates("second"))
+        found = told(replace(planned(), ports=ports))["port"]
+    assert (found.state, "1 before it are taken" in found.text) == ("ok", True)
+
+
+def test_a_master_on_which_nobody_listens_yet_is_reached() -> None:
+    found = told(planned(rank=1))["way"]
+    assert (found.state, "nobody listens there yet" in found.text) == ("ok", True)
+
+
+def test_a_master_that_answers_is_reached() -> None:
+    with network.bind_first_free("127.0.0.1", candidates("answers")) as listener:
+        found = names.way("127.0.0.1", listener.getsockname()[1])
+    assert (found.state, "nobody" in found.text) == ("ok", False)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "fix"),
+    [
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "no route", "ENTRYPOINT_INTERFACE"),
+        (TimeoutError(), "firewall", "open the ports 23456"),
+    ],
+)
+def test_a_master_that_is_not_reached_is_a_failure(error: OSError, words: str, fix: str) -> None:
+    found = names.way("192.0.2.1", 23_456, probe=lambda *_: error)
+    assert (found.state, words in found.text, fix in found.fix) == ("fail", True, True)
+
+
+def test_a_host_that_does_not_know_its_own_name_is_a_warning() -> None:
+    (found,) = names.own_name("no-such-host.invalid")
+    assert (found.state, "/etc/hosts" in found.fix) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "fine"),
+    [
+        ("NCCL_SOCKET_IFNAME", "eth", True),
+        ("NCCL_SOCKET_IFNAME", "=eth", False),
+        ("NCCL_SOCKET_IFNAME", "=eth0", True),
+        ("NCCL_SOCKET_IFNAME", "ib,eth", True),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", True),
+        ("NCCL_SOCKET_IFNAME", "^eth,lo", False),
+        ("GLOO_SOCKET_IFNAME", "eth", False),
+        ("GLOO_SOCKET_IFNAME", "eth0", True),
+        ("ENTRYPOINT_INTERFACE", "ib0", False),
+        ("ENTRYPOINT_INTERFACE", "", True),
+    ],
+)
+def test_a_chosen_interface_must_be_there(variable: str, value: str, fine: bool) -> None:
+    found = names.interface(variable, value, ("lo", "eth0"))
+    assert (found is None) == fine
+    assert found is None or (found.state == "fail" and variable in found.fix)
+
+
+def test_a_wrong_interface_is_seen_on_this_host() -> None:
+    assert told(planned(nodes=1, procs=2), GLOO_SOCKET_IFNAME="no-such0")["interface"].state == "fail"

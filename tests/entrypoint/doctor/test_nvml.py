@@ -1,0 +1,57 @@
+"""What is asked of NVML; the GPUs are made up."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+
+from entrypoint.doctor import nvml
+
+
+def test_driver_and_gpus_become_values() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(used=2**30, programs=2), cuda=12_080))
+    assert found is not None
+    assert (found.driver, found.cuda) == ("580.95.05", (12, 8))
+    (gpu,) = found.gpus
+    assert (gpu.uuid, gpu.memory_mib, gpu.used_mib, gpu.programs) == ("GPU-made-up-0", 81920, 1024, 2)
+
+
+def test_nvml_is_closed_again() -> None:
+    fake = FakeNvml(FakeGpu())
+    nvml.read(fake)
+    assert fake.open == 0
+
+
+def test_what_a_gpu_cannot_answer_is_left_out() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(uncorrected=None)))
+    assert found is not None
+    assert found.gpus[0].uncorrected is None
+    assert found.gpus[0].to_replace is False
+
+
+def test_idle_is_no_reason_to_worry() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)))
+    assert found is not None
+    assert found.gpus[0].slowed == ()
+
+
+@pytest.mark.parametrize("name", nvml.REASONS)
+def test_each_reason_has_its_words(name: str) -> None:
+    found = nvml.read(FakeNvml(FakeGpu(reasons=getattr(pynvml, name))))
+    assert found is not None
+    assert nvml.REASONS[name] in found.gpus[0].slowed
+
+
+def test_pairs_without_direct_copies_are_listed() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
+    assert found is not None
+    assert found.apart == ((0, 1), (0, 2), (1, 2))
+
+
+def test_without_a_driver_there_is_nothing() -> None:
+    class NoDriver(FakeNvml):
+        def nvmlInit(self) -> None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    assert nvml.read(NoDriver()) is None

@@ -1,0 +1,86 @@
+"""Made up: NVML as pynvml shows it, for GPUs that this machine does not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pynvml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeGpu:
+    """A made-up GPU. reasons: bits of why its clock is low; rows: of remapped memory, as NVML gives them."""
+
+    uuid: str = "GPU-made-up-0"
+    name: str = "Made-up GPU"
+    total: int = 80 * 2**30
+    used: int = 0
+    programs: int = 0
+    uncorrected: int | None = 0
+    rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    reasons: int = 0
+    mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
+
+
+class FakeNvml:
+    """Made up. Behind the interface of the module pynvml, whose constants it has; None is what a GPU cannot answer."""
+
+    def __init__(self, *gpus: FakeGpu, driver: str = "580.95.05", cuda: int = 13_020, apart: bool = False) -> None:
+        self._gpus, self._driver, self._cuda, self._apart = gpus, driver, cuda, apart
+        self.open = 0
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("nvmlDevice"):
+            raise AttributeError(f"FakeNvml has no {name}")
+        return getattr(pynvml, name)
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self._gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self._gpus[index]
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self._driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return self._cuda
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        return gpu.uuid
+
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
+        return gpu.name
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
+        return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[int]:
+        return list(range(gpu.programs))
+
+    def nvmlDeviceGetRemappedRows(self, gpu: FakeGpu) -> tuple[int, int, int, int]:
+        return gpu.rows
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, gpu: FakeGpu) -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, kind: int, counter: int) -> int:
+        if gpu.uncorrected is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return gpu.uncorrected
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
+        return gpu.reasons
+
+    def nvmlDeviceGetComputeMode(self, gpu: FakeGpu) -> int:
+        return gpu.mode
+
+    def nvmlDeviceGetP2PStatus(self, one: FakeGpu, other: FakeGpu, what: int) -> int:
+        return pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED if self._apart else pynvml.NVML_P2P_STATUS_OK
