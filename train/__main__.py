@@ -25,6 +25,7 @@ EXAMPLES = """examples:
   train check --config cfg.yaml             validate and show the plan; nothing is started or written
   train eval runs/NAME                      measure a run's best checkpoint again, anywhere
   train predict runs/NAME photos/           what the trained model says of image files
+  train export runs/NAME --output model     weights, a description and a model card, to hand on
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
@@ -45,7 +46,8 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN|predict RUN IMAGES|data check|profile|fetch|bench NAME|report RUN] "
+        usage="train [check|where|eval RUN|predict RUN IMAGES|export RUN|"
+        "data check|profile|fetch|bench NAME|report RUN] "
         "[--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
@@ -159,6 +161,7 @@ COMMANDS = {
 # These come first and have arguments of their own; other commands do not wait for their imports.
 OWN = {
     "bench": "train.commands.bench",
+    "export": "train.commands.exporting",
     "predict": "train.commands.predicting",
     "report": "train.commands.reporting",
 }

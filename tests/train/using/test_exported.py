@@ -1,0 +1,124 @@
+"""An export read back is the model that was trained, and whatever was changed in it is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import flip
+from images import write_image
+from jobs import trained
+from processes import python
+
+from entrypoint import Failure
+from train.data import augment, catalog
+from train.evaluation.scores import Result
+from train.measuring import chosen
+from train.using import export, exported
+
+LEARNS = ("data.augment=none", "model.args.norm=batch", "train.ema_decay=0.5", "train.epochs=4")
+CLIPS = ("data.frames=3", "model.name=cnn3d", "train.max_steps=2")
+
+
+def handed_on(folder: Path, *settings: str) -> Path:
+    trained(folder / "run", *settings)
+    found = chosen.choose(str(folder / "run"))
+    config, _ = chosen.configured(found, None, ())
+    export.export(config, found, folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return handed_on(tmp_path_factory.mktemp("whole"), *LEARNS)
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """One that a test may damage."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def test_it_is_right_as_often_as_the_training_measured(whole: Path) -> None:
+    loaded = exported.load(whole)
+    step = json.loads((whole / exported.NAME).read_text())["checkpoint"]["step"]
+    found = chosen.choose(str(whole.parent / "run" / "checkpoints" / f"step-{step:08d}"))
+    config, _ = chosen.configured(found, None, ())
+    held_out = catalog.open_sets(config.data).held_out
+    images = augment.normalized(held_out.read(np.arange(len(held_out.labels))))
+    right = (loaded.network(images).argmax(1) == held_out.labels).float().mean()
+    state = json.loads((found.path / "state.json").read_text())["state"]
+    assert float(right) == pytest.approx(Result(**state["result"]).accuracy)
+
+
+def test_a_loaded_network_only_answers(whole: Path) -> None:
+    network = exported.load(whole).network
+    assert not any(module.training for module in network.modules())
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_loading_leaves_the_callers_random_numbers_alone(whole: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    exported.load(whole)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def code_of(model: Path) -> str:
+    found = re.search(r"```python\n(.*?)```", (model / exported.CARD).read_text(), re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_lines_of_the_card_run(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "model")
+    write_image(tmp_path / "image.png", 9, (20, 30))
+    ended = python("-c", code_of(whole), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.fullmatch(r"outline-[01] [01]\.\d+\n", ended.stdout)
+
+
+def test_the_lines_for_clips_run_too_and_image_files_are_refused(tmp_path: Path) -> None:
+    model = handed_on(tmp_path, *CLIPS)
+    ended = python("-c", code_of(model), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with pytest.raises(Failure, match="does not take image files"):
+        exported.load(model).read([])
+
+
+def described(model: Path, **changes: object) -> None:
+    told = json.loads((model / exported.NAME).read_text())
+    (model / exported.NAME).write_text(json.dumps(told | changes))
+
+
+BAD: dict[str, tuple[Callable[[Path], object], int]] = {
+    "no folder": (shutil.rmtree, 66),
+    "no description": (lambda model: (model / exported.NAME).unlink(), 66),
+    "no JSON": (lambda model: (model / exported.NAME).write_text("{"), 65),
+    "a list": (lambda model: (model / exported.NAME).write_text("[]"), 65),
+    "another format": (lambda model: described(model, format=2), 65),
+    "a part missing": (lambda model: (model / exported.NAME).write_text('{"format": 1}'), 65),
+    "a part of another kind": (lambda model: described(model, input=None), 65),
+    "no weights": (lambda model: (model / exported.WEIGHTS).unlink(), 65),
+    "a flipped bit": (lambda model: flip(model / exported.WEIGHTS), 65),
+    "longer": (
+        lambda model: (model / exported.WEIGHTS).write_bytes((model / exported.WEIGHTS).read_bytes() + b"0"),
+        65,
+    ),
+    "another network's": (lambda model: described(model, args={"width": 5}), 65),
+    "a network nobody knows": (lambda model: described(model, args={"height": 5}), 64),
+}
+
+
+@pytest.mark.parametrize(("spoil", "code"), BAD.values(), ids=BAD)
+def test_what_is_no_whole_export_is_refused(model: Path, spoil: Callable[[Path], object], code: int) -> None:
+    spoil(model)
+    with pytest.raises(Failure) as caught:
+        exported.load(model)
+    assert caught.value.code == code
