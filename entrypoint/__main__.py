@@ -53,6 +53,7 @@ def build_parser() -> Parser:
         "doctor", help="what would break a training here, with a fix for each", formatter_class=Help
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.add_argument("--full", action="store_true", help="start all ranks once, to see them exchange numbers")
     doctor.add_argument("--output", metavar="DIR", default="runs", help="folder that runs are kept in (default: runs)")
     run = commands.add_parser(
         "run", help="run a command once per rank with torchrun's contract set", formatter_class=Help
@@ -105,14 +106,21 @@ def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     from entrypoint.doctor import examine, findings, report, scene  # nor for what looks around
 
-    options = options_from(arguments, environ)
-    looked = scene.Scene(environ=environ, options=options, output=Path(arguments.output))
-    found = examine.examine(looked)
+    asked = options_from(arguments, environ)
+    place = scene.Scene(environ=environ, options=asked, output=Path(arguments.output))
+    found = examine.examine(place, words_of(arguments) if arguments.full else None)
     if arguments.json:
         import json
     colour = sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     print(json.dumps(report.as_json(found)) if arguments.json else report.as_text(found, colour=colour))
     return int(ExitCode.NODE if findings.failed(found) else ExitCode.OK)
+
+
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """The launch arguments once more, as words."""
+    names = ("device", "procs_per_node", "nodes", "node_rank", "master_addr", "master_port")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from entrypoint.doctor import clock, cores, fabric, gpus, memory, names, places, variables
+from entrypoint.doctor import clock, cores, fabric, full, gpus, memory, names, places, variables
 from entrypoint.doctor.findings import Finding, fail, ok, refused, warn
 from entrypoint.doctor.scene import Scene
 from entrypoint.errors import Failure
@@ -32,11 +32,20 @@ ALL: Mapping[str, Check] = {
 BRIEF: Mapping[str, Check] = {"memory": memory.brief, "cores": cores.check, "places": places.brief}
 
 
-def examine(base: Scene) -> list[Finding]:
-    """Everything that can be known without starting a rank, within 10 seconds. base: without a plan, which is made."""
+def examine(base: Scene, full_with: Sequence[str] | None = None) -> list[Finding]:
+    """Everything that can be known without starting a rank, within 10 seconds.
+
+    base: without a plan, which is made. full_with: launch arguments with which all ranks are started, too.
+    """
     plans: list[Plan] = []
     planned = run({"plan": lambda asked: [_planned(asked, plans)]}, base, LIMIT_S)
-    return [*planned, *run(ALL, replace(base, plan=plans[0] if plans else None), LIMIT_S)]
+    scene = replace(base, plan=plans[0] if plans else None)
+    found = [*planned, *run(ALL, scene, LIMIT_S)]
+    return (
+        found
+        if full_with is None
+        else [*found, *_asked("all-reduce", lambda asked: full.check(asked, full_with), scene)]
+    )
 
 
 def brief(environ: Mapping[str, str], planned: Plan) -> tuple[Finding, ...]:

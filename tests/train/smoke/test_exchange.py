@@ -1,0 +1,66 @@
+"""The sums of an all-reduce: right, wrong, and of one rank."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from entrypoint import Failure, World
+from train.smoke import exchange
+
+CPU = torch.device("cpu")
+
+
+def world(size: int, rank: int = 0) -> World:
+    return World(
+        rank=rank,
+        local_rank=rank,
+        world_size=size,
+        local_world_size=size,
+        node_rank=0,
+        num_nodes=1,
+        master_addr="127.0.0.1",
+        master_port=20_000,
+    )
+
+
+def summed(size: int) -> torch.Tensor:
+    return sum((exchange.share(rank, 1, CPU) for rank in range(size)), torch.zeros(2**18))
+
+
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_the_right_sum_passes(size: int) -> None:
+    exchange.compare(summed(size), world(size))
+    assert summed(size).max() > 0
+
+
+@pytest.mark.parametrize("at", [0, 1000, 2**18 - 1])
+def test_one_wrong_number_is_found_and_named(at: int) -> None:
+    numbers = summed(4)
+    numbers[at] += 1
+    with pytest.raises(Failure, match=r"rank 2 on .* got a wrong sum") as caught:
+        exchange.compare(numbers, world(4, rank=2))
+    assert caught.value.code == 78
+    assert f"number {at} is" in str(caught.value.found)
+
+
+def test_a_piece_in_the_wrong_place_is_found() -> None:
+    with pytest.raises(Failure, match="wrong sum"):
+        exchange.compare(summed(2).roll(1), world(2))
+
+
+def test_a_sum_that_left_a_rank_out_is_found() -> None:
+    with pytest.raises(Failure, match="wrong sum"):
+        exchange.compare(summed(3), world(4))
+
+
+def test_one_rank_exchanges_with_itself() -> None:
+    found = exchange.exchange(world(1), CPU, dist.HashStore(), 60.0)
+    assert (found.backend, found.ranks, found.bytes_per_s) == ("gloo", 1, 0.0)
+    assert found.seconds > 0
+    assert not dist.is_initialized()
+
+
+def test_on_the_cpu_there_is_no_uuid() -> None:
+    assert exchange.uuid_of(CPU) == ""

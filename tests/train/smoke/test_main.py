@@ -1,0 +1,43 @@
+"""`python -m train.smoke`, started as the doctor starts it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from processes import python
+
+
+def test_two_ranks_leave_what_they_measured(tmp_path: Path) -> None:
+    run = ["-m", "entrypoint", "run", "--logs", str(tmp_path), "--device", "cpu", "--procs-per-node", "2", "--"]
+    done = python(*run, sys.executable, "-m", "train.smoke", "--result", str(tmp_path / "result.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["backend"], found["ranks"], found["device"], found["interface"]) == ("gloo", 2, "cpu", "lo")
+    assert found["bytes_per_s"] > 0
+
+
+def test_without_a_place_it_says_how_to_start_it() -> None:
+    done = python("-m", "train.smoke")
+    assert done.returncode == 76
+    assert "entrypoint run" in done.stderr
+
+
+def test_the_alarm_ends_a_process_that_hangs() -> None:
+    code = (
+        "import threading; from train.smoke import __main__ as smoke; "
+        "smoke.alarm(0.01, lambda: smoke.leave('rank 3 of 4', 0.01)); threading.Event().wait()"
+    )
+    done = python("-c", code)
+    assert done.returncode == 91
+    assert "ERROR[91] rank 3 of 4 was not done after 0.01 s" in done.stderr
+
+
+def test_an_alarm_that_is_taken_back_does_not_ring() -> None:
+    code = (
+        "from train.smoke import __main__ as smoke; "
+        "smoke.alarm(60.0, lambda: smoke.leave('rank 0 of 1', 60.0)).cancel(); print('done')"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "done\n")

@@ -1,0 +1,73 @@
+"""`python -m train.smoke`: one rank of the check that all ranks can add up numbers; rank 0 leaves what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from entrypoint import ExitCode, Failure, from_environ, shield
+
+
+def main() -> int:
+    """Run it; returns the exit code."""
+    shield()
+    try:
+        return run(sys.argv[1:], os.environ)
+    except Failure as failure:
+        print(failure, file=sys.stderr, flush=True)
+        return int(failure.code)
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """`[--result FILE] [--timeout SECONDS]`.
+
+    Raises:
+        Failure: PEER, where ranks do not meet or are lost; NODE, where a sum is wrong or a rank has no GPU.
+    """
+    parser = argparse.ArgumentParser(prog="train.smoke", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--result", metavar="FILE", type=Path, help="where rank 0 writes what it measured, as JSON")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="for all of it (default: 60)")
+    arguments = parser.parse_args(argv)
+    world = from_environ(environ)
+    watch = alarm(arguments.timeout, lambda: leave(f"rank {world.rank} of {world.world_size}", arguments.timeout))
+    from train.ranks import rendezvous  # loads torch, which the alarm is to see as well
+    from train.ranks.device import choose_device
+    from train.smoke.exchange import exchange, uuid_of
+
+    device = choose_device(environ.get("ENTRYPOINT_DEVICE") or "cpu", world.local_rank)
+    store = rendezvous.connect(world, environ, arguments.timeout / 2, uuid_of(device))  # it names who did not come
+    found = exchange(world, device, store, arguments.timeout)
+    watch.cancel()
+    if world.rank == 0 and arguments.result:
+        interface = environ.get("GLOO_SOCKET_IFNAME", "") if found.backend == "gloo" else ""
+        arguments.result.write_text(json.dumps(asdict(found) | {"device": device.type, "interface": interface}))
+    return 0
+
+
+def alarm(limit_s: float, ring: Callable[[], None]) -> threading.Timer:
+    """Ring after so long: a collective that hangs inside a driver raises nothing."""
+    timer = threading.Timer(limit_s, ring)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def leave(who: str, limit_s: float) -> None:
+    """End this process at once: nothing else ends one that hangs in a driver."""
+    failure = Failure(
+        f"{who} was not done after {limit_s:g} s",
+        fix="entrypoint doctor --full tries which pairs of GPUs exchange; NCCL_P2P_DISABLE=1 takes another way",
+        code=ExitCode.HANG,
+    )
+    print(failure, file=sys.stderr, flush=True)
+    os._exit(int(ExitCode.HANG))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
