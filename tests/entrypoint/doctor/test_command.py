@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 from processes import python
@@ -43,9 +45,20 @@ def test_a_bad_option_is_64_with_a_fix() -> None:
     assert (done.returncode, "fix:" in done.stderr) == (64, True)
 
 
-@pytest.mark.parametrize("variable", [{}, {"NO_COLOR": "1"}])
-def test_without_a_terminal_there_is_no_colour(variable: dict[str, str]) -> None:
-    assert "\x1b" not in doctor(*CPU, **variable).stdout
+def test_without_a_terminal_there_is_no_colour() -> None:
+    assert "\x1b" not in doctor(*CPU).stdout
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_a_terminal_has_colour_unless_told(variables: dict[str, str], coloured: bool) -> None:
+    ours, theirs = os.openpty()
+    environ = {"TERM": "xterm", **variables}
+    python("-m", "entrypoint", "doctor", *CPU, environ=environ, capture_output=False, stdout=theirs, stdin=DEVNULL)
+    os.close(theirs)
+    said = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "  plan  " in said
+    assert ("\x1b[32mok" in said) == coloured
 
 
 def test_the_doctor_needs_neither_torch_nor_yaml() -> None:

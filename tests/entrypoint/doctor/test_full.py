@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines import fake_gpus, machine
+from network import joined, missing
 
 from entrypoint.detect import detect
 from entrypoint.doctor import full
@@ -52,6 +53,18 @@ def test_a_node_that_does_not_come_is_named_for_real() -> None:
     words = ["--device", "cpu", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
     (found,) = full.told(full.launched(words, os.environ, 30.0), planned(nodes=2))
     assert (found.state, "not all ranks arrived: missing 1" in found.text, bool(found.fix)) == ("fail", True, True)
+
+
+def test_two_real_machines_exchange_over_their_network(tmp_path: Path) -> None:
+    if why := missing():
+        pytest.skip(why)
+    doctor = ["-m", "entrypoint", "doctor", "--full", "--device", "cpu", "--output", str(tmp_path), "--nodes", "2"]
+    with joined(2) as hosts:
+        words = [[*doctor, "--node-rank", str(rank), "--master-addr", hosts[0].address] for rank in (0, 1)]
+        with hosts[0].start(*words[0], cwd=tmp_path) as first, hosts[1].start(*words[1], cwd=tmp_path) as second:
+            said = [process.communicate(timeout=200)[0] for process in (first, second)]
+    assert "2 ranks over gloo (TCP on eth0): every sum right" in said[0]
+    assert "the task of rank 0 tells how fast" in said[1]
 
 
 def test_a_place_whose_start_is_refused_is_not_started() -> None:

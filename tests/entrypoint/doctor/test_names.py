@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import machine
+from network import Host, joined, missing
 
 from entrypoint import network
 from entrypoint.detect import detect
@@ -111,3 +116,37 @@ def test_a_chosen_interface_must_be_there(variable: str, value: str, fine: bool)
 
 def test_a_wrong_interface_is_seen_on_this_host() -> None:
     assert told(planned(nodes=1, procs=2), GLOO_SOCKET_IFNAME="no-such0")["interface"].state == "fail"
+
+
+@pytest.fixture
+def hosts() -> Iterator[Sequence[Host]]:
+    if why := missing():
+        pytest.skip(why)
+    with joined(2) as found:
+        yield found
+
+
+def looked(hosts: Sequence[Host], folder: Path) -> dict[str, Any]:
+    """What the doctor on the second of two machines says of the way to the first."""
+    words = ["--nodes", "2", "--node-rank", "1", "--master-addr", hosts[0].address, "--output", str(folder)]
+    with hosts[1].start("-m", "entrypoint", "doctor", "--json", "--device", "cpu", *words, cwd=folder) as process:
+        said, _ = process.communicate(timeout=60)
+    return {finding["name"]: finding for finding in json.loads(said)["findings"]}
+
+
+def test_two_machines_reach_each_other(hosts: Sequence[Host], tmp_path: Path) -> None:
+    found = looked(hosts, tmp_path)
+    assert "10.77.0.1, through eth0" in found["master"]["text"]
+    assert (found["way"]["state"], "nobody listens there yet" in found["way"]["text"]) == ("ok", True)
+
+
+def test_a_cut_link_is_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:
+    hosts[1].cut()
+    found = looked(hosts, tmp_path)
+    assert (found["master"]["state"], "no route" in found["master"]["text"]) == ("fail", True)
+
+
+def test_a_master_that_is_down_does_not_answer(hosts: Sequence[Host], tmp_path: Path) -> None:
+    hosts[0].cut()
+    found = looked(hosts, tmp_path)
+    assert (found["way"]["state"], "10.77.0.1" in found["way"]["text"]) == ("fail", True)
