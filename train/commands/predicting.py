@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from entrypoint import ExitCode, Failure
 from train import plugin
@@ -15,10 +16,15 @@ from train.measuring import chosen
 from train.settings import variables
 from train.using import given
 
+if TYPE_CHECKING:
+    from train.using.prediction import Ready
+
+EXPORT: Final = "model.json"  # what makes a folder an export: see `train.using.exported`
 DEVICES: Final = ("auto", "cpu", "cuda")
 EXAMPLES: Final = """examples:
   train predict runs/NAME image.jpg                    path, class and probability, with tabs between
   train predict runs/NAME photos/ --top 3              all images in a folder and below it; three classes each
+  train predict model photos/                          a model that was handed on: train export
   train predict runs/NAME photos/ --json > found.jsonl one JSON object for each image
 """
 
@@ -28,21 +34,53 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = given.split(arguments.images)
     top, device = _top(arguments.top), _device(arguments.device, environ)
+    if os.path.exists(os.path.join(arguments.checkpoint, EXPORT)):
+        ready, files = _of_export(arguments, words, settings, device)
+    else:
+        ready, files = _of_run(arguments, words, settings, device, _ours(environ))
+    from train.using import prediction
+
+    for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
+        print(one.as_json() if arguments.json else one.as_text())
+    return int(ExitCode.OK)
+
+
+def _of_run(
+    arguments: argparse.Namespace,
+    words: Sequence[str],
+    settings: Sequence[str],
+    device: str,
+    environ: MutableMapping[str, str],
+) -> tuple[Ready, list[Path]]:
+    """The network of a checkpoint, and the images; all that can be refused without torch is refused first."""
     found = chosen.choose(arguments.checkpoint)
     config, notes = chosen.configured(found, arguments.config, settings)
     files = given.files(words)
     for note in (*found.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
     plugin.look_beside(arguments.config, config.data.name, config.model.name)
-    world = _ours(environ)
-    variables.take_out(world, download=False)
+    variables.take_out(environ, download=False)
     from train.using import prediction  # torch
 
-    world["ENTRYPOINT_DEVICE"] = prediction.kind(device)
-    ready = prediction.prepare(config, found, world, len(files))
-    for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
-        print(one.as_json() if arguments.json else one.as_text())
-    return int(ExitCode.OK)
+    environ["ENTRYPOINT_DEVICE"] = prediction.kind(device)
+    return prediction.prepare(config, found, environ, len(files)), files
+
+
+def _of_export(
+    arguments: argparse.Namespace, words: Sequence[str], settings: Sequence[str], device: str
+) -> tuple[Ready, list[Path]]:
+    """The same from a folder of `train export`, which has its own description and no settings."""
+    if settings or arguments.config:
+        raise Failure(
+            "an exported model has no settings",
+            found=" ".join([*settings, *(["--config"] if arguments.config else [])]),
+            fix="leave them out, or name the run",
+            code=ExitCode.USAGE,
+        )
+    files = given.files(words)
+    from train.using import prediction  # torch
+
+    return prediction.prepare_exported(Path(arguments.checkpoint), prediction.kind(device), len(files)), files
 
 
 def build_parser() -> Parser:
@@ -55,7 +93,11 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, or one of its checkpoints/step-N")
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a run's folder, one checkpoints/step-N in it, or a folder of train export",
+    )
     parser.add_argument("images", nargs="*", metavar="IMAGES", help="image files, or folders of them")
     parser.add_argument("--top", metavar="K", default="1", help="so many classes for each image (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object for each image")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ class About:
     def result(self) -> Result | None:
         """What was measured of these very weights, where they were measured."""
         of = section(self.told, "state")
-        return Result(**of["result"]) if of.get("result") and of.get("evaluated") == self.step else None
+        if not of.get("result") or of.get("evaluated") != self.step:
+            return None
+        known = {one.name for one in fields(Result)}  # a later version may measure more
+        return Result(**{name: value for name, value in of["result"].items() if name in known})
 
 
 def of(config: RunConfig, chosen: Chosen) -> About:

@@ -1,4 +1,4 @@
-"""A checkpoint and image files become one line for each image, computed as `train eval` computes, by one process."""
+"""A trained network and image files become one prediction for each image, computed as the evaluation does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from train.evaluation.evaluation import largest
 from train.measuring import measuring
 from train.measuring.chosen import Chosen
 from train.ranks import runtime
+from train.ranks.device import allow_tf32, choose_device
 from train.settings.config import RunConfig
-from train.using import pixels, takes
+from train.using import exported, pixels, takes
 from train.using.lines import Prediction, one_line
 
 NOBODY: Final = "127.0.0.1"
@@ -70,6 +71,20 @@ def prepare(config: RunConfig, chosen: Chosen, environ: MutableMapping[str, str]
         shape=taken.shape,
         device=ready.device,
         size=largest(images, config.eval.batch_size),
+    )
+
+
+def prepare_exported(folder: Path, device: str, images: int) -> Ready:
+    """A network that was handed on, in fp32. Raises Failure as `exported.load`, and as `prepare`."""
+    model, place = exported.load(folder), choose_device(device, 0)
+    takes.refuse_files(takes.Takes(classes=model.classes, shape=model.shape, bytes_=model.bytes_))
+    allow_tf32(False)
+    return Ready(
+        network=model.network.to(place),
+        classes=model.classes,
+        shape=model.shape,
+        device=place,
+        size=largest(images, "auto"),
     )
 
 

@@ -70,6 +70,22 @@ def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureF
     assert said[0] == said[1] != ""
 
 
+def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"), 77)
+    assert front.run(["export", str(run), "--output", "model"], {}) == 0
+    capsys.readouterr()
+    assert (predict(run, "a.png"), predict("model", "a.png")) == (0, 0)
+    of_run, of_export = capsys.readouterr().out.splitlines()
+    assert of_run == of_export
+
+
+def test_an_exported_model_takes_no_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert front.run(["export", str(run), "--output", "model"], {}) == 0
+    assert predict("model", "a.png", "data.image_size=9") == 64
+    assert "data.image_size=9" in capsys.readouterr().err
+
+
 def test_a_broken_image_costs_its_own_line_and_the_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     Path("b.png").write_bytes(b"no image")
