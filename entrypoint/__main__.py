@@ -111,8 +111,10 @@ def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     found = examine.examine(place, words_of(arguments) if arguments.full else None)
     if arguments.json:
         import json
-    colour = sys.stdout.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-    print(json.dumps(report.as_json(found)) if arguments.json else report.as_text(found, colour=colour))
+    terminal = sys.stdout.isatty()
+    colour = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    text = report.as_text(found, colour=colour, columns=_columns() if terminal else None)
+    print(json.dumps(report.as_json(found)) if arguments.json else text)
     return int(ExitCode.NODE if findings.failed(found) else ExitCode.OK)
 
 

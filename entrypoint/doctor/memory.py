@@ -19,6 +19,7 @@ MEMORY_LEAST_MIB = 1024  # of a rank: torch with CUDA takes about that, before a
 MEMORY_GOOD_MIB = 4096
 FILES_LEAST, FILES_GOOD = 256, 1024
 THREADS_OF_A_RANK = 32  # torch's own and NCCL's, data workers and those of their libraries
+MOST_THREADS = 512  # tried at once: who has a place for these has one for more
 _SHM_FIX = "docker run --shm-size=8g (or --ipc=host); apptainer without --contain"
 _MEMORY_FIX = "ask for more (srun --mem, docker run --memory), or start fewer ranks on this machine"
 
@@ -82,7 +83,7 @@ def files() -> Finding:
 
 def threads(scene: Scene, start: Callable[[int], int] | None = None) -> Finding:
     """Found out by starting them: limits of the user, of the control group and of the machine are one then."""
-    wanted = THREADS_OF_A_RANK * scene.ranks_here
+    wanted = min(THREADS_OF_A_RANK * scene.ranks_here, MOST_THREADS)
     started = (start or start_threads)(wanted)
     if started < wanted:
         fix = FAILURES["processes"][1]

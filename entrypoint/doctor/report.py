@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +13,7 @@ from entrypoint.errors import CONTROL, ONE_LINE
 WORDS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _COLOURS = {"ok": "32", "warn": "33", "fail": "1;31"}  # green, yellow, bold red
 _FIX = "fix:"
+_NARROWEST = 30  # below that, folding helps nobody
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -19,10 +21,13 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"findings": [asdict(finding) for finding in findings], "failed": failed(findings)}
 
 
-def as_text(findings: Sequence[Finding], *, colour: bool) -> str:
-    """A line for each finding, one with the fix under each that is not ok, and a last one that counts."""
+def as_text(findings: Sequence[Finding], *, colour: bool, columns: int | None = None) -> str:
+    """A line for each finding, one with the fix under each that is not ok, and a last one that counts.
+
+    columns: of the terminal, for which long lines are folded; None folds none, as grep wants it.
+    """
     width = max((len(finding.name) for finding in findings), default=0)
-    lines = [line for finding in findings for line in _lines(finding, width, colour)]
+    lines = [line for finding in findings for line in _lines(finding, width, colour, columns)]
     return "\n".join([*lines, "", verdict(findings)])
 
 
@@ -43,12 +48,23 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"all {count['ok']} ok"
 
 
-def _lines(finding: Finding, width: int, colour: bool) -> list[str]:
+def _lines(finding: Finding, width: int, colour: bool, columns: int | None = None) -> list[str]:
     word = WORDS[finding.state].ljust(4)
     if colour:
         word = f"\x1b[{_COLOURS[finding.state]}m{word}\x1b[0m"
-    lines = [f"{word}  {finding.name:<{width}}  {_plain(finding.text)}"]
-    return lines + ([f"{'':4}  {'':{width}}  {_FIX} {_plain(finding.fix)}"] if finding.fix else [])
+    indent = " " * (4 + 2 + width + 2)
+    text = _folded(_plain(finding.text), indent, columns)
+    fix = _folded(f"{_FIX} {_plain(finding.fix)}", indent, columns) if finding.fix else []
+    first = f"{word}  {finding.name:<{width}}  {text[0]}"
+    return [first, *(indent + line for line in (*text[1:], *fix))]
+
+
+def _folded(text: str, indent: str, columns: int | None) -> list[str]:
+    """At spaces only: what is to be copied stays whole."""
+    room = (columns or 0) - len(indent)
+    if room < _NARROWEST:
+        return [text]
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _plain(text: str) -> str:

@@ -75,6 +75,11 @@ def test_threads_that_cannot_be_started_are_counted() -> None:
     assert (found.state, "only 5 more" in found.text, "ulimit -u" in found.fix) == ("fail", True, True)
 
 
+def test_not_more_threads_are_tried_than_tell() -> None:
+    found = memory.threads(Scene(environ={}, options=Options(procs_per_node=64)), start=lambda wanted: wanted)
+    assert (found.state, "512 more" in found.text) == ("ok", True)
+
+
 def test_a_real_limit_on_threads_is_met() -> None:
     if os.geteuid() != 0:
         pytest.skip("machine: another user needs root")

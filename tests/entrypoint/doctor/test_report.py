@@ -48,3 +48,17 @@ def test_a_value_cannot_steer_the_terminal() -> None:
     text = report.as_text([ok("variables", "A=\x1b[2J\nFAIL")], colour=False)
     assert "\x1b" not in text
     assert text.splitlines()[0] == "ok    variables  A=\\x1b[2J\\nFAIL"
+
+
+def test_on_a_terminal_long_lines_are_folded_below_their_text() -> None:
+    found = [fail("memory", "one two three four five six seven eight nine ten", "ask for a-very-long-word-" + "x" * 40)]
+    assert report.as_text(found, colour=True, columns=50).splitlines()[:4] == [
+        "\x1b[1;31mFAIL\x1b[0m  memory  one two three four five six seven",
+        "              eight nine ten",
+        "              fix: ask for",
+        "              a-very-long-word-" + "x" * 40,
+    ]
+
+
+def test_a_very_narrow_terminal_folds_nothing() -> None:
+    assert report.as_text(FOUND, colour=False, columns=20) == report.as_text(FOUND, colour=False)
