@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -17,6 +18,7 @@ from train.settings import variables
 from train.using import given
 
 if TYPE_CHECKING:
+    from train.using.lines import Prediction
     from train.using.prediction import Ready
 
 EXPORT: Final = "model.json"  # what makes a folder an export: see `train.using.exported`
@@ -41,7 +43,36 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from train.using import prediction
 
     for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
-        print(one.as_json() if arguments.json else one.as_text())
+        _tell(one, as_json=arguments.json)
+        if _lost():
+            break
+    return _whole()
+
+
+def _tell(one: Prediction, *, as_json: bool) -> None:
+    """A line, in letters that the stream has: one that it cannot take would be lost."""
+    encoding = sys.stdout.encoding or "ascii"
+    if as_json:
+        print(one.as_json(ascii_=codecs.lookup(encoding).name != "utf-8"))
+    else:
+        print(one.as_text().encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _lost() -> int:
+    """How many writes stdout has refused: our front door lets none of them end a command."""
+    return int(getattr(sys.stdout, "lost", 0))
+
+
+def _whole() -> int:
+    """OK, also where a pipe's reader wanted no more (`| head`); its end now leads to /dev/null.
+
+    Raises:
+        Failure: IO, where lines are missing, as on a full disk.
+    """
+    sys.stdout.flush()
+    if _lost() and not os.path.samestat(os.fstat(1), os.stat(os.devnull)):
+        what, fix = "the lines could not all be written to stdout", "free space on that disk, and start again"
+        raise Failure(what, fix=fix, code=ExitCode.IO)
     return int(ExitCode.OK)
 
 

@@ -21,11 +21,14 @@ class Prediction:
         pairs = zip(self.classes, self.probabilities, strict=True)
         return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
 
-    def as_json(self) -> str:
-        """One object. Bytes of a path that are no text are as in Python: os.fsencode gives them back."""
+    def as_json(self, *, ascii_: bool = False) -> str:
+        """One object. Bytes of a path that are no text are as in Python: os.fsencode gives them back.
+
+        ascii_: for a stream that takes nothing else.
+        """
         pairs = zip(self.classes, self.probabilities, strict=True)
         likeliest = [{"class": name, "probability": share} for name, share in pairs]
-        text = json.dumps({"path": str(self.path), **likeliest[0], "top": likeliest}, ensure_ascii=False)
+        text = json.dumps({"path": str(self.path), **likeliest[0], "top": likeliest}, ensure_ascii=ascii_)
         return text.translate(BREAKS).encode(errors="backslashreplace").decode()
 
 

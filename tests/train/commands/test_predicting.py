@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,3 +161,28 @@ def test_it_works_from_a_shell_that_says_it_is_one_of_several_ranks(run: Path) -
     several = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "PMI_SIZE": "4", "ACCELERATE_MIXED_PRECISION": "fp16"}
     ended = python("-m", "train", "predict", str(run), "a.png", "--device", "cpu", environ=several)
     assert (ended.returncode, ended.stdout.count("\n"), ended.stderr) == (0, 1, "")
+
+
+def test_a_console_without_umlauts_loses_no_line(run: Path) -> None:
+    write_image(Path("ä.png"))
+    latin = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **CPU}
+    ended = python("-m", "train", "predict", str(run), ".", environ=latin)
+    assert (ended.returncode, ended.stdout.isascii()) == (0, True)
+    assert re.fullmatch(r"\S+\.png\toutline-\d\t\S+\n", ended.stdout)
+
+
+def test_a_full_disk_below_stdout_is_no_success(run: Path) -> None:
+    write_image(Path("a.png"))
+    words = ("-m", "train", "predict", str(run), "a.png")
+    with Path("/dev/full").open("w") as out:
+        ended = python(*words, environ=CPU, capture_output=False, stdout=out, stderr=subprocess.PIPE)
+    assert ended.returncode == 74
+    assert "could not all be written" in ended.stderr
+
+
+def test_a_reader_that_wants_no_more_is_no_failure(run: Path) -> None:
+    write_image(Path("a.png"))
+    words = shlex.join([sys.executable, "-m", "train", "predict", str(run), *["a.png"] * 3000])
+    line = f"{words} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=200, env={**os.environ, **CPU})
+    assert (ended.stdout.splitlines()[-1], ended.stderr) == ("0", "")

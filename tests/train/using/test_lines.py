@@ -43,6 +43,12 @@ def test_a_path_whose_bytes_are_no_text_comes_back_from_json() -> None:
     assert os.fsencode(json.loads(text)["path"]) == b"odd\xff.png"
 
 
+def test_a_stream_of_ascii_gets_json_too() -> None:
+    text = prediction("Größe \U0001f600").as_json(ascii_=True)
+    assert text.isascii()
+    assert json.loads(text)["class"] == "Größe \U0001f600"
+
+
 def test_umlauts_stay_as_they_are_and_what_is_escaped_can_be_told_apart() -> None:
     assert one_line("Äpfel 苹果") == "Äpfel 苹果"
     assert one_line("a\n") != one_line("a\\n")

@@ -19,7 +19,7 @@ from entrypoint import Failure
 from train.data import catalog
 from train.measuring import chosen, measuring
 from train.settings import schema
-from train.using import prediction
+from train.using import export, prediction
 from train.using.prediction import Ready
 
 
@@ -140,6 +140,14 @@ def test_a_model_of_clips_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="does not take image files") as caught:
         ready(tmp_path)
     assert caught.value.code == 64
+
+
+def test_a_handed_on_model_of_clips_is_refused_too(tmp_path: Path) -> None:
+    trained(tmp_path / "run", "data.frames=3", "model.name=cnn3d", "train.max_steps=2")
+    found = chosen.choose(str(tmp_path / "run"))
+    export.export(chosen.configured(found, None, ())[0], found, tmp_path / "model")
+    with pytest.raises(Failure, match="does not take image files"):
+        prediction.prepare_exported(tmp_path / "model", "cpu", 1)
 
 
 def test_a_batch_too_large_for_the_gpu_names_a_smaller_one(run: Path, tmp_path: Path) -> None:
