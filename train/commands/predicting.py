@@ -87,14 +87,15 @@ def _of_run(
     found = chosen.choose(arguments.checkpoint)
     config, notes = chosen.configured(found, arguments.config, settings)
     files = given.files(words)
-    for note in (*found.notes, *notes):
-        print(f"note: {note}", file=sys.stderr)
     plugin.look_beside(arguments.config, config.data.name, config.model.name)
     variables.take_out(environ, download=False)
     from train.using import prediction  # torch
 
     environ["ENTRYPOINT_DEVICE"] = prediction.kind(device)
-    return prediction.prepare(config, found, environ, len(files)), files
+    ready = prediction.prepare(config, found, environ, len(files))
+    for note in (*found.notes, *notes):
+        print(f"note: {note}", file=sys.stderr)
+    return ready, files
 
 
 def _of_export(

@@ -91,6 +91,17 @@ def test_an_exported_model_takes_no_settings(run: Path, capsys: pytest.CaptureFi
     assert "data.image_size=9" in capsys.readouterr().err
 
 
+def test_a_damaged_newer_checkpoint_is_passed_over_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    (run / "best.json").unlink()
+    *_, newest = sorted((run / "checkpoints").iterdir())
+    flip(newest / "model.safetensors")
+    assert predict(run, "a.png") == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err.count("note: ")) == (1, 1)
+    assert newest.name in err
+
+
 def test_a_broken_image_costs_its_own_line_and_the_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     Path("b.png").write_bytes(b"no image")
