@@ -74,7 +74,7 @@ def build_parser() -> Parser:
 def main() -> int:
     """The console command; returns the exit code."""
     shield()
-    stopping.handle(stopping.stop)
+    stopping.handle(stopping.stopper(sys.argv[1:]))
     return run(sys.argv[1:], os.environ)
 
 

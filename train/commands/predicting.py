@@ -50,12 +50,16 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _tell(one: Prediction, *, as_json: bool) -> None:
-    """A line, in letters that the stream has: one that it cannot take would be lost."""
+    """A line, in letters that the stream has: one that it cannot take would be lost.
+
+    In one piece with its end: a request to stop may come between two.
+    """
     encoding = sys.stdout.encoding or "ascii"
     if as_json:
-        print(one.as_json(ascii_=codecs.lookup(encoding).name != "utf-8"))
+        line = one.as_json(ascii_=codecs.lookup(encoding).name != "utf-8")
     else:
-        print(one.as_text().encode(encoding, "backslashreplace").decode(encoding))
+        line = one.as_text().encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(f"{line}\n")
 
 
 def _lost() -> int:

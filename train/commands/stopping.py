@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -12,12 +12,30 @@ from entrypoint import ExitCode, Failure
 STOPPING: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
-def stop(signum: int, frame: FrameType | None) -> NoReturn:
+# What a command has not done when it is asked to stop. A training's ranks, once started, save and say it themselves.
+UNDONE: Final = {
+    "predict": "before all images were answered; each printed line is complete",
+    "export": "before the model was written",
+    "report": "before the report was written",
+    "data": "before the data was looked through",
+    "eval": "before the evaluation began",
+    "check": "before the plan was made",
+    "where": "before the folder was found",
+}
+
+
+def stopper(words: Sequence[str]) -> Callable[[int, FrameType | None], NoReturn]:
+    """The handler for the command among these words of a command line, or for a training."""
+    undone = next((UNDONE[word] for word in words if word in UNDONE), "before the training began")
+    return lambda signum, frame: stop(signum, frame, undone)
+
+
+def stop(signum: int, frame: FrameType | None, undone: str = "before the training began") -> NoReturn:
     """A signal before anything was started: there is nothing to save. It may come twice (Slurm and Apptainer)."""
     ignore()
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
-    what = f"stopped by {signal.Signals(signum).name} before the training began"
+    what = f"stopped by {signal.Signals(signum).name} {undone}"
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from checkpoints import flip, reseal
 from images import write_image
 from jobs import forget_accelerate, trained
-from processes import python
+from processes import Started, python, unmeasured
 
 from train import __main__ as front
 from train.checkpoint import manifest
@@ -197,3 +198,17 @@ def test_a_reader_that_wants_no_more_is_no_failure(run: Path) -> None:
     line = f"{words} | head -n 1; echo ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=200, env={**os.environ, **CPU})
     assert (ended.stdout.splitlines()[-1], ended.stderr) == ("0", "")
+
+
+def test_asked_to_stop_it_leaves_whole_lines_and_says_that_some_are_missing(run: Path) -> None:
+    write_image(Path("a.png"))
+    words = [sys.executable, "-m", "train", "predict", str(run), "eval.batch_size=8", *["a.png"] * 20000]
+    with Started(words, env={**unmeasured(), **CPU}, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout
+        first = os.read(process.stdout.fileno(), 1).decode()  # it is at work, and stuck soon: nobody reads on
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=100)
+    assert (process.returncode, "before all images were answered" in err) == (75, True), err
+    lines = (first + out).splitlines(keepends=True)
+    assert 0 < len(lines) < 20000
+    assert all(re.fullmatch(r"a\.png\toutline-\d\t[\d.]+\n", line) for line in lines)

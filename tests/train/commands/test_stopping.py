@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from entrypoint import Failure
+from train import __main__ as front
+from train.commands import stopping
+
 CPU = ("--device", "cpu")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Handlers are afterwards what they were."""
+    before = {signum: signal.getsignal(signum) for signum in stopping.STOPPING}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -46,3 +64,23 @@ sys.argv = ["train", "check"]
 sys.exit(front.main())
 """
     assert python("-c", script).returncode == code
+
+
+@pytest.mark.parametrize(
+    ("line", "undone"),
+    [
+        ("", "the training began"),
+        ("--config cfg.yaml optim.lr=1", "the training began"),
+        ("predict runs/one photos", "all images were answered; each printed line is complete"),
+        ("export runs/one --output model", "the model was written"),
+        ("report runs/one", "the report was written"),
+        ("--config cfg.yaml check", "the plan was made"),
+    ],
+)
+def test_a_command_that_is_asked_to_stop_says_what_it_has_not_done(line: str, undone: str) -> None:
+    with undisturbed(), pytest.raises(Failure, match=f"stopped by SIGTERM before {undone}\n"):
+        stopping.stopper(line.split())(signal.SIGTERM, None)
+
+
+def test_every_command_of_the_front_door_has_its_words_or_its_own_handler() -> None:
+    assert {*front.COMMANDS, *front.OWN} - {"train", "bench"} == set(stopping.UNDONE)
