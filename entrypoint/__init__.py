@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from entrypoint.binds import unseen
     from entrypoint.children import die_with_parent
     from entrypoint.console import shield
+    from entrypoint.doctor.brief import look_around
+    from entrypoint.doctor.report import coloured
     from entrypoint.errors import ExitCode, Failure
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
@@ -33,9 +35,11 @@ __all__ = [
     "World",
     "add_launch_arguments",
     "attach",
+    "coloured",
     "die_with_parent",
     "from_environ",
     "hold",
+    "look_around",
     "make_plan",
     "met",
     "network",
@@ -50,6 +54,8 @@ PLACES = {
     "binds": ("unseen",),
     "children": ("die_with_parent",),
     "console": ("shield",),
+    "doctor.brief": ("look_around",),
+    "doctor.report": ("coloured",),
     "errors": ("ExitCode", "Failure"),
     "hang": ("Limits",),
     "hangwatch": ("Care",),

@@ -55,6 +55,7 @@ def build_parser() -> Parser:
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.add_argument("--full", action="store_true", help="start all ranks once, to see them exchange numbers")
     doctor.add_argument("--output", metavar="DIR", default="runs", help="folder that runs are kept in (default: runs)")
+    doctor.add_argument("--workers", metavar="N", type=int, help="data.workers of your config, where it is a number")
     run = commands.add_parser(
         "run", help="run a command once per rank with torchrun's contract set", formatter_class=Help
     )
@@ -107,12 +108,12 @@ def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from entrypoint.doctor import examine, findings, report, scene  # nor for what looks around
 
     asked = options_from(arguments, environ)
-    place = scene.Scene(environ=environ, options=asked, output=Path(arguments.output))
+    place = scene.Scene(environ=environ, options=asked, output=Path(arguments.output), workers=arguments.workers)
     found = examine.examine(place, words_of(arguments) if arguments.full else None)
     if arguments.json:
         import json
     terminal = sys.stdout.isatty()
-    colour = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    colour = report.coloured(terminal, environ)
     text = report.as_text(found, colour=colour, columns=_columns() if terminal else None)
     print(json.dumps(report.as_json(found)) if arguments.json else text)
     return int(ExitCode.NODE if findings.failed(found) else ExitCode.OK)

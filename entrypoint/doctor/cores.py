@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from entrypoint.doctor import reading
 from entrypoint.doctor.findings import Finding, ok, warn
@@ -10,22 +11,34 @@ from entrypoint.doctor.scene import Scene
 
 WANTED = 2  # of a rank: one for itself, one for a data worker
 _FIX = "give more: srun --cpus-per-task=N (and --cpu-bind=cores), docker run --cpus=N; or start fewer ranks here"
+_FEWER = "give more: srun --cpus-per-task=N, docker run --cpus=N; or set data.workers to auto, which counts them"
 
 
 def check(scene: Scene) -> list[Finding]:
     """Affinity, and the time that a control group gives."""
-    # A plan of one task per rank: what this task may use is its own rank's, the others have their own tasks.
-    ranks = scene.plan.spawn if scene.plan else scene.ranks_here
-    return [finding(len(os.sched_getaffinity(0)), os.cpu_count() or 1, reading.cores_quota(scene.root), ranks)]
+    there, quota = os.cpu_count() or 1, reading.cores_quota(scene.root)
+    return [finding(len(os.sched_getaffinity(0)), there, quota, scene.ranks_of_task, scene.workers)]
 
 
-def finding(mine: int, there: int, quota: float | None, ranks: int) -> Finding:
-    """mine: the processors of this process' affinity, of `there`. quota: processors' worth of time, None for all."""
+def brief(scene: Scene) -> list[Finding]:
+    """On the CPU without data workers a rank is content with one."""
+    return check(replace(scene, workers=0) if scene.on_cpu and scene.workers is None else scene)
+
+
+def finding(mine: int, there: int, quota: float | None, ranks: int, workers: int | None = None) -> Finding:
+    """mine: the processors of this process' affinity, of `there`. quota: processors' worth of time, None for all.
+
+    workers: data workers of each rank, where that is known; they may have the rank's own between them.
+    """
     usable = min(mine, quota) if quota else mine
     text = f"{mine} of {there} can be used" + (f", with the time of {quota:g}" if quota and quota < mine else "")
     text += f", for {ranks} rank{'s' if ranks > 1 else ''}"
-    if usable >= WANTED * ranks:
+    text += f" with {workers} data worker{'s' if workers > 1 else ''} each" if workers else ""
+    wanted = ranks * (WANTED if workers is None else max(workers, min(workers + 1, WANTED)))
+    if usable >= wanted:
         return ok("cores", text)
-    if quota and quota < mine and mine >= WANTED * ranks:
+    if quota and quota < mine and mine >= wanted:
         return warn("cores", f"{text}: threads are started for {mine} and stand still in between", _FIX)
-    return warn("cores", f"{text}: no core of its own for a data worker of each", _FIX)
+    if workers:
+        return warn("cores", f"{text}: they take turns", _FEWER)
+    return warn("cores", f"{text}: no core of its own for {'each' if workers == 0 else 'a data worker of each'}", _FIX)

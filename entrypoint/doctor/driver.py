@@ -15,6 +15,8 @@ def findings(reading: Reading | None, torch: tuple[str, str | None] | None) -> l
     """torch: its version and its CUDA, as `reading.torch_cuda` finds them; None where there is no torch."""
     if reading is None or not reading.gpus:
         return []
+    if reading.cuda is None:
+        return [warn(_NAME, f"driver {reading.driver} does not tell which CUDA it knows", _LIBRARY)]
     known = f"driver {reading.driver} knows CUDA {_dotted(reading.cuda)}"
     if torch is None:
         return [warn(_NAME, f"{known}; no torch is installed", "install torch, if this Python is to train")]
@@ -30,6 +32,7 @@ def findings(reading: Reading | None, torch: tuple[str, str | None] | None) -> l
     return [ok(_NAME, text)]
 
 
+_LIBRARY = "its libcuda.so.1 has to be here: NVIDIA_DRIVER_CAPABILITIES=compute,utility for docker, --nv for apptainer"
 _CUDA_BUILD = "install a CUDA build of torch (pip from an index that has one), or use the project's image"
 
 

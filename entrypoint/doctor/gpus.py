@@ -30,6 +30,13 @@ def check(scene: Scene) -> list[Finding]:
     return [*findings(found, gpus), *driver.findings(found, reading.torch_cuda())]
 
 
+def brief(scene: Scene) -> list[Finding]:
+    """Without what is as it is on this board; and without memory that may be a neighbour task's of the same run."""
+    alone = scene.ranks_of_task == scene.ranks_here
+    left_out = ("peer access",) if alone else ("peer access", "gpu memory")
+    return [finding for finding in check(scene) if finding.name not in left_out]
+
+
 def unseen(scene: Scene) -> Finding:
     """No GPU shows: because there is none, or because the container was started without them."""
     version = reading.driver_of_host(scene.root)

@@ -15,8 +15,9 @@ from entrypoint.limits import FAILURES, met
 MIB = reading.MIB
 SHM_LEAST_MIB = 40  # of a rank: one batch of 64 images of 224 x 224, three colours, 4 bytes each, is 37 MiB
 SHM_GOOD_MIB = 512  # of a rank: some batches that wait, and NCCL's own buffers
-MEMORY_LEAST_MIB = 1024  # of a rank: torch with CUDA takes about that, before any data
-MEMORY_GOOD_MIB = 4096
+# Of a rank, before any data: what torch takes with CUDA, or without; and what leaves room.
+MEMORY_LEAST_MIB, MEMORY_GOOD_MIB = 1024, 4096
+CPU_LEAST_MIB, CPU_GOOD_MIB = 384, 1024
 FILES_LEAST, FILES_GOOD = 256, 1024
 THREADS_OF_A_RANK = 32  # torch's own and NCCL's, data workers and those of their libraries
 MOST_THREADS = 512  # tried at once: who has a place for these has one for more
@@ -30,8 +31,12 @@ def check(scene: Scene) -> list[Finding]:
 
 
 def brief(scene: Scene) -> list[Finding]:
-    """Without trying how many threads can be started."""
-    return [shm(scene), memory(scene), files()]
+    """Without trying how many threads can be started; shared memory where something is sure to need it.
+
+    Data workers that were not asked for are counted by the training, which then knows how large their batches are.
+    """
+    exchanged = not scene.on_cpu and scene.ranks_here > 1  # NCCL's own buffers
+    return [*([shm(scene)] if exchanged or scene.workers else []), memory(scene), files()]
 
 
 def shm(scene: Scene) -> Finding:
@@ -59,10 +64,11 @@ def memory(scene: Scene) -> Finding:
     free, ranks = reading.memory_free_mib(scene.root), scene.ranks_here
     if free is None:
         return ok("memory", "this machine does not say how much is free")
+    least, good = (CPU_LEAST_MIB, CPU_GOOD_MIB) if scene.on_cpu else (MEMORY_LEAST_MIB, MEMORY_GOOD_MIB)
     text = f"{free / 1024:.1f} GiB free, for {_ranks(ranks)}"
-    if free < MEMORY_LEAST_MIB * ranks:
-        return fail("memory", f"{text}: torch alone takes about 1 GiB in each", _MEMORY_FIX)
-    if free < MEMORY_GOOD_MIB * ranks:
+    if free < least * ranks:
+        return fail("memory", f"{text}: torch alone takes about {least} MiB in each", _MEMORY_FIX)
+    if free < good * ranks:
         return warn("memory", f"{text}: little is left for data", _MEMORY_FIX)
     return ok("memory", text)
 

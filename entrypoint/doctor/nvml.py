@@ -46,10 +46,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """All that is asked for. cuda: the newest version that the driver knows. apart: pairs without direct copies."""
+    """All that is asked for.
+
+    Attributes:
+        cuda: the newest version that the driver knows; None where its library for CUDA does not answer.
+        apart: pairs without direct copies.
+    """
 
     driver: str
-    cuda: tuple[int, int]
+    cuda: tuple[int, int] | None
     gpus: tuple[Gpu, ...]
     apart: tuple[tuple[int, int], ...]
 
@@ -66,7 +71,7 @@ def read(nvml: Any = None) -> Reading | None:
         version = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
         return Reading(
             driver=str(_asked(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
-            cuda=(version // 1000, version % 1000 // 10),
+            cuda=(version // 1000, version % 1000 // 10) if version else None,
             gpus=tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles)),
             apart=_apart(nvml, handles),
         )

@@ -38,8 +38,12 @@ def check(scene: Scene) -> list[Finding]:
 
 
 def brief(scene: Scene) -> list[Finding]:
-    """Without the output folder, which a training looks at by itself."""
-    return [*home(scene.environ), *caches(scene.environ)]
+    """Without the output folder, which a training looks at by itself, and what rank 0's task says of its own HOME."""
+    found = home(scene.environ)
+    if any(finding.state != "ok" for finding in found):  # caches follow HOME to where it can be written
+        first = scene.plan is not None and scene.plan.world.rank == 0
+        return [finding for finding in found if not (first and finding.state == "warn")]
+    return caches(scene.environ)
 
 
 def home(environ: Mapping[str, str]) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,9 +33,13 @@ def as_text(findings: Sequence[Finding], *, colour: bool, columns: int | None = 
 
 def as_lines(findings: Sequence[Finding], *, colour: bool) -> list[str]:
     """Only those that are not ok, for the beginning of a training."""
-    return [
-        line for finding in findings if finding.state != "ok" for line in _lines(finding, len(finding.name), colour)
-    ]
+    shown = [finding for finding in findings if finding.state != "ok"]
+    return [line for finding in shown for line in _lines(finding, len(finding.name), colour)]
+
+
+def coloured(terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Whether to colour what is written to a stream. terminal: whether it is one. Source: no-color.org."""
+    return terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -9,13 +9,24 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint import Care, Failure, Limits, Options, Plan, make_plan, options_from, run_plan
+from entrypoint import (
+    Care,
+    Failure,
+    Limits,
+    Options,
+    Plan,
+    coloured,
+    look_around,
+    make_plan,
+    options_from,
+    run_plan,
+)
 from train.checkpoint import shelf
 from train.commands import stopping
 from train.front import check
 from train.record import exitfile
-from train.settings import idle, parallel, variables
-from train.settings.config import RunConfig
+from train.settings import idle, names, parallel, variables
+from train.settings.config import Data, RunConfig
 
 
 def options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> Options:
@@ -56,6 +67,23 @@ def refuse_impossible(config: RunConfig, plan: Plan, environ: Mapping[str, str])
     auto = None if plan.device == "cuda" else "fp32"
     precision = auto if config.train.precision == "auto" else config.train.precision
     variables.refuse_contradictions(environ, device=plan.device, precision=precision, accumulation=batch.accumulation)
+
+
+def say_what_is_not_ok(plan: Plan, config: RunConfig, environ: Mapping[str, str]) -> None:
+    """The short form of `entrypoint doctor`: what costs this training something here, with a fix for each.
+
+    Raises:
+        Failure: as `look_around`.
+    """
+    colour = coloured(sys.stderr.isatty(), environ)
+    for line in look_around(plan, environ, workers=_workers_asked_for(config.data), colour=colour):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _workers_asked_for(data: Data) -> int | None:
+    """None where they count the processors by themselves, or are not used."""
+    unused = data.loader == "memory" or (data.loader == "auto" and data.name == names.SYNTHETIC)
+    return None if data.workers == "auto" or unused else data.workers
 
 
 def start(

@@ -33,6 +33,8 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     first = plan.world.rank == 0
     waited = claim.refuse_taken(folder, me, tell if first else _quietly, first=first)
     links.refuse(folder)
+    with refusal.noted(folder, environ):
+        launching.say_what_is_not_ok(plan, config, environ)
     refusal.forget(folder, environ)
     if first and (lost := requeued.look(folder, environ, host=me.host)):
         plan = replace(plan, warnings=(*plan.warnings, lost))

@@ -7,8 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from machines import machine
 
+from entrypoint.detect import detect
 from entrypoint.doctor import cores
+from entrypoint.doctor.scene import Scene
+from entrypoint.options import Options
+from entrypoint.plan import plan
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,24 @@ def test_each_rank_wants_a_core_and_one_for_its_data(mine: int, quota: float | N
 
 def test_a_quota_below_the_affinity_is_told() -> None:
     assert "threads are started for 8" in cores.finding(8, 64, 1.5, 4).text
+
+
+@pytest.mark.parametrize(("workers", "state"), [(0, "ok"), (1, "ok"), (4, "ok"), (8, "warn")])
+def test_data_workers_of_a_known_number_are_counted(workers: int, state: str) -> None:
+    found = cores.finding(8, 8, None, 2, workers)
+    assert (found.state, "data.workers" in found.fix) == (state, state == "warn")
+
+
+def test_more_ranks_than_cores_are_told_on_the_cpu_too() -> None:
+    assert cores.finding(1, 8, None, 2, 0).text.endswith("no core of its own for each")
+
+
+@pytest.mark.parametrize(("workers", "state"), [(None, "ok"), (1000, "warn")])
+def test_the_short_form_on_the_cpu_wants_a_core_for_each_rank(workers: int | None, state: str) -> None:
+    options = Options(device="cpu")
+    planned = plan(detect({}, options, machine()), options, machine(), {})
+    (found,) = cores.brief(Scene(environ={}, plan=planned, workers=workers, root="/nonexistent"))
+    assert found.state == state
 
 
 def test_all_on_one_core_is_seen_for_real() -> None:

@@ -33,6 +33,11 @@ def test_a_cpu_build_beside_gpus_is_a_failure() -> None:
     assert "CUDA build" in found.fix
 
 
+def test_a_driver_without_its_cuda_library_is_not_taken_for_an_old_one() -> None:
+    found = told(0, ("2.15.0", "13.2"))
+    assert (found.state, "libcuda.so.1" in found.fix) == ("warn", True)
+
+
 def test_gpus_without_torch_are_a_warning() -> None:
     assert told(13_020, None).state == "warn"
 

@@ -6,13 +6,17 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machines import fake_gpus, machine
 
+from entrypoint.detect import detect
 from entrypoint.doctor import memory
 from entrypoint.doctor.scene import Scene
 from entrypoint.options import Options
+from entrypoint.plan import plan
 
 
 def under(limit: int, soft: int, code: str) -> str:
@@ -92,6 +96,32 @@ def test_here_the_threads_of_a_rank_can_be_started() -> None:
     assert memory.start_threads(memory.THREADS_OF_A_RANK) == memory.THREADS_OF_A_RANK
 
 
-def test_the_short_form_starts_no_threads() -> None:
-    names = [finding.name for finding in memory.brief(Scene(environ={}))]
-    assert names == [finding.name for finding in memory.check(Scene(environ={})) if finding.name != "threads"]
+def on(device: str, ranks: int = 1, workers: int | None = None) -> Scene:
+    """A node of two GPUs with so many ranks on it."""
+    here = machine(gpus=fake_gpus(2))
+    options = Options(device="cuda" if device == "cuda" else "cpu", procs_per_node=ranks)
+    planned = plan(detect({}, options, here), options, here, {})
+    return Scene(environ={}, options=options, plan=planned, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("scene", "looked_at"),
+    [
+        (on("cpu", 2), False),
+        (on("cuda"), False),
+        (on("cuda", 2), True),
+        (on("cpu", 1, 4), True),
+        (on("cpu", 1, 0), False),
+    ],
+    ids=["cpu", "one gpu", "two gpus", "data workers", "no data workers"],
+)
+def test_the_short_form_looks_at_shm_where_something_needs_it(scene: Scene, looked_at: bool) -> None:
+    names = [finding.name for finding in memory.brief(scene)]
+    assert names == [*(["shared memory"] if looked_at else []), "memory", "open files"]
+
+
+@pytest.mark.parametrize(("device", "state"), [("cpu", "ok"), ("cuda", "warn")])
+def test_without_cuda_a_rank_takes_less_memory(tmp_path: Path, device: str, state: str) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable:   {2 * 2**20} kB\n")
+    assert memory.memory(replace(on(device), root=tmp_path)).state == state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from entrypoint.doctor import report
 from entrypoint.doctor.findings import fail, ok, warn
 
@@ -38,6 +40,14 @@ def test_the_short_form_shows_only_what_is_not_ok() -> None:
         "FAIL  memory  1 MiB",
         "              fix: ask for more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "coloured"),
+    [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
+)
+def test_only_a_terminal_that_wants_colour_gets_it(terminal: bool, environ: dict[str, str], coloured: bool) -> None:
+    assert report.coloured(terminal, environ) is coloured
 
 
 def test_all_well_is_one_word() -> None:

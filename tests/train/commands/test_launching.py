@@ -119,3 +119,65 @@ def test_data_parallel_says_why_not_to_use_it(launched: dict[str, Any]) -> None:
 def test_options_may_stand_between_settings(launched: dict[str, Any]) -> None:
     assert front.run(["optim.lr=1", *CPU, "train.epochs=1", "--procs-per-node", "2", "run.seed=1"], {}) == 7
     assert launched["command"][5:] == ["optim.lr=1", "train.epochs=1", "run.seed=1"]
+
+
+def looked(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[int | None]:
+    """Let the short form of the doctor say these lines; the data workers that it is asked with."""
+    asked: list[int | None] = []
+
+    def look_around(plan: Plan, environ: Mapping[str, str], *, workers: int | None, colour: bool) -> tuple[str, ...]:
+        asked.append(workers)
+        return lines
+
+    monkeypatch.setattr(launching, "look_around", look_around)
+    return asked
+
+
+def test_what_the_doctor_finds_is_said_before_the_ranks_start(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looked(monkeypatch, "warn  memory  little", "              fix: more")
+    assert front.run(CPU, {}) == 7
+    assert capsys.readouterr().err.splitlines()[:2] == ["warn  memory  little", "              fix: more"]
+
+
+def test_a_node_that_the_doctor_refuses_starts_nothing_and_writes_nothing(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> tuple[str, ...]:
+        raise Failure("the driver is too old", fix="another", code=ExitCode.NODE)
+
+    monkeypatch.setattr(launching, "look_around", refuse)
+    assert front.run(CPU, {}) == ExitCode.NODE
+    assert (launched, list(tmp_path.iterdir())) == ({}, [])
+
+
+def test_a_job_script_learns_which_node_the_doctor_refused(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> tuple[str, ...]:
+        raise Failure("the driver is too old", fix="another", code=ExitCode.NODE)
+
+    monkeypatch.setattr(launching, "look_around", refuse)
+    front.run(CPU, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node02", "HOME": str(tmp_path)})
+    assert json.loads((tmp_path / "runs/quickstart/errors/node-node02.json").read_text())["code"] == ExitCode.NODE
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers"),
+    [
+        ((), None),
+        (("data.workers=4",), None),
+        (("data.workers=4", "data.loader=workers"), 4),
+        (("data.workers=4", "data.name=cifar10"), 4),
+        (("data.workers=4", "data.name=cifar10", "data.loader=memory"), None),
+    ],
+    ids=["auto", "made images", "by workers", "perhaps by workers", "from memory"],
+)
+def test_data_workers_of_a_chosen_number_are_compared_with_the_processors(
+    monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], workers: int | None
+) -> None:
+    asked, options = looked(monkeypatch), Options(device="cpu")
+    planned = plan(detect({}, options, machine()), options, machine(), {})
+    launching.say_what_is_not_ok(planned, schema.load(None, settings), {})
+    assert asked == [workers]

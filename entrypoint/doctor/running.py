@@ -1,0 +1,59 @@
+"""From a table of checks to their findings: all at once and with a limit, so that none keeps the others waiting."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from entrypoint.doctor.findings import Finding, fail, refused, warn
+from entrypoint.doctor.scene import Scene
+from entrypoint.errors import Failure
+
+Check = Callable[[Scene], Sequence[Finding]]
+Late = Callable[[str, float], Sequence[Finding]]
+HANGS = {
+    "plan": "the GPU driver or a file server hangs",
+    "gpus": "the GPU driver hangs",
+    "places": "a file server hangs",
+    "clock": "a file server hangs",
+    "network": "the name service or the network hangs",
+}
+
+
+def stuck(name: str, limit_s: float) -> list[Finding]:
+    """The finding for a check that did not come back: what it asked would keep a training waiting as well."""
+    text = f"no answer within {limit_s:g} s: {HANGS.get(name, 'something of it hangs')}"
+    return [fail(name, text, "run `entrypoint doctor` once more; if it stays so, take another node")]
+
+
+def run(checks: Mapping[str, Check], scene: Scene, limit_s: float, late: Late = stuck) -> list[Finding]:
+    """Start all, and take what is there at the limit, in the table's order. late: says what to tell of the rest."""
+    answers = {name: _started(name, check, scene) for name, check in checks.items()}
+    deadline = time.monotonic() + limit_s
+    found: list[Finding] = []
+    for name, answer in answers.items():
+        try:
+            found += answer.get(timeout=max(0.001, deadline - time.monotonic()))
+        except queue.Empty:
+            found += late(name, limit_s)
+    return found
+
+
+def asked(name: str, check: Check, scene: Scene) -> Sequence[Finding]:
+    """A check that breaks says so, and the others go on."""
+    try:
+        return check(scene)
+    except Failure as failure:
+        return [refused(name, failure)]
+    except Exception as error:
+        text = f"could not be looked at: {type(error).__name__}: {error}"
+        return [warn(name, text, "please report this line: the doctor should know what it means")]
+
+
+def _started(name: str, check: Check, scene: Scene) -> queue.SimpleQueue[Sequence[Finding]]:
+    """A thread that nobody has to wait for: a file server that hangs is not interrupted."""
+    answer: queue.SimpleQueue[Sequence[Finding]] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answer.put(asked(name, check, scene)), daemon=True, name=f"doctor {name}").start()
+    return answer
