@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,12 @@ from tqdm import tqdm
 
 from train.evaluation import figures
 from train.evaluation.scores import Result
+from train.record.lap import Figures
+from train.record.pace import Pace, rough
 
 QUIET_S: Final = 10.0  # between two lines, where there is no terminal
 REDRAW_S: Final = 0.1
+BAR: Final = 6  # columns that the bar itself has at least
 
 
 def rows(facts: Mapping[str, object]) -> str:
@@ -63,15 +67,22 @@ class Progress:
         step: int,
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        columns: int | None = None,
     ) -> None:
+        """columns: of the terminal; None: what it has."""
         # One stream for lines and bar: two pipes to the parent would come out in any order.
         self._out = out or (sys.stderr if terminal else sys.stdout)
         self._clock, self._main, self._total = clock, main, total
         self._quiet_until = clock() + QUIET_S
+        self._pace = Pace(total)
         self._bar: tqdm[Any] | None = None
         if main and terminal:
-            form = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-            self._bar = tqdm(total=total, initial=step, file=self._out, bar_format=form, mininterval=REDRAW_S)
+            width = (columns or shutil.get_terminal_size().columns) - 1
+            self._room = width - len(f"100%|| step {total}/{total}") - BAR
+            form = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
+            self._bar = tqdm(
+                total=total, initial=step, file=self._out, bar_format=form, mininterval=REDRAW_S, ncols=width
+            )
 
     def say(self, text: str) -> None:
         """Whole lines, above the bar."""
@@ -91,27 +102,46 @@ class Progress:
 
     def back(self, step: int) -> None:
         """What follows `step` is done once more."""
+        self._pace.clear()
         if self._bar is not None:
             self._bar.n = step
             self._bar.refresh()
 
     def measured(self, *, step: int, epoch: int, epochs: int, loss: float, images_per_s: float) -> None:
         """The figures of a log point: beside the bar, or on a line from time to time."""
-        figures = f"epoch {epoch}/{epochs}, loss {loss:.3f}, {images_per_s:,.0f} images/s"
+        self._pace.add(step, self._clock())
+        left = self._pace.left
+        figures = [f"epoch {epoch}/{epochs}", f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
+        figures += [] if left is None else [f"{rough(left)} left"]
         if self._bar is not None:
-            self._bar.set_postfix_str(figures, refresh=False)
+            self._bar.set_postfix_str(", ".join(fitting(figures, self._room)), refresh=False)
         elif self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + QUIET_S
-            self.say(f"step {step}/{self._total}, {figures}")
+            self.say(f"step {step}/{self._total}, {', '.join(figures)}")
 
-    def evaluated(self, *, step: int, epoch: int, epochs: int, figures: str, loss: float | None) -> None:
-        """The held-out images were measured: `figures` says with what result, `loss` is that of training."""
+    def epoch(self, *, step: int, epoch: int, epochs: int, whole: bool, figures: Figures, measured: str | None) -> None:
+        """The one line of an epoch. measured: what came out of the held-out images, where they were looked at.
+
+        whole: it ends with this step. Where a training ends inside an epoch, its last line says that.
+        """
         self._quiet_until = self._clock() + QUIET_S
-        trained = "" if loss is None else f", training loss {loss:.3f}"
-        self.say(f"epoch {epoch}/{epochs}, step {step}/{self._total}: {figures}{trained}")
+        said = [measured] if measured else []
+        said += [] if figures.loss is None else [f"training loss {figures.loss:.3f}"]
+        said += [] if figures.seconds is None else [duration(figures.seconds)]
+        said += [] if figures.images_per_s is None else [f"{figures.images_per_s:,.0f} images/s"]
+        at = f"epoch {epoch}/{epochs}" if whole else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
+        self.say(f"{at}: {', '.join(said)}")
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def fitting(figures: Sequence[str], room: int) -> Sequence[str]:
+    """As many of them as fit beside the bar, each after a comma; the first ones are missed least."""
+    kept = list(figures)
+    while kept and sum(len(one) + 2 for one in kept) > room:
+        del kept[0]
+    return kept

@@ -6,6 +6,7 @@ from typing import Final
 
 from train.evaluation import figures
 from train.evaluation.evaluation import Measured
+from train.record.lap import Figures
 from train.record.metrics import Metrics
 from train.record.progress import Progress
 from train.run import compiling
@@ -13,18 +14,33 @@ from train.run.job import Job
 from train.run.now import Now
 
 CONFUSION: Final = "confusion.json"
+UNKNOWN: Final = Figures(seconds=None, images_per_s=None, loss=None)
 
 
 def evaluation(todo: Job, now: Now, measured: Measured, metrics: Metrics, progress: Progress) -> None:
     """Say what came out after the state's step. Never fails: what cannot be written is counted and said."""
     step, result, config = todo.state.step, measured.result, todo.config
-    epoch = -(-step // todo.steps.per_epoch)
-    metrics.write("eval", step=step, epoch=epoch, **figures.record(result))
+    metrics.write("eval", step=step, epoch=-(-step // todo.steps.per_epoch), **figures.record(result))
     if measured.confusion is not None and todo.runtime.is_main:
         metrics.replace(CONFUSION, figures.confusion_json(step, todo.classes, measured.confusion.tolist()))
-    line = figures.line(result, config.eval.metric)
-    progress.evaluated(step=step, epoch=epoch, epochs=config.train.epochs, figures=line, loss=now.loss)
-    now.loss = None  # of the steps before this evaluation: the next one is not to show it again
+    epoch_line(todo, now, progress, figures.line(result, config.eval.metric))
+
+
+def epoch_line(todo: Job, now: Now, progress: Progress, measured: str | None = None) -> None:
+    """Say once what the epoch came to that ends with the state's step, or the part of one that a training ends with.
+
+    Where an earlier start has done its steps, only what was measured is known.
+    """
+    step, per_epoch = todo.state.step, todo.steps.per_epoch
+    told, now.epoch = now.epoch or UNKNOWN, None
+    progress.epoch(
+        step=step,
+        epoch=-(-step // per_epoch),
+        epochs=todo.config.train.epochs,
+        whole=step % per_epoch == 0,
+        figures=told,
+        measured=measured,
+    )
 
 
 def recompiled(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:

@@ -39,7 +39,7 @@ def sound(todo: Job, now: Now) -> Means | None:
         if todo.state.rollbacks:
             raise diverged(todo, now, f"{jump}, for the second time")
         raise Jumped(jump)
-    now.loss = means.loss
+    now.lap.read(todo.state.step, means.loss, means.samples)
     return means
 
 

@@ -66,6 +66,8 @@ def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
         compare_replicas(todo)
         if state.step % todo.config.log.every_steps == 0:
             log(todo, now, metrics, progress)
+        if state.step % todo.steps.per_epoch == 0 or state.step == todo.steps.total:
+            lap(todo, now, progress)
         now.stepped()
 
 
@@ -91,6 +93,15 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     values = {"loss": means.loss, "accuracy": means.accuracy, "lr": todo.schedule(at - 1), "images_per_s": per_s}
     metrics.write("train", step=at, epoch=epoch, **values, **bad)
     progress.measured(step=at, epoch=epoch, epochs=todo.config.train.epochs, loss=means.loss, images_per_s=per_s)
+
+
+def lap(todo: Job, now: Now, progress: Progress) -> None:
+    """An epoch is over, or all of training. Its line comes with its evaluation, if there is one."""
+    todo.pulse.beat("step", step=todo.state.step)
+    sound(todo, now)
+    now.epoch = now.lap.close(todo.state.step, now.stopwatch.seconds, epoch=todo.steps.per_epoch)
+    if not _evaluation_is_due(todo):
+        announce.epoch_line(todo, now, progress)
 
 
 def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from train.checkpoint import shelf
 from train.checkpoint.snapshot import Memory
 from train.checkpoint.writer import Writer
+from train.record.lap import Figures, Lap
 from train.record.tally import Stopwatch, Tally
 from train.run import compiling, deadline, resuming
 from train.run.deadline import Times
@@ -46,8 +47,9 @@ class Now:
 
     Times are the clock's seconds, `logged_at` and `stepped_at` the stopwatch's. `saved` is the newest committed
     checkpoint, `evaluated` the step of the last evaluation that it knows of, `saving` the one that is being written
-    (by `writer`, on rank 0, from `memory`): `copied` is set once nothing more is read of what a step changes. `loss` is
-    the last mean read, `skipped` how many steps in a row fp16's scaler has left out. `graphs` were compiled so far.
+    (by `writer`, on rank 0, from `memory`): `copied` is set once nothing more is read of what a step changes. `lap` is
+    the epoch under way, `epoch` what came of one that is over and not told yet. `skipped`: how many steps in a row
+    fp16's scaler has left out. `graphs` were compiled so far.
     `late`: rank 0 has seen that the deadline leaves time for nothing but a save. `noted`: a request to stop is.
     """
 
@@ -64,11 +66,12 @@ class Now:
     writer: Writer[Saved | None]
     memory: Memory
     readings: Readings
+    lap: Lap
+    epoch: Figures | None = None
     saving: Saving | None = None
     copied: threading.Event | None = None
     late: bool = False
     noted: bool = False
-    loss: float | None = None
     skipped: int = 0
     graphs: int = 0
 
@@ -116,5 +119,13 @@ def begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
         writer=Writer(),
         memory=Memory(),
         readings=Readings(len(todo.classes)),
+        lap=_lap(todo, stopwatch.seconds),
         graphs=compiling.counts()["graphs"] if todo.compiled else 0,
     )
+
+
+def _lap(todo: Job, seconds: float) -> Lap:
+    """The epoch that the state stands in, from here on."""
+    columns = list(zip(*todo.state.window.sums, strict=True)) if todo.state.window else [(0.0,)] * 3
+    loss, _, samples = map(sum, columns)
+    return Lap(todo.state.step, seconds, batch=todo.batches.global_, loss=loss, samples=samples)

@@ -8,18 +8,30 @@ from pathlib import Path
 import pytest
 
 from train.evaluation.scores import Result
+from train.record.lap import Figures
 from train.record.progress import Progress, duration, many, rows, summary
 
 RESULT = Result(accuracy=0.9512, loss=0.1234, samples=2000)
 
 
-def shown(*, main: bool = True, terminal: bool = False, at: float = 0.0) -> tuple[Progress, io.StringIO, list[float]]:
-    out, now = io.StringIO(), [at]
-    return Progress(main=main, terminal=terminal, total=10, step=0, out=out, clock=lambda: now[0]), out, now
+FIGURES = Figures(seconds=200.0, images_per_s=1234.5, loss=0.34567)
+UNKNOWN = Figures(seconds=None, images_per_s=None, loss=None)
 
 
-def measure(progress: Progress) -> None:
-    progress.measured(step=4, epoch=1, epochs=2, loss=0.5, images_per_s=1234.5)
+def shown(
+    *, main: bool = True, terminal: bool = False, total: int = 10, columns: int = 80
+) -> tuple[Progress, io.StringIO, list[float]]:
+    out, now = io.StringIO(), [0.0]
+    made = Progress(main=main, terminal=terminal, total=total, step=0, out=out, clock=lambda: now[0], columns=columns)
+    return made, out, now
+
+
+def measure(progress: Progress, step: int = 4) -> None:
+    progress.measured(step=step, epoch=1, epochs=2, loss=0.5, images_per_s=1234.5)
+
+
+def end_epoch(progress: Progress, figures: Figures = FIGURES, *, whole: bool = True, measured: str | None) -> None:
+    progress.epoch(step=5, epoch=1, epochs=2, whole=whole, figures=figures, measured=measured)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +66,57 @@ def test_lines_come_at_most_every_ten_seconds_without_a_terminal() -> None:
     assert out.getvalue() == "step 4/10, epoch 1/2, loss 0.500, 1,234 images/s\n"
 
 
-def test_an_evaluation_is_always_shown() -> None:
+def test_a_line_says_how_long_it_will_take_once_that_is_known() -> None:
+    progress, out, now = shown(total=1000)
+    for step, seconds in ((10, 20.0), (20, 40.0)):
+        now[0] = seconds
+        measure(progress, step)
+    first, second = out.getvalue().splitlines()
+    assert "left" not in first
+    assert second == "step 20/1000, epoch 1/2, loss 0.500, 1,234 images/s, 33 min left"
+
+
+def test_after_going_back_the_time_is_unknown_again() -> None:
+    progress, out, now = shown(total=1000)
+    for step, seconds in ((10, 20.0), (20, 40.0), (10, 60.0)):
+        now[0] = seconds
+        if step == 10:
+            progress.back(0)
+        measure(progress, step)
+    assert ["left" in line for line in out.getvalue().splitlines()] == [False, True, False]
+
+
+def test_an_epoch_has_one_line_with_what_was_measured() -> None:
     progress, out, _ = shown()
-    progress.evaluated(step=5, epoch=1, epochs=2, figures="accuracy 95.12%", loss=None)
-    assert out.getvalue() == "epoch 1/2, step 5/10: accuracy 95.12%\n"
+    end_epoch(progress, measured="accuracy 95.12%, loss 0.123")
+    said = "accuracy 95.12%, loss 0.123, training loss 0.346, 3 min 20 s, 1,234 images/s"
+    assert out.getvalue() == f"epoch 1/2: {said}\n"
+
+
+def test_an_epoch_without_an_evaluation_has_a_line_too() -> None:
+    progress, out, _ = shown()
+    end_epoch(progress, measured=None)
+    assert out.getvalue() == "epoch 1/2: training loss 0.346, 3 min 20 s, 1,234 images/s\n"
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    progress, out, _ = shown()
+    end_epoch(progress, UNKNOWN, measured="accuracy 95.12%")
+    assert out.getvalue() == "epoch 1/2: accuracy 95.12%\n"
+
+
+def test_a_training_that_ends_inside_an_epoch_does_not_claim_it() -> None:
+    progress, out, _ = shown()
+    end_epoch(progress, UNKNOWN, whole=False, measured="accuracy 95.12%")
+    assert out.getvalue() == "step 5/10, in epoch 1/2: accuracy 95.12%\n"
+
+
+def test_no_line_follows_an_epochs_at_once() -> None:
+    progress, out, now = shown()
+    now[0] = 99.0
+    end_epoch(progress, measured=None)
+    measure(progress)
+    assert out.getvalue().count("\n") == 1
 
 
 def test_other_ranks_show_nothing() -> None:
@@ -65,7 +124,7 @@ def test_other_ranks_show_nothing() -> None:
     now[0] = 99.0
     measure(progress)
     progress.say("text")
-    progress.evaluated(step=5, epoch=1, epochs=2, figures="accuracy 95.12%", loss=0.1)
+    end_epoch(progress, measured="accuracy 95.12%")
     progress.close()
     assert out.getvalue() == ""
 
@@ -80,3 +139,37 @@ def test_a_terminal_gets_a_bar_that_ends_at_the_last_step() -> None:
     assert "a line\n" in out.getvalue()
     assert "step 10/10" in out.getvalue()
     assert "1,234 images/s" in out.getvalue()
+
+
+def drawn(columns: int, *, total: int, loss: float = 0.5) -> str:
+    """The bar at the end of a run, with all that it can show."""
+    progress, out, now = shown(terminal=True, total=total, columns=columns)
+    for number in (1, 2):
+        now[0] = 3000.0 * number
+        progress.measured(step=number, epoch=12, epochs=200, loss=loss, images_per_s=123456.0)
+    progress.close()
+    return out.getvalue().splitlines()[-1].rpartition("\r")[2]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])
+@pytest.mark.parametrize("total", [10, 31_400, 1_000_000])
+def test_the_bar_fits_its_terminal(columns: int, total: int) -> None:
+    assert len(drawn(columns, total=total)) == columns - 1
+    assert "|" in drawn(columns, total=total)
+
+
+@pytest.mark.parametrize(
+    ("columns", "figures"),
+    [
+        (120, ["epoch 12/200", "loss 0.500", "123,456 images/s", "25 h 00 min left"]),
+        (80, ["loss 0.500", "123,456 images/s", "25 h 00 min left"]),
+        (60, ["123,456 images/s", "25 h 00 min left"]),
+    ],
+)
+def test_a_narrow_terminal_shows_what_is_missed_most(columns: int, figures: list[str]) -> None:
+    bar = drawn(columns, total=32)
+    assert bar.partition("step 0/32, ")[2].split(", ") == figures
+
+
+def test_nothing_coloured_is_drawn() -> None:
+    assert "\x1b" not in drawn(80, total=10)

@@ -47,17 +47,45 @@ def test_a_matrix_that_cannot_be_written_does_not_end_the_run(
     assert capsys.readouterr().out.count("confusion.json is incomplete, training goes on") == 1
 
 
-def test_a_training_loss_is_shown_beside_one_evaluation_only(tmp_path: Path) -> None:
+def test_each_epoch_has_one_line_with_its_training_loss(tmp_path: Path) -> None:
     with opened(tmp_path, "log.every_steps=6", "train.epochs=3") as todo:
         lines = said(todo)
-    assert [("training loss" in line) for line in lines] == [False, True, True]
+    assert [line.partition(":")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert all(line.count("accuracy") == line.count("training loss") == line.count("images/s") == 1 for line in lines)
+
+
+def test_an_epoch_without_an_evaluation_has_its_line_too(tmp_path: Path) -> None:
+    with opened(tmp_path, "eval.every_epochs=2", "train.epochs=3") as todo:
+        lines = said(todo)
+    assert [line.partition(":")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert ["accuracy" in line for line in lines] == [False, True, True]
+
+
+def test_a_training_that_ends_inside_an_epoch_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path, "train.max_steps=6", "data.val_fraction=0.2") as todo:
+        lines = said(todo)
+    assert [line.partition(":")[0] for line in lines] == ["epoch 1/2", "step 6/6, in epoch 2/2"]
+    assert " s, " not in lines[1]
+
+
+def test_without_held_out_images_each_epoch_has_its_line(tmp_path: Path) -> None:
+    with opened(tmp_path, "data.val_fraction=0") as todo:
+        lines = said(todo)
+    assert [line.partition(":")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+
+
+def test_a_resumed_epoch_has_no_time_and_the_next_one_has(tmp_path: Path) -> None:
+    trained(tmp_path, "train.max_steps=2", "train.epochs=3")
+    with opened(tmp_path, "train.epochs=3") as todo:
+        lines = said(todo)
+    assert [" s, " in line for line in lines] == [False, True, True]
 
 
 def said(todo: Job) -> list[str]:
-    """The lines of a training's evaluations."""
+    """The lines of a training."""
     out = io.StringIO()
     shown = Progress(main=True, terminal=False, total=todo.steps.total, step=0, out=out)
-    record = metrics.Metrics(todo.folder, main=True, step=0, tensorboard=False, warn=print)
+    record = metrics.Metrics(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=print)
     loop.fit(todo, Watch(), record, shown)
     record.close()
-    return [line for line in out.getvalue().splitlines() if "accuracy" in line]
+    return out.getvalue().splitlines()
