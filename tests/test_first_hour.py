@@ -1,0 +1,174 @@
+"""A new user's first hour, with the real image and a real cluster: own pictures, and at the end a model to hand on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bed import TOOL, Job, running, until
+from launching import Launched
+from machines import REPOSITORY
+from runs import Run
+from walk import Told, User, draw, paths, unexplained
+
+BUILD_S = 1500  # the image and its SIF, from nothing, on two cores
+pytestmark = pytest.mark.timeout(BUILD_S + 600)  # the first test waits for the whole walk before it
+
+CONFIG = """\
+run: {name: shapes}
+data: {name: folder, root: pictures}
+optim: {lr: 0.05}
+train: {epochs: 8, global_batch_size: 24}
+"""
+TWO_NODES = ("--nodes=2", "--gpus-per-node=0", "--cpus-per-task=2", "shapes.yaml", "--device", "cpu")
+LONGER = ("run.name=two", "train.epochs=150")  # there is time to be preempted in
+PICTURE = "pictures/circle/00.jpg"
+
+
+def fine(user: User, told: Told) -> bool:
+    """It ended well, and the user can act on every line of it."""
+    assert told.code == 0, told.output
+    assert "Traceback" not in told.output
+    assert unexplained(told.output) == [], told.output
+    assert user.lost(told) == [], told.output
+    return True
+
+
+@pytest.fixture(scope="module")
+def sif() -> Path:
+    """The image of the code as it is now; a skip where this machine has no root, no namespaces or no image."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a real cluster needs root and unshare: as root on Debian, make testbed")
+    if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], timeout=30).returncode:
+        pytest.skip("a real cluster needs namespaces, and this machine (a container?) may make none")
+    if subprocess.run([TOOL.with_name("node-rootfs"), "sid"], env=os.environ | {"HAVE": "1"}, timeout=60).returncode:
+        pytest.skip("the file system of the sid nodes is not built: make testbed")
+    build = [REPOSITORY / "tests" / "build-image", "sif"]
+    done = subprocess.run(build, stdout=subprocess.PIPE, text=True, timeout=BUILD_S)
+    if done.returncode:
+        pytest.skip("the image could not be built (see above): make testbed")
+    return Path(done.stdout.split()[-1])
+
+
+@pytest.fixture(scope="module")
+def user(sif: Path) -> Iterator[User]:
+    """Two nodes, and in a folder that they share: the image, pictures in three folders, and a config of four lines."""
+    with running(NODES="2", CPUS="4", GPUS="2") as cluster:
+        work = cluster.shared / "first-hour"
+        draw(work / "pictures")
+        (work / "shapes.yaml").write_text(CONFIG)
+        try:
+            os.link(sif, work / "train.sif")
+        except OSError:  # the cache is on another file system
+            shutil.copyfile(sif, work / "train.sif")
+        work.chmod(0o777)
+        yield User(cluster=cluster, work="/shared/first-hour")
+
+
+@pytest.fixture(scope="module")
+def alone(user: User) -> Told:
+    """One process on the login node."""
+    return user.inside("train", "--config", "shapes.yaml", seconds=200)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(user: User) -> tuple[Told, Launched]:
+    """The image's own job script, submitted as docs/clusters.md says, while it trains."""
+    assert user.inside("cp", "-r", "/opt/train-image/launch", ".").code == 0
+    told = user.types("launch/multinode.sh", *TWO_NODES, *LONGER)
+    number = re.findall(r"Submitted batch job (\d+)", told.output)
+    job = Job(cluster=user.cluster, number=number[0], cwd=user.work)
+    one = Launched(job=job, run=Run(folder=user.here / "runs" / "two"), said=told.output)
+    one.train_until(3)
+    return told, one
+
+
+@pytest.fixture(scope="module")
+def preempted(user: User, two_nodes: tuple[Told, Launched]) -> Told:
+    """Somebody more urgent takes one of its nodes; the job waits in the queue, and is started again."""
+    job = two_nodes[1].job
+    user.cluster.submit("-p", "urgent", "--exclusive", "-w", "node02", script="sleep 1", cwd=user.work).wait()
+    until(lambda: two_nodes[1].restarts == 1, 60, lambda: str(job.facts()))
+    ended = job.wait(240)
+    return Told(code=ended.code, output=(user.here / f"slurm-{job.number}.out").read_text())
+
+
+@pytest.fixture(scope="module")
+def exported(user: User, alone: Told) -> Told:
+    """The best of its checkpoints, as a folder."""
+    return user.inside("train", "export", "runs/shapes", "--output", "model")
+
+
+def test_the_pictures_and_a_config_of_four_lines_are_checked(user: User) -> None:
+    told = user.inside("train", "check", "--config", "shapes.yaml")
+    assert fine(user, told)
+    assert "96" in told.output  # of 120 pictures, a fifth is held out
+
+
+def test_doctor_finds_nothing_there_that_would_break_a_training(user: User) -> None:
+    told = user.inside("entrypoint", "doctor")
+    assert fine(user, told)
+    assert "shared memory" in told.output
+
+
+def test_one_process_trains_better_than_chance(user: User, alone: Told) -> None:
+    assert fine(user, alone)
+    accuracy = re.findall(r"^accuracy +([\d.]+)", alone.output, re.M)
+    assert float(accuracy[-1]) > 0.5
+
+
+def test_a_job_on_two_nodes_is_checked_and_submitted(user: User, two_nodes: tuple[Told, Launched]) -> None:
+    assert fine(user, two_nodes[0])
+    assert two_nodes[1].run.record["hosts"] == ["node01", "node02"]
+
+
+def test_preempted_it_goes_on_where_it_was_and_comes_to_its_end(
+    user: User, two_nodes: tuple[Told, Launched], preempted: Told
+) -> None:
+    assert fine(user, preempted)
+    run = two_nodes[1].run
+    first, second = (start["step"] for start in run.record["starts"])
+    assert (first, 3 < second < 600, run.committed()) == (0, True, 600)
+    assert run.logged() == sorted(set(run.logged()))
+
+
+def test_a_page_shows_both_runs(user: User, alone: Told, preempted: Told) -> None:
+    told = user.inside("train", "report", "runs/shapes", "runs/two")
+    assert fine(user, told)
+    page = (user.here / "report" / "report.html").read_text()
+    assert [name in page for name in ("shapes", "two")] == [True, True]
+
+
+def test_a_page_shows_one_run(user: User, alone: Told) -> None:
+    assert fine(user, user.inside("train", "report", "runs/shapes"))
+    assert (user.here / "runs" / "shapes" / "report" / "report.html").exists()
+
+
+def test_the_model_answers_for_a_picture(user: User, alone: Told) -> None:
+    told = user.inside("train", "predict", "runs/shapes", PICTURE)
+    assert fine(user, told)
+    assert re.fullmatch(rf"{PICTURE}\t(circle|square|triangle)\t[01]\.\d+\n", told.output)
+
+
+def test_the_model_is_exported_and_answers_the_same_from_its_folder(user: User, exported: Told) -> None:
+    assert fine(user, exported)
+    told = user.inside("train", "predict", "model", PICTURE)
+    assert fine(user, told)
+    assert told.output == user.inside("train", "predict", "runs/shapes", PICTURE).output
+
+
+def test_a_warning_without_a_fix_would_be_seen() -> None:
+    said = "WARNING: slow\n  fix: more\nwarn  fast\nUserWarning: old\nINFO fine\n"
+    assert unexplained(said) == ["warn  fast", "UserWarning: old"]
+
+
+def test_a_path_is_told_from_a_fraction_and_looked_for_below_the_folders_that_are_named() -> None:
+    said = "at /a/b (c.png), --bind=/d: 12 images/s, 1/5, runs/one/x.md\n"
+    found = paths(said, {"runs"})
+    assert sorted(found) == ["/a/b", "/d", "c.png", "runs/one/x.md"]
+    assert {"/a/b/c.png", "runs/one/c.png"} <= set(found["c.png"])
