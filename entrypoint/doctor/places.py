@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import shutil
@@ -21,6 +22,7 @@ SPACE_LEAST_MIB = 100
 SPACE_GOOD_MIB = 5 * 1024  # some checkpoints of a model of 100 million parameters
 INODES_LEAST = 100
 _OUTPUT_FIX = "mount a folder that you may write (docker run -v DIR:/workspace, apptainer --bind DIR), or name another"
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _SPACE_FIX = "remove what is no longer wanted, or set run.output_dir to a file system with more room"
 
 
@@ -144,7 +146,7 @@ def _unwritable(scene: Scene, folder: Path, place: Path, error: str) -> Finding:
         return warn("output", f"{text}; a run would go to a temporary folder and may be lost", _OUTPUT_FIX)
     if hidden := unseen("the output folder", folder, code=ExitCode.OUTPUT):
         return refused("output", hidden)
-    return fail("output", text, _OUTPUT_FIX)
+    return fail("output", text, _SPACE_FIX if error.endswith(_FULL) else _OUTPUT_FIX)
 
 
 def _usable(folder: Path) -> bool:

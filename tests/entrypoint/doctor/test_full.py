@@ -55,6 +55,13 @@ def test_a_node_that_does_not_come_is_named_for_real() -> None:
     assert (found.state, "not all ranks arrived: missing 1" in found.text, bool(found.fix)) == ("fail", True, True)
 
 
+def test_ranks_that_are_not_done_hang() -> None:
+    words = ["--device", "cpu", "--procs-per-node", "2"]
+    (found,) = full.told(full.launched(words, os.environ, 0.2), planned())  # less than torch takes to load
+    assert (found.state, "was not done after 0.2 s" in found.text) == ("fail", True)
+    assert "train.smoke" in found.fix
+
+
 def test_two_real_machines_exchange_over_their_network(tmp_path: Path) -> None:
     if why := missing():
         pytest.skip(why)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 from machines import machine
-from network import Host, joined, missing
+from network import Host, ip, joined, missing
 
 from entrypoint import network
 from entrypoint.detect import detect
@@ -146,7 +148,34 @@ def test_a_cut_link_is_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:
     assert (found["master"]["state"], "no route" in found["master"]["text"]) == ("fail", True)
 
 
-def test_a_master_that_is_down_does_not_answer(hosts: Sequence[Host], tmp_path: Path) -> None:
+def test_a_master_that_is_down_has_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:
     hosts[0].cut()
+    ip("netns", "exec", hosts[1].namespace, "sysctl", "-w", "net.ipv4.neigh.eth0.retrans_time_ms=100")  # asks faster
     found = looked(hosts, tmp_path)
-    assert (found["way"]["state"], "10.77.0.1" in found["way"]["text"]) == ("fail", True)
+    assert (found["way"]["state"], found["way"]["text"]) == ("fail", "no route to 10.77.0.1")
+
+
+def drop_all(hosts: Sequence[Host]) -> None:
+    """What the second machine sends to the first arrives nowhere, as behind a firewall."""
+    nobody = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+    assert ip("-n", hosts[1].namespace, "neigh", "replace", hosts[0].address, *nobody).returncode == 0
+
+
+def test_packets_that_a_firewall_drops_are_not_answered(hosts: Sequence[Host], tmp_path: Path) -> None:
+    drop_all(hosts)
+    found = looked(hosts, tmp_path)
+    assert (found["way"]["state"], "does not answer within 2 s" in found["way"]["text"]) == ("fail", True)
+    assert "open the ports" in found["way"]["fix"]
+
+
+def test_a_name_service_that_hangs_keeps_nobody_waiting(hosts: Sequence[Host], tmp_path: Path) -> None:
+    drop_all(hosts)
+    (tmp_path / "resolv.conf").write_text(f"nameserver {hosts[0].address}\noptions timeout:30\n")
+    words = ["--device", "cpu", "--nodes", "2", "--node-rank", "1", "--master-addr", "node01.example.org"]
+    inside = ["sh", "-c", 'mount --bind resolv.conf /etc/resolv.conf && exec "$@"', "sh"]
+    doctor = [sys.executable, "-m", "entrypoint", "doctor", "--json", *words]
+    command = ["ip", "netns", "exec", hosts[1].namespace, "unshare", "--mount", *inside, *doctor]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["network"]["text"] == "no answer within 4 s: the name service or the network hangs"
+    assert "memory" in found
