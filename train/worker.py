@@ -52,6 +52,7 @@ def main() -> NoReturn:
 
 
 SPINS: Final = "3000"
+SILENT: Final = "99"
 CODE: Final = "TORCHINDUCTOR_CACHE_DIR"
 THREADS_S: Final = 10.0  # at the end: for threads of the user's code
 REPORT: Final = "please report it, with logs/ and errors/ of the run's folder"
@@ -86,6 +87,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
             code = measuring.run(config, measured, world, environ, as_json=arguments.json, pulse=pulse)
         else:
             keep_code(environ, config)
+            hush_profiler(environ, config)
             with bell.importing(), uncollected():
                 from train.run import session
             code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
@@ -137,6 +139,12 @@ def keep_code(environ: MutableMapping[str, str], config: RunConfig) -> None:
     goes with the container. To be called before torch is loaded."""
     if config.train.compile is not False and not environ.get(CODE):
         environ[CODE] = str(caches.private(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-"))
+
+
+def hush_profiler(environ: MutableMapping[str, str], config: RunConfig) -> None:
+    """What torch's profiler tells its own developers, on stderr, is nothing that the user could act on."""
+    if config.profile.steps is not None:
+        environ.setdefault("KINETO_LOG_LEVEL", SILENT)
 
 
 def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:

@@ -23,6 +23,7 @@ from train.run import session
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
+from train.settings import schema
 
 
 def peer() -> Failure:
@@ -66,6 +67,15 @@ def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     code, *loaded = done.stdout.splitlines()[-1].split()
     assert (code, "torch" in loaded, done.stderr) == ("0", True, "")
     assert not HEAVY & set(loaded)
+
+
+@pytest.mark.parametrize(("settings", "told"), [(("profile.steps=[1,2]",), "99"), ((), None)])
+def test_the_profilers_own_words_are_kept_from_the_console_where_it_is_used(
+    settings: tuple[str, ...], told: str | None
+) -> None:
+    environ: dict[str, str] = {}
+    worker.hush_profiler(environ, schema.load(None, settings))
+    assert environ.get("KINETO_LOG_LEVEL") == told
 
 
 ERRORS = {

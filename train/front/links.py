@@ -11,7 +11,7 @@ from train.files import refusals
 from train.record import claim, record
 
 # What a run makes in its folder, beside the results of an earlier one (`record.RESULTS`).
-FOLDERS: Final = ("checkpoints", "errors", "logs", "report", "tensorboard")
+FOLDERS: Final = ("checkpoints", "errors", "logs", "profile", "report", "tensorboard")
 
 
 def refuse(run_folder: Path) -> None:

@@ -28,6 +28,7 @@ RESULTS = (
     "confusion.json",
     "metrics.jsonl",
     "tensorboard",
+    "profile",
     "report",
     "errors",
     RUN,

@@ -14,10 +14,11 @@ from train.evaluation.scores import Result
 from train.ranks.agreement import Agreement, Decision, exchange
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import announce, saving, step, stop
+from train.run import announce, profiling, saving, stop
 from train.run.health import compare_replicas, sound, tell_jump
 from train.run.job import Job
 from train.run.now import Now, begin
+from train.run.profiling import Take
 from train.run.saving import save
 from train.run.signals import Watch
 
@@ -36,8 +37,8 @@ def fit(
     """
     now = begin(todo, watch, clock)
     todo.runtime.shared(lambda: saving.tell_best(todo))
-    with saving.finished(todo, now):
-        _train(todo, now, metrics, progress)
+    with profiling.recorded(todo, now, progress) as take, saving.finished(todo, now):
+        _train(todo, now, metrics, progress, take)
         if not is_finished(todo):
             stop.note(todo, now)
         save(todo, now, metrics)
@@ -45,7 +46,7 @@ def fit(
     return now
 
 
-def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress, take: Take) -> None:
     state, host = todo.state, onehost.host(todo.runtime.world, todo.runtime.gathered)
     agreement = Agreement(exchange(todo.runtime.control, host), lambda: _wishes(todo, now))
     stream = todo.loader.train(todo.course.pieces(state.step))
@@ -61,7 +62,7 @@ def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
         if decision.save or _save_is_due(todo):
             save(todo, now, metrics)
         agreement.propose()
-        step.take(todo, now, stream)
+        take(todo, now, stream)
         progress.step()
         compare_replicas(todo)
         if state.step % todo.config.log.every_steps == 0:

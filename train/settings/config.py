@@ -159,7 +159,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Which steps the profiler records."""
+    """Which steps the profiler records: the first and the last, counted from 1."""
 
     steps: list[int] | None = None
 

@@ -101,6 +101,12 @@ AUGMENT = Rule(
     expected="none, or what goes together: one of standard and translate, mirror where there is no standard, cutout",
 )
 
+MOST_STEPS = 200  # a timeline of more fills the memory of who writes it, and no browser opens it
+STEPS = Rule(
+    holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MOST_STEPS,
+    expected=f"[first, last], counted from 1, both recorded: at most {MOST_STEPS} steps",
+)
+
 # The names that this version knows. Their first is the quickstart's.
 NAMES: dict[str, tuple[str, ...]] = {
     "data.name": names.DATA,
@@ -161,13 +167,13 @@ RULES: dict[str, Rule] = {key: known(*some, factory=key in FACTORIES) for key, s
     "checkpoint.keep": at_least(1),
     "log.every_steps": at_least(1),
     "log.gpu_every_seconds": ABOVE_ZERO,
+    "profile.steps": STEPS,
 }
 
 # Promised names without their feature: accepted at the default, so that files written now stay valid.
 NOT_YET = frozenset(
     [
         "log.trackers",
-        "profile.steps",
     ]
 )
 

@@ -88,3 +88,13 @@ def test_ways_to_augment_that_go_together_are_taken(words: Any) -> None:
 @pytest.mark.parametrize("words", [[], ["none", "cutout"], ["standard", "mirror"], ["standard", "translate"]])
 def test_ways_to_augment_that_contradict_each_other_are_refused(words: Any) -> None:
     assert rules.broken("data.augment", words)
+
+
+@pytest.mark.parametrize("steps", [[], [10], [1, 2, 3], [20, 10], [0, 5], [-5, 5], [1, 201]])
+def test_steps_that_cannot_be_profiled_are_refused(steps: list[int]) -> None:
+    assert rules.broken("profile.steps", steps)
+
+
+@pytest.mark.parametrize("steps", [None, [1, 1], [10, 20], [1, 200]])
+def test_steps_that_can_be_profiled_are_taken(steps: list[int] | None) -> None:
+    assert rules.broken("profile.steps", steps) is None

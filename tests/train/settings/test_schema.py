@@ -60,6 +60,8 @@ OUT_OF_RANGE = {
     "home-in-path": ("data:\n  root: ~/images", "data.root: ~/images", "without ~"),
     "model": ("model:\n  name: resnet-18", "model.name: resnet-18", "write resnet18"),
     "compile": ("train:\n  compile: true", "train.compile: true", "false, default or reduce-overhead"),
+    "steps-as-text": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "a list of whole numbers"),
+    "steps-the-wrong-way": ("profile:\n  steps: [20, 10]", "profile.steps: [20, 10]", "[first, last]"),
     "schedule": ("optim:\n  schedule: cosin", "optim.schedule: cosin", "write cosine"),
 }
 
@@ -85,7 +87,6 @@ NOT_A_MAPPING = {
 NOT_YET = {
     "restarts": ("launch:\n  max_restarts: -1", "launch.max_restarts: -1", "from 0 to 1000"),
     "trackers": ("log:\n  trackers: [wandb]", "log.trackers: [wandb]", "set it to []"),
-    "profile": ("profile:\n  steps: '10:20'", "profile.steps: '10:20'", "set it to null"),
 }
 
 BAD_FILES = WRONG_TYPES | OUT_OF_RANGE | UNKNOWN | NOT_A_MAPPING | NOT_YET

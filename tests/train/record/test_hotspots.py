@@ -1,0 +1,47 @@
+"""The costliest operations, one a line."""
+
+from __future__ import annotations
+
+from train.record.hotspots import Cost, costliest, table
+
+COSTS = [
+    Cost(name="aten::mm", calls=1200, cpu_ms=30.0, gpu_ms=10.0),
+    Cost(name="aten::convolution_backward_with_a_name_that_goes_on", calls=5, cpu_ms=10.0, gpu_ms=90.0),
+    Cost(name="aten::add", calls=7, cpu_ms=60.0, gpu_ms=0.0),
+]
+
+
+def listed(*, on_gpu: bool, most: int = 9) -> list[str]:
+    order = costliest(COSTS, on_gpu=on_gpu)
+    return table(order, total_ms=100.0, on_gpu=on_gpu, most=most, width=79, what="operation").splitlines()
+
+
+def test_on_a_cpu_its_time_orders_them_and_is_shared_out() -> None:
+    head, *rows = listed(on_gpu=False)
+    assert head.split() == ["operation", "calls", "CPU", "ms", "share"]
+    assert [row.split() for row in rows[:2]] == [
+        ["aten::add", "7", "60.0", "60.0%"],
+        ["aten::mm", "1,200", "30.0", "30.0%"],
+    ]
+
+
+def test_on_a_gpu_its_time_does() -> None:
+    head, *rows = listed(on_gpu=True)
+    assert head.split() == ["operation", "calls", "CPU", "ms", "GPU", "ms", "share"]
+    assert [row.split()[-2:] for row in rows] == [["90.0", "90.0%"], ["10.0", "10.0%"], ["0.0", "0.0%"]]
+
+
+def test_every_line_has_the_same_width_however_long_a_name_is() -> None:
+    lines = listed(on_gpu=True)
+    assert {len(line) for line in lines} == {79}
+    assert "…" in lines[1]
+
+
+def test_only_the_first_are_listed() -> None:
+    assert [line.split()[0] for line in listed(on_gpu=False, most=1)] == ["operation", "aten::add"]
+
+
+def test_a_name_cannot_reach_for_the_terminal() -> None:
+    hostile = [Cost(name="a\x1b[2J\nb", calls=1, cpu_ms=1.0, gpu_ms=0.0)]
+    text = table(hostile, total_ms=0.0, on_gpu=False, most=1, width=79, what="operation")
+    assert text.splitlines()[1].startswith("a?[2J?b ")

@@ -1,0 +1,184 @@
+"""profile.steps: what is recorded, where it is written, and that a training is the same with it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import TINY, after, opened, trained
+from processes import python
+from torch.autograd import DeviceType
+from torch.profiler import profile
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import checkpoint
+from train.record.metrics import Metrics
+from train.record.progress import Progress
+from train.run import loop, profiling, step
+from train.run.job import Job
+from train.run.profiling import Costs, Recorder
+from train.run.signals import Watch
+
+
+def said(folder: Path, *settings: str) -> str:
+    """What a tiny training says: eight steps."""
+    with opened(folder, *settings) as todo:
+        return fitted(todo)
+
+
+def fitted(todo: Job, clock: Callable[[], float] = time.monotonic) -> str:
+    out = io.StringIO()
+    shown = Progress(main=True, terminal=False, total=todo.steps.total, step=todo.state.step, out=out)
+    record = Metrics(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=shown.say)
+    try:
+        loop.fit(todo, Watch(), record, shown, clock)
+    finally:
+        record.close()
+    return out.getvalue()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / profiling.FOLDER).iterdir())
+
+
+def timeline(folder: Path) -> Sequence[dict[str, Any]]:
+    (path,) = (folder / profiling.FOLDER).glob("*.json.gz")
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]  # type: ignore[no-any-return]
+
+
+def test_the_first_and_the_last_step_are_recorded_and_no_other(tmp_path: Path) -> None:
+    text = said(tmp_path, "profile.steps=[3,5]", "train.micro_batch_size=16")
+    steps = [event for event in timeline(tmp_path) if event["name"].startswith("Optimizer.step#")]
+    assert len(steps) == 3
+    assert names(tmp_path) == ["rank-0000-steps-3-5.json.gz", "rank-0000-steps-3-5.txt"]
+    assert text.count("profile of steps 3 to 5, rank 0: 3 steps in ") == 1
+
+
+def test_the_console_shows_the_costliest_and_where_the_rest_is(tmp_path: Path) -> None:
+    lines = said(tmp_path, "profile.steps=[3,5]").splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("operation "))
+    assert lines[at + 11].startswith(f"table     {tmp_path}/profile/rank-0000-steps-3-5.txt")
+    assert lines[at + 12].startswith(f"timeline  {tmp_path}/profile/rank-0000-steps-3-5.json.gz")
+    assert all(line.endswith("%") for line in lines[at + 1 : at + 11])
+    assert (tmp_path / "profile/rank-0000-steps-3-5.txt").read_text().count("\n") > 20
+
+
+def test_a_training_has_the_same_bits_with_it(tmp_path: Path) -> None:
+    weights = set()
+    for name, settings in {"with": ("profile.steps=[2,6]",), "without": ()}.items():
+        trained(tmp_path / name, *settings)
+        found = checkpoint.newest(tmp_path / name / "checkpoints")
+        assert found is not None
+        weights.add(found.contents.files["model.safetensors"].sha256)
+    assert len(weights) == 1
+
+
+def test_a_run_that_ends_among_these_steps_writes_what_it_has(tmp_path: Path) -> None:
+    said(tmp_path, "profile.steps=[7,20]")
+    assert names(tmp_path) == ["rank-0000-steps-7-8.json.gz", "rank-0000-steps-7-8.txt"]
+
+
+def test_a_run_that_fails_among_them_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(todo: Job) -> None:
+        raise Failure("enough", fix="none", code=ExitCode.PEER)
+
+    after(4, fail, monkeypatch)
+    with pytest.raises(Failure, match="enough"):
+        said(tmp_path, "profile.steps=[3,20]")
+    assert names(tmp_path) == ["rank-0000-steps-3-4.json.gz", "rank-0000-steps-3-4.txt"]
+
+
+def test_a_resumed_run_records_the_rest_of_the_steps(tmp_path: Path) -> None:
+    said(tmp_path, "train.max_steps=4")
+    said(tmp_path, "profile.steps=[3,6]")
+    assert names(tmp_path) == ["rank-0000-steps-5-6.json.gz", "rank-0000-steps-5-6.txt"]
+
+
+def test_a_resumed_run_beyond_them_says_nothing(tmp_path: Path) -> None:
+    said(tmp_path, "train.max_steps=4")
+    assert "profile" not in said(tmp_path, "profile.steps=[2,4]")
+    assert not (tmp_path / profiling.FOLDER).exists()
+
+
+def test_steps_that_the_run_does_not_have_are_said(tmp_path: Path) -> None:
+    text = said(tmp_path, "profile.steps=[10,20]")
+    assert text.count("profile.steps [10, 20]: nothing is recorded, the run has 8 steps") == 1
+
+
+def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / profiling.FOLDER).write_text("in the way")
+    text = said(tmp_path, "profile.steps=[3,5]")
+    assert text.count("warning: the profile is incomplete, training goes on: FileExistsError") == 1
+    assert "epoch 2/2" in text
+
+
+def test_a_timeline_that_was_cut_off_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "export_chrome_trace", lambda self, path: Path(path).write_text('{"traceEvents": ['))
+    assert "was not written whole" in said(tmp_path, "profile.steps=[3,5]")
+    assert names(tmp_path) == ["rank-0000-steps-3-5.txt"]
+
+
+def test_a_step_is_taken_as_it_is_where_nothing_is_profiled(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo, profiling.recorded(todo, None, None) as take:  # type: ignore[arg-type]
+        assert take is step.take
+
+
+class Event:
+    """One line of the profiler's, made up: this machine has no GPU."""
+
+    def __init__(self, key: str, *, cpu: float = 0.0, gpu: float = 0.0, kernel: bool = False, mark: bool = False):
+        self.key, self.count, self.is_user_annotation = key, 1, mark
+        self.self_cpu_time_total, self.self_device_time_total = 1000 * cpu, 1000 * gpu
+        self.device_type = DeviceType.CUDA if kernel else DeviceType.CPU
+
+
+MADE_UP = (
+    Event("aten::conv", cpu=1, gpu=60),
+    Event("cudaDeviceSynchronize", cpu=500),
+    Event("sm90_kernel", gpu=60, kernel=True),
+    Event("triton_kernel", gpu=40, kernel=True),
+    Event("Optimizer.step#SGD.step", gpu=99, kernel=True, mark=True),
+)
+
+
+def test_on_a_gpu_operations_share_what_its_kernels_took() -> None:
+    first, second = Costs(MADE_UP, on_gpu=True).table(most=2, width=79).splitlines()[1:]
+    assert (first.split()[0], first.split()[-1]) == ("aten::conv", "60.0%")
+    assert (second.split()[0], second.split()[-1]) == ("cudaDeviceSynchronize", "0.0%")
+
+
+def test_on_a_gpu_the_file_lists_its_kernels_too() -> None:
+    text = Costs(MADE_UP, on_gpu=True).as_text()
+    assert [line.split()[0] for line in text.partition("kernel on the GPU")[2].splitlines()[1:]] == [
+        "sm90_kernel",
+        "triton_kernel",
+    ]
+
+
+def test_where_nobody_may_look_at_the_gpu_the_cpus_times_are_shown_and_said_to_be() -> None:
+    head, *_, note = Costs(MADE_UP[:2], on_gpu=True).table(most=2, width=79).splitlines()
+    assert "GPU ms" not in head
+    assert note.endswith("these are the CPU's times")
+
+
+def test_the_time_of_the_steps_is_that_of_the_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, taken, begun = [0.0], step.take, Recorder._begin
+    later = {"step": 1.0, "start": 100.0}
+    monkeypatch.setattr(step, "take", lambda *given: (now.append(now[-1] + later["step"]), taken(*given)))
+    monkeypatch.setattr(Recorder, "_begin", lambda self: (now.append(now[-1] + later["start"]), begun(self)))
+    with opened(tmp_path, "profile.steps=[3,5]", "data.val_fraction=0") as todo:
+        assert "3 steps in 3.0 s " in fitted(todo, clock=lambda: now[-1])
+
+
+def test_ranks_do_not_take_each_other_for_dead_while_one_writes(tmp_path: Path) -> None:
+    run = ("--device", "cpu", "--procs-per-node", "2", "run.output_dir=.", "run.name=run")
+    done = python("-m", "train", *run, *TINY, "profile.steps=[2,3]", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("profile of steps 2 to 3, rank 0: 2 steps in ") == 1
+    assert names(tmp_path / "run") == ["rank-0000-steps-2-3.json.gz", "rank-0000-steps-2-3.txt"]
