@@ -125,5 +125,5 @@ def _asked(nvml: Any, question: Callable[[], T], otherwise: Any) -> Any:
     """The answer, or `otherwise` where this GPU or driver has none."""
     try:
         return question()
-    except nvml.NVMLError:
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: a driver that is older than pynvml's names
         return otherwise

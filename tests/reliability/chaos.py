@@ -23,7 +23,7 @@ from trials import Trial
 
 THEMES = (processes, storage, inputs, launching, network, containers)
 ROWS = {row: play for theme in THEMES for row, play in theme.ROWS.items()}
-MISSING = containers.MISSING | inputs.MISSING | network.MISSING
+MISSING = containers.MISSING | inputs.MISSING | launching.MISSING | network.MISSING
 
 
 def play(row: int, seed: int) -> Trial:

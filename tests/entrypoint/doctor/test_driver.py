@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import made_up_driver
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
+from processes import python
 
 from entrypoint.doctor import driver, nvml
 from entrypoint.doctor.findings import Finding
@@ -45,3 +50,19 @@ def test_gpus_without_torch_are_a_warning() -> None:
 def test_without_gpus_there_is_nothing_to_compare() -> None:
     assert driver.findings(None, ("2.15.0", "13.2")) == []
     assert driver.findings(nvml.read(FakeNvml()), ("2.15.0", "13.2")) == []
+
+
+@pytest.mark.skipif(made_up_driver.missing() is not None, reason=str(made_up_driver.missing()))
+@pytest.mark.parametrize(
+    ("driver", "cuda", "states", "code"),
+    [("470.82.01", 11_040, ["fail"], 78), ("595.10", 13_020, ["ok"], 0)],
+    ids=["too old", "new"],
+)
+def test_a_whole_process_meets_the_made_up_driver(
+    tmp_path: Path, driver: str, cuda: int, states: list[str], code: int
+) -> None:
+    found = made_up_driver.installed(tmp_path, driver=driver, cuda=cuda)
+    done = python("-m", "entrypoint", "doctor", "--json", environ=found | {"HOME": str(tmp_path)}, cwd=tmp_path)
+    told = [finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "driver"]
+    assert ([finding["state"] for finding in told], done.returncode) == (states, code), done.stdout
+    assert f"driver {driver} knows CUDA {cuda // 1000}" in told[0]["text"]

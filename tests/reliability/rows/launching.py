@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import made_up_driver
 from machines import REPOSITORY, captured, fake_gpus, machine
 from stage import TINY, TRAIN, Ended, command, start, train, verdict
 from trials import Trial
@@ -89,6 +90,16 @@ def too_many_ranks(seed: int, folder: Path) -> Trial:
         ended = Ended(code=int(failure.code), said=str(failure), seconds=0)
     words = (str(gpus), str(ranks), "fix:")
     return verdict(ended, 78, *words, injector="stand-ins for GPUs", process="the plan")
+
+
+def old_driver(seed: int, folder: Path) -> Trial:
+    """Row 38: NVML's library is made up; torch is the installed one, and is not loaded."""
+    major = str(470 + 10 * seed)
+    found = made_up_driver.installed(folder, driver=f"{major}.82.01", cuda=11_040)
+    ended = command(folder, *TRAIN, *TINY, **found).ended(30)
+    words = (f"driver {major}.82.01 knows CUDA 11.4", "the driver is too old", "fix:", "or newer")
+    also = early(ended) | {"nothing is written": not (folder / "runs").exists()}
+    return verdict(ended, 78, *words, injector="a made-up libnvidia-ml.so.1", process="the start", also=also)
 
 
 def taken_ports(seed: int, folder: Path) -> Trial:
@@ -183,6 +194,7 @@ ROWS: Mapping[int, Row] = {
     35: from_slurm("batch-many-tasks/batch-0@node01", {}, "srun"),
     36: no_gpu,
     37: too_many_ranks,
+    38: old_driver,
     55: no_nvml,
     56: unknown_user,
     57: no_home,
@@ -190,3 +202,4 @@ ROWS: Mapping[int, Row] = {
     68: leaking_shell,
     70: tampered,
 }
+MISSING: Mapping[int, Callable[[], str | None]] = {38: made_up_driver.missing}
