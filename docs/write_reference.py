@@ -32,7 +32,6 @@ PLAIN: Final = {
     "train.epochs": "passes over the training samples",
     "eval.every_epochs": "the held-out samples are measured after so many epochs, and at the end",
     "log.tensorboard": "write TensorBoard's files too",
-    "log.gpu_every_seconds": "how often GPUs are asked what they do",
 }
 Row = Sequence[str]
 

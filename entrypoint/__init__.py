@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from entrypoint import network
+    from entrypoint import gauges, network
     from entrypoint.binds import unseen
     from entrypoint.children import die_with_parent
     from entrypoint.console import shield
@@ -38,6 +38,7 @@ __all__ = [
     "coloured",
     "die_with_parent",
     "from_environ",
+    "gauges",
     "hold",
     "look_around",
     "make_plan",

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.gauges import VARIABLE as GAUGES
+from entrypoint.gauges import Page
 from entrypoint.limits import met
 from entrypoint.pulse import VARIABLE, Line
 from entrypoint.tee import Tee
@@ -22,12 +24,16 @@ _LIBC = ctypes.CDLL(None)
 
 @dataclass(slots=True)
 class Child:
-    """A started rank and where its output goes. line: its sign of life; None for a command that is not ours."""
+    """A started rank and where its output goes. line: its sign of life; None for a command that is not ours.
+
+    page: what it consumes; None where nobody measures that.
+    """
 
     world: World
     process: subprocess.Popen[bytes]
     tee: Tee
     line: Line | None = None
+    page: Page | None = None
 
     @property
     def ended_early(self) -> bool:
@@ -57,10 +63,17 @@ class Child:
         """Close what was opened to listen to it."""
         if self.line:
             self.line.close()
+        if self.page:
+            self.page.close()
 
 
 def start(
-    command: Sequence[str], environ: Mapping[str, str], world: World, tee: Tee, line: Line | None = None
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    world: World,
+    tee: Tee,
+    line: Line | None = None,
+    page: Page | None = None,
 ) -> Child:
     """Start one rank in a session of its own, so that a terminal's Ctrl-C reaches it through the parent only.
 
@@ -68,11 +81,14 @@ def start(
         Failure: NO_INPUT, where the command cannot be started; RESOURCE, where nothing more can.
     """
     parent = os.getpid()
+    listening = {VARIABLE: line.variable} if line else {}
+    measured = {GAUGES: str(page.descriptor)} if page else {}
+    handed = (*((line.page, line.stacks) if line else ()), *((page.descriptor,) if page else ()))
     try:
         process = subprocess.Popen(
             list(command),
-            env={**environ, **({VARIABLE: line.variable} if line else {})},
-            pass_fds=(line.page, line.stacks) if line else (),
+            env={**environ, **listening, **measured},
+            pass_fds=handed,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,7 +103,7 @@ def start(
             fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",
             code=ExitCode.NO_INPUT,
         ) from error
-    return Child(world=world, process=process, tee=tee, line=line)
+    return Child(world=world, process=process, tee=tee, line=line, page=page)
 
 
 def die_with_parent(signum: int, parent: int) -> None:

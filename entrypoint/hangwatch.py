@@ -30,7 +30,8 @@ class Care:
 
     errors: the run's folder for them. blame: keeps a failure in it, with its rank, host and last finished step.
     kept: the last good checkpoint. restarts: how often a run that lost a rank or hung is started again in place.
-    failed: told the exit code of each start after which that happens.
+    failed: told the exit code of each start after which that happens. gauges_every_s: how often it is measured what
+    each rank and its GPUs consume, None: not at all.
     """
 
     limits: Limits
@@ -39,6 +40,7 @@ class Care:
     kept: Callable[[], str | None] = lambda: None
     restarts: int = 0
     failed: Callable[[int], object] = lambda code: None
+    gauges_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

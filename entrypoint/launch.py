@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import hygiene, network, pulse, resident
+from entrypoint import gauges, hygiene, network, pulse, resident
 from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hangwatch import Care, HangWatch
 from entrypoint.host import oom_kills
+from entrypoint.monitor import Measured, Monitor
 from entrypoint.plan import Plan
 from entrypoint.supervise import Inbox, Watch, supervise
 from entrypoint.tee import Console, Tee, open_log
@@ -51,7 +52,8 @@ def run_plan(
             network.resolve(planned.world.master_addr)
         base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
         _tell(planned, (*notes, *_restart_notes(planned, care)), console)
-        base.pop(pulse.VARIABLE, None)  # an outer run's
+        for name in (pulse.VARIABLE, gauges.VARIABLE):  # an outer run's
+            base.pop(name, None)
         shared = base | _common(planned, environ, console, care) | _own_port(planned, foreign)
         for attempt in itertools.count():
             code, wanted = _attempt(
@@ -76,14 +78,24 @@ def _attempt(
 ) -> tuple[int, bool]:
     """Start all ranks once; the exit code, and whether the run is still wanted (nobody asked it to stop)."""
     before = oom_kills()
-    children = _start_all(planned, command, shared, log_dir, console, watched=care is not None)
+    children = _start_all(planned, command, shared, log_dir, console, care)
+    monitor = _monitor(children, care, shared)
     hang = HangWatch(care, children, planned.hostname, planned.device == "cuda", planned.run_id) if care else None
     watch = Watch(children, planned.hostname, foreign, console, oom_kills, before, hang=hang, hosts=planned.hosts)
     try:
+        monitor.start()  # now that no rank is to be forked beside a thread
         return supervise(watch, inbox), watch.asked is None
     finally:
+        monitor.stop()
         for child in children:
             child.forget()
+
+
+def _monitor(children: Sequence[Child], care: Care | None, shared: Mapping[str, str]) -> Monitor:
+    """Of the ranks that have a page: without any its thread has nothing to do."""
+    ranks = [Measured(pid=child.process.pid, page=child.page) for child in children if child.page]
+    every_s = (care.gauges_every_s if care else None) or 0.0
+    return Monitor(ranks, every_s, visible_devices=shared.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _may_restart(planned: Plan, care: Care, attempt: int, code: int) -> bool:
@@ -119,15 +131,21 @@ def _flight_recorder(planned: Plan, care: Care | None, environ: Mapping[str, str
 
 
 def _start_all(
-    planned: Plan, command: Sequence[str], shared: Mapping[str, str], log_dir: Path, console: Console, *, watched: bool
+    planned: Plan,
+    command: Sequence[str],
+    shared: Mapping[str, str],
+    log_dir: Path,
+    console: Console,
+    care: Care | None,
 ) -> list[Child]:
     """All ranks, or none: a rank that cannot be started takes those before it along."""
     children: list[Child] = []
     try:
         for world in planned.worlds():
             tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
-            line = pulse.Line() if watched else None
-            children.append(start(command, to_environ_of(shared, world), world, tee, line))
+            line = pulse.Line() if care else None
+            page = gauges.Page() if care and care.gauges_every_s else None
+            children.append(start(command, to_environ_of(shared, world), world, tee, line, page))
     except Failure:
         for child in children:
             child.kill_group()

@@ -10,7 +10,11 @@ import pynvml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:
-    """A made-up GPU. reasons: bits of why its clock is low; rows: of remapped memory, as NVML gives them."""
+    """A made-up GPU, or an instance of one. None: it does not answer.
+
+    reasons: bits of why its clock is low; rows: of remapped memory, as NVML gives them. energy: millijoules so far;
+    power: milliwatts. parts: its MIG instances.
+    """
 
     uuid: str = "GPU-made-up-0"
     name: str = "Made-up GPU"
@@ -21,14 +25,27 @@ class FakeGpu:
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     reasons: int = 0
     mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
+    busy: int | None = 0
+    power: int | None = 70_000
+    energy: int | None = None
+    temperature: int | None = 30
+    parts: tuple[FakeGpu, ...] = ()
 
 
 class FakeNvml:
     """Made up. Behind the interface of the module pynvml, whose constants it has; None is what a GPU cannot answer."""
 
-    def __init__(self, *gpus: FakeGpu, driver: str = "580.95.05", cuda: int = 13_020, apart: bool = False) -> None:
+    def __init__(
+        self,
+        *gpus: FakeGpu,
+        driver: str = "580.95.05",
+        cuda: int = 13_020,
+        apart: bool = False,
+        old: bool = False,
+    ) -> None:
+        """old: a driver that knows the reasons of a low clock by their old name only."""
         self._gpus, self._driver, self._cuda, self._apart = gpus, driver, cuda, apart
-        self.open = 0
+        self.old, self.open = old, 0
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("nvmlDevice"):
@@ -77,6 +94,11 @@ class FakeNvml:
         return gpu.uncorrected
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
+        if self.old:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        return gpu.reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
         return gpu.reasons
 
     def nvmlDeviceGetComputeMode(self, gpu: FakeGpu) -> int:
@@ -84,3 +106,27 @@ class FakeNvml:
 
     def nvmlDeviceGetP2PStatus(self, one: FakeGpu, other: FakeGpu, what: int) -> int:
         return pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED if self._apart else pynvml.NVML_P2P_STATUS_OK
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:
+        return SimpleNamespace(gpu=_answered(gpu.busy), memory=0)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
+        return _answered(gpu.power)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
+        return _answered(gpu.energy)
+
+    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
+        return _answered(gpu.temperature)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        return _answered(len(gpu.parts) or None)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
+        return gpu.parts[index]
+
+
+def _answered(value: int | None) -> int:
+    if value is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return value

@@ -129,4 +129,11 @@ def care(config: RunConfig, folder: Path) -> Care:
         return None
 
     restarts = config.launch.max_restarts
-    return Care(limits=limits, errors=folder / exitfile.FOLDER, blame=blame, kept=kept, restarts=restarts)
+    return Care(
+        limits=limits,
+        errors=folder / exitfile.FOLDER,
+        blame=blame,
+        kept=kept,
+        restarts=restarts,
+        gauges_every_s=config.log.gpu_every_seconds,
+    )

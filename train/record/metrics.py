@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from train.record import curves
 
 NAME, CURVES = "metrics.jsonl", "tensorboard"
+Labels = Mapping[str, str | int]
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
@@ -74,11 +75,21 @@ class Metrics:
 
         Numbers become TensorBoard curves `event/name`.
         """
-        now = self._clock()
-        if self._lines:
+        self.write_each(event, step=step, of=[("", {}, values)])
+
+    def write_each(self, event: str, *, step: int, of: Iterable[tuple[str, Labels, Mapping[str, Any]]]) -> None:
+        """Add a line for each of several things that are alike: (its name, what the line calls it, its values).
+
+        Their curves are `event/name/value`. All lines are one system call, and all points one record.
+        """
+        now, lines, points = self._clock(), list[dict[str, Any]](), dict[str, float]()
+        for name, labels, values in of:
+            lines.append({"event": event, "step": step, "time": now} | dict(labels) | _finite(values))
+            points |= _numbers(f"{event}/{name}" if name else event, values)
+        if self._lines and lines:
             with self._surviving(NAME):
-                self._lines.add({"event": event, "step": step, "time": now} | _finite(values))
-        if self._curves and (points := _numbers(event, values)):
+                self._lines.add(*lines)
+        if self._curves and points:
             with self._surviving(CURVES):
                 self._curves.write(points, step=step, now=now)
 
@@ -109,7 +120,7 @@ class Metrics:
 
 
 class Lines:
-    """A file of JSON lines, each written by one system call, so that a kill tears at most the last."""
+    """A file of JSON lines, those of one call written by one system call, so that a kill tears at most the last."""
 
     def __init__(self, path: Path, *, step: int, last: Mapping[str, int] | None = None) -> None:
         """Open `path` for appending, after lines of later steps and torn ones are taken out of it. Raises OSError.
@@ -124,13 +135,14 @@ class Lines:
         self._handle = os.open(path, flags, 0o666)
         self._torn = os.fstat(self._handle).st_size > 0 and not path.read_bytes().endswith(b"\n")
 
-    def add(self, event: dict[str, Any]) -> None:
-        """Write one line. Raises OSError; a line that was cut off is ended before the next one begins."""
-        line = (b"\n" if self._torn else b"") + json.dumps(event, allow_nan=False).encode() + b"\n"
-        written = os.write(self._handle, line)
-        self._torn = written < len(line)
+    def add(self, *events: dict[str, Any]) -> None:
+        """Write one line for each. Raises OSError; a line that was cut off is ended before the next one begins."""
+        lines = b"".join(json.dumps(event, allow_nan=False).encode() + b"\n" for event in events)
+        text = (b"\n" if self._torn else b"") + lines
+        written = os.write(self._handle, text)
+        self._torn = written < len(text)
         if self._torn:
-            raise OSError(f"{written} of {len(line)} bytes were written")
+            raise OSError(f"{written} of {len(text)} bytes were written")
 
     def close(self) -> None:
         """Close the file. Raises OSError."""
@@ -151,12 +163,12 @@ def _is_later(event: dict[str, Any], step: int) -> bool:
     return isinstance(at, int) and at > step
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no NaN: what is not a finite number is told as null."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
-def _numbers(event: str, values: dict[str, Any]) -> dict[str, float]:
+def _numbers(event: str, values: Mapping[str, Any]) -> dict[str, float]:
     return {
         f"{event}/{k}": float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
     }

@@ -16,6 +16,7 @@ from train.evaluation.scores import Result
 from train.record.lap import Figures
 from train.record.pace import Pace, rough
 
+NOTHING: Final[Mapping[str, str]] = {}
 QUIET_S: Final = 10.0  # between two lines, where there is no terminal
 REDRAW_S: Final = 0.1
 BAR: Final = 6  # columns that the bar itself has at least
@@ -47,12 +48,13 @@ def summary(
     seconds: float,
     images: int,
     checkpoint: Path | None,
+    consumed: Mapping[str, str] = NOTHING,
 ) -> str:
-    """What came out, how fast, and where it is."""
+    """What came out, how fast, what that took, and where it is."""
     speed = f", {images / seconds:,.0f} images/s" if seconds > 0 else ""
     told = figures.facts(result, classes) if result else {"accuracy": "-"}
     told |= {"training": f"{many(steps, 'step')} in {duration(seconds)}{speed}"}
-    return rows(told | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
+    return rows({**told, **consumed} | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
 
 
 class Progress:

@@ -18,11 +18,15 @@ Taken = tuple[Tensor, Tensor, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Over the samples since the tally was cleared, all ranks together. loss is NaN or infinite if any was."""
+    """Over the samples since the tally was cleared, all ranks together. loss is NaN or infinite if any was.
+
+    beside: the sums of what was sent along.
+    """
 
     loss: float
     accuracy: float
     samples: int
+    beside: tuple[float, ...] = ()
 
 
 def right(logits: Tensor, labels: Tensor) -> Tensor:
@@ -60,11 +64,16 @@ class Tally:
         if len(self._waiting) >= TAKEN:
             self._fetch()
 
-    def read(self, total: Callable[[Tensor], Tensor]) -> Means | None:
-        """The means over all ranks; None if nothing was added. `total` sums over ranks in place."""
-        mine = torch.tensor(self.numbers(), dtype=torch.float64, device=self._device)
-        loss, right, samples = total(mine).tolist()
-        return Means(loss=loss / samples, accuracy=right / samples, samples=int(samples)) if samples else None
+    def read(self, total: Callable[[Tensor], Tensor], beside: Sequence[float] = ()) -> Means | None:
+        """The means over all ranks; None if nothing was added. `total` sums over ranks in place.
+
+        beside: as many other numbers on each rank, to be summed in the same exchange.
+        """
+        mine = torch.tensor([*self.numbers(), *beside], dtype=torch.float64, device=self._device)
+        loss, right, samples, *rest = total(mine).tolist()
+        if not samples:
+            return None
+        return Means(loss=loss / samples, accuracy=right / samples, samples=int(samples), beside=tuple(rest))
 
     def losses(self) -> list[float]:
         """The mean loss of each that this rank has taken since the tally was cleared; of many the last ones."""

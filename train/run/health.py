@@ -29,9 +29,10 @@ def sound(todo: Job, now: Now) -> Means | None:
         Failure: DIVERGED.
         Jumped: with train.spike rollback.
     """
-    means = now.tally.read(todo.runtime.total)
+    means = now.tally.read(todo.runtime.total, todo.usage.beside())
     if means is None:
         return None
+    todo.usage.note(means.beside)
     fp16 = todo.state.scaler is not None
     if (now.skipped >= SKIPPED) if fp16 else not math.isfinite(means.loss):
         raise diverged(todo, now, f"mean loss {means.loss} over the last {means.samples} samples")

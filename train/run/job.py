@@ -32,6 +32,7 @@ from train.run.compiling import Compiled, Rehearsed
 from train.run.exact import Exact, refuse_hidden_state
 from train.run.fitting import NOWHERE, Fit, Model, Notebook
 from train.run.state import State
+from train.run.usage import UNMEASURED, Usage
 from train.settings import bitwise
 from train.settings.batches import Batches, Steps, steps
 from train.settings.config import RunConfig
@@ -73,6 +74,7 @@ class Job:
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
+    usage: Usage = UNMEASURED
 
     @property
     def checkpoints(self) -> Path:

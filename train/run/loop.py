@@ -93,6 +93,7 @@ def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
     epoch = (at - 1) // todo.steps.per_epoch + 1
     values = {"loss": means.loss, "accuracy": means.accuracy, "lr": todo.schedule(at - 1), "images_per_s": per_s}
     metrics.write("train", step=at, epoch=epoch, **values, **bad)
+    todo.usage.write(metrics, at)
     progress.measured(step=at, epoch=epoch, epochs=todo.config.train.epochs, loss=means.loss, images_per_s=per_s)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from entrypoint import ExitCode, hold
+from entrypoint import ExitCode, gauges, hold
 from train.evaluation import stopping
 from train.files import caches
 from train.models import networks
@@ -22,7 +22,7 @@ from train.ranks.runtime import Runtime
 from train.record import exitfile, progress, record, starts
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import deadline, job, onefolder, resuming, rollback, stop
+from train.run import deadline, job, onefolder, resuming, rollback, stop, usage
 from train.run.bell import Bell
 from train.run.deadline import Deadline
 from train.run.fitting import Notebook
@@ -66,7 +66,9 @@ def run(
     if config.checkpoint.resume == resuming.NEVER and ready.shared(lambda: starts.goes_on(folder, environ, launch)):
         config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))  # begun anew once is enough
     notes = Notebook(caches=caches.folder(environ), record=_fit_of(folder) if ready.is_main else {})
-    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes)
+    opened = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes)
+    used = usage.begin(ready, gauges.attach(environ), config.log.gpu_every_seconds)
+    todo = seat.job = replace(opened, usage=used)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
@@ -85,7 +87,7 @@ def run(
 
 def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
     """Train; from the last checkpoint on once more where the loss has jumped and train.spike says so."""
-    jump = None
+    jump, begun = None, todo.state.step
     while True:
         at, main = todo.state.step, todo.runtime.is_main
         curves, evaluated = todo.config.log.tensorboard, todo.state.evaluated
@@ -93,7 +95,9 @@ def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
         try:
             if jump is not None:
                 rollback.tell(todo, jump, metrics, shown)
-            return fit(todo, watch, metrics, shown)
+            end = fit(todo, watch, metrics, shown)
+            todo.usage.end(metrics, todo.state.step, images=_images(todo, begun))
+            return end
         except Jumped as jumped:
             jump = jumped.jump  # not the exception itself: its frames hold the stream of batches
         finally:
@@ -144,12 +148,13 @@ def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
 
 
 def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, early: bool) -> str:
-    state = todo.state
+    state, consumed = todo.state, todo.usage.facts(_images(todo, begun))
     if stopped_by is not None:
         saved, at = end.saved or "nothing was saved: no step was done", f"step {state.step} of {todo.steps.total}"
         late = stop.cause(end) == stop.DEADLINE and state.step == begun
         idle = "\nnote: this start had no time for a step: give it more" if late else ""
-        return f"stopped by {stopped_by} at {at}: {saved}{idle}\nnext: the same command goes on from there"
+        used = "".join(f"\n{line}" for line in progress.rows(consumed).splitlines())
+        return f"stopped by {stopped_by} at {at}: {saved}{idle}{used}\nnext: the same command goes on from there"
     told = progress.summary(
         result=state.result,
         classes=todo.classes,
@@ -157,9 +162,15 @@ def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, earl
         seconds=state.seconds,
         images=state.step * todo.batches.global_,
         checkpoint=end.saved,
+        consumed=consumed,
     )
     told += f"\n{progress.rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
     return f"{told}\n{_next(todo, begun, early=early)}"
+
+
+def _images(todo: Job, begun: int) -> int:
+    """How many this start has trained on."""
+    return (todo.state.step - begun) * todo.batches.global_
 
 
 def _next(todo: Job, begun: int, *, early: bool) -> str:

@@ -153,7 +153,7 @@ class Log:
 
     every_steps: int = 10
     tensorboard: bool = True
-    gpu_every_seconds: float = 5.0
+    gpu_every_seconds: float | None = 5.0
     trackers: list[str] = field(default_factory=list)
 
 

@@ -40,6 +40,41 @@ def test_an_event_is_one_line_of_json(tmp_path: Path) -> None:
     record.close()
 
 
+GPUS = [(f"node/{number}", {"gpu": f"node/{number}"}, {"power_w": 300.0 + number, "low": ["hot"]}) for number in (0, 1)]
+
+
+def test_things_that_are_alike_have_a_line_each_and_one_system_call(tmp_path: Path) -> None:
+    record, _ = opened(tmp_path)
+    calls: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", lambda handle, text: (calls.append(text), len(text))[1])
+        record.write_each("gpu", step=10, of=GPUS)
+    record.close()
+    (text,) = calls
+    assert [json.loads(line)["gpu"] for line in text.splitlines()] == ["node/0", "node/1"]
+
+
+def test_things_that_are_alike_have_curves_by_their_names(tmp_path: Path) -> None:
+    record, warnings = opened(tmp_path, tensorboard=True)
+    record.write_each("gpu", step=10, of=GPUS)
+    record.write_each("rank", step=10, of=[("0", {"rank": 0, "host": "node"}, {"cpu_cores": 1.5})])
+    record.close()
+    found = scalars(tmp_path / "tensorboard")
+    assert {name: points[0] for name, points in found.items()} == {
+        "gpu/node/0/power_w": (10, 300.0),
+        "gpu/node/1/power_w": (10, 301.0),
+        "rank/0/cpu_cores": (10, 1.5),
+    }
+    assert warnings == []
+
+
+def test_of_nothing_nothing_is_written(tmp_path: Path) -> None:
+    record, warnings = opened(tmp_path, tensorboard=True)
+    record.write_each("gpu", step=10, of=[])
+    record.close()
+    assert ((tmp_path / "metrics.jsonl").read_bytes(), warnings) == (b"", [])
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_json_has_no_number_for_becomes_null(tmp_path: Path, value: float) -> None:
     record, warnings = opened(tmp_path, tensorboard=True)

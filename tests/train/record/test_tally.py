@@ -32,6 +32,14 @@ def test_ranks_are_summed_before_the_division() -> None:
     assert (means.loss, means.samples) == (1.0, 12)
 
 
+def test_other_numbers_are_summed_in_the_same_exchange() -> None:
+    exchanges: list[int] = []
+    means = tally(1.0).read(lambda total: (exchanges.append(len(total)), total.mul_(4))[1], [7.0, math.nan, 0.5])
+    assert means is not None
+    assert (means.loss, means.beside[0], means.beside[2]) == (1.0, 28.0, 2.0)
+    assert exchanges == [6]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_one_bad_loss_is_still_seen_at_the_next_reading(bad: float) -> None:
     means = tally(1.0, bad, 1.0).read(lambda total: total)

@@ -1,0 +1,102 @@
+"""One thread beside the ranks: it measures each that asks for it, now and then, and writes the figures on its page."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from entrypoint import monitor_gpus, monitor_ranks
+from entrypoint.gauges import Page
+
+LEAST_S: Final = 0.05  # between two looks
+ASKED_S: Final = 0.25  # between two looks at whether a rank has asked
+NONE: Final = -1.0
+
+
+def pynvml() -> Any:
+    """NVML itself. Loaded in the thread, once a rank has a GPU."""
+    return importlib.import_module("pynvml")
+
+
+@dataclass(slots=True)
+class Measured:
+    """One rank: its process and the page between us. Its meters begin when it asks."""
+
+    pid: int
+    page: Page
+    process: monitor_ranks.Meter | None = None
+    gpus: list[monitor_gpus.Meter | None] = field(default_factory=list)
+    looked: float = NONE
+
+
+class Monitor:
+    """Nothing waits for the thread: a driver that hangs leaves it behind, and what it left on the pages stays.
+
+    It begins after the ranks are started, and asks NVML for nothing before a rank asks it.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Measured],
+        every_s: float,
+        *,
+        visible_devices: str | None = None,
+        nvml: Callable[[], Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ranks, self._every_s, self._visible = ranks, max(every_s, LEAST_S), visible_devices
+        self._load, self._clock = nvml or pynvml, clock
+        self._nvml: Any = None
+        self._devices: tuple[monitor_gpus.Device, ...] | None = None
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Begin, if there is anybody to measure; without a thread where the system has none left."""
+        with suppress(RuntimeError):
+            if self._ranks:
+                threading.Thread(target=self._run, daemon=True, name="monitor").start()
+
+    def stop(self) -> None:
+        """Let the thread end when it looks next. Nobody waits for it."""
+        self._over.set()
+
+    def look(self, rank: Measured) -> None:
+        """Measure one rank, if it has asked and it is time."""
+        now = self._clock()
+        if rank.process is None:
+            if (asked := rank.page.asked()) is None:
+                return
+            rank.process = monitor_ranks.Meter(rank.pid, seconds=now)
+            rank.gpus = self._meters(asked)
+        elif now - rank.looked < self._every_s:
+            return
+        passed = 0.0 if rank.looked == NONE else now - rank.looked
+        rank.looked = now
+        figures = list(rank.process.look(now))
+        for meter in rank.gpus:
+            figures += meter.look(passed) if meter else monitor_gpus.UNKNOWN
+        rank.page.write(figures)
+
+    def _run(self) -> None:
+        while not self._over.wait(min(self._every_s, ASKED_S)):
+            for rank in self._ranks:
+                with suppress(Exception):  # whatever it is: a measurement is never why a run ends
+                    self.look(rank)
+
+    def _meters(self, asked: Sequence[str]) -> list[monitor_gpus.Meter | None]:
+        """None for a GPU that NVML does not show."""
+        if not asked:
+            return []
+        if self._devices is None:
+            self._devices = ()
+            with suppress(Exception):  # no package, no library, no driver
+                self._nvml = self._load()
+                self._nvml.nvmlInit()
+                self._devices = tuple(monitor_gpus.devices(self._nvml))
+        found = monitor_gpus.found(self._devices, asked, self._visible)
+        return [monitor_gpus.Meter(self._nvml, device) if device else None for device in found]

@@ -1,0 +1,167 @@
+"""One thread beside the ranks: what it measures, when, and that nothing waits for it. The GPUs are made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import FakeGpu, FakeNvml
+from machines import machine
+from processes import TIMEOUT_S, start_python, wait_until
+
+from entrypoint import monitor
+from entrypoint.detect import detect
+from entrypoint.gauges import GPU, PROCESS, Gauges, Page
+from entrypoint.hang import Limits
+from entrypoint.hangwatch import Care
+from entrypoint.launch import run_plan
+from entrypoint.monitor import Measured, Monitor
+from entrypoint.options import Options
+from entrypoint.plan import plan
+
+BUSY = FakeGpu(uuid="GPU-made-up-0", busy=40, used=2**30)
+# A rank that asks for one GPU, and ends once it has read of so many seconds, or is told that the driver hangs.
+RANK = """
+import json, os, sys, time
+from entrypoint import attach, gauges
+pulse, page, wanted = attach(os.environ), gauges.attach(os.environ), float(sys.argv[1])
+page.ask(["made-up-0"])
+until = time.monotonic() + 60
+while not page.read(1)[0] >= wanted and not os.path.exists("hangs") and time.monotonic() < until:
+    pulse.beat("step", step=1)
+    time.sleep(0.01)
+print(json.dumps(page.read(1)))
+pulse.beat("end")
+"""
+
+
+# A parent whose driver hangs, without Python's lock, before it has measured anything.
+ENDING = """
+import mmap, os, threading
+from entrypoint.gauges import Gauges, Page
+from entrypoint.monitor import Measured, Monitor
+page, reached = Page(), threading.Event()
+def hang():
+    reached.set()
+    threading.Event().wait()
+Gauges(mmap.mmap(page.descriptor, 4096)).ask(["made-up-0"])
+monitor = Monitor([Measured(os.getpid(), page)], 0.05, nvml=hang)
+monitor.start()
+if reached.wait(60):
+    print("hangs")
+monitor.stop()
+"""
+
+
+class Rank:
+    """This process as a rank, measured by a clock of the test's own."""
+
+    def __init__(self, nvml: Any, every_s: float = 5.0) -> None:
+        self.page, self.now = Page(), 0.0
+        self.gauges, self.measured = Gauges(mmap.mmap(self.page.descriptor, 4096)), Measured(os.getpid(), self.page)
+        self.monitor = Monitor([self.measured], every_s, nvml=lambda: nvml, clock=lambda: self.now)
+
+    def looked(self, *moments: float) -> dict[str, float]:
+        """What the rank reads after looks at these moments."""
+        for self.now in moments:
+            self.monitor.look(self.measured)
+        names = [*PROCESS, *(f"gpu_{name}" for name in GPU)]
+        return dict(zip(names, self.gauges.read(1), strict=True))
+
+
+def test_nothing_is_measured_before_a_rank_asks() -> None:
+    nvml = FakeNvml(BUSY)
+    assert math.isnan(Rank(nvml).looked(0.0, 5.0)["seconds"])
+    assert nvml.open == 0
+
+
+def test_a_rank_is_measured_from_the_moment_it_asks() -> None:
+    rank = Rank(FakeNvml(BUSY))
+    rank.looked(0.0)
+    rank.gauges.ask(["made-up-0"])
+    told = rank.looked(10.0, 15.0, 20.0)
+    assert (told["seconds"], told["gpu_busy"], told["gpu_memory_bytes"]) == (10.0, 400.0, 2**30)
+
+
+def test_looks_keep_their_distance() -> None:
+    rank = Rank(FakeNvml(BUSY))
+    rank.gauges.ask(["made-up-0"])
+    assert rank.looked(0.0, 4.9)["seconds"] == 0.0
+    assert rank.looked(5.0)["seconds"] == 5.0
+
+
+class NoDriver(FakeNvml):
+    def nvmlInit(self) -> None:
+        raise OSError("made up: no library")
+
+
+@pytest.mark.parametrize("nvml", [NoDriver(), FakeNvml()], ids=["no-driver", "no-such-gpu"])
+def test_where_nvml_shows_no_gpu_the_process_is_still_measured(nvml: FakeNvml) -> None:
+    rank = Rank(nvml)
+    rank.gauges.ask(["made-up-0"])
+    told = rank.looked(0.0, 5.0)
+    assert told["memory_bytes"] > 0
+    assert all(math.isnan(told[f"gpu_{name}"]) for name in GPU)
+
+
+def test_a_rank_without_a_gpu_never_loads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(None)
+    monkeypatch.setattr(rank.monitor, "_load", lambda: pytest.fail("NVML was loaded"))
+    rank.gauges.ask([])
+    assert rank.looked(0.0, 5.0)["seconds"] == 5.0
+
+
+def test_a_page_that_is_gone_ends_no_thread() -> None:
+    gone, rank = Measured(os.getpid(), Page()), Rank(FakeNvml(BUSY))
+    gone.page.close()
+    rank.gauges.ask([])
+    both = Monitor([gone, rank.measured], 0.0)
+    both.start()
+    wait_until(lambda: rank.gauges.read(0)[0] > 0, "the other rank's figures")
+    both.stop()
+
+
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any, wanted: float) -> list[float]:
+    """What a real rank, started by the real parent, has read."""
+    monkeypatch.setattr(monitor, "pynvml", nvml)
+    monkeypatch.chdir(tmp_path)
+    limits = Limits(start=60, step=60, evaluation=60, save=60, data=60)
+    care = Care(limits=limits, errors=tmp_path, blame=lambda *_: None, gauges_every_s=0.05)
+    options, here = Options(device="cpu"), machine()
+    found, command = plan(detect({}, options, here), options, here, {}), [sys.executable, "-c", RANK, str(wanted)]
+    assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care) == 0
+    return list(json.loads((tmp_path / "rank-0000.log").read_text()))
+
+
+def test_a_started_rank_reads_what_its_parent_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = launched(tmp_path, monkeypatch, lambda: FakeNvml(BUSY), wanted=0.2)
+    process, gpu = dict(zip(PROCESS, told, strict=False)), dict(zip(GPU, told[len(PROCESS) :], strict=True))
+    assert process["memory_peak_bytes"] > 2**20
+    assert gpu["busy"] / gpu["busy_s"] == pytest.approx(40)
+
+
+def test_a_driver_that_hangs_holds_up_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+
+    class Hanging(FakeNvml):
+        def nvmlInit(self) -> None:
+            (tmp_path / "hangs").touch()
+            never.wait()
+
+    told = launched(tmp_path, monkeypatch, Hanging, wanted=1e9)
+    assert (tmp_path / "hangs").exists()
+    assert all(map(math.isnan, told))
+    never.set()
+
+
+def test_a_process_ends_beside_a_driver_that_hangs(tmp_path: Path) -> None:
+    with start_python("-c", ENDING, cwd=tmp_path) as process:
+        assert process.communicate(timeout=TIMEOUT_S)[0] == "hangs\n"
+    assert process.returncode == 0

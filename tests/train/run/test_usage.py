@@ -1,0 +1,182 @@
+"""What ranks consume, from the page that their parent writes to the record of rank 0; once in a real training."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import fit, opened, steps_of
+from made_up_usage import GIB, gpu, process
+from processes import python
+from runs import TEN_STEPS
+
+from entrypoint import gauges
+from train.ranks.runtime import Runtime
+from train.record import metrics, usage
+from train.record.metrics import Metrics
+from train.run.job import Job
+from train.run.usage import UNMEASURED, Usage, begin, computing
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Parent:
+    """Made up. Writes what a rank with one GPU consumes; torch's own memory is made up too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number, name in enumerate(("max_memory_allocated", "max_memory_reserved")):
+            monkeypatch.setattr(torch.cuda, name, lambda device, number=number: (1 + number) * GIB)
+        self.page = gauges.Page()
+        self.rank = gauges.Gauges(mmap.mmap(self.page.descriptor, 4096))
+
+    def says(self, seconds: float) -> None:
+        """So long after the beginning."""
+        own, its = process(seconds=seconds), gpu(busy=50 * seconds, busy_s=seconds, index=3.0)
+        self.page.write([*(own[name] for name in gauges.PROCESS), *(its[name] for name in gauges.GPU)])
+
+
+def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in metrics.read(folder / metrics.NAME) if event["event"] in kinds]
+
+
+@contextmanager
+def recorded(folder: Path) -> Iterator[Metrics]:
+    record = Metrics(folder, main=True, step=0, tensorboard=False, warn=pytest.fail)
+    yield record
+    record.close()
+
+
+def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, now = Parent(monkeypatch), [0.0]
+    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
+    with recorded(tmp_path) as record:
+        for now[0] in (4.0, 5.0, 9.0, 10.0):
+            parent.says(now[0])
+            used.note(used.beside())
+            used.write(record, step=round(now[0]))
+    lines = read(tmp_path, "gpu", "rank")
+    assert [(line["event"], line["step"]) for line in lines] == [("gpu", 5), ("rank", 5), ("gpu", 10), ("rank", 10)]
+    assert (lines[0]["gpu"], lines[0]["utilisation_percent"]) == ("node01/3", 50.0)
+    assert (lines[1]["torch_allocated_bytes"], lines[1]["torch_reserved_bytes"]) == (GIB, 2 * GIB)
+
+
+def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, now = Parent(monkeypatch), [0.0]
+    used = Usage(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
+    parent.says(1.0)
+    used.note(used.beside())
+    with recorded(tmp_path) as record:
+        for now[0] in (19.0, 20.0):
+            used.write(record, step=round(now[0]))
+    assert {line["step"] for line in read(tmp_path, "gpu", "rank")} == {20}
+
+
+def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Parent(monkeypatch)
+    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=5.0)
+    parent.says(10.0)
+    used.note(used.beside())
+    with recorded(tmp_path) as record:
+        used.end(record, 8, images=1000)
+    assert [line["event"] for line in read(tmp_path, "gpu", "rank", "usage")] == ["gpu", "rank", "usage"]
+    (line,) = read(tmp_path, "usage")
+    assert (line["images"], line["wh_per_1000_images"], line["gpu_utilisation_percent"]) == (1000, 0.8333, 50.0)
+    assert set(used.facts(1000)) == {"GPU use", "GPU memory", "energy", "CPU use", "memory"}
+
+
+def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Parent(monkeypatch)
+    used = Usage(parent.rank, rank=1, hosts=["a", "b"], devices=[DEVICE])
+    parent.says(10.0)
+    used.note(used.beside())
+    with recorded(tmp_path) as record:
+        used.write(record, 1)
+        used.end(record, 1, images=1)
+    assert read(tmp_path, "gpu", "rank", "usage") == []
+
+
+def test_a_rank_fills_its_own_place_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Parent(monkeypatch)
+    parent.says(10.0)
+    sent = Usage(parent.rank, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).beside()
+    size = usage.width(1)
+    assert len(sent) == 3 * size
+    assert sent[:size] == sent[2 * size :] == [0.0] * size
+    assert sent[size] == 10.0
+
+
+def test_on_a_cpu_torch_is_not_asked_for_memory() -> None:
+    sent = Usage(hosts=["a"]).beside()
+    assert len(sent) == usage.width(0)
+    assert all(map(math.isnan, sent))
+
+
+def counted(todo: Job, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many numbers each exchange of a short training sums."""
+    sizes: list[int] = []
+    monkeypatch.setattr(Runtime, "total", lambda self, sums: (sizes.append(sums.numel()), sums)[1])
+    for name in ("gathered", "shared", "barrier"):
+        real = getattr(Runtime, name)
+        monkeypatch.setattr(Runtime, name, lambda *args, real=real: (sizes.append(0), real(*args))[1])
+    fit(todo)
+    return sizes
+
+
+def test_what_is_consumed_needs_no_exchange_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "without") as todo:
+        without = counted(todo, monkeypatch)
+    monkeypatch.undo()
+    with opened(tmp_path / "with") as todo:
+        beside = counted(replace(todo, usage=begin(todo.runtime, gauges.Gauges(), 5.0)), monkeypatch)
+    assert without.count(3) >= 4  # log points
+    assert [size + usage.width(0) if size == 3 else size for size in without] == beside
+
+
+def test_switched_off_nothing_goes_along(tmp_path: Path) -> None:
+    with opened(tmp_path) as todo:
+        assert begin(todo.runtime, gauges.Gauges(), None) is UNMEASURED
+    assert (UNMEASURED.beside(), UNMEASURED.facts(1)) == ([], {})
+
+
+@pytest.mark.parametrize(("parallel", "number"), [("ddp", 1), ("none", 1), ("dp", 3)])
+def test_a_rank_tells_of_the_gpus_that_it_computes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: str, number: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    with opened(tmp_path) as todo:
+        assert computing(todo.runtime) == ()
+        found = computing(replace(todo.runtime, device=DEVICE, parallel=parallel))
+    assert [device.index for device in found] == list(range(number))
+
+
+def test_a_training_on_two_ranks_records_what_each_consumes_and_tells_the_peak(tmp_path: Path) -> None:
+    (tmp_path / "ten.yaml").write_text(TEN_STEPS)
+    often = ("log.gpu_every_seconds=0.05", "--device", "cpu", "--procs-per-node", "2", "log.tensorboard=true")
+    done = python("-m", "train", "--config", "ten.yaml", *often, "train.max_steps=40", "train.epochs=9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ranks, (end,) = read(tmp_path / "runs/run", "rank"), read(tmp_path / "runs/run", "usage")
+    assert {line["rank"] for line in ranks} == {0, 1}
+    assert all(line["cpu_cores"] >= 0 and line["memory_bytes"] > 100 * 2**20 for line in ranks)
+    assert max(line["cpu_cores"] for line in ranks) > 0
+    assert end["memory_peak_bytes"] >= max(line["memory_bytes"] for line in ranks)
+    assert f"memory         up to {end['memory_peak_bytes'] / 2**20:,.0f} MiB per rank (rank " in done.stdout
+    assert "CPU use " in done.stdout
+    assert steps_of(ranks, "rank")[-1] == 40
+
+
+def test_a_training_that_is_not_measured_says_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "ten.yaml").write_text(TEN_STEPS)
+    off = ("log.gpu_every_seconds=null", "--device", "cpu")
+    done = python("-m", "train", "--config", "ten.yaml", *off, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "runs/run", "rank", "usage") == []
+    assert "CPU use" not in done.stdout
