@@ -64,6 +64,11 @@ def build_parser() -> Parser:
         metavar="D-HH:MM:SS",
         help="save and stop before this time is over, counted from now; also HH:MM:SS, or minutes",
     )
+    parser.add_argument(
+        "--profile-lines",
+        action="store_true",
+        help="also write how long each line of the training loop, and of your own model and data, took",
+    )
     parser.add_argument("--version", action="store_true", help="show versions and leave")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
@@ -93,6 +98,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if arguments.json and command not in JSON:
             what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON)}"
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
+        if arguments.profile_lines and command != "train":
+            raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
     except Failure as failure:
         print(failure, file=sys.stderr)

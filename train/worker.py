@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -27,6 +27,7 @@ from train.measuring import chosen
 from train.measuring.chosen import Chosen
 from train.record import exitfile
 from train.record.claim import Claim
+from train.run import linetimes
 from train.run.bell import Bell
 from train.run.seat import Seat
 from train.settings import schema, variables
@@ -90,7 +91,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
             hush_profiler(environ, config)
             with bell.importing(), uncollected():
                 from train.run import session
-            code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
+            with timed_lines(arguments, config, seat):
+                code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
     except (Exception, SystemExit) as error:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for every data worker that ends, here too
         bell.only_note()
@@ -145,6 +147,13 @@ def hush_profiler(environ: MutableMapping[str, str], config: RunConfig) -> None:
     """What torch's profiler tells its own developers, on stderr, is nothing that the user could act on."""
     if config.profile.steps is not None:
         environ.setdefault("KINETO_LOG_LEVEL", SILENT)
+
+
+def timed_lines(arguments: argparse.Namespace, config: RunConfig, seat: Seat) -> AbstractContextManager[None]:
+    """With --profile-lines rank 0 takes the time of each line inside. Not before torch is loaded."""
+    if not arguments.profile_lines or seat.world.rank != 0:
+        return nullcontext()
+    return linetimes.timed(config, seat.folder, partial(print, flush=True))
 
 
 def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
@@ -211,6 +220,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--scratch", metavar="FOLDER")
     parser.add_argument("--lease", metavar="NUMBER", type=int)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(linetimes.OPTION, action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser
 

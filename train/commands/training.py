@@ -17,6 +17,7 @@ from train.fetching import fetch
 from train.fetching.telling import Teller
 from train.front import links, refusal, requeued, rundir, timelimit
 from train.record import claim, starts
+from train.run import linetimes
 from train.settings import schema
 from train.settings.config import RunConfig
 
@@ -24,6 +25,8 @@ from train.settings.config import RunConfig
 def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start the ranks of this task and wait for them."""
     config = schema.load(arguments.config, overrides)
+    if arguments.profile_lines:
+        linetimes.load()
     environ = {**environ, **timelimit.variables(arguments.time_limit, environ, now=time.time())}
     folder = rundir.run_folder(config)
     with refusal.noted(folder, environ):
@@ -41,6 +44,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     place = rundir.choose(config, plan, environ)
     plan = launching.with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
     source = ["--config", arguments.config] if arguments.config else []
+    source += [linetimes.OPTION] if arguments.profile_lines else []
     if not first:
         return _run(config, plan, [*source, *overrides, *place.overrides], environ, place.folder)
     with claim.kept(claim.hold(place.folder, me, waited, tell), lost=stop_ranks) as kept:
