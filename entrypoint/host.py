@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from entrypoint.errors import ExitCode, Failure
+
 Place = str | os.PathLike[str]  # pathlib alone would be a tenth of what `entrypoint show` takes
 Container = Literal["apptainer", "docker", "none"]
 _STEPD = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
@@ -44,7 +46,11 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True) -> Machine:
 
 
 def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver."""
+    """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
+
+    Raises:
+        Failure: NODE, where one of them does not answer.
+    """
     import pynvml
 
     try:
@@ -52,10 +58,27 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return tuple((pynvml.nvmlDeviceGetUUID(handle), _mig(handle)) for handle in handles)
+        return tuple(found for index in range(pynvml.nvmlDeviceGetCount()) if (found := _gpu(index)))
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu(index: int) -> tuple[str, tuple[str, ...]] | None:
+    """None for one that is another job's."""
+    import pynvml
+
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return pynvml.nvmlDeviceGetUUID(handle), _mig(handle)
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+            return None
+        raise Failure(
+            f"GPU {index} of this node does not answer",
+            found=f"NVML: {error}",
+            fix="leave this node out (srun --exclude) and report it: a GPU that is lost needs a reset",
+            code=ExitCode.NODE,
+        ) from error
 
 
 def visible(gpus: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None) -> tuple[str, ...]:

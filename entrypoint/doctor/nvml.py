@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -67,16 +68,26 @@ def read(nvml: Any = None) -> Reading | None:
     except nvml.NVMLError:
         return None
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = _handles(nvml)
         version = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
         return Reading(
             driver=str(_asked(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
             cuda=(version // 1000, version % 1000 // 10) if version else None,
-            gpus=tuple(_gpu(nvml, index, handle) for index, handle in enumerate(handles)),
+            gpus=tuple(_gpu(nvml, index, handle) for index, handle in handles.items()),
             apart=_apart(nvml, handles),
         )
     finally:
         nvml.nvmlShutdown()
+
+
+def _handles(nvml: Any) -> dict[int, Any]:
+    """Of those that answer: one that is lost is told with the plan, one that is another job's is nobody's concern."""
+    found = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, index), None)
+        if handle is not None and _asked(nvml, partial(nvml.nvmlDeviceGetUUID, handle), None):
+            found[index] = handle
+    return found
 
 
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
@@ -106,18 +117,20 @@ def _uncorrected(nvml: Any, handle: Any) -> int | None:
 
 
 def _slowed(nvml: Any, handle: Any) -> tuple[str, ...]:
-    bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), 0)
+    bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), None)
+    if bits is None:  # an older driver has an older name for them
+        bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0)
     return tuple(words for name, words in REASONS.items() if bits & getattr(nvml, name))
 
 
-def _apart(nvml: Any, handles: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+def _apart(nvml: Any, handles: Mapping[int, Any]) -> tuple[tuple[int, int], ...]:
     """Pairs that cannot read each other's memory."""
     fine = nvml.NVML_P2P_STATUS_OK
 
     def status(one: Any, other: Any) -> Any:
         return _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_READ), fine)
 
-    pairs = combinations(enumerate(handles), 2)
+    pairs = combinations(handles.items(), 2)
     return tuple((i, j) for (i, one), (j, other) in pairs if status(one, other) != fine)
 
 

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
+from fake_nvml import FakeGpu, FakeNvml
 
 from entrypoint import host
+from entrypoint.errors import ExitCode, Failure
 
 PLAIN = (("GPU-aaaa-1", ()), ("GPU-bbbb-2", ()), ("GPU-bbcc-3", ()))
 MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()))
@@ -113,3 +116,31 @@ def test_kills_for_want_of_memory_are_counted(tmp_path: Path, cgroups: str, file
 def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) -> None:
     (tmp_path / "cgroup").write_text(cgroups)
     assert host.oom_kills(tmp_path / "cgroup", tmp_path) == 0
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Two made-up GPUs, of which the second answers with an error."""
+    fake = FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b"))
+
+    def handle(index: int) -> FakeGpu:
+        if index == 1:
+            raise pynvml.NVMLError(error)
+        return fake.nvmlDeviceGetHandleByIndex(index)
+
+    names = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetUUID")
+    for name in names:
+        monkeypatch.setattr(pynvml, name, getattr(fake, name))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    monkeypatch.setattr(host, "_mig", lambda handle: ())
+
+
+def test_a_gpu_that_is_lost_makes_the_node_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, pynvml.NVML_ERROR_GPU_IS_LOST)
+    with pytest.raises(Failure, match="GPU 1 of this node does not answer") as lost:
+        host.nvml_gpus()
+    assert (lost.value.code, "--exclude" in lost.value.fix) == (ExitCode.NODE, True)
+
+
+def test_a_gpu_of_another_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, pynvml.NVML_ERROR_NO_PERMISSION)
+    assert host.nvml_gpus() == (("GPU-a", ()),)

@@ -49,6 +49,25 @@ def test_pairs_without_direct_copies_are_listed() -> None:
     assert found.apart == ((0, 1), (0, 2), (1, 2))
 
 
+def test_gpus_that_do_not_answer_are_left_out_and_the_others_keep_their_numbers() -> None:
+    class OneLost(FakeNvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+            if index == 0:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+            return super().nvmlDeviceGetHandleByIndex(index)
+
+    found = nvml.read(OneLost(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
+    assert found is not None
+    assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(1, "b"), (2, "c")]
+    assert found.apart == ((1, 2),)
+
+
+def test_an_older_driver_tells_why_its_clock_is_low_by_another_name() -> None:
+    found = nvml.read(FakeNvml(FakeGpu(reasons=pynvml.nvmlClocksEventReasonHwSlowdown), old=True))
+    assert found is not None
+    assert found.gpus[0].slowed == ("slowed by the hardware",)
+
+
 def test_without_a_driver_there_is_nothing() -> None:
     class NoDriver(FakeNvml):
         def nvmlInit(self) -> None:
