@@ -6,19 +6,17 @@ import gzip
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from train.files import durable
-from train.record import hotspots
-from train.record.hotspots import Cost
+from train.record.hotspots import Costs
 from train.record.progress import Progress, duration, many
 from train.run import step
 from train.run.job import Job
@@ -26,8 +24,7 @@ from train.run.now import Now
 from train.run.step import Stream
 
 FOLDER: Final = "profile"
-SHOWN, KEPT = 10, 50  # rows on the console, and in the file
-NARROW, WIDE = 79, 120  # columns of both
+SHOWN, WIDTH = 10, 79  # rows and columns on the console
 TAIL: Final = 64  # bytes that hold the end of a timeline that is whole
 Take = Callable[[Job, Now, Stream], None]
 
@@ -129,7 +126,7 @@ class Recorder:
         durable.write(listed, f"{title}\n\n{costs.as_text()}\n".encode())
         write_timeline(found, timeline)
         places = f"table     {listed}\ntimeline  {timeline}  (open it at https://ui.perfetto.dev)"
-        self._progress.say(f"{title}\n{costs.table(most=SHOWN, width=NARROW)}\n{places}")
+        self._progress.say(f"{title}\n{costs.table(most=SHOWN, width=WIDTH)}\n{places}")
 
     @property
     def _on_gpu(self) -> bool:
@@ -149,43 +146,6 @@ class Recorder:
                 said = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._progress.say(f"warning: the profile is incomplete, training goes on: {said}")
             self._failed = True
-
-
-class Costs:
-    """What torch's profiler counted. On a GPU each kernel counts for the operation that has started it."""
-
-    def __init__(self, events: Sequence[Any], *, on_gpu: bool) -> None:
-        on_cpu = [event for event in events if event.device_type == DeviceType.CPU]
-        kernels = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
-        self._kernels = [_cost(event) for event in kernels]
-        self._on_gpu = any(kernel.gpu_ms for kernel in self._kernels)
-        self._blind = on_gpu and not self._on_gpu
-        self._costs = hotspots.costliest(map(_cost, on_cpu), on_gpu=self._on_gpu)
-        self._total_ms = (
-            sum(one.gpu_ms for one in self._kernels) if self._on_gpu else sum(c.cpu_ms for c in self._costs)
-        )
-
-    def table(self, *, most: int, width: int) -> str:
-        """The costliest operations."""
-        note = "\nnote: the driver lets nobody see what the GPU does: these are the CPU's times" if self._blind else ""
-        return self._table(self._costs, "operation", most=most, width=width) + note
-
-    def as_text(self) -> str:
-        """The same at more length; on a GPU with its kernels, which a compiled model has without operations."""
-        text = self.table(most=KEPT, width=WIDE)
-        if not self._on_gpu:
-            return text
-        kernels = hotspots.costliest(self._kernels, on_gpu=True)
-        return f"{text}\n\n{self._table(kernels, 'kernel on the GPU', most=KEPT, width=WIDE)}"
-
-    def _table(self, costs: Sequence[Cost], what: str, *, most: int, width: int) -> str:
-        total, on_gpu = self._total_ms, self._on_gpu
-        return hotspots.table(costs, total_ms=total, on_gpu=on_gpu, most=most, width=width, what=what)
-
-
-def _cost(event: Any) -> Cost:
-    cpu_ms, gpu_ms = event.self_cpu_time_total / 1000, event.self_device_time_total / 1000
-    return Cost(name=event.key, calls=event.count, cpu_ms=cpu_ms, gpu_ms=gpu_ms)
 
 
 def write_timeline(found: profile, path: Path) -> None:

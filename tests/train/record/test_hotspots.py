@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from train.record.hotspots import Cost, costliest, table
+from torch.autograd import DeviceType
+
+from train.record.hotspots import Cost, Costs, costliest, table
 
 COSTS = [
     Cost(name="aten::mm", calls=1200, cpu_ms=30.0, gpu_ms=10.0),
@@ -45,3 +47,41 @@ def test_a_name_cannot_reach_for_the_terminal() -> None:
     hostile = [Cost(name="a\x1b[2J\nb", calls=1, cpu_ms=1.0, gpu_ms=0.0)]
     text = table(hostile, total_ms=0.0, on_gpu=False, most=1, width=79, what="operation")
     assert text.splitlines()[1].startswith("a?[2J?b ")
+
+
+class Event:
+    """One line of the profiler's, made up: this machine has no GPU."""
+
+    def __init__(self, key: str, *, cpu: float = 0.0, gpu: float = 0.0, kernel: bool = False, mark: bool = False):
+        self.key, self.count, self.is_user_annotation = key, 1, mark
+        self.self_cpu_time_total, self.self_device_time_total = 1000 * cpu, 1000 * gpu
+        self.device_type = DeviceType.CUDA if kernel else DeviceType.CPU
+
+
+MADE_UP = (
+    Event("aten::conv", cpu=1, gpu=60),
+    Event("cudaDeviceSynchronize", cpu=500),
+    Event("sm90_kernel", gpu=60, kernel=True),
+    Event("triton_kernel", gpu=40, kernel=True),
+    Event("Optimizer.step#SGD.step", gpu=99, kernel=True, mark=True),
+)
+
+
+def test_on_a_gpu_operations_share_what_its_kernels_took() -> None:
+    first, second = Costs(MADE_UP, on_gpu=True).table(most=2, width=79).splitlines()[1:]
+    assert (first.split()[0], first.split()[-1]) == ("aten::conv", "60.0%")
+    assert (second.split()[0], second.split()[-1]) == ("cudaDeviceSynchronize", "0.0%")
+
+
+def test_on_a_gpu_the_file_lists_its_kernels_too() -> None:
+    text = Costs(MADE_UP, on_gpu=True).as_text()
+    assert [line.split()[0] for line in text.partition("kernel on the GPU")[2].splitlines()[1:]] == [
+        "sm90_kernel",
+        "triton_kernel",
+    ]
+
+
+def test_where_nobody_may_look_at_the_gpu_the_cpus_times_are_shown_and_said_to_be() -> None:
+    head, *_, note = Costs(MADE_UP[:2], on_gpu=True).table(most=2, width=79).splitlines()
+    assert "GPU ms" not in head
+    assert note.endswith("these are the CPU's times")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from jobs import TINY, after, opened, trained
 from processes import python
-from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from entrypoint import ExitCode, Failure
@@ -22,7 +21,7 @@ from train.record.metrics import Metrics
 from train.record.progress import Progress
 from train.run import loop, profiling, step
 from train.run.job import Job
-from train.run.profiling import Costs, Recorder
+from train.run.profiling import Recorder
 from train.run.signals import Watch
 
 
@@ -127,44 +126,6 @@ def test_a_timeline_that_was_cut_off_is_not_kept(tmp_path: Path, monkeypatch: py
 def test_a_step_is_taken_as_it_is_where_nothing_is_profiled(tmp_path: Path) -> None:
     with opened(tmp_path) as todo, profiling.recorded(todo, None, None) as take:  # type: ignore[arg-type]
         assert take is step.take
-
-
-class Event:
-    """One line of the profiler's, made up: this machine has no GPU."""
-
-    def __init__(self, key: str, *, cpu: float = 0.0, gpu: float = 0.0, kernel: bool = False, mark: bool = False):
-        self.key, self.count, self.is_user_annotation = key, 1, mark
-        self.self_cpu_time_total, self.self_device_time_total = 1000 * cpu, 1000 * gpu
-        self.device_type = DeviceType.CUDA if kernel else DeviceType.CPU
-
-
-MADE_UP = (
-    Event("aten::conv", cpu=1, gpu=60),
-    Event("cudaDeviceSynchronize", cpu=500),
-    Event("sm90_kernel", gpu=60, kernel=True),
-    Event("triton_kernel", gpu=40, kernel=True),
-    Event("Optimizer.step#SGD.step", gpu=99, kernel=True, mark=True),
-)
-
-
-def test_on_a_gpu_operations_share_what_its_kernels_took() -> None:
-    first, second = Costs(MADE_UP, on_gpu=True).table(most=2, width=79).splitlines()[1:]
-    assert (first.split()[0], first.split()[-1]) == ("aten::conv", "60.0%")
-    assert (second.split()[0], second.split()[-1]) == ("cudaDeviceSynchronize", "0.0%")
-
-
-def test_on_a_gpu_the_file_lists_its_kernels_too() -> None:
-    text = Costs(MADE_UP, on_gpu=True).as_text()
-    assert [line.split()[0] for line in text.partition("kernel on the GPU")[2].splitlines()[1:]] == [
-        "sm90_kernel",
-        "triton_kernel",
-    ]
-
-
-def test_where_nobody_may_look_at_the_gpu_the_cpus_times_are_shown_and_said_to_be() -> None:
-    head, *_, note = Costs(MADE_UP[:2], on_gpu=True).table(most=2, width=79).splitlines()
-    assert "GPU ms" not in head
-    assert note.endswith("these are the CPU's times")
 
 
 def test_the_time_of_the_steps_is_that_of_the_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
