@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from entrypoint.children import die_with_parent
     from entrypoint.console import shield
     from entrypoint.doctor.brief import look_around
-    from entrypoint.doctor.report import coloured
     from entrypoint.errors import ExitCode, Failure
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
@@ -35,7 +34,6 @@ __all__ = [
     "World",
     "add_launch_arguments",
     "attach",
-    "coloured",
     "die_with_parent",
     "from_environ",
     "gauges",
@@ -56,7 +54,6 @@ PLACES = {
     "children": ("die_with_parent",),
     "console": ("shield",),
     "doctor.brief": ("look_around",),
-    "doctor.report": ("coloured",),
     "errors": ("ExitCode", "Failure"),
     "hang": ("Limits",),
     "hangwatch": ("Care",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,12 +20,12 @@ CERTAIN = ("driver", "compute mode")
 
 
 def look_around(
-    planned: Plan, environ: Mapping[str, str], *, workers: int | None, colour: bool, root: Place = "/"
+    planned: Plan, environ: Mapping[str, str], *, workers: int | None, terminal: int | None = None, root: Place = "/"
 ) -> tuple[str, ...]:
     """The lines that this task is to say, in less than half a second; none where all is well.
 
     One task of each node says them, on other nodes than rank 0's with the host's name. workers: data workers of each
-    rank, where their number was chosen.
+    rank, where their number was chosen. terminal: the descriptor of one, if the lines go to one.
 
     Raises:
         Failure: NODE, where a training on this node's GPUs is certain to fail.
@@ -35,7 +36,9 @@ def look_around(
         return ()
     if planned.world.rank > 0:
         found = [replace(finding, name=f"{planned.hostname}: {finding.name}") for finding in found]
-    return tuple(report.as_lines(found, colour=colour))
+    if terminal is None:
+        return tuple(report.as_lines(found, colour=False))
+    return tuple(report.as_lines(found, colour=report.coloured(True, environ), columns=_columns(terminal)))
 
 
 def findings(scene: Scene) -> list[Finding]:
@@ -52,6 +55,13 @@ def checks(scene: Scene) -> dict[str, Check]:
 
         chosen = {"gpus": gpus.brief, **chosen}
     return chosen
+
+
+def _columns(terminal: int) -> int | None:
+    try:
+        return os.get_terminal_size(terminal).columns
+    except OSError:
+        return None
 
 
 def _refuse(found: Sequence[Finding]) -> None:

@@ -31,10 +31,10 @@ def as_text(findings: Sequence[Finding], *, colour: bool, columns: int | None = 
     return "\n".join([*lines, "", verdict(findings)])
 
 
-def as_lines(findings: Sequence[Finding], *, colour: bool) -> list[str]:
-    """Only those that are not ok, for the beginning of a training."""
+def as_lines(findings: Sequence[Finding], *, colour: bool, columns: int | None = None) -> list[str]:
+    """Only those that are not ok, for the beginning of a training. columns: as in `as_text`."""
     shown = [finding for finding in findings if finding.state != "ok"]
-    return [line for finding in shown for line in _lines(finding, len(finding.name), colour)]
+    return [line for finding in shown for line in _lines(finding, len(finding.name), colour, columns)]
 
 
 def coloured(terminal: bool, environ: Mapping[str, str]) -> bool:

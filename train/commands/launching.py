@@ -15,7 +15,6 @@ from entrypoint import (
     Limits,
     Options,
     Plan,
-    coloured,
     look_around,
     make_plan,
     options_from,
@@ -75,8 +74,8 @@ def say_what_is_not_ok(plan: Plan, config: RunConfig, environ: Mapping[str, str]
     Raises:
         Failure: as `look_around`.
     """
-    colour = coloured(sys.stderr.isatty(), environ)
-    for line in look_around(plan, environ, workers=_workers_asked_for(config.data), colour=colour):
+    terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
+    for line in look_around(plan, environ, workers=_workers_asked_for(config.data), terminal=terminal):
         print(line, file=sys.stderr, flush=True)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
+import termios
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +39,7 @@ def of(situation: str) -> Plan:
 
 
 def told(planned: Plan, **environ: str) -> tuple[str, ...]:
-    return look_around(planned, environ, workers=None, colour=False)
+    return look_around(planned, environ, workers=None)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
@@ -51,6 +55,19 @@ def test_where_all_is_well_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_not_ok_is_said_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, ok("cores", "8"), TIGHT)
     assert told(alone()) == ("warn  memory  little", "              fix: ask for more")
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_on_a_terminal_it_is_folded_and_coloured(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    only(monkeypatch, warn("memory", "one two three four five six seven eight nine", "more"))
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 50, 0, 0))
+    first, second, _ = look_around(alone(), variables, workers=None, terminal=theirs)
+    os.close(ours)
+    os.close(theirs)
+    assert ("\x1b" in first, first.endswith("seven"), second.strip()) == (coloured, True, "eight nine")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +124,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, *made_up: FakeGpu, ranks: int, cu
     monkeypatch.setattr(brief, "run", lambda checks, scene, limit_s, late: [*checks["gpus"](scene)])
     here, options = machine(gpus=fake_gpus(len(made_up))), Options(procs_per_node=ranks)
     planned = plan(detect({}, options, here), options, here, {})
-    return look_around(planned, {}, workers=None, colour=False)
+    return look_around(planned, {}, workers=None)
 
 
 def test_sound_gpus_need_no_line_though_they_do_not_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

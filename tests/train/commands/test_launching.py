@@ -125,7 +125,9 @@ def looked(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[int | None]:
     """Let the short form of the doctor say these lines; the data workers that it is asked with."""
     asked: list[int | None] = []
 
-    def look_around(plan: Plan, environ: Mapping[str, str], *, workers: int | None, colour: bool) -> tuple[str, ...]:
+    def look_around(
+        plan: Plan, environ: Mapping[str, str], *, workers: int | None, terminal: int | None
+    ) -> tuple[str, ...]:
         asked.append(workers)
         return lines
 
