@@ -25,7 +25,11 @@ _LAST: Final = ("memory_bytes", "memory_peak_bytes", "memory_total_bytes", "temp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A GPU, or an instance of MIG. handle: NVML's; board: that of the whole GPU. instance: None for a whole one."""
+    """A GPU, or an instance of MIG. handle: NVML's; board: that of the whole GPU. instance: None for a whole one.
+
+    index: of /dev/nvidia0 and its likes, where NVML tells it: the place in NVML's list is 0 for each of several tasks
+    on a host that may use one GPU each.
+    """
 
     uuid: str
     index: int
@@ -36,9 +40,10 @@ class Device:
 
 def devices(nvml: Any) -> Iterator[Device]:
     """Every GPU, each before its MIG instances."""
-    for index in range(nvml.nvmlDeviceGetCount()):
-        board = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = str(nvml.nvmlDeviceGetUUID(board))
+    for place in range(nvml.nvmlDeviceGetCount()):
+        board = nvml.nvmlDeviceGetHandleByIndex(place)
+        minor, uuid = _asked(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board)), str(nvml.nvmlDeviceGetUUID(board))
+        index = place if minor is None else minor
         yield Device(uuid=uuid, index=index, instance=None, handle=board, board=board)
         for number in range(_asked(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
             part = _asked(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, number))

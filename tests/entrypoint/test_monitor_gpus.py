@@ -99,6 +99,10 @@ def test_gpus_and_their_instances_are_listed() -> None:
     ]
 
 
+def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> None:
+    assert [it.index for it in devices(FakeNvml(FakeGpu(minor=3)))] == [3]
+
+
 @pytest.mark.parametrize(
     ("name", "visible", "uuid"),
     [

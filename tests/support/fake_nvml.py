@@ -13,7 +13,7 @@ class FakeGpu:
     """A made-up GPU, or an instance of one. None: it does not answer.
 
     reasons: bits of why its clock is low; rows: of remapped memory, as NVML gives them. energy: millijoules so far;
-    power: milliwatts. parts: its MIG instances.
+    power: milliwatts. parts: its MIG instances. minor: the number of its device file.
     """
 
     uuid: str = "GPU-made-up-0"
@@ -30,6 +30,7 @@ class FakeGpu:
     energy: int | None = None
     temperature: int | None = 30
     parts: tuple[FakeGpu, ...] = ()
+    minor: int | None = None
 
 
 class FakeNvml:
@@ -118,6 +119,9 @@ class FakeNvml:
 
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
         return _answered(gpu.temperature)
+
+    def nvmlDeviceGetMinorNumber(self, gpu: FakeGpu) -> int:
+        return _answered(gpu.minor)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
         return _answered(len(gpu.parts) or None)
