@@ -27,3 +27,9 @@ def gpu(**known: float) -> dict[str, float]:
 def rank(number: int = 0, *gpus: dict[str, float], **known: float) -> Rank:
     """The rank of this number, on a node of the same."""
     return Rank(number=number, host=f"node{number:02d}", process=process(**known), gpus=gpus)
+
+
+def row(one: Rank) -> list[float]:
+    """A rank's numbers as it sends them."""
+    own = [one.process[name] for name in gauges.PROCESS]
+    return [*own, *(g[name] for g in one.gpus for name in gauges.GPU), *(one.process[name] for name in usage.TORCH)]

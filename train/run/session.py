@@ -66,9 +66,9 @@ def run(
     if config.checkpoint.resume == resuming.NEVER and ready.shared(lambda: starts.goes_on(folder, environ, launch)):
         config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))  # begun anew once is enough
     notes = Notebook(caches=caches.folder(environ), record=_fit_of(folder) if ready.is_main else {})
-    opened = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes)
+    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes)
     used = usage.begin(ready, gauges.attach(environ), config.log.gpu_every_seconds)
-    todo = seat.job = replace(opened, usage=used)
+    todo = seat.job = replace(todo, usage=used)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)

@@ -6,17 +6,9 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from made_up_usage import GIB, gpu, rank
+from made_up_usage import GIB, gpu, rank, row
 
-from entrypoint import gauges
 from train.record import usage
-from train.record.usage import Rank
-
-
-def row(one: Rank) -> list[float]:
-    """A rank's numbers as it sends them."""
-    own = [one.process[name] for name in gauges.PROCESS]
-    return [*own, *(g[name] for g in one.gpus for name in gauges.GPU), *(one.process[name] for name in usage.TORCH)]
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 3])

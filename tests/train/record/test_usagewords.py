@@ -7,8 +7,9 @@ import math
 import pytest
 from made_up_usage import GIB, gpu, rank
 
-from train.record import usagewords
+from train.record import usage, usagewords
 from train.record.usagewords import facts, size, values
+from train.report.gpus import KINDS
 
 
 def test_on_a_cpu_cores_and_the_largest_rank_are_told() -> None:
@@ -61,6 +62,11 @@ def test_the_record_holds_the_same_as_numbers() -> None:
     found = values([rank(0, gpu())], images=1000)
     assert (found["gpu_utilisation_percent"], found["wh"], found["wh_per_1000_images"]) == (50.0, 0.8333, 0.8333)
     assert (found["cpu_cores"], found["memory_peak_bytes"], found["seconds"]) == (1.5, 2 * GIB, 10.0)
+
+
+def test_the_report_draws_what_is_recorded() -> None:
+    ((_, _, told),) = usage.gpus([rank(0, gpu())])
+    assert {*KINDS} == {*told}
 
 
 def test_where_nothing_was_measured_nothing_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from jobs import ALONE, TINY, forget_accelerate, opened
+from made_up_usage import rank, row
 
 from entrypoint import ExitCode, Failure
 from train.record import exitfile, progress, record
@@ -17,6 +19,7 @@ from train.run import session, step
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
+from train.run.usage import Usage
 from train.settings import schema, variables
 from train.settings.variables import Variables
 
@@ -166,6 +169,18 @@ def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> No
     with opened(tmp_path) as todo:
         end = Mock(saved=None, late=False)
         assert "nothing was saved" in session._last_words(todo, end, 0, stopped_by="SIGTERM", early=False)
+
+
+@pytest.mark.parametrize("stopped_by", [None, "SIGTERM"])
+def test_the_last_words_tell_what_a_start_has_consumed(tmp_path: Path, stopped_by: str | None) -> None:
+    used = Usage(hosts=["node00"])
+    used.note(row(rank()))
+    with opened(tmp_path) as todo:
+        end = Mock(saved=None, late=False)
+        text = session._last_words(replace(todo, usage=used), end, 0, stopped_by=stopped_by, early=False)
+    assert lines(text)["CPU use"] == "1.5 cores per rank on average"
+    assert lines(text)["memory"] == "up to 2.0 GiB per rank"
+    assert text.splitlines()[-1].startswith("next: ")
 
 
 def test_a_requeued_job_that_began_anew_goes_on_with_what_it_has_begun(tmp_path: Path) -> None:
