@@ -15,6 +15,7 @@ from entrypoint.gauges import Page
 
 LEAST_S: Final = 0.05  # between two looks
 ASKED_S: Final = 0.25  # between two looks at whether a rank has asked
+LEAVE_S: Final = 0.2  # for the thread to end
 NONE: Final = -1.0
 
 
@@ -35,7 +36,7 @@ class Measured:
 
 
 class Monitor:
-    """Nothing waits for the thread: a driver that hangs leaves it behind, and what it left on the pages stays.
+    """Nothing waits long for the thread: a driver that hangs leaves it behind, and what it left on the pages stays.
 
     It begins after the ranks are started, and asks NVML for nothing before a rank asks it.
     """
@@ -54,16 +55,19 @@ class Monitor:
         self._nvml: Any = None
         self._devices: tuple[monitor_gpus.Device, ...] | None = None
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="monitor")
 
     def start(self) -> None:
         """Begin, if there is anybody to measure; without a thread where the system has none left."""
         with suppress(RuntimeError):
             if self._ranks:
-                threading.Thread(target=self._run, daemon=True, name="monitor").start()
+                self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end when it looks next. Nobody waits for it."""
+        """Let the thread end, which takes no time where the driver answers: the next start is to fork without it."""
         self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(LEAVE_S)
 
     def look(self, rank: Measured) -> None:
         """Measure one rank, if it has asked and it is time."""

@@ -128,6 +128,15 @@ def test_a_page_that_is_gone_ends_no_thread() -> None:
     both.stop()
 
 
+def test_a_thread_that_was_stopped_is_gone() -> None:
+    before = threading.active_count()
+    rank = Rank(FakeNvml(BUSY), every_s=60.0)
+    rank.monitor.start()
+    assert threading.active_count() == before + 1
+    rank.monitor.stop()
+    assert threading.active_count() == before
+
+
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any, wanted: float) -> list[float]:
     """What a real rank, started by the real parent, has read."""
     monkeypatch.setattr(monitor, "pynvml", nvml)
