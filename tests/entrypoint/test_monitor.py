@@ -129,12 +129,11 @@ def test_a_page_that_is_gone_ends_no_thread() -> None:
 
 
 def test_a_thread_that_was_stopped_is_gone() -> None:
-    before = threading.active_count()
     rank = Rank(FakeNvml(BUSY), every_s=60.0)
     rank.monitor.start()
-    assert threading.active_count() == before + 1
+    assert rank.monitor._thread.is_alive()
     rank.monitor.stop()
-    assert threading.active_count() == before
+    assert not rank.monitor._thread.is_alive()
 
 
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any, wanted: float) -> list[float]:
