@@ -77,6 +77,8 @@ class Progress:
         self._clock, self._main, self._total = clock, main, total
         self._quiet_until = clock() + QUIET_S
         self._pace = Pace(total)
+        self._last: Sequence[str] = ()
+        self._room = 0
         self._bar: tqdm[Any] | None = None
         if main and terminal:
             width = (columns or shutil.get_terminal_size().columns) - 1
@@ -114,6 +116,7 @@ class Progress:
         self._pace.add(step, self._clock())
         left = self._pace.left
         figures = [f"epoch {epoch}/{epochs}", f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
+        self._last = fitting(figures, self._room)
         figures += [] if left is None else [f"{rough(left)} left"]
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(fitting(figures, self._room)), refresh=False)
@@ -135,8 +138,9 @@ class Progress:
         self.say(f"{at}: {', '.join(said)}")
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it stands. No time is left any more."""
         if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(self._last), refresh=False)
             self._bar.close()
             self._bar = None
 

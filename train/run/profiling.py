@@ -125,7 +125,7 @@ class Recorder:
         folder.mkdir(exist_ok=True)
         durable.write(listed, f"{title}\n\n{costs.as_text()}\n".encode())
         write_timeline(found, timeline)
-        places = f"table     {listed}\ntimeline  {timeline}  (open it at https://ui.perfetto.dev)"
+        places = f"table     {listed}\ntimeline  {timeline}\n          (open it at https://ui.perfetto.dev)"
         self._progress.say(f"{title}\n{costs.table(most=SHOWN, width=WIDTH)}\n{places}")
 
     @property

@@ -141,14 +141,26 @@ def test_a_terminal_gets_a_bar_that_ends_at_the_last_step() -> None:
     assert "1,234 images/s" in out.getvalue()
 
 
-def drawn(columns: int, *, total: int, loss: float = 0.5) -> str:
-    """The bar at the end of a run, with all that it can show."""
+def drawn(columns: int, *, total: int) -> str:
+    """The bar with all that it can show."""
     progress, out, now = shown(terminal=True, total=total, columns=columns)
     for number in (1, 2):
         now[0] = 3000.0 * number
-        progress.measured(step=number, epoch=12, epochs=200, loss=loss, images_per_s=123456.0)
+        progress.measured(step=number, epoch=12, epochs=200, loss=0.5, images_per_s=123456.0)
+    progress.say("a line above it")
+    bar = out.getvalue().rpartition("\r")[2]
     progress.close()
-    return out.getvalue().splitlines()[-1].rpartition("\r")[2]
+    return bar
+
+
+def test_a_bar_that_stands_still_promises_nothing() -> None:
+    progress, out, now = shown(terminal=True, total=100)
+    for number in (1, 2):
+        now[0] = 3000.0 * number
+        measure(progress, number)
+    progress.close()
+    last = out.getvalue().rpartition("\r")[2]
+    assert ("1,234 images/s" in last, "left" in last) == (True, False)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])

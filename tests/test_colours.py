@@ -1,0 +1,57 @@
+"""No command prints colours where it was asked not to, nor where nobody looks at a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from jobs import TINY
+from processes import python, unmeasured
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COMMANDS = {
+    "help": ["train", "--help"],
+    "check": ["train", "check", "--device", "cpu"],
+    "refusal": ["train", "train.epochs=0"],
+    "training": ["train", "--device", "cpu", "run.output_dir=.", "profile.steps=[2,3]", *TINY],
+    "show": ["entrypoint", "show", "--device", "cpu"],
+    "doctor": ["entrypoint", "doctor", "--device", "cpu"],
+}
+
+
+def on_a_terminal(*words: str, folder: Path, **variables: str) -> str:
+    """What a terminal is given; it is read while the command runs, since it holds little."""
+    ours, theirs = os.openpty()
+    environ = {**unmeasured(), "TERM": "xterm-256color", **variables}
+    command = ["timeout", "-k", "1", "200", sys.executable, "-m", *words]
+    with subprocess.Popen(command, env=environ, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        said = b""
+        with os.fdopen(ours, "rb", buffering=0) as terminal, suppress(OSError):  # the last reader of it gets an error
+            while more := terminal.read(65536):
+                said += more
+    return said.decode()
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_terminal_gets_no_colour_with_no_color(words: list[str], tmp_path: Path) -> None:
+    said = on_a_terminal(*words, folder=tmp_path, NO_COLOR="1")
+    assert len(said) > 100
+    assert COLOUR.findall(said) == []
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_what_is_no_terminal_gets_no_colour(words: list[str], tmp_path: Path) -> None:
+    done = python("-m", *words, environ={"TERM": "xterm-256color"}, cwd=tmp_path)
+    assert len(done.stdout + done.stderr) > 100
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_terminal_gets_the_doctors_colours_and_a_bar(tmp_path: Path) -> None:
+    assert COLOUR.search(on_a_terminal(*COMMANDS["doctor"], folder=tmp_path))
+    assert "100%|" in on_a_terminal(*COMMANDS["training"], folder=tmp_path)
