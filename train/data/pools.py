@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
@@ -95,6 +96,8 @@ class ByWorkers:
 
     def _loader(self, wanted: _Wanted) -> DataLoader[Any]:
         if self.workers:
+            # `train` has compared them with the processors before it started, and has told a fix.
+            warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             get_temp_dir()  # theirs too, then: what a worker that is killed leaves there goes with this process
         return DataLoader(
             _Reading(self.side),

@@ -49,6 +49,11 @@ def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
     assert given == [([1, 4, 4, 4], [10, 40, 40, 40]), ([0, 0], [0, 0])]
 
 
+def test_more_workers_than_processors_are_not_warned_of_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})  # a warning would be an error here
+    assert list(drawn(pool("2")[0], [1])) == [([1], [10])]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_held_out_side_it_is_left_out(kind: str) -> None:
     given = list(drawn(pool(kind, replace=False)[0], [1, 2, 3, 4], [2, 3], [9, 8]))
