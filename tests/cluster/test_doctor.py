@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_on_two_good_nodes_nothing_would_break_a_training(on_two_nodes: list[Fou
     first, second = sorted(on_two_nodes, key=lambda found: "way" in found)
     assert first["plan"]["text"].endswith("node 0 of 2")
     assert (first["port"]["state"], second["way"]["state"]) == ("ok", "ok")
-    assert "node01 is 10.77.0.11, through eth0" in second["master"]["text"]
+    assert re.fullmatch(r"node0\d is 10\.77\.0\.1\d, through eth0", second["master"]["text"])
 
 
 def test_in_the_image_it_computes_for_less_than_two_seconds(cluster: Cluster, work: str) -> None:
@@ -107,4 +108,5 @@ def test_a_training_says_what_is_not_ok_on_another_node_once_and_with_its_name(c
     done = cluster.login("OMP_NUM_THREADS=1", *words, cwd=work, seconds=300)
     assert done.returncode == 0, done.stdout
     told = [line for line in done.stdout.splitlines() if "open files" in line]
-    assert told == ["warn  node02: open files  512 open files for each process: may run out with many data workers"]
+    assert len(told) == 1
+    assert re.match(r"warn  node0\d: open files  512 open files for each process: ", told[0])
