@@ -254,4 +254,4 @@ def _device(ready: Runtime) -> str:
 
 def _dropped(todo: Job) -> str:
     dropped = todo.steps.dropped
-    return f"; the last {dropped} samples of an epoch are left out, other ones each time" if dropped else ""
+    return f"; the last {dropped} samples of an epoch are left out (shuffled)" if dropped else ""
