@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bad import commands, configs, datasets, environs, fetching, folders, meeting, own, reports, saved
+from bad import commands, configs, datasets, environs, fetching, folders, meeting, own, reports, saved, using
 from bad.case import Case
 
 THEMES: dict[str, list[Case]] = {
@@ -16,11 +16,14 @@ THEMES: dict[str, list[Case]] = {
     "rank": meeting.CASES,
     "folder": folders.CASES,
     "report": reports.CASES,
+    "using": using.CASES,
 }
 # Place -> why no case is there. What is meant is tested elsewhere, by name.
 UNREACHED: dict[str, str] = {
+    "entrypoint/doctor/brief.py:_refuse": "a GPU's driver: tests/entrypoint/doctor/test_brief.py",
     "entrypoint/hangwatch.py:_hang": "a rank that hangs: tests/entrypoint/test_hangwatch.py, make detect",
     "entrypoint/hangwatch.py:_no_word": "a rank that hangs: tests/entrypoint/test_hangwatch.py, make detect",
+    "entrypoint/host.py:_gpu": "a GPU that is lost: tests/entrypoint/test_host.py",
     "entrypoint/limits.py:met": "a user without processes or threads left: tests/entrypoint/test_limits.py",
     "entrypoint/supervise.py:_death": "a rank that ends without a word: tests/entrypoint/test_supervise.py",
     "train/bench/comm.py:_exchanged": "ranks that end: tests/train/bench/test_comm.py",
@@ -34,6 +37,8 @@ UNREACHED: dict[str, str] = {
     "train/bench/paced.py:one_json#2": "a measured process that ends: tests/train/bench/test_paced.py",
     "train/bench/traced.py:calls": "a start that strace does not see: tests/train/bench/test_traced.py",
     "train/commands/bench.py:stop": "a signal: tests/train/commands/test_bench.py",
+    "train/commands/predicting.py:_whole": "a full disk below stdout: tests/train/commands/test_predicting.py",
+    "train/commands/stopping.py:stopper": "a signal: tests/train/commands/test_stopping.py",
     "train/data/arrays.py:_told#4": "where torch or zipfile meets a cut file's end: tests/train/data/test_arrays.py",
     "train/data/cached.py:_looked_at": "a file that goes away: tests/train/data/test_cached.py",
     "train/data/inmemory.py:_raise_first": "two ranks: tests/train/data/test_inmemory.py",
@@ -64,10 +69,16 @@ UNREACHED: dict[str, str] = {
     "train/run/fitting.py:_refuse_none": "a GPU's memory: tests/train/run/test_fitting.py",
     "train/run/health.py:refuse_bad_statistics": "statistics that overflow: tests/train/run/test_health.py",
     "train/run/health.py:sound#2": "a loss that jumps twice: tests/train/run/test_rollback.py",
+    "train/run/linetimes.py:load": "a package that is missing: tests/train/run/test_linetimes.py",
     "train/run/onefolder.py:refuse_apart": "two machines: tests/train/run/test_onefolder.py",
     "train/run/rollback.py:_last": "a loss that jumps: tests/train/run/test_rollback.py",
     "train/run/saving.py:settle": "weights that overflow: tests/train/run/test_health.py",
     "train/run/trouble.py:as_failure#3": "data workers that die: tests/train/run/test_trouble.py",
+    "train/smoke/__main__.py:leave": "ranks that hang: tests/train/smoke/test_main.py",
+    "train/smoke/exchange.py:compare": "numbers that come wrong: tests/train/smoke/test_exchange.py",
+    "train/smoke/exchange.py:exchange": "a rank that is lost: tests/train/smoke/test_exchange.py",
+    "train/using/given.py:_refuse_shut": "another user: tests/train/using/test_given.py",
+    "train/using/prediction.py:_scores": "a GPU's memory: tests/train/using/test_prediction.py",
     "train/worker.py:abandon": "a deaf main thread; a bug of ours: tests/train/test_worker.py",
     "train/worker.py:main": "a user without threads left: tests/train/test_worker.py",
     "train/worker.py:run": "a bug of ours, the only one with a traceback: tests/train/test_worker.py",
