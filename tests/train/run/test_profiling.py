@@ -83,6 +83,16 @@ def test_a_run_that_ends_among_these_steps_writes_what_it_has(tmp_path: Path) ->
     assert names(tmp_path) == ["rank-0000-steps-7-8.json.gz", "rank-0000-steps-7-8.txt"]
 
 
+def test_a_run_that_ends_among_them_commits_its_checkpoint_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[list[str]] = []
+    there = tmp_path / "checkpoints"
+    monkeypatch.setattr(profiling, "write_timeline", lambda *given: kept.append([one.name for one in there.iterdir()]))
+    said(tmp_path, "profile.steps=[7,20]")
+    assert [names for names in kept if "step-00000008" in names] == kept != []
+
+
 def test_a_run_that_fails_among_them_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(todo: Job) -> None:
         raise Failure("enough", fix="none", code=ExitCode.PEER)
