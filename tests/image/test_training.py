@@ -51,6 +51,14 @@ def test_no_words_train_the_quickstart(image: Image) -> None:
         assert container.stop().code == 75
 
 
+def test_the_images_own_python_times_the_lines_of_the_loop(image: Image, tmp_path: Path) -> None:
+    work = writable(tmp_path / "work")
+    options = (mounted(work, "/workspace"),)
+    ended = image.run("train", "--profile-lines", "run.name=timed", *SHORT, options=options)
+    assert well(ended), ended.output
+    assert "Function: take" in (work / "runs/timed/profile/rank-0000-lines.txt").read_text()
+
+
 def test_a_mounted_configuration_trains_on_mounted_data(image: Image, tmp_path: Path) -> None:
     data, work = folders_of_images(tmp_path / "data"), writable(tmp_path / "work")
     (work / "cfg.yaml").write_text(CONFIG)
