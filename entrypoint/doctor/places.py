@@ -86,7 +86,7 @@ def output(scene: Scene) -> list[Finding]:
     if error := trouble(place):
         return [_unwritable(scene, folder, place, error)]
     kind = reading.filesystem(place, scene.root)
-    return [space(folder, room(place), kind)]
+    return [space(folder, room(place), kind if folder.exists() else f"{kind}, not there yet")]
 
 
 def nearest(folder: Path) -> Path:

@@ -16,6 +16,7 @@ EXCUSED: Mapping[str, str] = {
     "Could not find any nv files on this host": "Apptainer's own, of --nv on a node without a GPU",
 }
 SUFFIXES = ("html", "json", "jsonl", "log", "md", "out", "png", "safetensors", "sh", "sif", "yaml")
+YET = ("(new)", "not there yet")  # with these words a line may name a folder that a training will make
 BARE = re.compile(rf"[\w-][\w.-]*\.(?:{'|'.join(SUFFIXES)})")
 WITH_FOLDER = re.compile(r"/?[\w.+-]+(?:/[\w.+-]+)+/?|/[\w.+-]+/?")
 LOOK = 'for path; do [[ -e $path ]] || echo "$path"; done'
@@ -71,10 +72,11 @@ def paths(output: str, top: set[str]) -> dict[str, list[str]]:
 
     top: what lies in the working directory: `runs/one` is a path, `images/s` is not.
     """
-    words = [part.strip(".,:;()[]'\"`") for word in output.split() if "://" not in word for part in word.split("=")]
+    told = " ".join(line for line in output.splitlines() if not any(words in line for words in YET))
+    words = [part.strip(".,:;()[]'\"`") for word in told.split() if "://" not in word for part in word.split("=")]
     found = {word for word in words if _is_path(word, top)}
     named = {*found, *(str(PurePosixPath(word).parent) for word in found)}
-    folders = sorted(place for place in named if "/" in place and not BARE.fullmatch(PurePosixPath(place).name))
+    folders = sorted(place for place in named if place != "." and not BARE.fullmatch(PurePosixPath(place).name))
     return {word: [word, *(f"{folder}/{word}" for folder in folders if "/" not in word)] for word in sorted(found)}
 
 
