@@ -15,7 +15,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files ':!*.py' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference clean $(TRIALS)
+.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -117,6 +117,9 @@ bench: env ## measure every row of docs/performance.md that this machine can, be
 
 reference: env ## write the tables of docs/reference.md from the code
 	@$(BIN)/python docs/write_reference.py
+
+pictures: env-dev ## take the pictures in docs/pictures anew, of a real training (needs tmux and chromium)
+	@$(BIN)/python docs/pictures.py
 
 clean: ## remove what was built here (not the caches)
 	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

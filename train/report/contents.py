@@ -134,6 +134,9 @@ def _details(run: Run) -> dict[str, str]:
     """What ran, where, when."""
     found, at = figures.best(run), figures.times(run)
     batch = [figures.told(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
+    known = {
+        key: value for key, value in comparing.identity(run).items() if key not in comparing.WORLD
+    }  # it stands above
     details = {
         "model": comparing.SAME["model"](run),
         "data": comparing.SAME["data"](run),
@@ -144,7 +147,7 @@ def _details(run: Run) -> dict[str, str]:
         "best step": f"{found[1]:,.0f}" if found else NOT,
         "checkpoints": _checkpoints(run),
         "record": f"{when(at[0])} to {when(at[-1])}" if at else NOT,
-        **comparing.identity(run),
+        **known,
         "folder": str(run.folder.absolute()),
     }
     return details | _accidents(run)
