@@ -134,9 +134,8 @@ def _details(run: Run) -> dict[str, str]:
     """What ran, where, when."""
     found, at = figures.best(run), figures.times(run)
     batch = [figures.told(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
-    known = {
-        key: value for key, value in comparing.identity(run).items() if key not in comparing.WORLD
-    }  # it stands above
+    # The world stands above, in words.
+    known = {key: value for key, value in comparing.identity(run).items() if key not in comparing.WORLD}
     details = {
         "model": comparing.SAME["model"](run),
         "data": comparing.SAME["data"](run),
