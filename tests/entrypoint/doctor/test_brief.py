@@ -70,6 +70,15 @@ def test_on_a_terminal_it_is_folded_and_coloured(
     assert ("\x1b" in first, first.endswith("seven"), second.strip()) == (coloured, True, "eight nine")
 
 
+def test_a_terminal_that_does_not_tell_its_width_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, warn("memory", "one two three four five six seven eight nine " * 9, "more"))
+    reader, writer = os.pipe()
+    lines = look_around(alone(), {}, workers=None, terminal=writer)
+    os.close(reader)
+    os.close(writer)
+    assert len(lines) == 2
+
+
 @pytest.mark.parametrize(
     ("task", "said"),
     [
