@@ -147,7 +147,7 @@ def test_preempted_it_is_saved_and_waits_in_the_queue(
     user: User, two_nodes: tuple[Told, Launched], preempted: Told
 ) -> None:
     assert fine(user, preempted)
-    assert "preempted" in preempted.output.lower()
+    assert "stopped by SIGTERM" in preempted.output, preempted.output
     assert 3 < (two_nodes[1].run.committed() or 0) < 240
 
 
