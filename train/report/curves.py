@@ -30,8 +30,8 @@ def one(run: Run) -> list[Panel]:
     loss = [curve(run, "train", "loss", name="training", colour=0), _held_out(run, "loss", "held out", 1)]
     scores = [curve(run, "train", "accuracy", name="training accuracy", colour=0, scale=100)]
     scores += [_held_out(run, key, f"held out, {name}", at, 100) for at, (key, name) in enumerate(SCORES.items(), 1)]
-    rate = [curve(run, "train", "lr", name="learning rate", colour=2)]
-    speed = [curve(run, "train", "images_per_s", name="images/s", colour=3)]
+    rate = [curve(run, "train", "lr", name="learning rate", colour=0)]
+    speed = [curve(run, "train", "images_per_s", name="images/s", colour=0)]
     return [
         Panel(title="Loss", x=x, y="nats", series=loss, marks=marks),
         Panel(title="Scores", x=x, y="%", series=scores, marks=marks),
