@@ -122,10 +122,16 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
     if name in OWN:
         raise Failure(f"`{name}` comes after options", fix=f"write it first: train {name} ...", code=ExitCode.USAGE)
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, [*COMMANDS, *OWN], 1)
-        fix = f"write `train {close[0]}`" if close else "write section.key=value, and a file as --config FILE"
-        raise Failure(f"`{name}` is neither a command nor section.key=value", fix=fix, code=ExitCode.USAGE)
+        raise Failure(f"`{name}` is neither a command nor section.key=value", fix=_meant(name), code=ExitCode.USAGE)
     return name, list(words[1:])
+
+
+def _meant(name: str) -> str:
+    """What to write instead of a word that means nothing here."""
+    close = difflib.get_close_matches(name, [*COMMANDS, *OWN], 1)
+    if not close:
+        return "write section.key=value, and a file as --config FILE"
+    return "leave it out: `train --config FILE` trains" if close == ["train"] else f"write `train {close[0]}`"
 
 
 def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from entrypoint import ExitCode, Failure
 
 # What Pillow reads everywhere. Other files (labels, licences, thumbnails' databases) are not images.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+_ELSEWHERE = "set data.root to the folder that holds the class folders (in a container: mount it)"
 HELD_OUT = ("val", "valid", "validation", "test")
 
 
@@ -93,7 +94,8 @@ def count(folder: Path, classes: tuple[str, ...]) -> int:
     counts = {name: sum(1 for _ in image_files(folder / name)) for name in classes}
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
-        raise _missing(f"{len(empty)} class folders in {folder} hold no image", _some(empty))
+        what = f"class folders in {folder} without an image: {len(empty)}"
+        raise _missing(what, _some(empty), f"remove them, or put images into them ({' '.join(SUFFIXES)})")
     return sum(counts.values())
 
 
@@ -101,14 +103,14 @@ def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tupl
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
         found = f"only in {training}: {_some(only_here)}; only in {held_out}: {_some(only_there)}"
-        raise _missing("the class folders for training and for evaluation differ", found)
+        fix = f"let both folders in data.root have the same: {_some(sorted({*classes, *others}))}"
+        raise _missing("the class folders for training and for evaluation differ", found, fix)
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
 
-def _missing(what: str, found: str) -> Failure:
+def _missing(what: str, found: str, fix: str = _ELSEWHERE) -> Failure:
     expected = "ROOT/train/CLASS/*.jpg with ROOT/test/CLASS/*.jpg (or val), or ROOT/CLASS/*.jpg"
-    fix = "set data.root to the folder that holds the class folders (in a container: mount it)"
     return Failure(what, found=found, expected=expected, fix=fix, code=ExitCode.NO_INPUT)

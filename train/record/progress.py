@@ -115,14 +115,14 @@ class Progress:
         """The figures of a log point: beside the bar, or on a line from time to time."""
         self._pace.add(step, self._clock())
         left = self._pace.left
-        figures = [f"epoch {epoch}/{epochs}", f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
+        figures = [f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
         self._last = fitting(figures, self._room)
         figures += [] if left is None else [f"{rough(left)} left"]
-        if self._bar is not None:
+        if self._bar is not None:  # without the epoch: steps go on beside it until the next log point
             self._bar.set_postfix_str(", ".join(fitting(figures, self._room)), refresh=False)
         elif self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + QUIET_S
-            self.say(f"step {step}/{self._total}, {', '.join(figures)}")
+            self.say(f"step {step}/{self._total}, epoch {epoch}/{epochs}, {', '.join(figures)}")
 
     def epoch(self, *, step: int, epoch: int, epochs: int, whole: bool, figures: Figures, measured: str | None) -> None:
         """The one line of an epoch. measured: what came out of the held-out images, where they were looked at.

@@ -281,8 +281,8 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         folders(cat=9, dog=0),
         "check",
         66,
-        ("1 class folders", "no image", "dog"),
-        "class folders",
+        ("class folders", "without an image: 1", "dog"),
+        "remove them",
     ),
     "sides-differ": (
         "43",
@@ -290,7 +290,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         "check",
         66,
         ("differ", "dog", "cow"),
-        "class folders",
+        "have the same",
     ),
     "link-in-a-circle": (
         "52",
