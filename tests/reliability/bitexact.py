@@ -143,15 +143,18 @@ def ranks_of(parent: int) -> list[int]:
     return []
 
 
-def strike(plan: Plan, place: Path, reference: Reference) -> str | None:
-    """Start, and kill at the moment. Returns which process it was; None if the run had ended before."""
+def strike(plan: Plan, place: Path, reference: Reference, share: float = 1.0) -> str | None:
+    """Start, and kill at the moment. Returns which process it was; None if the run had ended before.
+
+    share: of the time until then.
+    """
     process = start(place, plan.mode, plan.before)
     begun = time.monotonic()
     if plan.moment >= 0:
         wait_for_training(place, process)
-        time.sleep(plan.moment * reference.train_s)
+        time.sleep(share * plan.moment * reference.train_s)
     else:
-        time.sleep(reference.start_s * (1 + plan.moment * (1 - STARTING) / STARTING))
+        time.sleep(share * reference.start_s * (1 + plan.moment * (1 - STARTING) / STARTING))
     ranks = ranks_of(process.pid)
     if process.poll() is not None or (plan.moment >= 0 and not ranks):
         process.wait(LONGEST_S)
@@ -167,13 +170,14 @@ def strike(plan: Plan, place: Path, reference: Reference) -> str | None:
 
 def killed(plan: Plan, place: Path, reference: Reference) -> str:
     """Strike; earlier where the run was faster than the one that was measured."""
+    share = 1.0
     while True:
         place.mkdir()
-        process = strike(plan, place, reference)
+        process = strike(plan, place, reference, share)
         if process is not None:
             return process
         shutil.rmtree(place)
-        plan = Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"moment": plan.moment * 0.5})
+        share /= 2
 
 
 def trial(plan: Plan, place: Path, reference: Reference) -> Trial:

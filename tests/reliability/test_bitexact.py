@@ -27,3 +27,18 @@ def test_the_plans_kill_the_parent_and_single_ranks_of_every_world_at_all_times(
 
 def test_the_same_seed_makes_the_same_plans() -> None:
     assert bitexact.plans(20, seed=1) == bitexact.plans(20, seed=1) != bitexact.plans(20, seed=2)
+
+
+def test_a_run_that_is_faster_than_the_one_that_was_measured_is_killed_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+
+    def strike(plan: bitexact.Plan, place: Path, reference: bitexact.Reference, share: float) -> str | None:
+        shares.append(share)
+        return "it" if share < 0.2 else None
+
+    monkeypatch.setattr(bitexact, "strike", strike)
+    measured = bitexact.Reference(left={}, start_s=8.0, train_s=8.0)
+    assert bitexact.killed(bitexact.plans(1, seed=1)[0], tmp_path / "run", measured) == "it"
+    assert shares == [1.0, 0.5, 0.25, 0.125]
