@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import unmeasured
 
 STRANGER = 54_321  # no account has this uid
 GROUPS = Path("/sys/fs/cgroup")
@@ -60,7 +61,7 @@ def findings(place: Sick, at: Path) -> list[Finding]:
         shell = f'{enter} {place.shell} && exec "$@"'
         command = ["unshare", "--mount", "--uts", "sh", "-c", shell, "sh", *place.before, *program, *words]
         done = subprocess.run(
-            command, env={**os.environ, "AT": str(at), **environ}, cwd=at, capture_output=True, text=True, timeout=120
+            command, env={**unmeasured(), "AT": str(at), **environ}, cwd=at, capture_output=True, text=True, timeout=120
         )
     if done.stderr.startswith("unshare"):
         pytest.skip(f"machine: {done.stderr.strip()}")
