@@ -103,6 +103,11 @@ def _tmpfs(at: str, options: str) -> str:
     return f"mount -t tmpfs -o {options} none {at}"
 
 
+def _read_only(at: str) -> str:
+    """What is there stays, and may be this checkout."""
+    return f"mount --bind {at} {at} && mount -o remount,bind,ro {at}"
+
+
 def _clock(off: str) -> dict[str, str]:
     """A wrong clock; files keep the times that they have."""
     return {"LD_PRELOAD": str(FAKETIME), "FAKETIME": off, "NO_FAKE_STAT": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
@@ -116,7 +121,7 @@ def _calls(names: str, error: str) -> tuple[str, ...]:
 _BECOME = f"os.setgroups([]); os.setuid({STRANGER})"
 _TWO_RANKS, _NAMED = ("--procs-per-node", "2"), ("--output", "AT")
 _FAR = ("--nodes", "2", "--node-rank", "1", "--master-addr")
-_EVERYWHERE = " && ".join(_tmpfs(place, "ro") for place in ("/tmp", "/var/tmp", "/dev/shm"))
+_EVERYWHERE = " && ".join(_read_only(place) for place in ("/tmp", "/var/tmp", "/dev/shm"))
 _LEFT_OUT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 
 PLACES: Mapping[str, Sick] = {
