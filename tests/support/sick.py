@@ -154,7 +154,11 @@ PLACES: Mapping[str, Sick] = {
     "a read-only output folder": fails("output", "Read-only file system", shell=_tmpfs("$AT", "ro"), options=_NAMED),
     "a read-only working directory": warns("output", "temporary folder", shell=f"{_tmpfs('$AT', 'ro')} && cd $AT"),
     "another user's output folder": fails(
-        "output", "Permission denied", code=_BECOME, options=("--output", "/root/runs")
+        "output",
+        "Permission denied",
+        shell=_tmpfs("/mnt", "mode=755"),
+        code=_BECOME,
+        options=("--output", "/mnt/runs"),
     ),
     "a full disk": fails(
         "output",
