@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from entrypoint.errors import ExitCode, Failure
 
@@ -49,10 +50,9 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
 
     Raises:
-        Failure: NODE, where one of them does not answer.
+        Failure: NODE, where one of them does not answer; as `nvml`.
     """
-    import pynvml
-
+    pynvml = nvml()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -63,13 +63,32 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
         pynvml.nvmlShutdown()
 
 
+def nvml() -> Any:
+    """The module that asks NVML, loaded where somebody wants to know of GPUs.
+
+    Without it nobody can tell whether there are GPUs: to compute on the CPU then would be a guess.
+
+    Raises:
+        Failure: NODE, where this Python does not have it.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise Failure(
+            "GPUs cannot be counted: the package nvidia-ml-py (module pynvml) cannot be loaded",
+            found=f"{type(error).__name__}: {error}, in {sys.executable}",
+            fix=f"{sys.executable} -m pip install nvidia-ml-py; or to compute without GPUs: --device cpu",
+            code=ExitCode.NODE,
+        ) from error
+    return pynvml
+
+
 def _gpu(index: int) -> tuple[str, tuple[str, ...]] | None:
     """None for one that is another job's."""
-    import pynvml
-
+    pynvml = nvml()
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return pynvml.nvmlDeviceGetUUID(handle), _mig(handle)
+        return str(pynvml.nvmlDeviceGetUUID(handle)), _mig(handle)
     except pynvml.NVMLError as error:
         if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
             return None
@@ -177,8 +196,7 @@ def _match(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) -> str | N
 
 
 def _mig(handle: object) -> tuple[str, ...]:
-    import pynvml
-
+    pynvml = nvml()
     found: list[str] = []
     try:
         for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar
+
+from entrypoint.host import nvml as package
 
 T = TypeVar("T")
 MIB = 2**20
@@ -61,8 +62,12 @@ class Reading:
 
 
 def read(nvml: Any = None) -> Reading | None:
-    """Ask NVML; None without a driver. nvml: the module pynvml, or what stands in for it."""
-    nvml = nvml or importlib.import_module("pynvml")
+    """Ask NVML; None without a driver. nvml: the module pynvml, or what stands in for it.
+
+    Raises:
+        Failure: NODE, where pynvml is not installed.
+    """
+    nvml = nvml or package()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

@@ -144,3 +144,11 @@ def test_a_gpu_that_is_lost_makes_the_node_unusable(monkeypatch: pytest.MonkeyPa
 def test_a_gpu_of_another_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, pynvml.NVML_ERROR_NO_PERMISSION)
     assert host.nvml_gpus() == (("GPU-a", ()),)
+
+
+def test_without_the_package_gpus_are_not_counted_but_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(Failure, match="nvidia-ml-py") as missing:
+        host.nvml_gpus()
+    assert missing.value.code == ExitCode.NODE
+    assert f"{sys.executable} -m pip install nvidia-ml-py" in missing.value.fix

@@ -117,3 +117,12 @@ def test_too_few_open_files_are_said_with_the_limit_to_raise(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (71, "")
     assert done.stderr.startswith("ERROR[71] the system opens no further file")
     assert "ulimit -n" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("show",), ("run", "true")])
+def test_without_the_package_that_counts_gpus_there_is_an_error_and_no_traceback(command: tuple[str, ...]) -> None:
+    script = "import sys; sys.modules['pynvml'] = None; from entrypoint import __main__ as m; sys.exit(m.main())"
+    done = python("-c", script, *command)
+    assert done.returncode == 78
+    assert done.stderr.startswith("ERROR[78] GPUs cannot be counted: the package nvidia-ml-py")
+    assert "  fix: " in done.stderr

@@ -192,6 +192,13 @@ PLACES: Mapping[str, Sick] = {
     "GPUs where there are none": fails(
         "plan", "no GPU can be used here", options=("--device", "cuda"), environ={"CUDA_VISIBLE_DEVICES": ""}
     ),
+    "no package that counts GPUs": fails(
+        "gpus",
+        "nvidia-ml-py",
+        fix="pip install nvidia-ml-py",
+        code="sys.modules['pynvml'] = None",
+        options=("--device", "auto"),
+    ),
     "half a torchrun set": warns("plan", "LOCAL_WORLD_SIZE is not set", environ=_LEFT_OUT),
     "PYTHONPATH": warns("host python", "PYTHONPATH", environ={"PYTHONPATH": "/somewhere"}),
     "PYTHONHOME": warns("host python", "PYTHONHOME", code="os.environ['PYTHONHOME'] = '/usr'"),

@@ -102,7 +102,7 @@ FOR_REAL = {
     ),
     "places._unwritable refused output": ("cluster/test_doctor.py::test_an_output_folder_that_is_not_bound_is_named",),
     "running.stuck fail name": ("test_names.py::test_a_name_service_that_hangs_keeps_nobody_waiting",),
-    "running.asked refused name": ("GPUs where there are none",),
+    "running.asked refused name": ("GPUs where there are none", "no package that counts GPUs"),
     "variables.leaks warn host python": ("PYTHONPATH", "PYTHONHOME", "packages of the user", "conda's libraries"),
     "variables.acting warn variables": ("ACCELERATE_MIXED_PRECISION", "NCCL_P2P_DISABLE", "OMP_PROC_BIND"),
 }

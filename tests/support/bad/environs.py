@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from unittest.mock import patch
 
-from bad.case import Case, through_entrypoint
+from bad.case import Case, through, through_entrypoint
 from machines import captured, fake_gpus
+
+from entrypoint import host
 
 show = partial(Case, door=through_entrypoint, line=("show", "--device", "cpu"), code=76)
 TASK, NODE = captured("per-gpu/task-3@node02"), captured("per-node/task-1@node02")
@@ -177,6 +181,11 @@ def _changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> d
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
+def _without_pynvml(folder: Path) -> None:
+    with patch.dict("sys.modules", pynvml=None):
+        host.nvml_gpus()
+
+
 CASES = [
     *(
         show(id=f"environ-{name}", environ=_changed(environ, changes), says=says, fix=fix, row=row)
@@ -252,6 +261,13 @@ CASES = [
         says=("CUDA_VISIBLE_DEVICES is not set",),
         fix="docker run --gpus all",
         row="36",
+    ),
+    Case(
+        id="environ-no-package-for-gpus",
+        code=78,
+        door=through(_without_pynvml),
+        says=("GPUs cannot be counted", "nvidia-ml-py"),
+        fix="pip install nvidia-ml-py",
     ),
     show(
         id="environ-more-ranks-than-gpus",
