@@ -11,10 +11,12 @@ from entrypoint import ExitCode, Failure
 from train.files import durable
 from train.files.lease import Holder
 from train.record import exitfile, record
+from train.record.exitfile import Ending
 
 IN_VAIN: Final = 3  # so many starts of one job from one step, and the next one is refused
 # Done, or stopped by somebody: no sign of a run that cannot go on.
 IN_ORDER: Final = (ExitCode.OK, ExitCode.STOPPED)
+UNTOLD: Final = "no cause told"
 
 Start = Mapping[str, Any]
 
@@ -81,6 +83,24 @@ def end(run_folder: Path, code: int, me: Holder) -> None:
             _write(run_folder, [*before, {"at": me.since, "step": None, **who, "launch": me.token, "ended": ended}])
 
 
+def of_the_training(starts: Sequence[Start], said: Ending | None) -> Ending | None:
+    """How the last start ended that really trained, as far as somebody said so; where none did, what was said last.
+
+    A start that was refused, or stopped before its step was known, ends itself and not the run.
+
+    Args:
+        starts: all, oldest first. said: what stands in errors/exit.json: of the last of them.
+    """
+    trained = [start for start in starts if "world_size" in start and start.get("step") is not None]
+    if not trained:
+        return said
+    ended = _ended(trained[-1])
+    if said is not None and trained[-1] is starts[-1] and ended.get("code") in (None, said.code):
+        return said
+    code = ended.get("code")
+    return Ending(code=code, step=None, cause=str(ended.get("cause") or UNTOLD)) if isinstance(code, int) else None
+
+
 def known(run_folder: Path) -> list[dict[str, Any]]:
     """All starts so far, oldest first."""
     starts = (record.read_run(run_folder) or {}).get("starts", [])
@@ -109,4 +129,4 @@ def _in_order(ended: Mapping[str, Any]) -> bool:
 
 def _told(start: Start) -> str:
     ended = _ended(start)
-    return f"exit code {ended.get('code')}, {ended.get('cause') or 'no cause told'}" if ended else "it left no word"
+    return f"exit code {ended.get('code')}, {ended.get('cause') or UNTOLD}" if ended else "it left no word"

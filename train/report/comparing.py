@@ -36,6 +36,7 @@ STEP: Final = (
 DEFAULTS: Final = changes.flat(asdict(RunConfig()))
 # Differ between any two runs, and say nothing.
 IDLE: Final = ("run.name", "run.output_dir")
+NO_EFFECT: Final = "no effect"
 # Change the speed, and may follow from the number of ranks.
 BESIDE: Final[Mapping[str, Callable[[Run], str]]] = {
     "micro batch": lambda run: figures.told(run.fact("training", "micro_batch_size")),
@@ -107,7 +108,8 @@ def _table(runs: Sequence[Run], facts: Sequence[Mapping[str, str]], keys: Sequen
 
 
 def _everything(run: Run) -> dict[str, str]:
-    found = {key: figures.setting(value) for key, value in run.config.items() if key not in IDLE}
+    settings = {key: value for key, value in run.config.items() if key not in IDLE}
+    found = {key: NO_EFFECT if key in run.idle else figures.setting(value) for key, value in settings.items()}
     for noun in ("training", "versions"):
         facts = run.fact(noun)
         found |= (
@@ -148,7 +150,8 @@ def _precision(run: Run) -> str:
 
 
 def _data(run: Run) -> str:
-    given = {key: value for key in DATA if (value := _of(run, f"data.{key}")) is not None}
+    acting = [key for key in DATA if f"data.{key}" not in run.idle]
+    given = {key: value for key in acting if (value := _of(run, f"data.{key}")) is not None}
     settings = [figures.told(given.pop("name", "")), *(f"{key} {figures.told(value)}" for key, value in given.items())]
     counts = [figures.told(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
     if not run.config or UNKNOWN in counts:

@@ -6,16 +6,13 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from statistics import median
-from typing import Final
 
 from train.report import benches, comparing, confusion, curves, figures, gpus, scaling
 from train.report.benches import Bench
 from train.report.comparing import Likeness
 from train.report.document import Block, Document, Facts, Section, Table, Words
-from train.report.figures import NOT
+from train.report.figures import NOT, SCORES
 from train.report.reading import Run, number
-
-SCORES: Final = {"accuracy": "accuracy", "top5_accuracy": "top-5", "macro_f1": "macro F1", "loss": "loss"}
 
 
 def document(
@@ -74,7 +71,7 @@ def evaluations(run: Run) -> Section | None:
     steps, best = run.column("eval", figures.metric(run))[0], figures.best(run)
     if not steps:
         return None
-    columns = {key: dict(zip(*run.column("eval", key), strict=True)) for key in SCORES}
+    columns = {key: dict(zip(*run.column("eval", key), strict=True)) for key in figures.scores(run)}
     known = {key: values for key, values in columns.items() if any(map(math.isfinite, values.values()))}
     named = {f"best {_name(figures.metric(run))}": best[1] if best else None, "last": max(steps)}
     rows = [
@@ -182,12 +179,14 @@ def starts(run: Run) -> Section | None:
 
 
 def settings(run: Run) -> Section:
-    """The whole configuration and the versions."""
-    rows = {key: figures.setting(value) for key, value in run.config.items()}
+    """The configuration, without what did nothing in it, and the versions."""
+    rows = {key: figures.setting(value) for key, value in run.config.items() if key not in run.idle}
+    idle = ", ".join(key for key in run.config if key in run.idle)
     versions = run.fact("versions")
     known = versions.items() if isinstance(versions, dict) else ()
     rows |= {f"version of {name}": figures.told(value) for name, value in known}
-    return Section(title="Settings", blocks=[Facts(rows=rows) if rows else Words(text="Not recorded.")])
+    left_out = [Words(text=f"Left out, for they had no effect here: {idle}.")] if idle else []
+    return Section(title="Settings", blocks=[Facts(rows=rows) if rows else Words(text="Not recorded."), *left_out])
 
 
 def when(seconds: float) -> str:

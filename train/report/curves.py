@@ -8,12 +8,11 @@ from typing import Final
 
 from train.plotting import panels
 from train.plotting.panels import Panel, Series
-from train.report import drawn
+from train.report import drawn, figures
 from train.report.document import Section, Words
 from train.report.reading import Run, whole
 
 MARKED: Final = 8  # restarts that a picture has room for
-SCORES: Final = {"accuracy": "accuracy", "top5_accuracy": "top-5", "macro_f1": "macro F1"}
 
 
 def section(runs: Sequence[Run]) -> Section:
@@ -29,7 +28,8 @@ def one(run: Run) -> list[Panel]:
     x, marks = _axis([run]), restarts(run)
     loss = [curve(run, "train", "loss", name="training", colour=0), _held_out(run, "loss", "held out", 1)]
     scores = [curve(run, "train", "accuracy", name="training accuracy", colour=0, scale=100)]
-    scores += [_held_out(run, key, f"held out, {name}", at, 100) for at, (key, name) in enumerate(SCORES.items(), 1)]
+    told = {key: name for key, name in figures.scores(run).items() if key != "loss"}
+    scores += [_held_out(run, key, f"held out, {name}", at, 100) for at, (key, name) in enumerate(told.items(), 1)]
     rate = [curve(run, "train", "lr", name="learning rate", colour=0)]
     speed = [curve(run, "train", "images_per_s", name="images/s", colour=0)]
     return [

@@ -12,6 +12,8 @@ from train.report.reading import Event, Run, number, whole
 
 NOT: Final = "not measured"
 UNKNOWN: Final = "not recorded"
+FIVE: Final = 5
+SCORES: Final = {"accuracy": "accuracy", "top5_accuracy": "top-5", "macro_f1": "macro F1", "loss": "loss"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,12 @@ def training_seconds(run: Run) -> float | None:
         total += (step - before) * batch / rate if rate > 0 else 0.0
         before = step
     return total
+
+
+def scores(run: Run) -> dict[str, str]:
+    """What may be told of its evaluations: of five classes, the right one is always among the best five."""
+    few = run.classes is not None and run.classes <= FIVE
+    return {key: name for key, name in SCORES.items() if key != "top5_accuracy" or not few}
 
 
 def metric(run: Run) -> str:

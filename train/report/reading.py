@@ -12,9 +12,9 @@ from stat import S_ISDIR
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
-from train.record import exitfile, metrics, record
+from train.record import exitfile, metrics, record, starts
 from train.record.exitfile import Ending
-from train.settings import yaml12
+from train.settings import idle, schema, yaml12
 
 CONFUSION: Final = "confusion.json"
 MOST_CLASSES: Final = 1000
@@ -34,12 +34,15 @@ class Confusion:
 class Run:
     """What a run's folder says. config: by `section.key`. facts: run.json. events: of metrics.jsonl, by kind.
 
+    idle: keys of the configuration that had no effect.
+    ending: of the last start that trained: a later one that was refused did not end the run.
     cut_off: of a run without an ending, what is known of how it was killed. missing: what could not be read, in words.
     """
 
     folder: Path
     name: str
     config: Mapping[str, Any]
+    idle: frozenset[str]
     facts: Mapping[str, Any]
     events: Mapping[str, Sequence[Event]]
     ending: Ending | None
@@ -57,14 +60,17 @@ class Run:
     @property
     def starts(self) -> list[Event]:
         """Oldest first; those whose step is known."""
-        starts = self.fact("starts")
-        known = starts if isinstance(starts, list) else []
-        return [start for start in known if isinstance(start, dict) and whole(start.get("step")) is not None]
+        return [start for start in _starts(self.facts) if whole(start.get("step")) is not None]
 
     @property
     def world_size(self) -> int | None:
         """Of the last start."""
         return whole(self.fact("world", "world_size"))
+
+    @property
+    def classes(self) -> int | None:
+        """How many there are; None where nothing says it."""
+        return whole(self.fact("training", "classes")) or (len(self.confusion.classes) if self.confusion else None)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -100,9 +106,10 @@ def read(folder: Path, name: str | None = None) -> Run:
         folder=folder,
         name=name or _resolved(folder).name,
         config=config or {},
+        idle=_idle(folder) if config else frozenset(),
         facts=facts or {},
         events=events or {},
-        ending=exitfile.read(folder) if _is_file(folder / exitfile.FOLDER / exitfile.NAME) else None,
+        ending=starts.of_the_training(_starts(facts), _said(folder)),
         cut_off=exitfile.unfinished(folder),
         confusion=_confusion(folder),
         missing=tuple(f"{file} is not there or cannot be read" for file, found in there.items() if found is None),
@@ -156,11 +163,29 @@ def _config(folder: Path) -> dict[str, Any] | None:
     return {f"{name}.{key}": value for name, keys in sections if isinstance(keys, dict) for key, value in keys.items()}
 
 
+def _idle(folder: Path) -> frozenset[str]:
+    """None that is known, of a configuration of another version."""
+    try:
+        return idle.without_effect(schema.build(yaml12.read_file(folder / record.CONFIG), record.CONFIG))
+    except Failure:
+        return frozenset()
+
+
 def _facts(folder: Path) -> dict[str, Any] | None:
     try:
         return record.read_run(folder) if _is_file(folder / record.RUN) else None
     except RecursionError:
         return None
+
+
+def _starts(facts: Mapping[str, Any] | None) -> list[Event]:
+    """All of them, also those that never knew their step."""
+    found = (facts or {}).get("starts")
+    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+
+
+def _said(folder: Path) -> Ending | None:
+    return exitfile.read(folder) if _is_file(folder / exitfile.FOLDER / exitfile.NAME) else None
 
 
 def _events(folder: Path) -> dict[str, list[Event]] | None:

@@ -22,6 +22,12 @@ def warnings(config: RunConfig) -> tuple[str, ...]:
     return tuple(told)
 
 
+def without_effect(config: RunConfig) -> frozenset[str]:
+    """The keys that do nothing here, at their defaults too: what is told of a run is better told without them."""
+    everything = {key: idle for key, (idle, _) in IDLE.items()} | NOT_OURS
+    return frozenset(key for key, idle in everything.items() if idle(config))
+
+
 def _is_synthetic(config: RunConfig) -> bool:
     return config.data.name == names.SYNTHETIC
 
@@ -62,4 +68,13 @@ IDLE: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
         lambda config: config.eval.target is None,
         "set eval.target, the value that ends the run once it was held so often, or leave it out",
     ),
+}
+# Refused, or a claim that is compared, where they are set for other data: only their defaults can be idle.
+NOT_OURS: Final[Mapping[str, Callable[[RunConfig], bool]]] = {
+    "data.classes": lambda config: _has_own_number(config) and config.data.classes == RunConfig().data.classes,
+    "data.frames": lambda config: not _is_synthetic(config),
+    "data.imbalance": lambda config: not _is_synthetic(config),
+    "data.group": lambda config: config.data.name != names.FOLDER,
+    "data.download": lambda config: config.data.name not in names.PUBLISHED,
+    "data.mirror": lambda config: config.data.name not in names.PUBLISHED,
 }

@@ -11,6 +11,7 @@ import pytest
 from entrypoint import ExitCode, Failure
 from train.files import lease
 from train.record import exitfile, record, starts
+from train.record.exitfile import Ending
 
 JOB = {"SLURM_JOB_ID": "7"}
 
@@ -119,6 +120,38 @@ def test_the_end_of_a_start_tells_the_code_and_its_cause(tmp_path: Path) -> None
     exitfile.write(tmp_path, code=69, step=3, cause="rank 1 was killed")
     ended(tmp_path, 69)
     assert recorded(tmp_path)[-1]["ended"] == {"code": 69, "cause": "rank 1 was killed"}
+
+
+DONE = {"step": 0, "world_size": 1, "ended": {"code": 0, "cause": "finished"}}
+REFUSED = {"step": None, "ended": {"code": 65, "cause": "another config"}}
+OTHER_DATA = {"step": 8, "ended": {"code": 65, "cause": "other data"}}
+KILLED = {"step": 0, "world_size": 1}
+
+
+def ending(code: int, cause: str, step: int | None = None) -> Ending:
+    return Ending(code=code, step=step, cause=cause)
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "told"),
+    [
+        ([DONE], ending(0, "finished", 8), ending(0, "finished", 8)),
+        ([DONE, REFUSED], ending(65, "another config"), ending(0, "finished")),
+        ([DONE, REFUSED, OTHER_DATA], ending(65, "other data"), ending(0, "finished")),
+        ([DONE], ending(75, "SIGTERM"), ending(0, "finished")),
+        ([KILLED], ending(0, "finished", 8), ending(0, "finished", 8)),
+        ([KILLED, REFUSED], ending(65, "another config"), None),
+        ([DONE, KILLED], None, None),
+        ([REFUSED], ending(65, "another config"), ending(65, "another config")),
+        ([], ending(0, "finished", 8), ending(0, "finished", 8)),
+        ([{"step": 0, "world_size": 1, "ended": {"code": "x"}}], None, None),
+        ([{"step": 0, "world_size": 1, "ended": {"code": 69, "cause": None}}], None, ending(69, "no cause told")),
+    ],
+)
+def test_the_ending_of_a_run_is_that_of_the_last_start_that_trained(
+    before: list[dict[str, Any]], said: Ending | None, told: Ending | None
+) -> None:
+    assert starts.of_the_training(before, said) == told
 
 
 def test_each_restart_in_place_has_its_own_end(tmp_path: Path) -> None:

@@ -110,3 +110,17 @@ def test_one_worker_and_sixteen_are_named(tmp_path: Path) -> None:
     workers = ({"training": {"loader": loader}} for loader in ("1 worker", "16 workers"))
     runs = [reading.read(make_run(tmp_path / name, **one)) for name, one in zip("ab", workers, strict=True)]
     assert comparing.beside(runs, comparing.likeness(runs)) == ["Not the same input: 1 worker (a), 16 workers (b)."]
+
+
+def test_data_of_files_is_told_without_what_only_drawn_data_has(tmp_path: Path) -> None:
+    run = reading.read(make_run(tmp_path / "run", settings=["data.name=folder", "data.samples=10000"]))
+    told = comparing.SAME["data"](run)
+    assert "image_size" in told
+    assert "samples" not in told
+    assert "imbalance" not in told
+
+
+def test_a_setting_without_effect_is_no_difference(tmp_path: Path) -> None:
+    settings = ["optim.name=adamw"], ["optim.name=adamw", "optim.momentum=0.5"]
+    runs = [reading.read(make_run(tmp_path / str(at), settings=each)) for at, each in enumerate(settings)]
+    assert "optim.momentum" not in str(comparing.tables(runs))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made_up_runs import history, make_run, of_gpus
 
 from train.report import contents, reading
@@ -106,3 +107,21 @@ def test_the_image_of_a_run_is_shown(tmp_path: Path) -> None:
 def test_accidents_of_the_loss_are_told(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", events=[{"event": "spike", "step": 7, "loss": 90.0, "time": 1e30}])
     assert "'spike': 'at step 7'" in str(report(folder))
+
+
+def test_settings_that_had_no_effect_are_left_out_by_name(tmp_path: Path) -> None:
+    section = contents.settings(reading.read(make_run(tmp_path / "run", settings=["optim.name=adamw"])))
+    facts, words = section.blocks
+    assert isinstance(facts, Facts)
+    assert not {"optim.momentum", "data.root"} & set(facts.rows)
+    assert facts.rows["optim.name"] == "adamw"
+    assert "optim.momentum" in str(words)
+
+
+@pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
+def test_of_five_classes_nobody_is_told_the_best_five(tmp_path: Path, classes: int, told: bool) -> None:
+    events = [event | {"top5_accuracy": 1.0} for event in history(100.0)]
+    section = contents.evaluations(
+        reading.read(make_run(tmp_path / "run", events=events, training={"classes": classes}))
+    )
+    assert ("top-5" in str(section)) == told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from made_up_runs import make_run
 
 from train.report import curves, reading
@@ -56,3 +57,9 @@ def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
     first, *others = curves.section([run(tmp_path / "run")]).blocks
     assert isinstance(first, Picture)
     assert (first.name, first.alt, len(others)) == ("curves-loss", "Loss by epoch, run", 3)
+
+
+@pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
+def test_the_best_five_are_drawn_where_there_are_more(tmp_path: Path, classes: int, told: bool) -> None:
+    scores = curves.one(reading.read(make_run(tmp_path / "run", training={"classes": classes})))[1]
+    assert ("held out, top-5" in [series.name for series in scores.series]) == told

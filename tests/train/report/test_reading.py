@@ -103,3 +103,21 @@ def test_facts_of_another_shape_are_none(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({"starts": [7, {"step": "x"}], "world": [1]}))
     run = reading.read(folder)
     assert (run.starts, run.world_size) == ([], None)
+
+
+def test_a_start_that_was_refused_after_the_end_did_not_end_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", ending={"code": 65, "step": None, "cause": "another config"})
+    facts = json.loads((folder / "run.json").read_text())
+    facts["starts"][0]["ended"] = {"code": 0, "cause": "finished"}
+    facts["starts"].append({"step": None, "ended": {"code": 65, "cause": "another config"}})
+    (folder / "run.json").write_text(json.dumps(facts))
+    run = reading.read(folder)
+    assert run.ending is not None
+    assert (run.ending.code, run.ending.cause, len(run.starts)) == (0, "finished", 1)
+
+
+def test_keys_of_another_versions_configuration_are_not_known_to_be_idle(tmp_path: Path) -> None:
+    ours, other = make_run(tmp_path / "ours", settings=["optim.name=adamw"]), make_run(tmp_path / "other")
+    (other / "config.yaml").write_text("optim: {name: adamw, momentum: 0.9, unheard: 1}\n")
+    assert "optim.momentum" in reading.read(ours).idle
+    assert reading.read(other).idle == frozenset()

@@ -44,3 +44,18 @@ def test_a_key_that_acts_is_not(settings: list[str]) -> None:
 
 def test_defaults_claim_nothing() -> None:
     assert idle.warnings(RunConfig()) == ()
+
+
+def test_of_a_folder_what_is_drawn_elsewhere_has_no_effect_at_its_default_either() -> None:
+    found = idle.without_effect(schema.load(None, ["data.name=folder", "optim.name=adamw"]))
+    assert {"data.samples", "data.classes", "data.imbalance", "data.frames", "optim.momentum"} <= found
+    assert not found & {"data.root", "data.image_size", "data.val_fraction", "optim.lr"}
+
+
+def test_a_number_of_classes_that_is_claimed_has_one() -> None:
+    assert "data.classes" not in idle.without_effect(schema.load(None, ["data.name=folder", "data.classes=3"]))
+
+
+@pytest.mark.parametrize("settings", SAID.values(), ids=SAID.keys())
+def test_what_is_said_to_do_nothing_has_no_effect(settings: list[str]) -> None:
+    assert settings[0].partition("=")[0] in idle.without_effect(schema.load(None, settings))
