@@ -22,6 +22,7 @@ EVERY_S: Final = 0.25  # between two looks
 ANSWER_S: Final = 20.0  # for the other tasks to say what they know: over a file system that may show it late
 ASK_AGAIN_S: Final = 30.0  # after the ranks of another task turned out to be at work
 LOOK_AROUND_S: Final = 2.0
+SAVES: Final = ("the step is finished and saved first", "not saved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class Care:
     errors: the run's folder for them. blame: keeps a failure in it, with its rank, host and last finished step.
     kept: the last good checkpoint. restarts: how often a run that lost a rank or hung is started again in place.
     failed: told the exit code of each start after which that happens. gauges_every_s: how often it is measured what
-    each rank and its GPUs consume, None: not at all.
+    each rank and its GPUs consume, None: not at all. promise: what a request to stop leads to, and what is said of
+    ranks that a second one ended at once.
     """
 
     limits: Limits
@@ -41,6 +43,7 @@ class Care:
     restarts: int = 0
     failed: Callable[[int], object] = lambda code: None
     gauges_every_s: float | None = None
+    promise: tuple[str, str] = SAVES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

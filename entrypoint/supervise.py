@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from entrypoint import deaths, network
 from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.hangwatch import HangWatch, Verdict
+from entrypoint.hangwatch import SAVES, HangWatch, Verdict
 from entrypoint.patience import in_time
 from entrypoint.tee import Console
 
@@ -111,7 +111,7 @@ class Watch:
         """Pass a request to stop on to every rank."""
         self.asked = FORWARDED[signal.Signals(signum)]
         if self.kill_at is None and self.hang and self.console.is_terminal:
-            self.console.say("stopping: the step is finished and saved first; Ctrl-C once more ends it at once")
+            self.console.say(f"stopping: {self.hang.care.promise[0]}; Ctrl-C once more ends it at once")
         self.kill_at = self.kill_at or time.monotonic() + self.save_s
         for child in self.alive:
             child.send(self.asked)
@@ -120,8 +120,7 @@ class Watch:
         """Take in the ranks that ended; the first failure ends the others."""
         ended = [(child, _code(child)) for child in self.alive if child.process.poll() is not None]
         self.alive = [child for child in self.alive if child.process.returncode is None]
-        failed = [pair for pair in ended if pair[1] != 0]
-        if failed and self.first is None and self.verdict is None:
+        if (failed := [pair for pair in ended if pair[1] != 0]) and self.first is None and self.verdict is None:
             self.first = first_to_blame(sorted(failed, key=lambda pair: not pair[0].ended_early))
             self._announce()
             stopped = self.first[1] == ExitCode.STOPPED
@@ -228,7 +227,8 @@ class Watch:
             return
         child, code = self.first
         if self.asked in (-code, code - 128):  # by one without a handler yet; the latter from one that was asked twice
-            self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{', not saved' if code > 0 else ''}")
+            lost = f", {(self.hang.care.promise if self.hang else SAVES)[1]}" if code > 0 else ""
+            self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{lost}")
             return
         self.ask_around()
         shown = child.tee.was_shown(c.tee for c in self.children if c is not child or c.world.world_size == 1)

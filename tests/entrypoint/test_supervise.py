@@ -239,6 +239,20 @@ def test_on_a_terminal_a_wish_to_stop_is_acknowledged_once(tmp_path: Path) -> No
     assert (tmp_path / "terminal").read_text().count("stopping: ") == 1
 
 
+def test_what_a_wish_to_stop_leads_to_is_said_as_its_command_words_it(tmp_path: Path) -> None:
+    limits = Limits(start=60, step=None, evaluation=60, save=60, data=60)
+    child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
+    care = Care(limits=limits, errors=tmp_path, blame=lambda *_: None, promise=("nothing is kept", "for nothing"))
+    with (tmp_path / "terminal").open("wb") as terminal:
+        console = Console(err=terminal.fileno(), is_terminal=True)
+        watch = Watch([], "host", False, console, hang=HangWatch(care, [child], "host", False))
+        watch.forward(signal.SIGINT)
+        watch.first = (child, 130)
+        watch.report()
+    said = (tmp_path / "terminal").read_text()
+    assert said == "stopping: nothing is kept; Ctrl-C once more ends it at once\nstopped by SIGINT, for nothing\n"
+
+
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 

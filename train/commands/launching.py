@@ -93,10 +93,12 @@ def start(
     folder: Path,
     config: RunConfig,
     failed: Callable[[int], object] = lambda code: None,
+    promise: tuple[str, str] | None = None,
 ) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
 
-    failed: told the exit code of a start after which all are started again in place.
+    failed: told the exit code of a start after which all are started again in place. promise: what `Care` says to a
+    request to stop, where that leads to something else than a save.
 
     Raises:
         Failure: as `run_plan`.
@@ -104,6 +106,7 @@ def start(
     stopping.ignore()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     command = [sys.executable, "-m", "train.worker", *arguments]
     looked_after = replace(care(config, folder), failed=failed)
+    looked_after = replace(looked_after, promise=promise) if promise else looked_after
     return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after)
 
 

@@ -22,11 +22,13 @@ PATIENCE_S: Final = 3.0
 class Bell:
     """A signal ends this rank at once while there is nothing to save; later the loop looks at `watch`.
 
-    Until `may_leave` is called it is only noted: there would be no place yet to write the reason to.
+    Until `may_leave` is called it is only noted: there would be no place yet to write the reason to. undone: what the
+    rank has not done when it ends so.
     """
 
     def __init__(self) -> None:
         self.watch = Watch()
+        self.undone = "before the first step"
         self._leave: Callable[[Failure], None] = lambda failure: os._exit(failure.code)
         self._notes, self._imports = True, False
 
@@ -66,7 +68,7 @@ class Bell:
 
     def _answer(self) -> None:
         if self.watch.received and not self._notes and not self._imports:
-            raise _stopped(self.watch.received.name)
+            raise _stopped(self.watch.received.name, self.undone)
 
     def _stand_by(self, read_end: int) -> None:
         """In the second thread: act for a main thread that does not."""
@@ -74,9 +76,9 @@ class Bell:
             if rung[0] in WATCHED:
                 time.sleep(0 if self._imports else PATIENCE_S)
                 if not self._notes:
-                    self._leave(_stopped(signal.Signals(rung[0]).name))
+                    self._leave(_stopped(signal.Signals(rung[0]).name, self.undone))
 
 
-def _stopped(name: str) -> Failure:
-    what = f"stopped by {name} before the first step"
+def _stopped(name: str, undone: str) -> Failure:
+    what = f"stopped by {name} {undone}"
     return Failure(what, fix="start the same command again", code=ExitCode.STOPPED)

@@ -25,6 +25,13 @@ def test_before_the_first_step_a_signal_ends_the_rank() -> None:
     assert caught.value.code == ExitCode.STOPPED
 
 
+def test_a_signal_says_what_was_not_done_as_the_rank_words_it() -> None:
+    bell = open_bell()
+    bell.undone = "before the evaluation was over"
+    with pytest.raises(Failure, match="stopped by SIGINT before the evaluation was over"):
+        bell.ring(signal.SIGINT, None)
+
+
 def test_before_the_reason_can_be_written_it_waits() -> None:
     bell = Bell()
     bell.ring(signal.SIGTERM, None)
