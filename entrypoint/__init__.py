@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from entrypoint.console import shield
     from entrypoint.doctor.brief import look_around
     from entrypoint.errors import ExitCode, Failure
+    from entrypoint.folding import say
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
     from entrypoint.launch import run_plan
@@ -44,6 +45,7 @@ __all__ = [
     "network",
     "options_from",
     "run_plan",
+    "say",
     "shield",
     "unseen",
 ]
@@ -55,6 +57,7 @@ PLACES = {
     "console": ("shield",),
     "doctor.brief": ("look_around",),
     "errors": ("ExitCode", "Failure"),
+    "folding": ("say",),
     "hang": ("Limits",),
     "hangwatch": ("Care",),
     "launch": ("run_plan",),

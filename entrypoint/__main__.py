@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, shield
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, say, shield
 from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
@@ -79,13 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(json.dumps({"error": failure.as_json()}))
         else:
-            print(failure, file=sys.stderr)
+            say(str(failure), sys.stderr)
         return int(failure.code)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         if limited := met(error):
-            print(limited, file=sys.stderr)
+            say(str(limited), sys.stderr)
             return int(limited.code)
         import traceback
 
@@ -98,7 +98,7 @@ def _show(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if arguments.json:
         import json  # this, too, only those wait for who ask for it
 
-    print(json.dumps(as_json(planned)) if arguments.json else as_table(planned))
+    say(json.dumps(as_json(planned)) if arguments.json else as_table(planned), sys.stdout)
     return 0
 
 

@@ -43,7 +43,8 @@ def run_plan(
     Raises:
         Failure: before anything is started, where it cannot work.
     """
-    console = Console(is_terminal=sys.stdout.isatty() and sys.stderr.isatty())  # `train | tee` wants lines
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` wants lines
+    console = Console(is_terminal=terminal, folds=not foreign)
     resident.hold()
     with Inbox() as inbox, _Scratch(environ) as scratch:
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed

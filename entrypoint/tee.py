@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.folding import columns_of, folded, relayed
 
 _LONGEST_LINE = 65_536
 _REMEMBERED = 2_000  # bytes of a line that a report repeats
@@ -26,11 +27,14 @@ class Console:
 
     A reader that goes away (`| head -1`) or stands still (a paused pager) must not end or hold up a training: what it
     does not take in time is dropped. The logs have everything.
+
+    folds: on a terminal, also what the ranks say, since it is our own; messages of the parent are folded anyway.
     """
 
     out: int = 1
     err: int = 2
     is_terminal: bool = False
+    folds: bool = False
     _closed: set[int] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)  # those on which a line has begun and not ended, as a bar's
 
@@ -50,10 +54,16 @@ class Console:
                     return  # a full disk under it may have room again later
                 self._closed.add(descriptor)
 
+    def relay(self, descriptor: int, data: bytes) -> None:
+        """What a rank says."""
+        columns = columns_of(descriptor) if self.folds else None
+        begun = descriptor in self._open
+        self.write(descriptor, data if columns is None else relayed(data, columns, begun=begun))
+
     def say(self, text: str) -> None:
         """One message of the parent's own, on a line of its own."""
         self.end_line()
-        self.write(self.err, (text + "\n").encode(errors="replace"))
+        self.write(self.err, (folded(text, columns_of(self.err)) + "\n").encode(errors="replace"))
 
     def end_line(self) -> None:
         """A bar that was broken off does not share its line with what follows."""
@@ -79,7 +89,7 @@ class Tee:
     def feed(self, descriptor: int, data: bytes) -> None:
         """`descriptor` is where these bytes would have gone: 1 or 2."""
         if self.console:
-            self.console.write(self.console.out if descriptor == 1 else self.console.err, data)
+            self.console.relay(self.console.out if descriptor == 1 else self.console.err, data)
         *lines, rest = (self._pending.get(descriptor, b"") + data).split(b"\n")
         for line in lines:
             self._keep(line)

@@ -1,4 +1,4 @@
-"""No command prints colours where it was asked not to, nor where nobody looks at a terminal."""
+"""No command prints colours where it was asked not to, nor without a terminal; lines fit one that is there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +25,10 @@ COMMANDS = {
 }
 
 
-def on_a_terminal(*words: str, folder: Path, **variables: str) -> str:
+def on_a_terminal(*words: str, folder: Path, columns: int = 0, **variables: str) -> str:
     """What a terminal is given; it is read while the command runs, since it holds little."""
     ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     environ = {**unmeasured(), "TERM": "xterm-256color", **variables}
     command = ["timeout", "-k", "1", "200", sys.executable, "-m", *words]
     with subprocess.Popen(command, env=environ, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs):
@@ -55,3 +57,14 @@ def test_what_is_no_terminal_gets_no_colour(words: list[str], tmp_path: Path) ->
 def test_a_terminal_gets_the_doctors_colours_and_a_bar(tmp_path: Path) -> None:
     assert COLOUR.search(on_a_terminal(*COMMANDS["doctor"], folder=tmp_path))
     assert "100%|" in on_a_terminal(*COMMANDS["training"], folder=tmp_path)
+
+
+PLAIN = {**COMMANDS, "training": [word for word in COMMANDS["training"] if not word.startswith("profile.")]}
+
+
+@pytest.mark.parametrize("name", ["check", "refusal", "training"])
+def test_no_line_is_wider_than_the_terminal(name: str, tmp_path: Path) -> None:
+    said = on_a_terminal(*PLAIN[name], folder=tmp_path, columns=60)
+    shown = [part for line in said.split("\r\n") for part in line.split("\r")]
+    assert max(map(len, shown)) <= 60
+    assert len(said) > 100

@@ -123,7 +123,7 @@ def exported(user: User, alone: Told) -> Told:
 def test_the_pictures_and_a_config_of_four_lines_are_checked(user: User) -> None:
     told = user.inside("train", "check", "--config", "shapes.yaml")
     assert fine(user, told)
-    assert "runs/shapes  (new)" in told.output
+    assert "runs/shapes (new)" in told.output
 
 
 def test_doctor_finds_nothing_there_that_would_break_a_training(user: User) -> None:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 
-from entrypoint import ExitCode, Failure, add_launch_arguments, met, shield
+from entrypoint import ExitCode, Failure, add_launch_arguments, met, say, shield
 from train.commands import checking, data, evaluating, stopping, training
 from train.commands.words import Parser
 from train.front import timelimit
@@ -102,13 +102,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
     except Failure as failure:
-        print(failure, file=sys.stderr)
+        say(str(failure), sys.stderr)
         return int(failure.code)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
         if limited := met(error):
-            print(limited, file=sys.stderr)
+            say(str(limited), sys.stderr)
             return int(limited.code)
         traceback.print_exc()
         return int(ExitCode.BUG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import termios
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,6 +68,27 @@ def test_the_console_gets_the_bytes_as_they_are(tmp_path: Path) -> None:
     os.close(write_end)
     with os.fdopen(read_end, "rb") as reader:
         assert reader.read() == b"\r50%"
+
+
+def test_a_terminal_gets_a_ranks_long_line_folded_and_the_log_has_it_whole(tmp_path: Path) -> None:
+    line = b"note: " + b"word " * 20 + b"end\n"
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 50))
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "wb", buffering=0):
+        assert logged(tmp_path, line, console=Console(out=theirs, err=theirs, folds=True)) == line
+        shown = terminal.read(1000).decode().splitlines()
+    assert len(shown) == 3
+    assert max(map(len, shown)) <= 50
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_without_a_terminal_the_console_gets_whole_lines(tmp_path: Path, folds: bool) -> None:
+    line = b"note: " + b"word " * 90 + b"end\n"
+    read_end, write_end = os.pipe()
+    logged(tmp_path, line, console=Console(out=write_end, err=write_end, folds=folds))
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as reader:
+        assert reader.read() == line
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, say
 from train.commands import launching
 from train.front import check as looks
 from train.front import rundir, timelimit
@@ -28,7 +29,7 @@ def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     if note is None:
         launching.refuse_impossible(config, plan, environ)
     until = timelimit.row(arguments.time_limit, environ, now=time.time())
-    print(looks.describe(config, arguments.config, launching.with_warnings(plan, config), note, until))
+    say(looks.describe(config, arguments.config, launching.with_warnings(plan, config), note, until), sys.stdout)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
+from entrypoint import say
 from train.commands import launching
 from train.front import datacommands
 from train.settings.config import RunConfig
@@ -21,7 +22,7 @@ def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping
     told, failure = datacommands.run(
         words, file=arguments.config, as_json=arguments.json, console=sys.stderr, place=place
     )
-    print(told)
+    say(told, sys.stdout)
     if failure is not None:
         raise failure
     return 0

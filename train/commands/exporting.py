@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from entrypoint import say
 from train import plugin
 from train.commands.words import Parser
 from train.files import refusals
@@ -31,7 +32,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     folder = Path(arguments.output).resolve()
     sizes = export.export(config, found, folder)
     for note in (*found.notes, *notes):
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", sys.stderr)
     listed = ", ".join(f"{name} ({refusals.sized(size)})" for name, size in sizes.items())
     print(
         progress.rows(

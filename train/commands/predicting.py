@@ -10,7 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, say
 from train import plugin
 from train.commands.words import Parser
 from train.measuring import chosen
@@ -98,7 +98,7 @@ def _of_run(
     environ["ENTRYPOINT_DEVICE"] = prediction.kind(device)
     ready = prediction.prepare(config, found, environ, len(files))
     for note in (*found.notes, *notes):
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", sys.stderr)
     return ready, files
 
 

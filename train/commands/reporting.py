@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, say
 from train.commands.words import Parser
 
 FOLDER: Final = "report"
@@ -37,8 +38,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     folder = Path(arguments.output) if arguments.output else alone / FOLDER
     page, *others = writing.write(document, folder, own=not arguments.output)
     for caution in document.cautions():
-        print(f"caution: {caution}")
-    print(f"report         {page}\nbeside it      {', '.join(path.name for path in others)}")
+        say(f"caution: {caution}", sys.stdout)
+    say(f"report         {page}\nbeside it      {', '.join(path.name for path in others)}", sys.stdout)
     return 0
 
 

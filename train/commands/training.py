@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint import Plan
+from entrypoint import Plan, say
 from train.commands import launching
 from train.fetching import fetch
 from train.fetching.telling import Teller
@@ -83,7 +83,7 @@ def stop_ranks() -> None:
 
 def tell(line: str) -> None:
     """One line on the console."""
-    print(f"note: {line}", file=sys.stderr, flush=True)
+    say(f"note: {line}", sys.stderr)
 
 
 def _quietly(line: str) -> None:

@@ -159,7 +159,7 @@ def describe(
         rows |= {"steps": f"{counted.per_epoch:,} per epoch, {counted.total:,} in all; {_dropped(counted)}"}
         rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     folder = rundir.run_folder(config)
-    rows |= {"output": f"{folder}  ({rundir.look(folder)})"} | dict(also)
+    rows |= {"output": f"{folder} ({rundir.look(folder)})"} | dict(also)
     lines = [f"{name:<14} {value}" for name, value in rows.items()]
     return "\n".join([*lines, *(f"WARNING: {warning}" for warning in plan.warnings), *notes])
 

@@ -151,4 +151,4 @@ def unknown(key: str, value: Any, known: Mapping[str, Any], at: At) -> NoReturn:
 
 def found(at: At, value: Any) -> str:
     """Key, value and place."""
-    return f"{at}: {show(value)}  ({at.place})"
+    return f"{at}: {show(value)} ({at.place})"

@@ -22,14 +22,14 @@ def test_check_shows_the_effective_plan(capsys: pytest.CaptureFixture[str], tmp_
     assert "256 = 64 micro x 2 accumulation x 2 ranks" in shown
     assert "31 per epoch, 155 in all; the last 64 samples of an epoch are left out" in shown
     assert "0.3 after 31 steps" in shown
-    assert "runs/quickstart  (new)" in shown
+    assert "runs/quickstart (new)" in shown
     assert list(tmp_path.iterdir()) == []
 
 
 def test_check_of_a_run_that_is_there_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/quickstart/logs").mkdir(parents=True)
     assert front.run(["check", *CPU], {}) == 0
-    assert "runs/quickstart  (exists" in capsys.readouterr().out
+    assert "runs/quickstart (exists" in capsys.readouterr().out
 
 
 def test_check_on_a_machine_without_gpus_says_so_and_goes_on(

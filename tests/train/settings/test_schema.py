@@ -132,7 +132,7 @@ BAD_OVERRIDES = {
 def test_a_bad_override_is_named(override: str, found: str) -> None:
     failure = refusal(None, override)
     assert failure.code == ExitCode.USAGE
-    assert failure.found == f"{found}  (`{override}` on the command line)"
+    assert failure.found == f"{found} (`{override}` on the command line)"
     assert failure.fix
 
 

@@ -1,0 +1,75 @@
+"""A message becomes lines that fit a terminal: folded at spaces and indented. Without a terminal it stays whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final, TextIO
+
+NARROWEST: Final = 40  # columns: below that, folding helps nobody
+# `output         runs/small`: the value of a fact, or of a table's first column.
+NAMED: Final = re.compile(r"\S(?:.{0,15}\S)? {2,}(?=\S)")
+# JSON, tables of Markdown and the repeated output of others are to be copied, or were laid out by somebody else.
+LAID_OUT: Final = ("{", "[", "|")
+
+
+def columns_of(descriptor: int) -> int | None:
+    """How wide the terminal is that it leads to; None where it leads to none."""
+    try:
+        return os.get_terminal_size(descriptor).columns or None
+    except OSError:
+        return None
+
+
+def folded(text: str, columns: int | None) -> str:
+    """Each line that is longer than `columns`, as several; with None as it is: one for one fact, as grep wants it."""
+    if columns is None or columns < NARROWEST:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _parts(line, columns))
+
+
+def say(text: str, stream: TextIO) -> None:
+    """Write a message and end its line."""
+    try:
+        columns = columns_of(stream.fileno())
+    except (OSError, ValueError, AttributeError):  # a stream of a test's, or one that was closed
+        columns = None
+    stream.write(folded(text, columns) + "\n")
+    stream.flush()
+
+
+def relayed(data: bytes, columns: int, *, begun: bool) -> bytes:
+    """The whole lines among a program's bytes, folded. begun: the first one goes on with a line that is shown already.
+
+    What stands before a carriage return is a bar's, or what wipes it out.
+    """
+    *lines, rest = data.split(b"\n")
+    shown = []
+    for number, line in enumerate(lines):
+        bar, drawn, message = line.rpartition(b"\r")
+        known = drawn or not (begun and number == 0)
+        text = message.decode(errors="surrogateescape")
+        shown.append(bar + drawn + folded(text, columns).encode(errors="surrogateescape") if known else line)
+    return b"\n".join([*shown, rest])
+
+
+def _parts(line: str, columns: int) -> list[str]:
+    """At spaces only: a path that is to be copied stays whole."""
+    body = line.lstrip(" ")
+    if len(line) <= columns or body.startswith(LAID_OUT) or "\x1b" in line or "\t" in line:
+        return [line]
+    named = NAMED.match(line)
+    start = named.end() if named else len(line) - len(body)
+    if "  " in line[start:]:  # a table
+        return [line]
+    return _filled(line[:start], line[start:].split(" "), " " * (start if named else start + 2), columns)
+
+
+def _filled(begin: str, words: list[str], indent: str, columns: int) -> list[str]:
+    lines = [begin + words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(indent + word)
+    return lines
