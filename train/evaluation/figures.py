@@ -18,8 +18,8 @@ WIDEST: Final = 16  # letters of a class's name in a table
 
 
 def line(result: Result, metric: str = "accuracy") -> str:
-    """Accuracy and loss, and what else the metric asks for or the accuracy hides."""
-    text = f"accuracy {result.accuracy:.2%}, loss {result.loss:.3f}"
+    """Of an epoch: accuracy and loss of the held-out images, and what else the metric asks for or accuracy hides."""
+    text = f"val accuracy {result.accuracy:.2%}, val loss {result.loss:.3f}"
     if metric == "top5_accuracy" and result.top5_accuracy is not None:
         text += f", top-5 {result.top5_accuracy:.2%}"
     if result.macro_f1 is not None and (metric == "macro_f1" or abs(result.macro_f1 - result.accuracy) > APART):
@@ -27,9 +27,9 @@ def line(result: Result, metric: str = "accuracy") -> str:
     return text
 
 
-def facts(result: Result, classes: Sequence[str] = ()) -> dict[str, str]:
-    """What the end of a run says, by name."""
-    told = {"accuracy": f"{result.accuracy:.2%} of {result.samples:,} held-out images, loss {result.loss:.4f}"}
+def facts(result: Result, classes: Sequence[str] = (), one: str = "held-out image") -> dict[str, str]:
+    """What the end of a run says, by name. one: of what was measured."""
+    told = {"accuracy": f"{result.accuracy:.2%} of {result.samples:,} {one}s, loss {result.loss:.4f}"}
     if result.top5_accuracy is not None and len(classes) > 5:
         told["top-5"] = f"{result.top5_accuracy:.2%}"
     if result.macro_f1 is not None:

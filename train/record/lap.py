@@ -1,4 +1,4 @@
-"""Readings of the tally become an epoch's own figures: its time, its speed and its training loss."""
+"""Readings of the tally become an epoch's own figures: its time, its speed and its train loss."""
 
 from __future__ import annotations
 

@@ -78,10 +78,11 @@ class Progress:
         self._quiet_until = clock() + QUIET_S
         self._pace = Pace(total)
         self._last: Sequence[str] = ()
-        self._room = 0
+        self._columns = self._room = 0
         self._bar: tqdm[Any] | None = None
         if main and terminal:
-            width = (columns or shutil.get_terminal_size().columns) - 1
+            self._columns = columns or shutil.get_terminal_size().columns
+            width = self._columns - 1
             self._room = width - len(f"100%|| step {total}/{total}") - BAR
             form = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
             self._bar = tqdm(
@@ -131,11 +132,13 @@ class Progress:
         """
         self._quiet_until = self._clock() + QUIET_S
         said = [measured] if measured else []
-        said += [] if figures.loss is None else [f"training loss {figures.loss:.3f}"]
+        said += [] if figures.loss is None else [f"train loss {figures.loss:.3f}"]
         said += [] if figures.seconds is None else [duration(figures.seconds)]
-        said += [] if figures.images_per_s is None else [f"{figures.images_per_s:,.0f} images/s"]
+        speed = "" if figures.images_per_s is None else f", {figures.images_per_s:,.0f} images/s"
         at = f"epoch {epoch}/{epochs}" if whole else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
-        self.say(f"{at}: {', '.join(said)}")
+        line = f"{at}: {', '.join(said)}"
+        # A terminal shows the speed beside the bar too: a line for it alone would be lost between the epochs.
+        self.say(line if self._columns and len(line + speed) > self._columns else line + speed)
 
     def close(self) -> None:
         """Leave the bar as it stands. No time is left any more."""

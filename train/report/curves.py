@@ -26,10 +26,10 @@ def section(runs: Sequence[Run]) -> Section:
 def one(run: Run) -> list[Panel]:
     """Training beside held-out images."""
     x, marks = _axis([run]), restarts(run)
-    loss = [curve(run, "train", "loss", name="training", colour=0), _held_out(run, "loss", "held out", 1)]
-    scores = [curve(run, "train", "accuracy", name="training accuracy", colour=0, scale=100)]
+    loss = [curve(run, "train", "loss", name="train loss", colour=0), _held_out(run, "loss", "val loss", 1)]
+    scores = [curve(run, "train", "accuracy", name="train accuracy", colour=0, scale=100)]
     told = {key: name for key, name in figures.scores(run).items() if key != "loss"}
-    scores += [_held_out(run, key, f"held out, {name}", at, 100) for at, (key, name) in enumerate(told.items(), 1)]
+    scores += [_held_out(run, key, f"val {name}", at, 100) for at, (key, name) in enumerate(told.items(), 1)]
     rate = [curve(run, "train", "lr", name="learning rate", colour=0)]
     speed = [curve(run, "train", "images_per_s", name="images/s", colour=0)]
     return [
@@ -50,9 +50,9 @@ def several(runs: Sequence[Run]) -> list[Panel]:
         return [curve(run, kind, key, run.name, at, scale, per_epoch, dots) for at, run in enumerate(runs)]
 
     return [
-        Panel(title="Training loss", x=x, y="nats", series=each("train", "loss")),
-        Panel(title="Held-out loss", x=x, y="nats", series=each("eval", "loss")),
-        Panel(title="Held-out accuracy", x=x, y="%", series=each("eval", "accuracy", 100)),
+        Panel(title="Train loss", x=x, y="nats", series=each("train", "loss")),
+        Panel(title="Val loss", x=x, y="nats", series=each("eval", "loss")),
+        Panel(title="Val accuracy", x=x, y="%", series=each("eval", "accuracy", 100)),
         Panel(
             title="Speed, all ranks together", x=x, y="images/s", series=each("train", "images_per_s"), from_zero=True
         ),

@@ -29,7 +29,7 @@ MATRIX = [[19, 1, 0], [8, 2, 0], [0, 0, 0]]
     ids=["accuracy-tells-all", "not-measured", "far-apart", "asked-for", "top-5-asked-for"],
 )
 def test_a_line_says_what_accuracy_hides_or_the_metric_asks_for(result: Result, metric: str, more: str) -> None:
-    assert figures.line(result, metric) == f"accuracy 75.00%, loss 0.500{more}"
+    assert figures.line(result, metric) == f"val accuracy 75.00%, val loss 0.500{more}"
 
 
 def test_the_end_names_the_weak_classes_of_uneven_results_only() -> None:

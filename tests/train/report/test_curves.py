@@ -20,7 +20,7 @@ def run(folder: Path) -> Run:
 
 def test_one_run_shows_training_beside_held_out_by_epoch(tmp_path: Path) -> None:
     loss, scores, _, speed = curves.one(run(tmp_path / "run"))
-    assert (loss.x, [series.name for series in loss.series]) == ("epoch", ["training", "held out"])
+    assert (loss.x, [series.name for series in loss.series]) == ("epoch", ["train loss", "val loss"])
     assert list(loss.series[1].x) == [1.0, 2.0]
     assert list(scores.series[1].y) == [50.0, 75.0]
     assert list(speed.series[0].y)[-1] == 2000
@@ -62,4 +62,4 @@ def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
 def test_the_best_five_are_drawn_where_there_are_more(tmp_path: Path, classes: int, told: bool) -> None:
     scores = curves.one(reading.read(make_run(tmp_path / "run", training={"classes": classes})))[1]
-    assert ("held out, top-5" in [series.name for series in scores.series]) == told
+    assert ("val top-5" in [series.name for series in scores.series]) == told

@@ -47,11 +47,11 @@ def test_a_matrix_that_cannot_be_written_does_not_end_the_run(
     assert capsys.readouterr().out.count("confusion.json is incomplete, training goes on") == 1
 
 
-def test_each_epoch_has_one_line_with_its_training_loss(tmp_path: Path) -> None:
+def test_each_epoch_has_one_line_with_its_train_loss(tmp_path: Path) -> None:
     with opened(tmp_path, "log.every_steps=6", "train.epochs=3") as todo:
         lines = said(todo)
     assert [line.partition(":")[0] for line in lines] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
-    assert all(line.count("accuracy") == line.count("training loss") == line.count("images/s") == 1 for line in lines)
+    assert all(line.count("val accuracy") == line.count("train loss") == line.count("images/s") == 1 for line in lines)
 
 
 def test_an_epoch_without_an_evaluation_has_its_line_too(tmp_path: Path) -> None:
