@@ -43,7 +43,7 @@ def files(root: Path, kind: str) -> tuple[Path, Path | None]:
     if not training and len(listed) == 1:
         return listed[0], None
     if len(training) != 1:
-        raise _no_files(f"data.root holds {len(training) or 'no'} training files", kind, listed)
+        raise _no_files(f"data.root holds {len(training) or 'no'} training files", kind, root, listed)
     return training[0], next(iter(held_out), None)
 
 
@@ -92,7 +92,7 @@ def look(root: Path, kind: str) -> Seen | None:
 def _with_an_ending(path: Path, kind: str) -> Path:
     if path.suffix in ENDINGS[kind]:
         return path
-    failure = _no_files(f"data.root has not the ending of data.name {kind}", kind, [path])
+    failure = _no_files(f"data.root has not the ending of data.name {kind}", kind, path, [path])
     other = next((name for name, endings in ENDINGS.items() if path.suffix in endings), None)
     failure.fix = f"set data.name to {other}" if other else failure.fix
     raise failure
@@ -102,11 +102,11 @@ def _listed(root: Path, kind: str) -> list[Path]:
     try:
         return sorted(path for path in root.iterdir() if path.suffix in ENDINGS[kind] and not path.name.startswith("."))
     except OSError as error:
-        raise _no_files(f"data.root cannot be read: {error.strerror}", kind, [root]) from error
+        raise _no_files(f"data.root cannot be read: {error.strerror}", kind, root, [root]) from error
 
 
-def _no_files(what: str, kind: str, found: list[Path]) -> Failure:
+def _no_files(what: str, kind: str, root: Path, found: list[Path]) -> Failure:
     one, more = ENDINGS[kind][0], f" (or {', '.join(ENDINGS[kind][1:])})" if ENDINGS[kind][1:] else ""
     expected = f"one file *{one}{more}, or a folder with train{one} and, if you have them, val{one} or test{one}"
-    listed = ", ".join(str(path) for path in found[:5]) or "no such file"
+    listed = ", ".join(str(path.absolute()) for path in found[:5]) or f"no such file in {root.absolute()}"
     return Failure(what, found=listed, expected=expected, fix=headers.FIX, code=ExitCode.NO_INPUT)

@@ -127,7 +127,7 @@ def _told(file: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (None, EINVAL):  # not the system's: torch's and zipfile's, of a file that is cut
             raise _broken(file, error) from error
-        found = f"{file}: {error.strerror or error}"
+        found = f"{file.absolute()}: {error.strerror or error}"
         raise Failure("data.root cannot be read", found=found, fix=headers.FIX, code=ExitCode.NO_INPUT) from error
 
 

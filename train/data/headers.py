@@ -29,7 +29,7 @@ def shapes(file: Path) -> dict[str, tuple[int, ...]]:
             return SHAPES[file.suffix](stream)
     except OSError as error:
         raise Failure(
-            f"data.root cannot be read: {error.strerror}", found=str(file), fix=FIX, code=ExitCode.NO_INPUT
+            f"data.root cannot be read: {error.strerror}", found=str(file.absolute()), fix=FIX, code=ExitCode.NO_INPUT
         ) from error
     except (*BROKEN, zipfile.BadZipFile, zlib.error) as error:
         raise unusable(file, f"{file.name} is no whole {file.suffix} file", f"{error}", "a file that loads") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from entrypoint import ExitCode, Failure
 # What Pillow reads everywhere. Other files (labels, licences, thumbnails' databases) are not images.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _ELSEWHERE = "set data.root to the folder that holds the class folders (in a container: mount it)"
+LONGEST = 9  # an ending
 HELD_OUT = ("val", "valid", "validation", "test")
 
 
@@ -37,7 +39,8 @@ def layout(root: Path) -> Layout:
     classes = class_names(training)
     if len(classes) < 2:
         raise _missing(
-            f"data.root {root} has fewer than two class folders", f"{training}: {', '.join(classes) or 'none'}"
+            f"data.root {root} has fewer than two class folders",
+            f"{training.absolute()}: {', '.join(classes) or 'none'}",
         )
     held_out = (
         next((root / name for name in HELD_OUT if os.path.isdir(root / name)), None) if training != root else None
@@ -57,11 +60,13 @@ def class_names(folder: Path) -> tuple[str, ...]:
         with os.scandir(folder) as entries:
             return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
     except OSError as error:
-        raise _missing(f"data.root cannot be read: {error.strerror}", str(folder)) from error
+        raise _missing(f"data.root cannot be read: {error.strerror}", str(folder.absolute())) from error
 
 
-def image_files(folder: Path) -> Iterator[Path]:
+def image_files(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
     """Every image below a class folder, in sorted order, folders inside folders included.
+
+    others: counts by ending what is no image; hidden files are not told.
 
     Raises:
         Failure: NO_INPUT for a link to a folder above it, which would be walked without end.
@@ -71,6 +76,17 @@ def image_files(folder: Path) -> Iterator[Path]:
         for link in (Path(above, name) for name in folders if os.path.islink(os.path.join(above, name))):
             _refuse_circle(link, folder)
         yield from (Path(above, name) for name in sorted(names) if name.lower().endswith(SUFFIXES))
+        if others is not None:
+            told = (name for name in names if not name.startswith(".") and not name.lower().endswith(SUFFIXES))
+            others.update(map(ending, told))
+
+
+def ending(name: str) -> str:
+    """Of a file's name, as people call it; one word for all that nobody would."""
+    found = os.path.splitext(name)[1].lower()
+    if len(found) > LONGEST or not found.isprintable() or " " in found:
+        return "another ending"
+    return found or "no ending"
 
 
 def _refuse_circle(link: Path, top: Path) -> None:
@@ -85,24 +101,28 @@ def _refuse_circle(link: Path, top: Path) -> None:
         )
 
 
-def count(folder: Path, classes: tuple[str, ...]) -> int:
-    """Images in all classes.
+def count(folder: Path, classes: tuple[str, ...], others: Counter[str] | None = None) -> int:
+    """Images in all classes. others: as `image_files`.
 
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
-    counts = {name: sum(1 for _ in image_files(folder / name)) for name in classes}
+    counts = {name: sum(1 for _ in image_files(folder / name, others)) for name in classes}
     empty = [name for name, images in counts.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
-        raise _missing(what, _some(empty), f"remove them, or put images into them ({' '.join(SUFFIXES)})")
+        raise _missing(
+            what,
+            f"{_some(empty)}, in {folder.absolute()}",
+            f"remove them, or put images into them ({' '.join(SUFFIXES)})",
+        )
     return sum(counts.values())
 
 
 def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tuple[str, ...]) -> None:
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
-        found = f"only in {training}: {_some(only_here)}; only in {held_out}: {_some(only_there)}"
+        found = f"only in {training.absolute()}: {_some(only_here)}; only in {held_out.absolute()}: {_some(only_there)}"
         fix = f"let both folders in data.root have the same: {_some(sorted({*classes, *others}))}"
         raise _missing("the class folders for training and for evaluation differ", found, fix)
 

@@ -175,7 +175,7 @@ def refuse_missing(data: Data) -> None:
     command = fetch_command(data.name, root)
     raise Failure(
         f"data.name {data.name}: its files are not in data.root",
-        found=f"no {path}",
+        found=f"no {path.absolute()}",
         expected=f"what torchvision unpacks from {first.name} (md5 {first.md5})",
         fix=f"run `{command}` where there is a network; without one, put {first.name} at {root / first.path} first",
         code=ExitCode.NO_INPUT,

@@ -11,11 +11,11 @@ from typing import Any
 from entrypoint import ExitCode, Failure, Plan, unseen
 from train.data import imagefolder
 from train.fetching import archives
-from train.front import known, rundir
+from train.front import images, known, rundir, standing
 from train.optim import schedules
 from train.settings import arguments, bitwise, kinds, names, parallel
 from train.settings.advice import show
-from train.settings.batches import Batches, Steps, batches, held_out, steps
+from train.settings.batches import Batches, Steps, batches, steps
 from train.settings.config import Data, Eval, RunConfig
 
 AT_THE_START = "known at the start: they depend on how many samples there are"
@@ -112,16 +112,16 @@ def refuse_missing_weights(config: RunConfig) -> None:
     raise unseen("model.weights", Path(path)) or missing
 
 
-def count_steps(config: RunConfig, batch: Batches) -> Steps | None:
+def count_steps(config: RunConfig, batch: Batches, found: images.Found | None = None) -> Steps | None:
     """Steps of the run; None where only its start can tell how many samples there are (.pt files, the user's own data).
 
-    For image folders this lists every file: only `train check` does it.
+    For image folders this lists every file: only `train check` does it, once.
 
     Raises:
         Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images; DATA for groups that
             cannot be kept on one side.
     """
-    samples = training_samples(config.data)
+    samples = found.training if found else training_samples(config.data)
     if samples is None:
         return None
     return steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
@@ -129,17 +129,7 @@ def count_steps(config: RunConfig, batch: Batches) -> Steps | None:
 
 def training_samples(data: Data) -> int | None:
     """Samples that are trained on: all but the held-out ones. None as in `count_steps`."""
-    if data.name != names.FOLDER:
-        return known.samples(data)
-    layout = imagefolder.layout(Path(data.root))
-    images = imagefolder.count(layout.training, layout.classes)
-    if layout.held_out is not None:
-        return images
-    if data.group is None:
-        return images - held_out(images, data.val_fraction)
-    from train.data import groups  # numpy
-
-    return groups.trained_on(layout, data.group, data.val_fraction)
+    return images.look(data).training if data.name == names.FOLDER else known.samples(data)
 
 
 def describe(
@@ -151,17 +141,24 @@ def describe(
         Failure: what `possible` and `count_steps` raise.
     """
     batch = possible(config, plan.world.world_size)
-    counted = count_steps(config, batch)
-    notes = [f"note: {note}"] if note else []
+    found = images.look(config.data) if config.data.name == names.FOLDER else None
+    counted, folder = count_steps(config, batch, found), rundir.run_folder(config)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
+    if found is not None:
+        rows["data"] += f", {found.row()}"
     rows |= {"steps": AT_THE_START, "learning rate": AT_THE_START}
     if counted is not None:
         rows |= {"steps": f"{counted.per_epoch:,} per epoch, {counted.total:,} in all; {_dropped(counted)}"}
         rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
-    folder = rundir.run_folder(config)
-    rows |= {"output": f"{folder} ({rundir.look(folder)})"} | dict(also)
-    lines = [f"{name:<14} {value}" for name, value in rows.items()]
-    return "\n".join([*lines, *(f"WARNING: {warning}" for warning in plan.warnings), *notes])
+    rows |= {"output": f"{folder} ({rundir.look(folder)})"}
+    warnings, notes = [*plan.warnings], [note, found.note() if found else None]
+    total = counted.total if counted else None
+    if so_far := standing.look(config, folder, total=total, data=found.facts() if found else None):
+        rows |= {} if so_far.refused else {"this run": so_far.said}
+        warnings += [f"this run {so_far.said}"] if so_far.refused else []
+    lines = [f"{name:<14} {value}" for name, value in (rows | dict(also)).items()]
+    lines += [f"WARNING: {warning}" for warning in warnings]
+    return "\n".join([*lines, *(f"note: {told}" for told in notes if told)])
 
 
 def launch_rows(plan: Plan) -> dict[str, str]:

@@ -85,4 +85,4 @@ def look(folder: Path) -> str:
     there = next((place for place in (folder, *folder.absolute().parents) if os.path.lexists(place)), Path("/"))
     if not os.access(there, os.W_OK | os.X_OK):
         return f"{there} cannot be written"
-    return "exists: an unfinished run in it goes on" if there == folder else "new"
+    return "exists" if there == folder else "new"

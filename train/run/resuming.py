@@ -88,7 +88,7 @@ def restore(
     committed = checkpoint.at(folder, found.step)
     tensors, facts = checkpoint.load(committed)
     with _of_a_training(committed.path):
-        _refuse_other_data(facts.get("data"), sets)
+        changes.refuse_other_data(facts.get("data"), data_facts(sets))
         state.restore(current, tensors, facts["state"])
         target = facts["config"]["eval"].get("target")
         current.held = stopping.still_held(config.eval, current.held, current.result, target)
@@ -148,23 +148,3 @@ def _of_a_training(path: Path) -> Iterator[None]:
             fix=f"delete it, so that the one before is taken, or start over with checkpoint.resume={NEVER}",
             code=ExitCode.DATA,
         ) from error
-
-
-def _refuse_other_data(before: Mapping[str, Any] | None, sets: Sets) -> None:
-    """Files that came or went would give each sample another number, and the run another order."""
-    if before is None:  # of a version that did not say
-        return
-    now = data_facts(sets)
-    if (key := next((key for key in now if before[key] != now[key]), None)) is not None:
-        raise Failure(
-            "the data is not what this run began with",
-            found=f"{key}: {_short(now[key])}",
-            expected=f"{key}: {_short(before[key])}",
-            fix="give it the same files; or begin anew from its weights: model.weights=RUN and another run.name",
-            code=ExitCode.DATA,
-        )
-
-
-def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

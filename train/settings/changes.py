@@ -74,6 +74,33 @@ def refuse_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     )
 
 
+def refuse_other_data(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Files that came or went would give each sample another number, and the run another order.
+
+    Args:
+        before: what a checkpoint says of the data: classes, and how many samples each side has; None of a version that
+            did not. now: the same, as far as it is known.
+
+    Raises:
+        Failure: DATA, naming the first of them that differs.
+    """
+    if before is None:
+        return
+    if (key := next((key for key in now if before[key] != now[key]), None)) is not None:
+        raise Failure(
+            "the data is not what this run began with",
+            found=f"{key}: {_short(now[key])}",
+            expected=f"{key}: {_short(before[key])}",
+            fix="give it the same files; or begin anew from its weights: model.weights=RUN and another run.name",
+            code=ExitCode.DATA,
+        )
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """By `section.key`, as JSON would give it back (lists for tuples, text for keys)."""
     plain = json.loads(json.dumps(config))

@@ -24,7 +24,7 @@ def warnings(config: RunConfig) -> tuple[str, ...]:
 
 def without_effect(config: RunConfig) -> frozenset[str]:
     """The keys that do nothing here, at their defaults too: what is told of a run is better told without them."""
-    everything = {key: idle for key, (idle, _) in IDLE.items()} | NOT_OURS
+    everything = {**{key: idle for key, (idle, _) in IDLE.items()}, **NOT_OURS}
     return frozenset(key for key, idle in everything.items() if idle(config))
 
 

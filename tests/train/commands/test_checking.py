@@ -32,6 +32,13 @@ def test_check_of_a_run_that_is_there_is_no_failure(capsys: pytest.CaptureFixtur
     assert "runs/quickstart (exists" in capsys.readouterr().out
 
 
+def test_check_of_a_run_that_would_be_refused_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/quickstart").mkdir(parents=True)
+    Path("runs/quickstart/checkpoints").symlink_to("/nowhere")
+    assert front.run(["check", *CPU], {}) == 0
+    assert "WARNING: this run would be refused (77): " in capsys.readouterr().out
+
+
 def test_check_on_a_machine_without_gpus_says_so_and_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

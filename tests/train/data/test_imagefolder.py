@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,21 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "b/readme.txt")
     with pytest.raises(Failure, match="without an image: 1") as caught:
         imagefolder.count(tmp_path, ("a", "b"))
-    assert caught.value.found == "b"
+    assert caught.value.found == f"b, in {tmp_path}"
+
+
+def test_a_relative_root_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Failure, match=r"data\.root cannot be read") as caught:
+        imagefolder.layout(Path("photos"))
+    assert caught.value.found == f"{tmp_path}/photos"
+
+
+def test_other_files_are_counted_by_ending_on_the_way(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.jpg", "a/deep/2.TXT", "b/3.webp", "b/4.txt", "b/.hidden")
+    others = Counter[str]()
+    assert imagefolder.count(tmp_path, ("a", "b"), others) == 2
+    assert others == {".txt": 2}
 
 
 def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from entrypoint import ExitCode, Failure, Options, make_plan
-from train.data import folder
+from train.checkpoint import checkpoint
+from train.data import folder, imagefolder
 from train.front import check
 from train.settings import schema
 from train.settings.batches import batches
@@ -153,3 +155,36 @@ def test_a_target_that_is_never_reached_or_always_is_refused(metric: str, target
 @pytest.mark.parametrize(("metric", "target"), [("accuracy", 1), ("macro_f1", 0.2), ("loss", 1.5)])
 def test_a_target_that_can_be_reached_is_not(metric: str, target: float) -> None:
     check.possible(schema.load(None, [f"eval.metric={metric}", f"eval.target={target}"]), 1)
+
+
+def described(*settings: str) -> str:
+    return check.describe(schema.load(None, settings), None, make_plan({}, Options(device="cpu")), None)
+
+
+def test_what_is_in_an_image_folder_is_counted(tmp_path: Path) -> None:
+    images(tmp_path, "", 10)
+    (tmp_path / "a/notes.txt").touch()
+    shown = described("data.name=folder", f"data.root={tmp_path}", "train.global_batch_size=4")
+    assert "32 pixels, 10 images in 2 classes (a, b): 8 to train on, 2 held out\n" in shown
+    assert shown.endswith("\nnote: 1 file is not read: .txt (1)")
+
+
+def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images(tmp_path, "train", 10)
+    images(tmp_path, "val", 10)
+    walked: list[Path] = []
+    real = imagefolder.image_files
+    monkeypatch.setattr(
+        imagefolder, "image_files", lambda folder, others: walked.append(folder) or real(folder, others)
+    )
+    described("data.name=folder", f"data.root={tmp_path}", "train.global_batch_size=4")
+    assert len(walked) == len(set(walked)) == 4
+
+
+def test_a_run_that_is_there_is_told(tmp_path: Path) -> None:
+    config = asdict(schema.load(None, [f"run.output_dir={tmp_path}"]))
+    told = {"state": {"step": 31, "result": None}, "config": config, "data": None}
+    checkpoint.save(tmp_path / "quickstart/checkpoints", step=31, tensors={}, state=told, keep=1)
+    assert "\nthis run       would go on from step 31 of 155" in described(f"run.output_dir={tmp_path}")
+    refused = described(f"run.output_dir={tmp_path}", "optim.lr=0.3")
+    assert "\nWARNING: this run would be refused (65): the configuration is not the one" in refused

@@ -1,0 +1,75 @@
+"""What is in an image folder, counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint import Failure
+from train.data import folder
+from train.front import images
+from train.settings.config import Data
+
+
+def make(root: Path, *names: str) -> Data:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return Data(name="folder", root=str(root), val_fraction=0.5)
+
+
+def test_a_part_is_held_out_where_there_is_one_side(tmp_path: Path) -> None:
+    found = images.look(make(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png"))
+    assert found.row() == "4 images in 2 classes (cat, dog): 2 to train on, 2 held out"
+    assert found.note() is None
+
+
+def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
+    sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
+    found = images.look(make(tmp_path, *sides, "train/cat/2.jpg"))
+    assert (found.training, found.held_out) == (3, 2)
+
+
+def test_with_groups_it_is_what_training_itself_holds_out(tmp_path: Path) -> None:
+    data = make(tmp_path, *(f"{name}/v{video}_{i}.jpg" for name in ("a", "b") for video in range(3) for i in range(4)))
+    grouped = Data(name="folder", root=data.root, group=r"v\d", val_fraction=0.3)
+    found, real = images.look(grouped), folder.find(grouped)
+    assert (found.training, found.held_out) == (len(real.training.labels), len(real.held_out.labels))
+
+
+def test_what_is_told_to_a_run_that_goes_on_is_what_training_itself_keeps(tmp_path: Path) -> None:
+    data = make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(5)))
+    found, real = images.look(data).facts(), folder.find(data)
+    assert found == {"classes": [*real.classes], "training": len(real.training.labels), "held_out": 5}
+
+
+def test_files_that_are_not_read_are_named_by_ending_the_commonest_first(tmp_path: Path) -> None:
+    others = [f"cat/{i}.txt" for i in range(3)] + ["dog/1.HEIC", "dog/deep/2.heic", "dog/LICENSE", "dog/.DS_Store"]
+    note = images.look(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).note()
+    assert note is not None
+    assert note.startswith("6 files are not read: .txt (3), .heic (2), no ending (1)")
+    assert "fix: save the pictures among them as .jpg or .png" in note
+
+
+def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> None:
+    note = images.look(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "lost.jpg", "labels.csv")).note()
+    assert note is not None
+    assert ".jpg beside the class folders (1)" in note
+    assert ".csv (1)" in note
+    assert "fix: move images into the folders of their classes" in note
+
+
+def test_many_kinds_of_files_make_no_long_line(tmp_path: Path) -> None:
+    note = images.look(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *(f"cat/x.e{i}" for i in range(300)))).note()
+    assert note == "300 files are not read: .e0 (1), .e1 (1), .e10 (1), .e100 (1), .e101 (1) and 295 more endings"
+
+
+def test_an_ending_that_is_none_for_people_is_not_shown(tmp_path: Path) -> None:
+    note = images.look(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "cat/x.\x1b[2J", f"cat/x.{'y' * 99}")).note()
+    assert note == "2 files are not read: another ending (2)"
+
+
+def test_a_class_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="without an image: 1"):
+        images.look(make(tmp_path, "cat/1.jpg", "dog/1.heic"))

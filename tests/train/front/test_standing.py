@@ -1,0 +1,124 @@
+"""What a start would do in a folder that has a run already."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import ALONE, TINY, forget_accelerate
+
+from train.checkpoint import checkpoint
+from train.front import standing
+from train.front.standing import Standing
+from train.run import session
+from train.run.bell import Bell
+from train.run.seat import Seat
+from train.settings import schema, variables
+
+SCORES = {"accuracy": 0.9, "loss": 0.3, "samples": 10}
+
+
+def saved(folder: Path, *settings: str, step: int = 20, **more: Any) -> Path:
+    """A run's folder with one checkpoint."""
+    state = {"step": step, "held": 0, "result": None} | more.pop("state", {})
+    told = {"state": state, "config": asdict(schema.load(None, settings)), "data": None} | more
+    checkpoint.save(folder / "checkpoints", step=step, tensors={}, state=told, keep=9)
+    return folder
+
+
+def stands(folder: Path, *settings: str, total: int | None = 40, data: Mapping[str, Any] | None = None) -> Standing:
+    found = standing.look(schema.load(None, settings), folder, total=total, data=data)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("never", [(), ("checkpoint.resume=never",)])
+def test_where_no_run_is_nothing_is_said(tmp_path: Path, never: tuple[str, ...]) -> None:
+    (tmp_path / "logs").mkdir()
+    assert standing.look(schema.load(None, never), tmp_path, total=40) is None
+
+
+def test_an_unfinished_run_would_go_on(tmp_path: Path) -> None:
+    assert stands(saved(tmp_path)) == Standing(said="would go on from step 20 of 40")
+
+
+def test_a_finished_run_would_do_nothing_and_is_told_what_goes_on(tmp_path: Path) -> None:
+    said = stands(saved(tmp_path, step=40)).said
+    assert said.startswith("is finished (step 40 of 40): train would do nothing; train.epochs=10 goes on")
+
+
+def test_a_run_at_its_last_of_so_many_steps_is_told_that_setting(tmp_path: Path) -> None:
+    said = stands(saved(tmp_path), "train.max_steps=20", total=20).said
+    assert "is finished (step 20 of 20): train would do nothing; train.max_steps=null goes on" in said
+
+
+def test_a_run_that_has_reached_its_target_is_finished(tmp_path: Path) -> None:
+    saved(tmp_path, "eval.target=0.8", state={"held": 1, "result": SCORES})
+    assert "eval.target=null goes on" in stands(tmp_path, "eval.target=0.8").said
+    assert stands(tmp_path, "eval.target=0.95").said == "would go on from step 20 of 40"
+
+
+def test_a_changed_configuration_would_be_refused_with_the_difference_and_the_fix(tmp_path: Path) -> None:
+    found = stands(saved(tmp_path), "optim.lr=0.5")
+    assert found.refused
+    assert found.said.startswith("would be refused (65): the configuration is not the one that this run began with")
+    assert "found: optim.lr: 0.1 -> 0.5; fix: undo the change" in found.said
+
+
+def test_other_data_would_be_refused_as_far_as_it_is_known(tmp_path: Path) -> None:
+    saved(tmp_path, data={"classes": ["a", "b"], "training": 80, "held_out": 20})
+    found = stands(tmp_path, data={"classes": ["a", "b"], "training": 81, "held_out": 20})
+    assert (found.refused, "training: 81; expected: training: 80" in found.said) == (True, True)
+    assert not stands(tmp_path).refused
+
+
+def test_never_begins_anew_whatever_is_there(tmp_path: Path) -> None:
+    found = stands(saved(tmp_path), "optim.lr=0.5", "checkpoint.resume=never")
+    assert found == Standing(said=f"would begin anew: what is in {tmp_path} moves to before-N there")
+
+
+def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
+    saved(saved(tmp_path, step=10), step=30)
+    (tmp_path / "checkpoints/step-00000030/state.json").write_text("{}")
+    assert stands(tmp_path).said == "would go on from step 10 of 40"
+    (tmp_path / "checkpoints/step-00000010/manifest.json").write_text("{}")
+    assert "would be refused (65): no checkpoint in" in stands(tmp_path).said
+
+
+@pytest.mark.parametrize(
+    "more", [{"state": {"step": "x"}}, {"config": {}}, {"config": 3}, {"data": {}}, {"state": {"result": 3}}]
+)
+def test_a_state_of_other_words_would_be_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+    found = stands(saved(tmp_path, **more), data={"classes": []})
+    assert found.said.startswith("would be refused (65): ")
+
+
+def test_a_link_inside_would_be_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
+    assert stands(tmp_path / "run").said.startswith("would be refused (77): ")
+
+
+def test_steps_that_only_a_start_can_count_are_those_that_the_last_one_counted(tmp_path: Path) -> None:
+    assert stands(saved(tmp_path), total=None).said == "would go on from step 20 of a number that the start knows"
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [], "training": {"steps_per_epoch": 4}}))
+    assert stands(tmp_path, total=None).said.startswith("is finished (step 20 of 20)")
+
+
+def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
+    settings = [*TINY, f"run.output_dir={tmp_path}", "run.name=run"]
+    environ: dict[str, str] = {}
+    found = variables.take_out(environ, download=False)
+    seat = Seat(world=ALONE, folder=tmp_path / "run")
+    forget_accelerate()
+    try:
+        session.run(schema.load(None, settings), seat, environ, Bell(), found=found, argv=["train"], now=0.0)
+    finally:
+        forget_accelerate()
+    assert stands(tmp_path / "run", *settings, total=None).said.startswith("is finished (step 8 of 8)")
+    assert "run.seed: 0 -> 7" in stands(tmp_path / "run", *settings, "run.seed=7").said
