@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 import yaml
 
 from entrypoint import ExitCode, Failure
-from train.settings import rules, yaml12
+from train.settings import meant, rules, yaml12
 from train.settings.advice import nearest_key, remedy, show, words
 from train.settings.config import RunConfig
 from train.settings.overrides import Override, merge, parse
@@ -37,6 +37,10 @@ class At:
 
     def below(self, key: str) -> At:
         return dataclasses.replace(self, keys=(*self.keys, key))
+
+    def wants(self, value: Any) -> str:
+        """How `value` is written here: in the file, or on the command line."""
+        return f"write {self}={show(value)}" if self.place.startswith("`") else f"write {self}: {show(value)}"
 
     @property
     def place(self) -> str:
@@ -83,14 +87,22 @@ def section(kind: Any, value: Any, at: At) -> Any:
     """A dataclass from a mapping; a section without keys is its defaults."""
     value = {} if value is None else value
     if not isinstance(value, dict):
-        wrong(
-            at, value, "a mapping of keys to values", f"write `key: value` lines{f' below `{at}:`' if at.keys else ''}"
-        )
+        wrong(at, value, "a mapping of keys to values", _section_fix(value, at))
     hints, default = get_type_hints(kind), kind()
     for key in value:
         if key not in hints:
             unknown(key, value[key], hints, at)
     return kind(**{key: entry(hints[key], value[key], getattr(default, key), at.below(key)) for key in value})
+
+
+def _section_fix(value: Any, at: At) -> str:
+    """What to write instead of a plain value: the name that it is, or lines."""
+    typed = at.place.startswith("`")
+    if name := meant.name(str(at), value):
+        return at.below(meant.NAME).wants(name) if typed else at.wants({meant.NAME: name})
+    if typed:
+        return f"write {at}.KEY=VALUE"
+    return f"write `key: value` lines{f' below `{at}:`' if at.keys else ''}"
 
 
 def entry(kind: Any, value: Any, default: Any, at: At) -> Any:
@@ -103,7 +115,8 @@ def entry(kind: Any, value: Any, default: Any, at: At) -> Any:
         raise Failure(what, found=found(at, value), expected=show(default), fix=fix, code=ExitCode.USAGE)
     fitted = fit(kind, as_text(kind, value, at))
     if fitted is MISFIT:
-        wrong(at, value, words(kind), remedy(kind, value, default))
+        plain = meant.inside(value, lambda one: fit(kind, one) is not MISFIT and not rules.broken(str(at), one))
+        wrong(at, value, words(kind), remedy(kind, value, default) if plain is None else at.wants(plain))
     if expected := rules.broken(str(at), fitted):
         names = rules.NAMES.get(str(at))
         wrong(at, value, expected, remedy(Literal[names] if names else None, value, default))
@@ -145,6 +158,8 @@ def unknown(key: str, value: Any, known: Mapping[str, Any], at: At) -> NoReturn:
     here = at.below(key if key.isprintable() else show(key))
     close = nearest_key(key, ".".join(at.keys), known)
     fix = f"write {close} instead of {here}" if close else f"remove {here}"
+    if not close and (name := meant.named(str(at), key, value)):
+        fix = at.below(meant.NAME).wants(name)
     expected = f"one of {', '.join(known)}"
     raise Failure(f"unknown key {here}", found=found(here, value), expected=expected, fix=fix, code=ExitCode.USAGE)
 

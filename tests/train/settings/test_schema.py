@@ -136,6 +136,43 @@ def test_a_bad_override_is_named(override: str, found: str) -> None:
     assert failure.fix
 
 
+SHAPES = {
+    "a-name-for-a-section": ("model: resnet18", "write model: {name: resnet18}"),
+    "a-name-like-one": ("model: resnet_18", "write model: {name: resnet18}"),
+    "a-run": ("run: mine", "write run: {name: mine}"),
+    "a-factory": ("model: mine:make", "write model: {name: 'mine:make'}"),
+    "a-list-with-a-name": ("optim: [adamw]", "write optim: {name: adamw}"),
+    "no-name-at-all": ("data: photos", "write `key: value` lines below `data:`"),
+    "no-section-with-a-name": ("eval: accuracy", "write `key: value` lines below `eval:`"),
+    "a-mapping-for-a-name": ("model: {name: {name: resnet18}}", "write model.name: resnet18"),
+    "a-mapping-of-arguments": ("model: {name: {resnet18: {}}}", "write model.name: resnet18"),
+    "a-list-for-a-name": ("model: {name: [resnet18]}", "write model.name: resnet18"),
+    "a-mapping-for-a-number": ("train: {epochs: {n: 3}}", "write train.epochs: 3"),
+    "two-values": ("model: {name: {a: b, c: d}}", "correct it, or leave it out"),
+    "a-mapping-of-no-name": ("model: {name: {name: unheard}}", "correct it, or leave it out"),
+    "a-name-for-a-key": ("model: {resnet18}", "write model.name: resnet18"),
+    "a-name-below-another-key": ("model: {arch: resnet18}", "write model.name: resnet18"),
+}
+
+
+@pytest.mark.parametrize(("text", "fix"), SHAPES.values(), ids=SHAPES.keys())
+def test_a_value_of_the_wrong_shape_is_answered_with_the_spelling(write: Write, text: str, fix: str) -> None:
+    assert refusal(write(text)).fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("model=resnet18", "write model.name=resnet18"),
+        ("model={arch: resnet18}", "write model.name=resnet18"),
+        ("model.name.name=resnet18", "write model.name=resnet18"),
+        ("eval=accuracy", "write eval.KEY=VALUE"),
+    ],
+)
+def test_on_the_command_line_the_spelling_is_that_of_the_command_line(override: str, fix: str) -> None:
+    assert refusal(None, override).fix == fix
+
+
 def test_no_file_is_the_quickstart() -> None:
     assert schema.load(None) == RunConfig()
 
