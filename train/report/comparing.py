@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -20,7 +21,7 @@ SAME: Final[Mapping[str, Callable[[Run], str]]] = {
     "input": lambda run: _loader(run),
     "model": lambda run: _model(run),
     "global batch": lambda run: figures.told(run.config.get("train.global_batch_size")),
-    "device": lambda run: figures.told(run.fact("training", "device")),
+    "device": lambda run: CPU if _threads(run) else figures.told(run.fact("training", "device")),
     "step options": lambda run: _step(run),
 }
 BATCH: Final = "global batch"
@@ -37,12 +38,18 @@ DEFAULTS: Final = changes.flat(asdict(RunConfig()))
 # Differ between any two runs, and say nothing.
 IDLE: Final = ("run.name", "run.output_dir")
 NO_EFFECT: Final = "no effect"
+CPU: Final = "CPU"
+ON_CPU: Final = re.compile(r"CPU, (\d+) threads? per rank")
+THREADS: Final = "threads per rank"
 # Change the speed, and may follow from the number of ranks.
 BESIDE: Final[Mapping[str, Callable[[Run], str]]] = {
+    THREADS: lambda run: _threads(run) or "-",
     "micro batch": lambda run: figures.told(run.fact("training", "micro_batch_size")),
     "input": lambda run: figures.told(run.fact("training", "loader")),
     "data.root": lambda run: "-" if run.config.get("data.name") == "synthetic" else figures.told(_of(run, "data.root")),
 }
+# The cores of a node are shared out among its ranks: what more ranks gain, each loses in threads.
+WHY: Final = {THREADS: " Fewer ranks have more cores each; start all with OMP_NUM_THREADS=1 to compare like with like."}
 IDENTITY: Final = {"commit": "git", "hosts": "hosts", "launcher": "launcher"}
 NAMED: Final = 5  # classes
 WORLD: Final = ("world_size", "num_nodes", "local_world_size")
@@ -90,8 +97,10 @@ def caution(runs: Sequence[Run], found: Likeness) -> str:
 
 def beside(runs: Sequence[Run], found: Likeness) -> list[str]:
     """What bears on the speed, or on what was trained on, of runs that are alike otherwise."""
-    values = {name: [read(run) for run in runs] for name, read in BESIDE.items() if name not in found.differs}
-    return [f"Not the same {name}: {_by_run(runs, each)}." for name, each in values.items() if len(set(each)) > 1]
+    told = {*found.differs, *([THREADS] if "device" in found.differs else [])}
+    values = {name: [read(run) for run in runs] for name, read in BESIDE.items() if name not in told}
+    unlike = {name: each for name, each in values.items() if len(set(each)) > 1}
+    return [f"Not the same {name}: {_by_run(runs, each)}.{WHY.get(name, '')}" for name, each in unlike.items()]
 
 
 def tables(runs: Sequence[Run]) -> list[Table]:
@@ -181,3 +190,9 @@ def _step(run: Run) -> str:
 def _of(run: Run, key: str) -> Any:
     """A setting; one that an older version did not know is at its default."""
     return run.config.get(key, DEFAULTS.get(key)) if run.config else None
+
+
+def _threads(run: Run) -> str:
+    """Of each rank on a CPU; nothing on a GPU, whose work they do not do, and where nobody recorded them."""
+    found = ON_CPU.fullmatch(figures.told(run.fact("training", "device")))
+    return found[1] if found else ""

@@ -137,7 +137,7 @@ def _details(run: Run) -> dict[str, str]:
         "model": comparing.SAME["model"](run),
         "data": comparing.SAME["data"](run),
         "input": figures.told(run.fact("training", "loader")),
-        "device": comparing.SAME["device"](run),
+        "device": figures.told(run.fact("training", "device")),
         "precision": comparing.SAME["precision"](run),
         "global batch": f"{comparing.SAME[comparing.BATCH](run)} (micro batch {batch[0]}, accumulation {batch[1]})",
         "best step": f"{found[1]:,.0f}" if found else NOT,

@@ -106,6 +106,33 @@ def test_what_bears_on_the_speed_of_runs_that_are_alike_is_named(
     assert comparing.beside(runs, found) == [f"Not the same {said}."]
 
 
+def of_threads(folder: Path, *devices: str) -> list[Run]:
+    """A run for each, on one more rank than the last."""
+    made = [make_run(folder / f"n{at}", ranks=at, training={"device": told}) for at, told in enumerate(devices, 1)]
+    return [reading.read(run) for run in made]
+
+
+def test_threads_that_follow_from_the_number_of_ranks_are_told_and_refuse_nothing(tmp_path: Path) -> None:
+    runs = of_threads(tmp_path, "CPU, 2 threads per rank", "CPU, 1 thread per rank")
+    found = comparing.likeness(runs)
+    assert found.alike
+    (told,) = comparing.beside(runs, found)
+    assert told.startswith("Not the same threads per rank: 2 (n1), 1 (n2).")
+    assert "OMP_NUM_THREADS=1" in told
+
+
+def test_as_many_threads_per_rank_are_not_mentioned(tmp_path: Path) -> None:
+    runs = of_threads(tmp_path, *["CPU, 1 thread per rank"] * 2)
+    assert comparing.beside(runs, comparing.likeness(runs)) == []
+
+
+def test_a_cpu_beside_a_gpu_is_another_device_and_its_threads_say_nothing(tmp_path: Path) -> None:
+    runs = of_threads(tmp_path, "CPU, 2 threads per rank", "NVIDIA H100")
+    found = comparing.likeness(runs)
+    assert found.differs == {"device": ["CPU", "NVIDIA H100"]}
+    assert comparing.beside(runs, found) == []
+
+
 def test_one_worker_and_sixteen_are_named(tmp_path: Path) -> None:
     workers = ({"training": {"loader": loader}} for loader in ("1 worker", "16 workers"))
     runs = [reading.read(make_run(tmp_path / name, **one)) for name, one in zip("ab", workers, strict=True)]
