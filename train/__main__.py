@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   train --config cfg.yaml                   your configuration
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
   train check --config cfg.yaml             validate and show the plan; nothing is started or written
-  train eval runs/NAME                      measure a run's best checkpoint again, anywhere
+  train eval runs/NAME                      measure a run's best checkpoint again, anywhere (train eval --help)
   train predict runs/NAME photos/           what the trained model says of image files
   train export runs/NAME --output model     weights, a description and a model card, to hand on
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
@@ -46,9 +46,8 @@ def build_parser() -> Parser:
     """The command line."""
     parser = Parser(
         prog="train",
-        usage="train [check|where|eval RUN|predict RUN IMAGES|export RUN|"
-        "data check|profile|fetch|bench NAME|report RUN] "
-        "[--config FILE] [options] [section.key=value ...]",
+        usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
+        "data {check|profile|fetch} | bench NAME | report RUN...] [--config FILE] [options] [section.key=value ...]",
         description="Train an image classifier: on one CPU, on several GPUs, or on many nodes, with the same command.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,6 +58,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
+    parser.add_argument("--all", action="store_true", help="measure every image, not the held-out ones alone (eval)")
     parser.add_argument(
         "--time-limit",
         metavar="D-HH:MM:SS",
@@ -88,7 +88,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         if argv and argv[0] in OWN:
             return int(importlib.import_module(OWN[argv[0]]).handle(argv[1:], environ))
-        arguments = build_parser().parse_intermixed_args(argv)
+        own = list(argv[:1]) == [evaluating.COMMAND]
+        arguments = evaluating.parse(argv[1:]) if own else build_parser().parse_intermixed_args(argv)
         if arguments.version:
             print(version())
             return 0
@@ -98,6 +99,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if arguments.json and command not in JSON:
             what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON)}"
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
+        if arguments.all and command != evaluating.COMMAND:
+            raise Failure("--all belongs to `train eval`", fix="leave --all out", code=ExitCode.USAGE)
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))

@@ -37,7 +37,7 @@ from train.settings.config import RunConfig
 def main() -> NoReturn:
     """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; ends with its exit code.
 
-    With `--evaluate CHECKPOINT --scratch FOLDER [--json]` it measures instead of training.
+    With `--evaluate CHECKPOINT --scratch FOLDER [--all] [--json]` it measures instead of training.
     """
     shield()
     bell = Bell()
@@ -77,6 +77,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
             seat.claim = Claim(folder=folder, number=arguments.lease)
         seat.before = exitfile.unfinished(seat.folder)
         exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
+        bell.undone = "before the evaluation was over" if measured else bell.undone
         bell.may_leave(partial(abandon, seat))
         seat.faults = faults.parse(environ.get(faults.VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0"))
         seat.faults.strike("start", 0)
@@ -85,7 +86,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         if measured:
             with bell.importing(), uncollected():
                 from train.measuring import measuring
-            code = measuring.run(config, measured, world, environ, as_json=arguments.json, pulse=pulse)
+            facts = {"as_json": arguments.json, "all_": arguments.all}
+            code = measuring.run(config, measured, world, environ, **facts, pulse=pulse)
         else:
             keep_code(environ, config)
             hush_profiler(environ, config)
@@ -219,6 +221,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--evaluate", metavar="CHECKPOINT")
     parser.add_argument("--scratch", metavar="FOLDER")
     parser.add_argument("--lease", metavar="NUMBER", type=int)
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(linetimes.OPTION, action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")

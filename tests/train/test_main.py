@@ -66,6 +66,8 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "eval-of-a-setting": (["eval", "data.root=x"], 64, "`train eval` needs a checkpoint"),
     "eval-of-what-is-not-there": (["eval", "runs/none"], 66, "runs/none is not a checkpoint"),
     "json-of-a-training": (["--json"], 64, "--json belongs to `train eval`"),
+    "all-of-a-check": (["check", "--all"], 64, "--all belongs to `train eval`"),
+    "eval-with-another-option": (["eval", "runs/x", "--profile-lines"], 64, "see `train eval --help`"),
     "lines-of-a-check": (["check", "--profile-lines"], 64, "--profile-lines belongs to a training"),
     "two-local-ranks": (["--local-rank=1"], 76, "--local-rank=1, LOCAL_RANK=0"),
 }

@@ -18,6 +18,7 @@ from worlds import CONTRACT
 from entrypoint import ExitCode, Failure
 from train import worker
 from train.checkpoint import checkpoint
+from train.measuring import measuring
 from train.record import exitfile
 from train.run import session
 from train.run.bell import Bell
@@ -310,4 +311,15 @@ def test_a_measurement_that_fails_says_why_outside_of_the_run(
     forget_accelerate()
     assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (65, before)
     assert exitfile.read(tmp_path).code == 65  # type: ignore[union-attr]
-    assert "the checkpoint does not fit" in capsys.readouterr().err
+    assert "other classes than the model was trained on" in capsys.readouterr().err
+
+
+def test_a_measurement_that_is_stopped_promises_no_save(
+    checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bell = Bell()
+    monkeypatch.setattr(measuring, "run", lambda *arguments, **options: bell.ring(signal.SIGINT, None))
+    code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), bell)
+    assert code == ExitCode.STOPPED
+    said = capsys.readouterr().err
+    assert said == "stopped by SIGINT before the evaluation was over\n  next: start the same command again\n"

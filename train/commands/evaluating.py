@@ -6,14 +6,65 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
-from entrypoint import ExitCode, make_plan
+from entrypoint import ExitCode, add_launch_arguments, make_plan
 from train.commands import launching
+from train.commands.words import Parser
 from train.fetching import fetch
 from train.fetching.telling import Teller
 from train.files import durable
 from train.front import rundir
 from train.measuring import chosen
+
+COMMAND: Final = "eval"
+EXAMPLES: Final = """examples:
+  train eval runs/NAME                              the best checkpoint of a run, on its held-out images
+  train eval runs/NAME/checkpoints/step-00001200    this checkpoint
+  train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
+  train eval runs/NAME --json > result.json         one JSON object, for programs
+  train eval runs/NAME --device cpu --procs-per-node 2
+
+Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
+Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no
+checkpoint, no data, or nothing held out; 75 stopped, without a result.
+"""
+# What a request to stop leads to: there is nothing to save.
+PROMISE: Final = ("the measurement ends without a result", "without a result")
+
+
+def build_parser() -> Parser:
+    """The command line after `train eval`."""
+    parser = Parser(
+        prog="train eval",
+        usage="train eval RUN [--all] [--json] [--config FILE] [options] [section.key=value ...]",
+        description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
+        epilog=EXAMPLES,
+        formatter_class=wide,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
+    parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
+    parser.add_argument("--all", action="store_true", help="measure every image, not the held-out ones alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--config", metavar="FILE", help="take data, launch and precision from this file")
+    # What torch.distributed.launch passes to each process.
+    parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
+    add_launch_arguments(parser)
+    parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # of the other commands
+    return parser
+
+
+def wide(prog: str) -> argparse.RawDescriptionHelpFormatter:
+    """Each option and its meaning in one line."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=120)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """What stands behind `train eval`, with the same `words` as a line of any command. Raises Failure (USAGE)."""
+    arguments = build_parser().parse_intermixed_args(argv)
+    arguments.words = [COMMAND, *([arguments.run] if arguments.run is not None else []), *arguments.words]
+    return arguments
 
 
 def evaluate(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -28,10 +79,11 @@ def evaluate(arguments: argparse.Namespace, words: Sequence[str], environ: Mappi
     folder = rundir.scratch(environ)
     source = ["--config", arguments.config] if arguments.config else []
     source += ["--json"] if arguments.json else []
-    measured = ["--evaluate", str(found.path), "--scratch", str(folder)]
+    measured = ["--evaluate", str(found.path), "--scratch", str(folder), *(["--all"] if arguments.all else [])]
     code = int(ExitCode.OK)
     try:
-        code = launching.start(plan, [*measured, *source, *overrides], environ, folder=folder, config=config)
+        words = [*measured, *source, *overrides]
+        code = launching.start(plan, words, environ, folder=folder, config=config, promise=PROMISE)
     finally:
         if code in (ExitCode.OK, ExitCode.STOPPED):  # else the logs are named in what was said
             durable.remove(folder)

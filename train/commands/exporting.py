@@ -1,4 +1,4 @@
-"""`train export CHECKPOINT --output DIR`: a trained model as a folder to hand on."""
+"""`train export RUN --output DIR`: a trained model as a folder to hand on."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def build_parser() -> Parser:
     """The command line after `train export`."""
     parser = Parser(
         prog="train export",
-        usage="train export CHECKPOINT --output DIR [--config FILE] [data.root=...]",
+        usage="train export RUN --output DIR [--config FILE] [section.key=value ...]",
         description="A trained model as a folder: model.safetensors, model.json, and a model card as README.md.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's folder, or one of its checkpoints/step-N")
-    parser.add_argument("words", nargs="*", metavar="data.root=...", help="where arrays lie now that the run was given")
+    parser.add_argument("checkpoint", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
+    parser.add_argument(
+        "words", nargs="*", metavar="section.key=value", help="settings, as data.root= of arrays that lie elsewhere now"
+    )
     parser.add_argument("--output", metavar="DIR", required=True, help="a new folder, or an empty one")
     parser.add_argument("--config", metavar="FILE", help="the training's file, where modules of your own lie beside it")
     return parser

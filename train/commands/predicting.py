@@ -1,4 +1,4 @@
-"""`train predict CHECKPOINT IMAGES...`: what a trained model says of image files, one line for each."""
+"""`train predict RUN IMAGES...`: what a trained model says of image files, one line for each."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def build_parser() -> Parser:
     """The command line after `train predict`."""
     parser = Parser(
         prog="train predict",
-        usage="train predict CHECKPOINT IMAGES... [--top K] [--json] [--device auto|cpu|cuda] [--config FILE]",
+        usage="train predict RUN IMAGES... [--top K] [--json] [--device auto|cpu|cuda] [--config FILE] "
+        "[section.key=value ...]",
         description="Class and probability of image files, as the evaluation of the training would have read them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -131,7 +132,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument(
         "checkpoint",
-        metavar="CHECKPOINT",
+        metavar="RUN",
         help="a run's folder, one checkpoints/step-N in it, or a folder of train export",
     )
     parser.add_argument("images", nargs="*", metavar="IMAGES", help="image files, or folders of them")

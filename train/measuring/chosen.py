@@ -21,6 +21,8 @@ from train.settings.config import RunConfig
 STATE: Final = "state.json"
 # What an evaluation asks of a configuration; all else is the checkpoint's.
 ASKED: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
+# What decides which images are measured, or is for training alone: a model does not see it in one image.
+NOT_SEEN: Final = ("data.samples", "data.val_fraction", "data.group", "data.augment", "data.classes")
 ANOTHER: Final = "name another checkpoint, or the run's folder: then the newest whole one is taken"
 
 
@@ -79,16 +81,46 @@ def configured(chosen: Chosen, file: str | None, overrides: Sequence[str]) -> tu
         Failure: DATA for a state without a configuration; USAGE for settings that an evaluation cannot change, and as
             `schema.load`.
     """
-    own, name = yaml12.Document(value=_saved(chosen), lines={}), f"{STATE} of {chosen.path.name}"
-    trained = schema.build(own, name)
-    base = schema.load(file) if file else trained
-    wanted = schema.load(file, overrides) if file else schema.build(own, name, overrides)
-    _refuse(_differences(trained, wanted, only="model.*"), "is the checkpoint's")
+    own = trained(chosen)
+    base = schema.load(file) if file else own
+    wanted = schema.load(file, overrides) if file else trained(chosen, overrides)
+    _refuse(_differences(own, wanted, only="model.*"), "is the checkpoint's")
     _refuse(_differences(base, wanted), "does not change an evaluation")
-    train = replace(trained.train, precision=wanted.train.precision, tf32=wanted.train.tf32)
-    measure = replace(trained.eval, batch_size=wanted.eval.batch_size)
-    config = replace(trained, data=wanted.data, launch=wanted.launch, train=train, eval=measure)
-    return config, _other_data(trained, config)
+    train = replace(own.train, precision=wanted.train.precision, tf32=wanted.train.tf32)
+    measure = replace(own.eval, batch_size=wanted.eval.batch_size)
+    config = replace(own, data=wanted.data, launch=wanted.launch, train=train, eval=measure)
+    return config, _other_data(own, config)
+
+
+def trained(chosen: Chosen, overrides: Sequence[str] = ()) -> RunConfig:
+    """The checkpoint's configuration. Raises Failure: DATA for a state without one, and as `schema.build`."""
+    saved = state(chosen).get("config")
+    if not isinstance(saved, dict):
+        raise _damaged(chosen.path, f"{STATE} has no configuration")
+    return schema.build(yaml12.Document(value=saved, lines={}), f"{STATE} of {chosen.path.name}", overrides)
+
+
+def state(chosen: Chosen) -> dict[str, Any]:
+    """What the checkpoint tells beside its tensors, hashed again as it is read. Raises Failure (DATA)."""
+    try:
+        entry = chosen.contents.files[STATE]
+        data = manifest.read(chosen.path, STATE, limit=entry.size)
+        manifest.compare(STATE, entry, manifest.entry(data))
+        return dict(json.loads(data))
+    except (Damaged, ValueError, KeyError, TypeError, RecursionError) as reason:
+        raise _damaged(chosen.path, f"{STATE}: {type(reason).__name__} {reason}") from reason
+
+
+def standing(path: Path) -> str | None:
+    """What this checkpoint is among those of its run now: "the best", "the last"; None outside of a run."""
+    if path.parent.name != "checkpoints":
+        return None
+    with suppress(Failure):
+        there = shelf.steps(path.parent)
+        best, last = _best(path.parents[1], there), list(there.values())[-1:]
+        named = [word for word, found in (("the best", best), ("the last", last)) if path in found]
+        return " and ".join(named) or ("neither the best nor the last" if best else "not the last")
+    return None
 
 
 def _best(run_folder: Path, there: Mapping[int, Path]) -> list[Path]:
@@ -116,20 +148,6 @@ def _whole(path: Path) -> Chosen:
         raise _damaged(path, str(reason)) from reason
 
 
-def _saved(chosen: Chosen) -> dict[str, Any]:
-    """The configuration in the checkpoint's state, hashed again as it is read."""
-    try:
-        entry = chosen.contents.files[STATE]
-        data = manifest.read(chosen.path, STATE, limit=entry.size)
-        manifest.compare(STATE, entry, manifest.entry(data))
-        saved = json.loads(data)["config"]
-        if isinstance(saved, dict):
-            return saved
-    except (Damaged, ValueError, KeyError, TypeError, RecursionError) as reason:
-        raise _damaged(chosen.path, f"{STATE}: {type(reason).__name__} {reason}") from reason
-    raise _damaged(chosen.path, f"{STATE} has no configuration")
-
-
 def _differences(old: RunConfig, new: RunConfig, only: str | None = None) -> list[str]:
     """`section.key: old -> new` for what differs and is not ASKED, or for what matches `only`."""
     before, after = changes.flat(asdict(old)), changes.flat(asdict(new))
@@ -149,10 +167,15 @@ def _refuse(differences: Sequence[str], why: str) -> None:
         )
 
 
-def _other_data(trained: RunConfig, config: RunConfig) -> tuple[str, ...]:
-    """Another split than the training's may hold out what was trained on."""
-    keys = [key for key in changes.changed(asdict(trained), asdict(config)) if key.startswith("data.")]
-    return (f"{', '.join(keys)} differs from the training's: these images may have been trained on",) if keys else ()
+def _other_data(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
+    """What the model gets otherwise than in its training. Of the split see `trained`: the data is not open yet."""
+    found = changes.changed(asdict(own), asdict(config))
+    listed = [
+        f"{key}: {json.dumps(old)} -> {json.dumps(new)}"
+        for key, (old, new) in found.items()
+        if key.startswith("data.") and key not in NOT_SEEN
+    ]
+    return (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
 
 
 def _damaged(path: Path, reason: str) -> Failure:

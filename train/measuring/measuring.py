@@ -16,7 +16,9 @@ from train.data import catalog, onehost
 from train.data.loader import Loader, open_loader
 from train.data.sets import Samples, Sets
 from train.evaluation.evaluation import Measured, evaluate, shares
-from train.measuring.chosen import Chosen
+from train.measuring import trained, whole
+from train.measuring.chosen import Chosen, standing
+from train.measuring.trained import Facts
 from train.measuring.verdict import AVERAGED, TRAINED, Verdict
 from train.models import networks
 from train.ranks import runtime
@@ -30,6 +32,17 @@ class Weights:
 
     tensors: Mapping[str, Tensor]
     averaged: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of the data is measured, on the held-out side of `sets`. words: the same for people. all: every image of
+    it. notes: what makes the numbers other than they look."""
+
+    sets: Sets
+    words: str
+    all: bool
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +64,11 @@ def run(
     environ: MutableMapping[str, str],
     *,
     as_json: bool,
+    all_: bool = False,
     pulse: Pulse | None = None,
 ) -> int:
-    """Measure as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
+    """Measure as one rank; rank 0 writes the result to stdout. Returns the exit code (OK). all_: every image of the
+    data, not the held-out side alone.
 
     Raises:
         Failure: whatever keeps the checkpoint from being measured.
@@ -63,24 +78,45 @@ def run(
     pulse = pulse or Pulse()
     pulse.beat("data")
     config = replace(config, data=replace(config.data, cache=None))  # it would be filled with the training images too
-    sets = catalog.open_sets(config.data)
-    if not (held_out := len(sets.held_out.labels)):
-        raise _nothing_held_out(config)
+    part = opened_part(config, chosen, all_=all_)
+    sets = part.sets
+    for note in part.notes if ready.is_main else ():
+        sys.stderr.write(f"WARNING: {note}\n")
     weights = read(chosen)
     net = prepared(config, sets, weights, ready)
     try:
         loader = opened(config, sets, ready, pulse)
-        mine = shares(held_out, config.eval.batch_size, world)
+        mine = shares(len(sets.held_out.labels), config.eval.batch_size, world)
         measured = evaluate(net, pulse.each("evaluation", loader.evaluate(mine)), ready, classes=len(sets.classes))
     except torch.OutOfMemoryError as error:
         raise _too_large(error) from error
     if ready.is_main:
-        verdict = _verdict(config, chosen, sets, ready, measured, averaged=weights.averaged, loader=loader.kind)
+        verdict = _verdict(config, chosen, part, ready, measured, averaged=weights.averaged, loader=loader.kind)
         sys.stdout.write((verdict.as_json() if as_json else verdict.as_text()) + "\n")
         sys.stdout.flush()
     ready.barrier()
     ready.close()
     return int(ExitCode.OK)
+
+
+def opened_part(config: RunConfig, chosen: Chosen, *, all_: bool) -> Part:
+    """Open the data, and hold it against the training's.
+
+    Raises:
+        Failure: DATA for other classes than the model was trained on, NO_INPUT where nothing is held out, and as
+            `catalog.open_sets`.
+    """
+    before = trained.of(chosen)
+    sets = catalog.open_sets(trained.unclaimed(config.data, before))
+    sizes = {"training": len(sets.training.labels), "held_out": len(sets.held_out.labels)}
+    there = Facts(data=config.data, classes=tuple(sets.classes), **sizes)
+    if before is not None:
+        trained.refuse_other_classes(before, there)
+    sets = whole.of(sets) if all_ else sets
+    if not len(sets.held_out.labels):
+        raise _nothing_held_out(config)
+    notes = trained.notes(before, there, whole=all_) if before is not None else ()
+    return Part(sets=sets, words=there.measured(whole=all_), all=all_, notes=notes)
 
 
 def read(chosen: Chosen) -> Weights:
@@ -117,19 +153,23 @@ def opened(config: RunConfig, sets: Sets, ready: Runtime, pulse: Pulse | None = 
 
 
 def _verdict(
-    config: RunConfig, chosen: Chosen, sets: Sets, ready: Runtime, measured: Measured, *, averaged: bool, loader: str
+    config: RunConfig, chosen: Chosen, part: Part, ready: Runtime, measured: Measured, *, averaged: bool, loader: str
 ) -> Verdict:
     return Verdict(
         checkpoint=str(chosen.path),
         step=chosen.contents.step,
         weights=AVERAGED if averaged else TRAINED,
+        standing=standing(chosen.path),
+        measured=part.words,
+        all=part.all,
+        notes=part.notes,
         world_size=ready.world.world_size,
         device=ready.device.type,
         precision=ready.precision,
         data=config.data.name,
         loader=loader,
-        left_out=len(sets.held_out.labels) - measured.result.samples,
-        classes=sets.classes,
+        left_out=len(part.sets.held_out.labels) - measured.result.samples,
+        classes=part.sets.classes,
         result=measured.result,
         confusion=None if measured.confusion is None else measured.confusion.tolist(),
     )
@@ -160,7 +200,7 @@ def _nothing_held_out(config: RunConfig) -> Failure:
     return Failure(
         "there is no held-out image to measure",
         found=f"data.name={config.data.name}, data.val_fraction={config.data.val_fraction:g}",
-        fix="give data with a val or test side, or another data.val_fraction",
+        fix="measure every image with --all, or give data with a val or test side, or another data.val_fraction",
         code=ExitCode.NO_INPUT,
     )
 

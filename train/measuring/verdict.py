@@ -10,20 +10,25 @@ from train.evaluation.scores import Result
 from train.record import progress
 
 AVERAGED, TRAINED = "ema", "model"  # groups of tensors in a checkpoint
-WEIGHTS: Final = {AVERAGED: "the average over steps (train.ema_decay)", TRAINED: "the last step's"}
+WEIGHTS: Final = {AVERAGED: "averaged (EMA)", TRAINED: "not averaged"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """One evaluation.
 
-    weights: AVERAGED or TRAINED. left_out: held-out images that cannot be read. confusion: rows by label; None for
-    very many classes.
+    weights: AVERAGED or TRAINED. standing: of the checkpoint in its run, as "the best". measured: what, in words; all:
+    not the held-out side alone. notes: what makes the numbers other than they look. left_out: images that cannot be
+    read. confusion: rows by label; None for very many classes.
     """
 
     checkpoint: str
     step: int
     weights: str
+    standing: str | None
+    measured: str
+    all: bool
+    notes: tuple[str, ...]
     world_size: int
     device: str
     precision: str
@@ -38,13 +43,14 @@ class Verdict:
         """What was measured and how well; by class where that fits a terminal."""
         about = {
             "checkpoint": self.checkpoint,
-            "weights": f"{WEIGHTS[self.weights]}, step {self.step}",
+            "weights": f"of step {self.step}{f' ({self.standing})' if self.standing else ''}, {WEIGHTS[self.weights]}",
+            "measured": self.measured,
             "computed": f"by {progress.many(self.world_size, 'rank')} on {self.device}, {self.precision}",
             "data": f"{self.data}: {len(self.classes)} classes, loader: {self.loader}",
         }
         if self.left_out:
             about["left out"] = f"{progress.many(self.left_out, 'image')} that cannot be read"
-        told = figures.facts(self.result, self.classes)
+        told = figures.facts(self.result, self.classes, "image" if self.all else "held-out image")
         if self.confusion is None or len(self.classes) > figures.SHOWN:
             return progress.rows(about | told)
         told.pop("weak classes", None)  # the table shows them

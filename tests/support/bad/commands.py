@@ -26,6 +26,8 @@ LINES: dict[str, Row] = {
     "a-file-without-config": ("cfg.yaml", 64, ("`cfg.yaml` is neither a command",), "--config FILE"),
     "a-shell-in-a-word": ("$(touch${IFS}executed)", 64, ("`$(touch${IFS}executed)` is neither",), "--config FILE"),
     "json-for-check": ("check --json", 64, ("--json belongs to `train eval`",), "leave --json out"),
+    "all-for-check": ("check --all", 64, ("--all belongs to `train eval`",), "leave --all out"),
+    "eval-of-a-time": ("eval run --time-limit 9", 64, ("command line", "--time-limit 9"), "train eval --help"),
     "json-for-fetch": ("data fetch --json", 64, ("`train data fetch` has no --json",), "leave --json out"),
     "bench-alone": ("bench", 64, ("`train bench` needs a name",), "use one of: step"),
     "unknown-bench": ("bench steps", 64, ("`train bench steps` is no bench",), "use one of: step"),

@@ -17,6 +17,7 @@ import torch
 from bad.case import Case, through_rank, through_train
 from bad.datasets import Hostile
 from checkpoints import DAMAGES, plant, readdress, reseal
+from images import write_classes
 from safetensors.torch import load_file, save, save_file
 
 RUN = ("runs", "runs/*")
@@ -272,7 +273,7 @@ RANKED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str, .
         lambda: None,
         66,
         ("no held-out image", "data.val_fraction=0"),
-        "data.val_fraction",
+        "--all",
     ),
     "no-model": (
         (),
@@ -281,7 +282,27 @@ RANKED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str, .
         ("does not fit", "model.safetensors"),
         "data.root",
     ),
-    "other-data": (("data.classes=5",), lambda: None, 65, ("the checkpoint does not fit", "5 classes"), "data.root"),
+    "other-classes": (
+        ("data.classes=5",),
+        lambda: None,
+        65,
+        ("other classes", "5: outline-0, outline-1, outline-2", "2: outline-0, outline-1 (of the training)"),
+        "data.classes",
+    ),
+    "other-folders": (
+        ("data.name=folder", "data.root=birds", "--all"),
+        lambda: write_classes(Path("birds"), emu=3, jay=3),
+        65,
+        ("other classes", "2: emu, jay (in birds)", "2: outline-0, outline-1"),
+        "data.root",
+    ),
+    "other-data": (
+        ("data.classes=5",),
+        state(lambda s: drop(s, "data")),
+        65,
+        ("the checkpoint does not fit", "5 classes"),
+        "data.root",
+    ),
 }
 
 

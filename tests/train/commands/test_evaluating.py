@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrypoint import ExitCode, Failure
+from entrypoint import Care, ExitCode, Failure
 from train import __main__ as front
 from train.checkpoint import manifest
-from train.commands import launching
+from train.commands import evaluating, launching
 from train.settings import schema
 
 CPU = ("--device", "cpu")
@@ -64,8 +65,52 @@ def test_eval_that_cannot_start_leaves_nothing(
 
 def test_eval_says_what_was_passed_over(launched: dict[str, Any], checkpoint: Path) -> None:
     shutil.copytree(checkpoint, checkpoint.with_name("step-00000008"))  # its manifest belongs to step 7
-    front.run(["eval", "run", "data.val_fraction=0.5"], {"TMPDIR": "."})
+    front.run(["eval", "run", "data.image_size=48"], {"TMPDIR": "."})
     assert launched["command"][4] == str(checkpoint)
     said = "\n".join(launched["plan"].warnings)
     assert "skipped a damaged checkpoint: step-00000008" in said
-    assert "data.val_fraction differs" in said
+    assert "data.image_size: 32 -> 48" in said
+
+
+@pytest.mark.parametrize("line", [["eval", "run", "--all"], ["eval", "--all", "run"], ["--all", "eval", "run"]])
+def test_eval_of_all_images_is_handed_to_the_ranks(launched: dict[str, Any], checkpoint: Path, line: list[str]) -> None:
+    assert front.run(line, {"TMPDIR": "."}) == 7
+    assert launched["command"][7:] == ["--all"]
+
+
+def test_eval_promises_no_save_to_who_stops_it(
+    launched: dict[str, Any], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Care] = []
+    monkeypatch.setattr(launching, "run_plan", lambda *arguments, care, **options: seen.append(care) or 75)
+    assert front.run(["eval", "run"], {"TMPDIR": "."}) == 75
+    assert not [word for word in ("save", "step") if word in " ".join(seen[0].promise)]
+
+
+def test_eval_takes_the_local_rank_of_an_old_launcher(launched: dict[str, Any], checkpoint: Path) -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TMPDIR": "."}
+    for line in (["--local-rank=0", "eval", "run"], ["eval", "--local-rank=0", "run"]):
+        assert front.run([*line, "--procs-per-node", "1"], {**alone, "LOCAL_WORLD_SIZE": "1"}) == 7
+
+
+def test_the_help_of_eval_is_its_own_with_an_example_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        front.run(["eval", "--help"], {})
+    said = capsys.readouterr().out
+    assert left.value.code == 0
+    assert said.startswith("usage: train eval RUN [--all] [--json]")
+    examples = [line.partition("  train eval ")[2] for line in said.splitlines() if line.startswith("  train eval ")]
+    assert all(
+        any(word in line for line in examples) for word in ("step-", "--all", "data.root=", "--json", "--device")
+    )
+
+
+def test_each_option_of_eval_is_explained_in_its_own_line() -> None:
+    options = [line for line in evaluating.build_parser().format_help().splitlines() if line.startswith("  -")]
+    assert len(options) == 10
+    assert all(len(line) <= 100 and re.match(r"  --?[a-z].*?  +[a-z]", line) for line in options)
+
+
+def test_what_belongs_to_a_training_is_refused(launched: dict[str, Any], checkpoint: Path) -> None:
+    assert front.run(["eval", "run", "--time-limit", "10"], {"TMPDIR": "."}) == 64
+    assert "command" not in launched

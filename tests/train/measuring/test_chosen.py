@@ -149,8 +149,30 @@ def test_a_setting_that_changes_nothing_is_no_mistake(run: Path) -> None:
     assert configured(run, "model.args.width=4")[0] == configured(run)[0]
 
 
-def test_another_split_is_said(run: Path) -> None:
-    assert "data.val_fraction differs from the training's" in configured(run, "data.val_fraction=0.5")[1][0]
+def test_what_a_model_gets_otherwise_than_in_its_training_is_said(run: Path) -> None:
+    (said,) = configured(run, "data.image_size=48", "data.val_fraction=0.5", "data.augment=none")[1]
+    assert said == "the data is not as in the training: data.image_size: 32 -> 48"
+
+
+@pytest.mark.parametrize(
+    ("step", "best", "said"),
+    [
+        (10, '{"step": 10}', "the best"),
+        (30, '{"step": 10}', "the last"),
+        (30, '{"step": 30}', "the best and the last"),
+        (20, '{"step": 10}', "neither the best nor the last"),
+        (20, "{", "not the last"),
+    ],
+)
+def test_a_checkpoint_stands_somewhere_in_its_run(run: Path, step: int, best: str, said: str) -> None:
+    (run / "best.json").write_text(best)
+    assert chosen.standing(at(run, step)) == said
+
+
+def test_a_checkpoint_that_was_copied_away_or_is_gone_stands_nowhere(run: Path) -> None:
+    (run / "mine").mkdir()
+    assert chosen.standing(at(run, 10).rename(run / "mine" / "step-00000010")) is None
+    assert chosen.standing(linked(run) / "checkpoints" / "step-00000020") is None
 
 
 def test_a_file_gives_the_data_and_leaves_the_training_alone(run: Path, tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def test_nothing_is_written_into_the_run_and_nothing_is_left(run: Run, tmp_path:
 
 def test_a_person_reads_a_summary_and_a_table(run: Run) -> None:
     text = evaluated(run).stdout
-    assert "weights        the average over steps (train.ema_decay), step 10" in text
+    assert "weights        of step 10 (the best and the last), averaged (EMA)" in text
+    assert "measured       the 192 held-out of 960 images of synthetic" in text
     assert f"{last(run)['accuracy']:.2%} of 192 held-out images" in text
     assert len([line for line in text.splitlines() if "outline-" in line]) == 10
 
@@ -122,12 +123,12 @@ def small(tmp_path: Path) -> Path:
     return now.saved
 
 
-def measure(path: Path, *settings: str, as_json: bool = True) -> int:
+def measure(path: Path, *settings: str, as_json: bool = True, all_: bool = False) -> int:
     found = chosen.choose(str(path))
     config, _ = chosen.configured(found, None, settings)
     forget_accelerate()
     try:
-        return measuring.run(config, found, ALONE, {}, as_json=as_json)
+        return measuring.run(config, found, ALONE, {}, as_json=as_json, all_=all_)
     finally:
         forget_accelerate()
 
@@ -172,8 +173,17 @@ def no_safetensors(path: Path) -> None:
     reseal(path)
 
 
+def untold(path: Path) -> None:
+    """As a version wrote it that did not tell of the data."""
+    told = json.loads((path / "state.json").read_text())
+    del told["data"]
+    (path / "state.json").write_text(json.dumps(told))
+    reseal(path)
+
+
 BAD: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
-    "other-classes": (lambda path: None, ["data.classes=3"], 65, "[2] in the checkpoint, [3] for this data"),
+    "other-classes": (lambda path: None, ["data.classes=3"], 65, "found: 3: outline-0, outline-1, outline-2"),
+    "other-classes-of-an-older-one": (untold, ["data.classes=3"], 65, "[2] in the checkpoint, [3] for this data"),
     "other-size": (lambda path: None, ["data.image_size=64"], 65, "in the checkpoint"),
     "no-folder": (lambda path: None, ["data.name=folder", "data.root=nowhere"], 66, "nowhere"),
     "nothing-held-out": (lambda path: None, ["data.val_fraction=0"], 66, "no held-out image"),
@@ -244,6 +254,69 @@ def test_a_broken_image_is_left_out_as_in_training(
     found = json.loads(capsys.readouterr().out)
     assert (found["left_out"], found["samples"]) == (1, 8)
     assert found["loss"] == todo.state.best.loss  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """A run on two folders of images: 20 cats and 12 dogs, a quarter of them held out."""
+    write_classes(tmp_path / "pets", cat=20, dog=12)
+    place = ("data.name=folder", f"data.root={tmp_path / 'pets'}", "data.val_fraction=0.25", "data.classes=2")
+    trained(tmp_path / "run", *place)
+    return tmp_path
+
+
+def test_images_of_other_classes_are_refused_by_both_lists_of_names(pets: Path) -> None:
+    write_classes(pets / "birds", emu=9, jay=9, owl=9)
+    with pytest.raises(Failure) as caught:
+        measure(pets / "run", f"data.root={pets / 'birds'}")
+    assert caught.value.code == 65
+    assert "3: emu, jay, owl" in str(caught.value)
+    assert "2: cat, dog" in str(caught.value)
+
+
+def test_images_of_as_many_other_classes_are_refused(pets: Path) -> None:
+    write_classes(pets / "birds", emu=9, jay=9)
+    with pytest.raises(Failure, match="other classes than the model was trained on"):
+        measure(pets / "run", f"data.root={pets / 'birds'}", all_=True)
+
+
+def told_of(captured: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
+    said = captured.readouterr()
+    return json.loads(said.out), [line for line in said.err.splitlines() if line.startswith("WARNING: ")]
+
+
+def test_a_split_that_holds_trained_images_is_warned_of_in_a_line(
+    pets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_classes(pets / "pets", cat=24, dog=16)
+    capsys.readouterr()
+    assert measure(pets / "run") == 0
+    found, (warned,) = told_of(capsys)
+    assert "images that the model was trained on are among these 10" in warned
+    assert [f"WARNING: {note}" for note in found["notes"]] == [warned]
+
+
+def test_every_image_of_a_test_set_is_measured_once(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(pets / "test", cat=7, dog=6)
+    capsys.readouterr()
+    assert measure(pets / "run", f"data.root={pets / 'test'}", "eval.batch_size=5", all_=True) == 0
+    found, warned = told_of(capsys)
+    assert (found["samples"], [sum(row) for row in found["confusion"]]) == (13, [7, 6])
+    assert (found["measured"], found["all"], warned) == (f"all 13 images of {pets / 'test'}", True, [])
+
+
+def test_all_of_the_trainings_own_images_agree_with_both_sides(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert measure(pets / "run", all_=True) == 0
+    found, (warned,) = told_of(capsys)
+    assert found["samples"] == 32
+    assert "24 of these 32 images were trained on" in warned
+
+
+def test_several_ranks_measure_every_image_and_say_so(run: Run) -> None:
+    one, two = (numbers(run, "--all", "--procs-per-node", ranks) for ranks in ("1", "2"))
+    assert (one["samples"], one["measured"]) == (960, "all 960 images of synthetic")
+    assert {name: one[name] for name in COUNTED} == {name: two[name] for name in COUNTED}
 
 
 def test_torchrun_starts_the_ranks_as_well(run: Run) -> None:

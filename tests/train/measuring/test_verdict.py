@@ -13,6 +13,10 @@ VERDICT = Verdict(
     checkpoint="runs/x/checkpoints/step-00000007",
     step=7,
     weights="ema",
+    standing="the best",
+    measured="the 31 held-out of 150 images of pets",
+    all=False,
+    notes=("3 of these 31 images were trained on",),
     world_size=2,
     device="cpu",
     precision="fp32",
@@ -27,10 +31,22 @@ VERDICT = Verdict(
 
 def test_people_read_what_was_measured_and_how_well() -> None:
     text = VERDICT.as_text()
-    assert "weights        the average over steps (train.ema_decay), step 7" in text
+    assert "weights        of step 7 (the best), averaged (EMA)" in text
+    assert "measured       the 31 held-out of 150 images of pets" in text
     assert "computed       by 2 ranks on cpu, fp32" in text
     assert "left out       1 image that cannot be read" in text
     assert "accuracy       70.00% of 30 held-out images, loss 0.9000" in text
+
+
+def test_weights_of_one_step_and_of_no_run_are_told_so() -> None:
+    plain = replace(VERDICT, weights="model", standing=None)
+    assert "weights        of step 7, not averaged\n" in plain.as_text()
+
+
+def test_all_images_are_not_called_held_out() -> None:
+    text = replace(VERDICT, all=True, measured="all 31 images of test").as_text()
+    assert "measured       all 31 images of test" in text
+    assert "held-out" not in text
 
 
 def test_few_classes_get_a_table_and_many_a_line_of_the_worst() -> None:
@@ -54,4 +70,6 @@ def test_programs_read_one_object_with_everything() -> None:
     found = json.loads(VERDICT.as_json())
     assert (found["accuracy"], found["recall"], found["weights"]) == (0.7, [0.95, 0.2, None], "ema")
     assert found["confusion"] == VERDICT.confusion
+    assert (found["measured"], found["all"]) == (VERDICT.measured, False)
+    assert (found["standing"], found["notes"]) == ("the best", [*VERDICT.notes])
     assert found["classes"] == ["cat", "dog", "emu"]
