@@ -47,6 +47,9 @@ env: $(VENV)/.runtime ## make .venv from requirements.lock
 env-dev: $(VENV)/.dev
 	@$(INSTALL_PROJECT)
 
+# What takes minutes says what it does. pip's word for its own new version would be about a pip that is not locked.
+PIP := --disable-pip-version-check
+
 # Again for another checkout or another pyproject.toml: an environment may be shared (CI keeps one outside the checkout).
 INSTALL_PROJECT = state="$(CURDIR) $$(sha256sum < pyproject.toml)"; \
 	[[ $$(cat $(VENV)/.checkout 2>/dev/null) == "$$state" ]] || { \
@@ -57,17 +60,19 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
 	  echo 'ERROR: Python 3.11 or newer is needed'; echo '  fix: apt-get install python3, or make PYTHON=python3.13 ...'; exit 1; } >&2
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || {
-	  echo 'ERROR: this Python cannot make a virtual environment'; echo '  fix: apt-get install python3-venv python3-pip'; exit 1; } >&2
+	  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+	  echo 'ERROR: $(PYTHON) cannot make a virtual environment'; echo "  fix: apt-get install $$package"; exit 1; } >&2
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
 $(VENV)/.runtime: requirements.lock $(VENV)/.python
 	@echo 'installing the locked packages (once; about two minutes and 6 GB, most of it CUDA)'
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install $(PIP) --require-hashes -r requirements.lock
 	touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
-	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	@echo 'installing what checks and tests need (once; less than a minute)'
+	$(BIN)/python -m pip install $(PIP) --require-hashes -r requirements-dev.lock
 	touch $@
 
 lock: env-dev ## write the lock files anew from pyproject.toml

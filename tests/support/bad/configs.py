@@ -65,7 +65,12 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("launch.timeouts: 5", "a mapping"),
         "below `launch.timeouts:`",
     ),
-    "name-for-a-section": ("46", "model: resnet18\n", ("model: resnet18", "a mapping"), "write model: {name: resnet18}"),
+    "name-for-a-section": (
+        "46",
+        "model: resnet18\n",
+        ("model: resnet18", "a mapping"),
+        "write model: {name: resnet18}",
+    ),
     "mapping-for-a-name": ("46", "model: {name: {name: resnet18}}\n", ("model.name", "text"), "model.name: resnet18"),
     "unknown-section": ("47", "optimizer: {lr: 1}\n", ("unknown key optimizer", "line 1", "one of run"), "optim"),
     "unknown-key": ("47", "\n\noptim: {lrr: 0.1}\n", ("unknown key optim.lrr", "cfg.yaml, line 3"), "write optim.lr"),

@@ -1,0 +1,70 @@
+"""What `make env` says, with a Python and a pip that are made up: the real ones install for minutes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import TIMEOUT_S
+
+ROOT = Path(__file__).parents[1]
+
+
+def make(*words: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    line = ["make", "--directory", str(ROOT), "--no-print-directory", *words]
+    return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def environment(folder: Path) -> Path:
+    """A virtual environment whose pip only says what it was asked for."""
+    program(folder / "bin/python", 'echo "asked: $*"')
+    for name in (".python", ".runtime"):
+        (folder / name).touch()
+    return folder
+
+
+def test_the_first_installation_shows_what_pip_does(tmp_path: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (venv / ".runtime").unlink()
+    done = make("env", f"VENV={venv}")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = done.stdout.splitlines()
+    assert told[0].startswith("installing the locked packages (once;")
+    assert "pip install" in told[1]
+    assert "requirements.lock" in told[1]
+    assert "--quiet" not in told[1]
+
+
+def test_where_all_is_installed_nothing_is_said(tmp_path: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    state = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    (venv / ".checkout").write_text(f"{ROOT} {state}  -\n")
+    done = make("env", f"VENV={venv}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_python_without_ensurepip_is_told_its_package(tmp_path: Path) -> None:
+    python = program(tmp_path / "python", f'case "$2" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"')
+    done = make("env", f"VENV={tmp_path}/venv", f"PYTHON={python}")
+    assert done.returncode == 2
+    assert f"ERROR: {python} cannot make a virtual environment" in done.stderr
+    version = ".".join(map(str, sys.version_info[:2]))
+    assert f"  fix: apt-get install python{version}-venv\n" in done.stderr
+
+
+def test_an_old_python_is_told_the_one_that_is_needed(tmp_path: Path) -> None:
+    done = make("env", f"VENV={tmp_path}/venv", f"PYTHON={program(tmp_path / 'python', 'exit 1')}")
+    assert done.returncode == 2
+    assert "ERROR: Python 3.11 or newer is needed" in done.stderr
+    assert "fix: apt-get install python3" in done.stderr
