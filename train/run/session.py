@@ -175,7 +175,8 @@ def _images(todo: Job, begun: int) -> int:
 
 def _next(todo: Job, begun: int, *, early: bool) -> str:
     before = "this run was finished before; " if begun >= todo.state.step else ""
-    said = f"next: {before}{' '.join(_longer(todo, early=early))} goes on, checkpoint.resume=never starts over"
+    longer = " ".join(_longer(todo, early=early))
+    said = f"next: {before}add {longer} to go on, or checkpoint.resume=never to start over"
     if not early or todo.state.step >= todo.steps.total:
         return said
     wanted = todo.config.eval

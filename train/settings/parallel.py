@@ -13,7 +13,7 @@ SLOW: Final = (
     "than ddp and leaves the CPU's other cores idle. fix: train.parallel=ddp, unless you want to compare"
 )
 WORDS: Final = {
-    "ddp": "DDP, one process for each rank",
+    "ddp": "DDP: one process for each rank, gradients are averaged",
     "dp": "DataParallel, one process for all GPUs",
     "none": "none, one process",
 }

@@ -65,7 +65,7 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
     assert "of 16 held-out images" in said["accuracy"]
     assert said["training"].startswith("8 steps in ")
     assert said["checkpoint"].endswith("step-00000008")
-    assert text.splitlines()[-1] == "next: train.epochs=4 goes on, checkpoint.resume=never starts over"
+    assert text.splitlines()[-1] == "next: add train.epochs=4 to go on, or checkpoint.resume=never to start over"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_is_to_be_done_next_lifts_what_ended_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], longer: str
 ) -> None:
     run(tmp_path / "run", *settings)
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next: {longer} goes on,")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next: add {longer} to go on,")
     assert run(tmp_path / "run", *settings, *longer.split()) == ExitCode.OK
     assert "resumed" in lines(capsys.readouterr().out)
 
