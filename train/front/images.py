@@ -46,11 +46,11 @@ class Found:
         return f"{told}: {listed}{more}{self._fix()}"
 
     def _fix(self) -> str:
-        if any(ending.endswith(BESIDE) for ending in self.unread):
-            return ". fix: move images into the folders of their classes"
-        if any(ending in PICTURES for ending in self.unread):
-            return ". fix: save the pictures among them as .jpg or .png"
-        return ""
+        lost = any(ending.endswith(BESIDE) for ending in self.unread)
+        others = any(ending in PICTURES for ending in self.unread)
+        fixes = ["move images into the folders of their classes"] if lost else []
+        fixes += ["save pictures of other kinds as .jpg or .png"] if others else []
+        return f". fix: {'; '.join(fixes)}" if fixes else ""
 
     def facts(self) -> dict[str, Any]:
         """What a run that goes on compares with what it began with."""

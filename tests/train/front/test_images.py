@@ -49,7 +49,7 @@ def test_files_that_are_not_read_are_named_by_ending_the_commonest_first(tmp_pat
     note = images.look(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).note()
     assert note is not None
     assert note.startswith("6 files are not read: .txt (3), .heic (2), no ending (1)")
-    assert "fix: save the pictures among them as .jpg or .png" in note
+    assert "fix: save pictures of other kinds as .jpg or .png" in note
 
 
 def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> None:
