@@ -190,7 +190,7 @@ LINES: dict[str, Row] = {
     "no-cifar": (
         "check data.name=cifar10 data.root=nowhere",
         66,
-        ("no nowhere/cifar-10-batches-py",),
+        ("/nowhere/cifar-10-batches-py",),
         "train data fetch",
     ),
     "no-mnist-in-a-folder-of-spaces": (
