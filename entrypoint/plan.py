@@ -139,13 +139,14 @@ def _check_gpus(found: Allocation, machine: Machine, device: str, spawn: int) ->
     here = spawn if found.may_spawn else found.tasks_here
     # One visible GPU for several tasks is how --gpus-per-task looks from inside a task: each sees its own. Whether
     # they truly differ is compared by UUID before NCCL starts.
-    bound_per_task = not found.may_spawn and len(machine.gpus) == 1
-    if device == "cuda" and here > len(machine.gpus) and not bound_per_task:
+    bound_per_task, there = not found.may_spawn and len(machine.gpus) == 1, len(machine.gpus)
+    more = "s" * (there != 1)
+    if device == "cuda" and here > there and not bound_per_task:
         raise Failure(
-            f"{here} ranks on this node and only {len(machine.gpus)} GPUs",
-            found=f"ranks per node {here}, GPUs visible {len(machine.gpus)}",
+            f"{here} ranks on this node and only {there} GPU{more}",
+            found=f"ranks per node {here}, GPUs visible {there}",
             expected="one GPU for each rank",
-            fix=f"start {len(machine.gpus)} ranks per node, or ask the scheduler for {here} GPUs per node",
+            fix=f"start {there} rank{more} per node, or ask the scheduler for {here} GPUs per node",
             code=ExitCode.NODE,
         )
 

@@ -86,9 +86,10 @@ def test_cuda_asked_for_without_gpus_is_refused() -> None:
 
 @pytest.mark.parametrize(("asked", "gpus"), [(3, 2), (2, 1)])
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(asked: int, gpus: int) -> None:
-    with pytest.raises(Failure, match=f"{asked} ranks on this node and only {gpus} GPUs") as caught:
+    one = "s" * (gpus > 1)
+    with pytest.raises(Failure, match=f"{asked} ranks on this node and only {gpus} GPU{one}$") as caught:
         planned({}, machine(gpus=fake_gpus(gpus)), procs_per_node=asked)
-    assert caught.value.code == 78
+    assert (caught.value.code, f"start {gpus} rank{one} per node" in caught.value.fix) == (78, True)
 
 
 def test_more_tasks_than_gpus_are_refused() -> None:

@@ -31,7 +31,8 @@ def refuse_small(workers: int, each: int, *, ranks: int, place: Path = Path(SHM)
     free = found.f_bavail * found.f_frsize
     if need <= free:
         return
-    who = f"{workers} workers" if ranks == 1 else f"{ranks} ranks x {workers} workers"
+    some = f"{workers} worker{'s' * (workers != 1)}"
+    who = some if ranks == 1 else f"{ranks} ranks x {some}"
     fewer = workers * free // need
     raise Failure(
         "shared memory is too small for the data workers",

@@ -255,4 +255,5 @@ def _device(ready: Runtime) -> str:
 
 def _dropped(todo: Job) -> str:
     dropped = todo.steps.dropped
-    return f"; the last {dropped} samples of an epoch are left out (shuffled)" if dropped else ""
+    are = "is" if dropped == 1 else "are"
+    return f"; the last {progress.many(dropped, 'sample')} of an epoch {are} left out (shuffled)" if dropped else ""
