@@ -87,7 +87,7 @@ def test_cuda_asked_for_without_gpus_is_refused() -> None:
 @pytest.mark.parametrize(("asked", "gpus"), [(3, 2), (2, 1)])
 def test_more_ranks_than_gpus_are_refused_with_both_numbers(asked: int, gpus: int) -> None:
     one = "s" * (gpus > 1)
-    with pytest.raises(Failure, match=f"{asked} ranks on this node and only {gpus} GPU{one}$") as caught:
+    with pytest.raises(Failure, match=f"{asked} ranks on this node and only {gpus} GPU{one}\n") as caught:
         planned({}, machine(gpus=fake_gpus(gpus)), procs_per_node=asked)
     assert (caught.value.code, f"start {gpus} rank{one} per node" in caught.value.fix) == (78, True)
 
