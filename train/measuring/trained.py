@@ -119,7 +119,8 @@ def _seen_before(trained: Facts, there: Facts, *, whole: bool) -> str | None:
     why = "the result does not tell how new images are answered" if whole else split
     if (count := _counted(trained, there, whole=whole)) is not None:
         return f"{count:,} of these {measured:,} images were trained on: {why}" if count else None
-    return f"images that the model was trained on are among these {measured:,}: {why}"
+    sure = "are" if there.data.name in NAMED else "may be"  # nobody but their author knows how others are divided
+    return f"images that the model was trained on {sure} among these {measured:,}: {why}"
 
 
 def _same_split(trained: Facts, there: Facts) -> bool:
@@ -172,7 +173,7 @@ def _divided(data: Data) -> bool:
 
 
 def _source(data: Data) -> tuple[str, str | None]:
-    return data.name, os.path.realpath(data.root) if _on_disk(data) else None
+    return data.name, None if data.name == names.SYNTHETIC else os.path.realpath(data.root)
 
 
 def _on_disk(data: Data) -> bool:

@@ -169,6 +169,13 @@ def test_a_test_set_of_its_own_says_nothing_and_its_split_names_the_way_to_measu
     assert "--all measures all" in said
 
 
+def test_of_data_of_the_users_own_it_is_only_guessed_and_another_root_is_other_data() -> None:
+    before = other(PETS, name="mine:animals")
+    (said,) = trained.notes(before, other(before, training=88, held_out=22), whole=True)
+    assert said.startswith("images that the model was trained on may be among these 110")
+    assert trained.notes(before, other(before, root="test", training=4, held_out=1), whole=True) == ()
+
+
 def test_arrays_with_a_side_of_their_own_are_not_split(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 4, 4, 3), np.uint8), np.arange(2)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
