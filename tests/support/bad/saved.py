@@ -241,6 +241,7 @@ MEASURED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str,
         "name another checkpoint",
     ),
     "state-without-config": (AT, bytes_of_state(b"{}"), 65, ("is damaged", "state.json"), "name another checkpoint"),
+    "state-no-json": (AT, bytes_of_state(b"{"), 65, ("is damaged", "state.json: JSONDecodeError"), "name another"),
     "state-config-a-list": (AT, state(lambda s: put(s, "config", value=[])), 65, ("no configuration",), "name another"),
     "state-config-unknown": (
         AT,

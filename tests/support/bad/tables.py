@@ -50,7 +50,7 @@ UNREACHED: dict[str, str] = {
     "train/front/requeued.py:_refuse_without_checkpoints": "a requeued job: tests/train/front/test_requeued.py",
     "train/front/requeued.py:look": "a requeued job: tests/train/front/test_requeued.py, make chaos row 66",
     "train/inspection/stages.py:_stepped": "a GPU's memory: tests/train/inspection/test_stages.py",
-    "train/measuring/measuring.py:run#2": "a GPU's memory: tests/train/measuring/test_measuring.py",
+    "train/measuring/measuring.py:run": "a GPU's memory: tests/train/measuring/test_measuring.py",
     "train/models/networks.py:_named#3": "a model that is built in vain: tests/train/models/test_networks.py",
     "train/models/weightfile.py:read#3": "another user: tests/train/models/test_weightfile.py",
     "train/ranks/rendezvous.py:_refuse_rival": "two machines: tests/test_two_machines.py",
