@@ -1,18 +1,39 @@
-"""docs/problems.md answers thirty symptoms: each has its links and its tests, and all of them exist."""
+"""docs/problems.md: by symptom what one reads, looks at and does; all that it links to, quotes and types exists."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from train.__main__ import COMMANDS, OWN, build_parser
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "problems.md").read_text()
-PARTS = re.split(r"^### (\d+)\. (.+)$", TEXT, flags=re.MULTILINE)
-# Number -> what stands below its heading.
-ANSWERS = {int(number): body.split("\n## ")[0] for number, body in zip(PARTS[1::3], PARTS[3::3], strict=True)}
+PARTS = re.split(r"^### (.+)$", TEXT, flags=re.MULTILINE)
+# Heading -> what stands below it.
+ENTRIES = {heading: body.split("\n## ")[0] for heading, body in zip(PARTS[1::2], PARTS[2::2], strict=True)}
+NUMBERED = {int(found[1]): heading for heading in ENTRIES if (found := re.match(r"(\d+)\. ", heading))}
+FIRST_HOUR = [heading for heading in ENTRIES if heading not in NUMBERED.values()]
+PROGRAMS = (
+    "train",
+    "entrypoint",
+    "srun",
+    "apptainer",
+    "squeue",
+    "nvidia-smi",
+    "cat",
+    "df",
+    "getent",
+    "ip",
+    "ls",
+    "nproc",
+    "ss",
+    "tail",
+)
 # Every page: whoever follows a link of one is to arrive.
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
@@ -42,20 +63,81 @@ def defined_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_there_are_thirty() -> None:
-    assert list(ANSWERS) == list(range(1, 31))
+def part(heading: str, name: str) -> str:
+    """One of the four parts of an entry, in one line."""
+    found = re.search(rf"^- \*\*{name}:\*\*\s(.+?)(?=^- |^\n)", ENTRIES[heading] + "\n\n", re.M | re.S)
+    return " ".join(found[1].split()) if found else ""
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_each_sends_the_reader_on(number: int) -> None:
-    assert re.search(r"^More: \[.+\]\(.+\)", ANSWERS[number], re.M)
+def literals(path: Path) -> set[str]:
+    """The texts in a module; a value in one is a zero byte."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            parts = [str(one.value) if isinstance(one, ast.Constant) else "\0" for one in node.values]
+            found.add("".join(parts))
+    return found
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_each_is_shown_by_tests_that_exist(number: int) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ANSWERS[number])
+SOURCES = [path for package in ("entrypoint", "train") for path in (ROOT / package).rglob("*.py")]
+SAID = "\n".join(text for path in SOURCES for text in sorted(literals(path)))
+
+
+def quotes(heading: str) -> list[str]:
+    """The pieces of our own messages in an entry's first part, as they stand between what differs each time."""
+    spans = [span for span in re.findall(r"`([^`]+)`", part(heading, "You see")) if " " in span]
+    return [piece.strip() for span in spans for piece in span.split("...") if len(piece.strip()) > 1]
+
+
+def typed(heading: str) -> list[list[str]]:
+    """The commands of an entry's second part."""
+    spans = re.findall(r"`([^`]+)`", part(heading, "Look at"))
+    return [words for span in spans if (words := span.split())[0] in PROGRAMS]
+
+
+def test_all_thirty_are_there_in_order_after_nine_of_the_first_hour() -> None:
+    assert list(NUMBERED) == list(range(1, 31))
+    assert list(ENTRIES)[: len(FIRST_HOUR)] == FIRST_HOUR
+    assert len(FIRST_HOUR) == 9
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_each_says_what_one_sees_what_to_look_at_and_what_to_do(heading: str) -> None:
+    assert all(part(heading, name).endswith(".") for name in ("You see", "Look at", "Do", "Kept true by"))
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_a_message_that_is_quoted_is_one_of_ours(heading: str) -> None:
+    assert [piece for piece in quotes(heading) if piece not in SAID] == []
+
+
+def test_a_message_that_nobody_says_would_be_seen() -> None:
+    assert sum(map(len, map(quotes, ENTRIES))) > 30
+    assert "no GPU can be found in this place" not in SAID
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_what_to_look_at_is_a_command_that_there_is(heading: str) -> None:
+    assert typed(heading)
+    for words in typed(heading):
+        words = words[words.index("train") :] if "train" in words else words
+        if words[0] == "train" and words[1] not in OWN:
+            asked = build_parser().parse_intermixed_args(shlex.split(" ".join(words[1:])))
+            assert (asked.words or ["train"])[0] in COMMANDS
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_each_sends_the_reader_on(heading: str) -> None:
+    assert re.search(r"More:\s\[", ENTRIES[heading])
+
+
+@pytest.mark.parametrize("heading", ENTRIES)
+def test_each_is_kept_true_by_tests_that_exist(heading: str) -> None:
+    named = re.findall(r"\[`(\w+)`\]\(\.\./(tests/[\w/]+\.py)\)", part(heading, "Kept true by"))
     assert named
-    for path, name in named:
+    for name, path in named:
         assert name in defined_in(ROOT / path), f"{path}::{name}"
 
 
