@@ -18,6 +18,7 @@ from train.settings.config import Data
 
 SHOWN: Final = 8  # names of classes in a line
 WIDEST: Final = 40  # letters of one
+NOT_NEW: Final = "the result does not tell how new images are answered"
 NAMED: Final = (names.SYNTHETIC, names.FOLDER, *names.PUBLISHED)  # what else there is may know its classes by number
 
 
@@ -116,7 +117,7 @@ def _seen_before(trained: Facts, there: Facts, *, whole: bool) -> str | None:
         return _moved(trained, there)
     split = f"the split is not the training's (it held out {trained.held_out:,} of {trained.images:,} images)"
     measured = there.images if whole else there.held_out
-    why = "the result does not tell how new images are answered" if whole else split
+    why = NOT_NEW if whole else split
     if (count := _counted(trained, there, whole=whole)) is not None:
         return f"{count:,} of these {measured:,} images were trained on: {why}" if count else None
     sure = "are" if there.data.name in NAMED else "may be"  # nobody but their author knows how others are divided
@@ -152,6 +153,8 @@ def _moved(trained: Facts, there: Facts) -> str | None:
 
 def _elsewhere(trained: Facts, there: Facts, *, whole: bool) -> str | None:
     """Other files, as far as their place says."""
+    if _source(there.data) == _source(replace(trained.data, root=os.path.join(trained.data.root, "train"))):
+        return f"these are the images that the model was trained on: {NOT_NEW}"
     if whole and (trained.training, trained.held_out) == (there.training, there.held_out):
         return f"as many images as in the training: if they are its own, {trained.training:,} of them were trained on"
     if whole or not _divided(there.data):

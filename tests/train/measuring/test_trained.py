@@ -161,6 +161,11 @@ def test_all_of_the_trainings_own_data_is_said_to_be_trained_on(pets: Path) -> N
     assert said.startswith("images that the model was trained on are among these 110")
 
 
+def test_the_training_side_alone_is_known_by_its_place(pets: Path) -> None:
+    (said,) = trained.notes(PETS, other(PETS, root=str(pets / "train"), training=64, held_out=16), whole=True)
+    assert said.startswith("these are the images that the model was trained on")
+
+
 def test_a_test_set_of_its_own_says_nothing_and_its_split_names_the_way_to_measure_all(pets: Path) -> None:
     mine = other(PETS, root=str(write_classes(pets.with_name("test"), cat=3, dog=2)), training=4, held_out=1)
     assert trained.notes(PETS, mine, whole=True) == ()
