@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from entrypoint import ExitCode, Failure, attach, from_environ, met, shield
+from entrypoint import ExitCode, Failure, attach, from_environ, met, say, shield
 from train import faults, plugin
 from train.files import caches
 from train.front import rundir
@@ -166,7 +166,7 @@ def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
         traceback.print_exception(error)
         return Failure(f"{type(error).__name__}: {error}", fix=REPORT, code=ExitCode.BUG)
     failure.kept = failure.kept or last_checkpoint(seat)
-    print(failure, file=sys.stderr, flush=True)
+    say(str(failure), sys.stderr)  # in one piece: the parent folds whole lines
     return failure
 
 

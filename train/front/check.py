@@ -165,9 +165,10 @@ def launch_rows(plan: Plan) -> dict[str, str]:
     """Which processes there will be."""
     world = plan.world
     ranks = f"{_many(world.world_size, 'rank')} on {_many(world.num_nodes, 'node')}"
+    of_them = f"this task starts {plan.spawn}, the first is rank={world.rank}/{world.world_size}"
     return {
         "launcher": plan.launcher,
-        "world": f"{ranks}, this task starts {plan.spawn}, the first is rank={world.rank}/{world.world_size}",
+        "world": ranks + (f", {of_them}" if world.world_size > 1 else ""),
         "hosts": ", ".join(plan.hosts) or "not known before they meet",
         "device": plan.device,
     }

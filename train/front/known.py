@@ -69,7 +69,7 @@ def row(data: Data) -> str:
     if data.name == names.SYNTHETIC:
         tail = f", the rarest {data.imbalance:g} times rarer than the commonest" if data.imbalance != 1 else ""
         clips = f"clips of {data.frames} frames, " if data.frames else ""
-        return f"synthetic ({data.samples} samples, {data.classes} classes{tail}), {clips}{data.image_size} pixels"
+        return f"synthetic ({data.samples:,} samples, {data.classes} classes{tail}), {clips}{data.image_size} pixels"
     if data.name in names.ARRAYS:
         seen = arrayfiles.look(Path(data.root), data.name)
         shape = f"images {list(seen.shape)}" if seen else "its arrays are known at the start"

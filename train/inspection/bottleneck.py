@@ -162,7 +162,7 @@ class Profile:
     def as_text(self) -> str:
         """A table, the limit, and what to change."""
         whole = (
-            " (all of it at the start)"
+            " (all at the start)"
             if self.workers is None
             else f", {self.workers} worker{'s' * (self.workers != 1)}"
         )

@@ -115,12 +115,12 @@ def test_data_that_is_not_there_is_missing_input(
 
 
 ROWS = {
-    "synthetic": (Data(), "synthetic (10000 samples, 10 classes), 32 pixels"),
+    "synthetic": (Data(), "synthetic (10,000 samples, 10 classes), 32 pixels"),
     "long-tail": (
         Data(classes=2, imbalance=99),
-        "synthetic (10000 samples, 2 classes, the rarest 99 times rarer than the commonest), 32 pixels",
+        "synthetic (10,000 samples, 2 classes, the rarest 99 times rarer than the commonest), 32 pixels",
     ),
-    "clips": (Data(frames=8), "synthetic (10000 samples, 10 classes), clips of 8 frames, 32 pixels"),
+    "clips": (Data(frames=8), "synthetic (10,000 samples, 10 classes), clips of 8 frames, 32 pixels"),
     "folder": (Data(name="folder", root="pictures"), "folder (pictures), 32 pixels"),
     "cifar10": (Data(name="cifar10"), "cifar10 (data), 32 pixels"),
     "own": (Data(name="mine:make"), "mine:make (your own: known at the start)"),
