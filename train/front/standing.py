@@ -21,7 +21,7 @@ from train.settings.config import RunConfig
 STATE: Final = "state.json"  # of a checkpoint: all but its tensors
 UNKNOWN: Final = "a number that the start knows"
 OVER: Final = "start over with checkpoint.resume=never"
-GOES_ON: Final = "goes on, checkpoint.resume=never starts over"
+GOES_ON: Final = "to go on, or checkpoint.resume=never to start over"
 ODD: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -105,9 +105,9 @@ def _unchanged(config: RunConfig, folder: Path, told: Mapping[str, Any], total: 
     at = f"step {step:,} of {UNKNOWN if steps is None else format(steps, ',')}"
     if stopping.reached(config.eval, held):
         why = f"{config.eval.metric} has reached eval.target {config.eval.target:g}"
-        return Standing(said=f"is finished ({at}: {why}): train would do nothing; eval.target=null {GOES_ON}")
+        return Standing(said=f"is finished ({at}: {why}): train would do nothing; add eval.target=null {GOES_ON}")
     if steps is not None and step >= steps:
-        return Standing(said=f"is finished ({at}): train would do nothing; {_longer(config, steps)} {GOES_ON}")
+        return Standing(said=f"is finished ({at}): train would do nothing; add {_longer(config, steps)} {GOES_ON}")
     return Standing(said=f"would go on from {at}")
 
 

@@ -48,17 +48,17 @@ def test_an_unfinished_run_would_go_on(tmp_path: Path) -> None:
 
 def test_a_finished_run_would_do_nothing_and_is_told_what_goes_on(tmp_path: Path) -> None:
     said = stands(saved(tmp_path, step=40)).said
-    assert said.startswith("is finished (step 40 of 40): train would do nothing; train.epochs=10 goes on")
+    assert said.startswith("is finished (step 40 of 40): train would do nothing; add train.epochs=10 to go on")
 
 
 def test_a_run_at_its_last_of_so_many_steps_is_told_that_setting(tmp_path: Path) -> None:
     said = stands(saved(tmp_path), "train.max_steps=20", total=20).said
-    assert "is finished (step 20 of 20): train would do nothing; train.max_steps=null goes on" in said
+    assert "is finished (step 20 of 20): train would do nothing; add train.max_steps=null to go on" in said
 
 
 def test_a_run_that_has_reached_its_target_is_finished(tmp_path: Path) -> None:
     saved(tmp_path, "eval.target=0.8", state={"held": 1, "result": SCORES})
-    assert "eval.target=null goes on" in stands(tmp_path, "eval.target=0.8").said
+    assert "add eval.target=null to go on" in stands(tmp_path, "eval.target=0.8").said
     assert stands(tmp_path, "eval.target=0.95").said == "would go on from step 20 of 40"
 
 
