@@ -29,7 +29,7 @@ def one(run: Run) -> list[Panel]:
     loss = [curve(run, "train", "loss", name="train loss", colour=0), _held_out(run, "loss", "val loss", 1)]
     scores = [curve(run, "train", "accuracy", name="train accuracy", colour=0, scale=100)]
     told = {key: name for key, name in figures.scores(run).items() if key != "loss"}
-    scores += [_held_out(run, key, f"val {name}", at, 100) for at, (key, name) in enumerate(told.items(), 1)]
+    scores += [_held_out(run, key, name, at, 100) for at, (key, name) in enumerate(told.items(), 1)]
     rate = [curve(run, "train", "lr", name="learning rate", colour=0)]
     speed = [curve(run, "train", "images_per_s", name="images/s", colour=0)]
     return [

@@ -13,7 +13,12 @@ from train.report.reading import Event, Run, number, whole
 NOT: Final = "not measured"
 UNKNOWN: Final = "not recorded"
 FIVE: Final = 5
-SCORES: Final = {"accuracy": "accuracy", "top5_accuracy": "top-5", "macro_f1": "macro F1", "loss": "loss"}
+SCORES: Final = {
+    "accuracy": "val accuracy",
+    "top5_accuracy": "val top-5",
+    "macro_f1": "val macro F1",
+    "loss": "val loss",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

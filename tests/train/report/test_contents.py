@@ -29,7 +29,7 @@ def test_one_run_is_shown_in_full(tmp_path: Path) -> None:
     assert titles(document) == ["In short", "Evaluations", "Curves", "GPU use", "Confusion matrix", "Settings"]
     assert document.cautions() == []
     facts = next(block for block in document.blocks() if isinstance(block, Facts) and block.large)
-    assert facts.rows["best accuracy"] == "75.00%"
+    assert facts.rows["best val accuracy"] == "75.00%"
     assert facts.rows["speed"] == "2,000 images/s"
 
 
@@ -38,9 +38,9 @@ def test_the_best_and_the_last_evaluation_stand_in_a_table(tmp_path: Path) -> No
     assert section is not None
     (table,) = section.blocks
     assert isinstance(table, Table)
-    assert table.head == ["evaluation", "step", "accuracy", "macro F1", "loss"]
+    assert table.head == ["evaluation", "step", "val accuracy", "val macro F1", "val loss"]
     assert table.rows == [
-        ["best loss", "20", "75.00%", "0.6500", "0.0500"],
+        ["best val loss", "20", "75.00%", "0.6500", "0.0500"],
         ["last", "20", "75.00%", "0.6500", "0.0500"],
     ]
 
