@@ -23,7 +23,7 @@ def line(result: Result, metric: str = "accuracy") -> str:
     if metric == "top5_accuracy" and result.top5_accuracy is not None:
         text += f", top-5 {result.top5_accuracy:.2%}"
     if result.macro_f1 is not None and (metric == "macro_f1" or abs(result.macro_f1 - result.accuracy) > APART):
-        text += f", macro F1 {result.macro_f1:.4f}"
+        text += f", macro F1 {result.macro_f1:.3f}"
     return text
 
 

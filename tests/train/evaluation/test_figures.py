@@ -22,8 +22,8 @@ MATRIX = [[19, 1, 0], [8, 2, 0], [0, 0, 0]]
     [
         (EVEN, "accuracy", ""),
         (OLD, "macro_f1", ""),
-        (UNEVEN, "accuracy", ", macro F1 0.5000"),
-        (EVEN, "macro_f1", ", macro F1 0.7400"),
+        (UNEVEN, "accuracy", ", macro F1 0.500"),
+        (EVEN, "macro_f1", ", macro F1 0.740"),
         (EVEN, "top5_accuracy", ", top-5 100.00%"),
     ],
     ids=["accuracy-tells-all", "not-measured", "far-apart", "asked-for", "top-5-asked-for"],
