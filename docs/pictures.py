@@ -25,7 +25,7 @@ ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs" / "pictures"
 TYPED: Final = "train --device cpu --procs-per-node 2"  # the quickstart, as two processes
 REPORTED: Final = "train report runs/quickstart"
-COLUMNS, ROWS = 100, 60
+COLUMNS, ROWS = 104, 60
 REPORT_PIXELS: Final = (1120, 1590)
 LIMIT_S: Final = 400
 # SGR's colours, for a dark ground.
