@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import Failure
+from entrypoint import ExitCode, Failure
 from train.checkpoint import manifest, shelf
 from train.checkpoint.manifest import Damaged
 from train.evaluation import stopping
 from train.evaluation.scores import Result
+from train.files import lease
 from train.front import links
-from train.record import record
-from train.settings import changes
+from train.record import claim, record
+from train.settings import batches, changes
+from train.settings.batches import Steps
 from train.settings.config import RunConfig
 
 STATE: Final = "state.json"  # of a checkpoint: all but its tensors
 UNKNOWN: Final = "a number that the start knows"
+MOST: Final = 1 << 62  # steps: what a training refuses too
 OVER: Final = "start over with checkpoint.resume=never"
 GOES_ON: Final = "to go on, or checkpoint.resume=never to start over"
 ODD: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -34,30 +37,35 @@ class Standing:
 
 
 def look(
-    config: RunConfig, folder: Path, *, total: int | None, data: Mapping[str, Any] | None = None
+    config: RunConfig, folder: Path, *, steps: Steps | None, data: Mapping[str, Any] | None = None
 ) -> Standing | None:
     """What `train` would do with the run in `folder`; None where there is none.
 
-    Of the newest checkpoint its list and its state are read, and compared with their hashes; not its tensors, which may
-    be large. Those are left to the start, as is what only its ranks know.
+    Of the newest checkpoint its list and its state are read, and compared with their hashes; of its tensors, which may
+    be large, the size. Their hashes are left to the start, as is what only its ranks know.
 
     Args:
-        total: steps that the configuration asks for; None where only the start can count them.
+        steps: that the configuration asks for; None where only the start can count them.
         data: its classes, and how many images each side has, where that is known.
     """
     try:
+        held_by = claim.refuse_living(folder)
         links.refuse(folder)
         there = shelf.steps(folder / "checkpoints")
-        if config.checkpoint.resume == "never":
-            return Standing(said=f"would begin anew: what is in {folder} moves to before-N there") if there else None
-        return _of_newest(config, folder, there, total, data or {}) if there else None
+        if not there:
+            found = Standing(said="would begin") if held_by else None
+        elif config.checkpoint.resume == "never":
+            found = Standing(said=f"would begin anew: what is in {folder} moves to before-N there")
+        else:
+            found = _of_newest(config, folder, there, steps, data or {})
+        return replace(found, said=f"{found.said}; first {_waits(held_by)}") if found and held_by else found
     except Failure as failure:
         what, *facts = str(failure).splitlines()
         return _refused(int(failure.code), [what.partition("] ")[2], *map(str.strip, facts)])
 
 
 def _of_newest(
-    config: RunConfig, folder: Path, there: Mapping[int, Path], total: int | None, data: Mapping[str, Any]
+    config: RunConfig, folder: Path, there: Mapping[int, Path], steps: Steps | None, data: Mapping[str, Any]
 ) -> Standing:
     """Raises Failure where a start would, as far as that is known here."""
     for path in reversed([*there.values()]):
@@ -65,7 +73,7 @@ def _of_newest(
             told = _state(path)
             changes.refuse_changes(told["config"], asdict(config))
             changes.refuse_other_data(told.get("data"), data)
-            return _unchanged(config, folder, told, total)
+            return _unchanged(config, folder, told, steps)
         except Damaged:
             continue
         except ODD as error:
@@ -77,6 +85,13 @@ def _of_newest(
     return _refused(65, [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {OVER}"])
 
 
+def _waits(held_by: str) -> str:
+    return (
+        f"{held_by} holds the folder: train would wait up to {lease.STALE_S:.0f} s for a sign of life, and be refused "
+        f"({int(ExitCode.OUTPUT)}) if there is one"
+    )
+
+
 def _refused(code: int, words: Sequence[str]) -> Standing:
     return Standing(said=f"would be refused ({code}): {'; '.join(words)}", refused=True)
 
@@ -85,9 +100,9 @@ def _state(path: Path) -> Any:
     """What a checkpoint tells beside its tensors.
 
     Raises:
-        Damaged, Failure: as `shelf.listed`.
+        Damaged, Failure: as `shelf.complete`.
     """
-    contents = shelf.listed(path)
+    contents = shelf.complete(path)
     if STATE not in contents.files:
         raise Damaged(f"{STATE} is not in it")
     expected = contents.files[STATE]
@@ -96,32 +111,29 @@ def _state(path: Path) -> Any:
     return json.loads(data)
 
 
-def _unchanged(config: RunConfig, folder: Path, told: Mapping[str, Any], total: int | None) -> Standing:
-    """Where the same training stands."""
-    state, before, step = told["state"], told["config"]["eval"], int(told["state"]["step"])
+def _unchanged(config: RunConfig, folder: Path, told: Mapping[str, Any], steps: Steps | None) -> Standing:
+    """Where the same training stands. Raises one of ODD for what no training tells."""
+    state, before, step = told["state"], told["config"]["eval"], told["state"]["step"]
+    if type(step) is not int or not 0 <= step < MOST:
+        raise ValueError(step)
     last = Result(**state["result"]) if state.get("result") else None
     held = stopping.still_held(config.eval, int(state.get("held", 0)), last, before.get("target"))
-    steps = _recorded(config, folder) if total is None else total
-    at = f"step {step:,} of {UNKNOWN if steps is None else format(steps, ',')}"
+    steps, wanted = steps or _recorded(config, folder), config.train
+    at = f"step {step:,} of {UNKNOWN if steps is None else format(steps.total, ',')}"
+    longer = batches.longer(steps, step, epochs=wanted.epochs, max_steps=wanted.max_steps) if steps else []
     if stopping.reached(config.eval, held):
-        why = f"{config.eval.metric} has reached eval.target {config.eval.target:g}"
-        return Standing(said=f"is finished ({at}: {why}): train would do nothing; add eval.target=null {GOES_ON}")
-    if steps is not None and step >= steps:
-        return Standing(said=f"is finished ({at}): train would do nothing; add {_longer(config, steps)} {GOES_ON}")
+        longer.insert(0, "eval.target=null")
+        at += f": {config.eval.metric} has reached eval.target {config.eval.target:g}"
+    if longer:
+        return Standing(said=f"is finished ({at}): train would do nothing; add {' '.join(longer)} {GOES_ON}")
     return Standing(said=f"would go on from {at}")
 
 
-def _longer(config: RunConfig, steps: int) -> str:
-    """The setting without which a start would end there again."""
-    wanted = config.train
-    return "train.max_steps=null" if steps == wanted.max_steps else f"train.epochs={2 * wanted.epochs}"
-
-
-def _recorded(config: RunConfig, folder: Path) -> int | None:
+def _recorded(config: RunConfig, folder: Path) -> Steps | None:
     """By what the last start has counted, where nothing can be counted before a start."""
     facts = (record.read_run(folder) or {}).get("training")
     per_epoch = facts.get("steps_per_epoch") if isinstance(facts, dict) else None
-    if not isinstance(per_epoch, int):
+    if type(per_epoch) is not int or not 0 < per_epoch < MOST:
         return None
-    total = per_epoch * config.train.epochs
-    return total if config.train.max_steps is None else min(total, config.train.max_steps)
+    total, most = per_epoch * config.train.epochs, config.train.max_steps
+    return Steps(per_epoch=per_epoch, total=total if most is None else min(total, most), dropped=0)

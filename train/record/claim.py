@@ -90,6 +90,21 @@ def refuse_taken(folder: Path, me: Holder, tell: Tell, *, first: bool) -> Waited
             return waited
 
 
+def refuse_living(folder: Path) -> str | None:
+    """Look once, without waiting. Returns who else holds `folder`, where only a wait would show whether it lives.
+
+    Raises:
+        Failure: OUTPUT, as `refuse_taken`, where a living process of this machine holds it.
+    """
+    with refusals.told(folder, "read"):
+        number, holder = lease.newest(folder / NAME)
+    if number == 0 or lease.ended(holder):
+        return None
+    if lease.lives_here(holder):
+        _refuse(folder / NAME, holder, None)
+    return _named(holder)
+
+
 def hold(folder: Path, me: Holder, waited: Waited | None, tell: Tell) -> lease.Lease:
     """Take the lease of `folder`, which is made if it is not there. For the task that starts rank 0.
 
@@ -160,8 +175,8 @@ def _refuse_living(path: Path, holder: Holder | None, me: Holder) -> None:
         _refuse(path, holder, me)
 
 
-def _refuse(path: Path, holder: Holder | None, me: Holder) -> None:
-    if holder and holder.launch == me.launch:
+def _refuse(path: Path, holder: Holder | None, me: Holder | None) -> None:
+    if holder and me and holder.launch == me.launch:
         raise Failure(
             "two processes say that they are rank 0 of this run",
             found=f"{_named(holder)}, and {me}",

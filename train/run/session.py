@@ -33,7 +33,7 @@ from train.run.seat import Seat
 from train.run.signals import Watch
 from train.run.spike import Jumped
 from train.settings import bitwise, parallel
-from train.settings.batches import batches
+from train.settings.batches import batches, longer
 from train.settings.config import RunConfig
 from train.settings.variables import Variables, refuse_contradictions
 
@@ -175,8 +175,8 @@ def _images(todo: Job, begun: int) -> int:
 
 def _next(todo: Job, begun: int, *, early: bool) -> str:
     before = "this run was finished before; " if begun >= todo.state.step else ""
-    longer = " ".join(_longer(todo, early=early))
-    said = f"next: {before}add {longer} to go on, or checkpoint.resume=never to start over"
+    more = " ".join(_longer(todo, early=early))
+    said = f"next: {before}add {more} to go on, or checkpoint.resume=never to start over"
     if not early or todo.state.step >= todo.steps.total:
         return said
     wanted = todo.config.eval
@@ -186,12 +186,9 @@ def _next(todo: Job, begun: int, *, early: bool) -> str:
 
 def _longer(todo: Job, *, early: bool) -> list[str]:
     """The settings without which the run would end here again."""
-    steps, wanted = todo.steps, todo.config.train
-    longer = ["eval.target=null"] if early else []
-    if todo.state.step >= steps.total:
-        longer += ["train.max_steps=null"] if steps.total == wanted.max_steps else []
-        longer += [f"train.epochs={2 * wanted.epochs}"] if steps.total >= steps.per_epoch * wanted.epochs else []
-    return longer
+    wanted = todo.config.train
+    more = longer(todo.steps, todo.state.step, epochs=wanted.epochs, max_steps=wanted.max_steps)
+    return [*(["eval.target=null"] if early else []), *more]
 
 
 def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float, found: Variables) -> None:

@@ -94,6 +94,16 @@ def steps(batch: Batches, samples: int, *, epochs: int, max_steps: int | None) -
     return Steps(per_epoch=per_epoch, total=total if max_steps is None else min(total, max_steps), dropped=dropped)
 
 
+def longer(counted: Steps, at: int, *, epochs: int, max_steps: int | None) -> list[str]:
+    """The settings that let a run go on from step `at`, at which these settings end it; none where they do not."""
+    if at < counted.total:
+        return []
+    settings = [] if max_steps is None or at < max_steps else ["train.max_steps=null"]
+    if at >= epochs * counted.per_epoch:
+        settings.append(f"train.epochs={2 * max(epochs, -(-at // counted.per_epoch))}")
+    return settings
+
+
 def largest_divisor(number: int, most: int) -> int:
     """The largest divisor of `number` that is at most `most`."""
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)

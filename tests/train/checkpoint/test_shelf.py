@@ -151,3 +151,11 @@ def test_a_version_of_a_thousand_digits_is_newer(tmp_path: Path) -> None:
     reseal(saved(tmp_path, 3), torch="9" * 5000)
     with pytest.raises(Failure, match="written by a newer version"):
         shelf.examine(tmp_path / shelf.name(3))
+
+
+@pytest.mark.parametrize("name", ["cut short", "empty", "a file missing", "the state missing", "no manifest"])
+def test_what_lacks_a_file_or_a_part_of_one_is_seen_without_hashing(tmp_path: Path, name: str) -> None:
+    assert list(shelf.complete(saved(tmp_path, 30)).files) == ["model.safetensors", "state.json"]
+    DAMAGES[name](next(tmp_path.iterdir()))
+    with pytest.raises(Damaged):
+        shelf.complete(next(tmp_path.iterdir()))

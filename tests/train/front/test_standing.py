@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from jobs import ALONE, TINY, forget_accelerate
 from train.checkpoint import checkpoint
 from train.front import standing
 from train.front.standing import Standing
+from train.record import claim
 from train.run import session
 from train.run.bell import Bell
 from train.run.seat import Seat
 from train.settings import schema, variables
+from train.settings.batches import Steps
 
 SCORES = {"accuracy": 0.9, "loss": 0.3, "samples": 10}
 
@@ -31,7 +33,8 @@ def saved(folder: Path, *settings: str, step: int = 20, **more: Any) -> Path:
 
 
 def stands(folder: Path, *settings: str, total: int | None = 40, data: Mapping[str, Any] | None = None) -> Standing:
-    found = standing.look(schema.load(None, settings), folder, total=total, data=data)
+    steps = Steps(per_epoch=8, total=total, dropped=0) if total else None
+    found = standing.look(schema.load(None, settings), folder, steps=steps, data=data)
     assert found is not None
     return found
 
@@ -39,7 +42,7 @@ def stands(folder: Path, *settings: str, total: int | None = 40, data: Mapping[s
 @pytest.mark.parametrize("never", [(), ("checkpoint.resume=never",)])
 def test_where_no_run_is_nothing_is_said(tmp_path: Path, never: tuple[str, ...]) -> None:
     (tmp_path / "logs").mkdir()
-    assert standing.look(schema.load(None, never), tmp_path, total=40) is None
+    assert standing.look(schema.load(None, never), tmp_path, steps=None) is None
 
 
 def test_an_unfinished_run_would_go_on(tmp_path: Path) -> None:
@@ -102,6 +105,28 @@ def test_a_link_inside_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
     assert stands(tmp_path / "run").said.startswith("would be refused (77): ")
+
+
+def held_by(folder: Path, **facts: Any) -> None:
+    holder = claim.starter({}, launch="theirs", now=0.0)
+    (folder / f"{claim.NAME}.1").write_text(json.dumps(asdict(replace(holder, **facts))))
+
+
+@pytest.mark.parametrize("settings", [(), ("checkpoint.resume=never",), ("optim.lr=0.5",)])
+def test_a_run_that_trains_just_now_would_be_refused(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    held_by(saved(tmp_path))
+    found = stands(tmp_path, *settings)
+    assert (found.refused, "refused (73): another start of this run is at work" in found.said) == (True, True)
+
+
+def test_a_run_that_may_train_on_another_machine_is_waited_for(tmp_path: Path) -> None:
+    held_by(tmp_path, host="node07", machine="another boot")
+    assert stands(tmp_path).said.startswith("would begin; first process ")
+    found = stands(saved(tmp_path))
+    assert not found.refused
+    assert found.said.startswith("would go on from step 20 of 40; first process ")
+    assert "on node07, since 1970" in found.said
+    assert found.said.endswith("train would wait up to 60 s for a sign of life, and be refused (73) if there is one")
 
 
 def test_steps_that_only_a_start_can_count_are_those_that_the_last_one_counted(tmp_path: Path) -> None:

@@ -235,3 +235,21 @@ def test_a_start_in_another_container_is_refused_by_its_beat_and_gives_the_folde
     assert "Slurm job 12" in (caught.value.found or "")
     assert "waiting for a sign of life" in told[0]
     assert taken_over(tmp_path, starter(), told) == 1
+
+
+def test_one_look_refuses_what_a_living_process_of_this_machine_holds(tmp_path: Path) -> None:
+    left_by(tmp_path, starter("theirs"))
+    with pytest.raises(Failure, match="another start of this run is at work") as caught:
+        claim.refuse_living(tmp_path)
+    assert caught.value.code == ExitCode.OUTPUT
+
+
+def test_one_look_names_a_holder_that_only_a_wait_would_show_alive(tmp_path: Path) -> None:
+    left_by(tmp_path, elsewhere())
+    assert "on node07" in (claim.refuse_living(tmp_path) or "")
+
+
+def test_one_look_says_nothing_where_nobody_lives(tmp_path: Path) -> None:
+    assert claim.refuse_living(tmp_path / "none") is None
+    left_by(tmp_path, ended())
+    assert claim.refuse_living(tmp_path) is None

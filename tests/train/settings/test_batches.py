@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint import ExitCode, Failure
-from train.settings.batches import Batches, batches, largest_divisor, nearest_divisors, nearest_multiples, steps
+from train.settings.batches import (
+    Batches,
+    Steps,
+    batches,
+    largest_divisor,
+    longer,
+    nearest_divisors,
+    nearest_multiples,
+    steps,
+)
 
 SIZES = st.integers(1, 4096)
 WORLDS = st.integers(1, 512)
@@ -114,3 +123,18 @@ def test_the_nearest_multiples_stand_around_the_number(number: int, unit: int) -
 
 def test_a_prime_has_only_the_smallest_micro_batch() -> None:
     assert largest_divisor(67, 64) == 1
+
+
+@given(per_epoch=SIZES, epochs=st.integers(1, 99), most=st.none() | SIZES, at=SIZES)
+def test_what_is_to_be_added_lets_a_run_go_on_and_nothing_is_added_in_vain(
+    per_epoch: int, epochs: int, most: int | None, at: int
+) -> None:
+    def ends(epochs: int, most: int | None) -> int:
+        return epochs * per_epoch if most is None else min(most, epochs * per_epoch)
+
+    settings = longer(
+        Steps(per_epoch=per_epoch, total=ends(epochs, most), dropped=0), at, epochs=epochs, max_steps=most
+    )
+    assert bool(settings) == (at >= ends(epochs, most))
+    added = dict(setting.split("=") for setting in settings)
+    assert at < ends(int(added.get("train.epochs", epochs)), None if "train.max_steps" in added else most) or not added
