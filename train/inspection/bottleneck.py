@@ -161,11 +161,7 @@ class Profile:
 
     def as_text(self) -> str:
         """A table, the limit, and what to change."""
-        whole = (
-            " (all at the start)"
-            if self.workers is None
-            else f", {self.workers} worker{'s' * (self.workers != 1)}"
-        )
+        whole = " (all at the start)" if self.workers is None else f", {self.workers} worker{'s' * (self.workers != 1)}"
         where = {"read": f"one processor of {self.cores}{whole}", "copy": "to the GPU, beside the step"}
         lines = [f"{self.title}, on {self.device}", f"{'stage':<10}{'images/s':>12}{'ms a batch':>13}   on"]
         for name, stage in self.stages.items():
