@@ -23,10 +23,14 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What headers alone tell: the shape of all training images, and whether there is a held-out side beside them."""
+    """What headers alone tell: the shape of all training images, and whether there is a held-out side beside them.
+
+    beside: how many images that side has; None where only its data tell.
+    """
 
     shape: tuple[int, ...]
     held_out: bool
+    beside: int | None = None
 
 
 def files(root: Path, kind: str) -> tuple[Path, Path | None]:
@@ -86,7 +90,13 @@ def look(root: Path, kind: str) -> Seen | None:
         return None
     shapes = headers.shapes(training)
     (images, _), others = named(shapes, training)
-    return Seen(shape=shapes[images], held_out=others is not None or held_out is not None)
+    beside = None
+    if others is not None and held_out is None:
+        beside = next(iter(shapes[others[0]]), None)
+    elif held_out is not None and held_out.suffix in headers.SHAPES:
+        theirs = headers.shapes(held_out)
+        beside = next(iter(theirs[named(theirs, held_out)[0][0]]), None)
+    return Seen(shape=shapes[images], held_out=others is not None or held_out is not None, beside=beside)
 
 
 def _with_an_ending(path: Path, kind: str) -> Path:

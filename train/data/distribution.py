@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
+from train.oneline import one_line
 
 EVEN: Final = 1.5  # largest to smallest class: up to here one line says enough
 MOST: Final = 20  # classes in a table; of more, the EXTREMES at both ends
@@ -78,7 +79,7 @@ def _rows(training: Counts, held_out: Counts, classes: Sequence[str], class_weig
     elif training.all():
         weights = balanced(training)
     rows = [
-        _Row(name=name, training=int(training[label]), held_out=int(held_out[label]), weight=weights[label])
+        _Row(name=one_line(name), training=int(training[label]), held_out=int(held_out[label]), weight=weights[label])
         for label, name in enumerate(classes)
     ]
     return sorted(rows, key=lambda row: -row.training)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from train.evaluation.scores import Result
+from train.oneline import one_line
 
 APART: Final = 0.02  # macro F1 is worth a look where it is this far from the accuracy
 WEAK: Final = 0.1  # and a class, where its recall is this far below the accuracy
@@ -35,7 +36,7 @@ def facts(result: Result, classes: Sequence[str] = (), one: str = "held-out imag
     if result.macro_f1 is not None:
         told["macro F1"] = f"{result.macro_f1:.4f}"
     if weak := _weak(result, classes):
-        told["weak classes"] = f"{', '.join(f'{name} {share:.1%}' for name, share in weak)} (recall)"
+        told["weak classes"] = f"{', '.join(f'{one_line(name)} {share:.1%}' for name, share in weak)} (recall)"
     return told
 
 
@@ -50,7 +51,7 @@ def record(result: Result) -> dict[str, Any]:
 def confusion_json(step: int, classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> str:
     """A JSON object with one line for each class: row by label, column by answer."""
     rows = ",\n".join(json.dumps([*row]) for row in matrix)
-    names = json.dumps([*classes], ensure_ascii=False)
+    names = _written([*classes])
     return f'{{\n"step": {step},\n"classes": {names},\n"matrix": [\n{rows}\n]\n}}\n'
 
 
@@ -69,7 +70,12 @@ def as_json(result: Result, matrix: Sequence[Sequence[int]] | None, about: Mappi
     """One JSON object on one line; NaN and infinities, which JSON does not have, become null."""
     scalars = {name: None if value != value or value in _INFINITE else value for name, value in asdict(result).items()}
     confusion = None if matrix is None else [[*row] for row in matrix]
-    return json.dumps({**about, **scalars, "confusion": confusion}, allow_nan=False, ensure_ascii=False)
+    return _written({**about, **scalars, "confusion": confusion})
+
+
+def _written(value: Any) -> str:
+    """Bytes of a folder's name that are no text are as in Python: os.fsencode gives them back."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 _INFINITE: Final = (float("inf"), float("-inf"))
@@ -87,7 +93,7 @@ def _weak(result: Result, classes: Sequence[str]) -> list[tuple[str, float]]:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…"
+    return one_line(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…")
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -152,7 +152,9 @@ def describe(
         rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     rows |= {"output": f"{folder} ({rundir.look(folder)})"}
     warnings, notes = [*plan.warnings], [note, found.note() if found else None]
-    if so_far := standing.look(config, folder, steps=counted, data=found.facts() if found else None):
+    if so_far := standing.look(
+        config, folder, steps=counted, data=found.facts() if found else known.facts(config.data)
+    ):
         rows |= {} if so_far.refused else {"this run": so_far.said}
         warnings += [f"this run {so_far.said}"] if so_far.refused else []
     lines = [f"{name:<14} {value}" for name, value in (rows | dict(also)).items()]

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from train.data import imagefolder
+from train.oneline import one_line
 from train.settings.batches import held_out
 from train.settings.config import Data
 
 SHOWN: Final = 5  # names, and kinds of files
+WIDEST: Final = 40  # letters of a name
 # Pictures that Pillow does not read everywhere: who has them takes them for images.
 PICTURES: Final = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
 BESIDE: Final = " beside the class folders"
@@ -30,7 +32,7 @@ class Found:
 
     def row(self) -> str:
         """The images in words."""
-        names = ", ".join(self.classes[:SHOWN]) + (", ..." if len(self.classes) > SHOWN else "")
+        names = ", ".join(map(shortened, self.classes[:SHOWN])) + (", ..." if len(self.classes) > SHOWN else "")
         images = f"{self.training + self.held_out:,} images in {len(self.classes):,} classes ({names})"
         return f"{images}: {self.training:,} to train on, {self.held_out:,} held out"
 
@@ -55,6 +57,11 @@ class Found:
     def facts(self) -> dict[str, Any]:
         """What a run that goes on compares with what it began with."""
         return {"classes": [*self.classes], "training": self.training, "held_out": self.held_out}
+
+
+def shortened(name: str) -> str:
+    """Of a class, as a line shows it."""
+    return one_line(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…")
 
 
 def look(data: Data) -> Found:

@@ -58,10 +58,22 @@ def samples(data: Data) -> int | None:
         if not data.download:
             archives.refuse_missing(data)
         return PUBLISHED[data.name].training
+    return facts(data).get("training")
+
+
+def facts(data: Data) -> dict[str, int]:
+    """Of arrays what a run that goes on compares with what it began with, as far as their headers tell: both sides.
+
+    Raises:
+        Failure: as `samples`.
+    """
     if data.name not in names.ARRAYS or (seen := arrayfiles.look(Path(data.root), data.name)) is None:
-        return None
+        return {}
     found = seen.shape[0] if seen.shape else 0
-    return found if seen.held_out else found - held_out(found, data.val_fraction)
+    if not seen.held_out:
+        apart = held_out(found, data.val_fraction)
+        return {"training": found - apart, "held_out": apart}
+    return {"training": found} | ({} if seen.beside is None else {"held_out": seen.beside})
 
 
 def row(data: Data) -> str:

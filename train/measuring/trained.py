@@ -10,6 +10,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train.data import arrayfiles, imagefolder
+from train.front.images import shortened
 from train.measuring import chosen
 from train.measuring.chosen import Chosen
 from train.record import progress
@@ -17,7 +18,6 @@ from train.settings import names
 from train.settings.config import Data
 
 SHOWN: Final = 8  # names of classes in a line
-WIDEST: Final = 40  # letters of one
 NOT_NEW: Final = "the result does not tell how new images are answered"
 NAMED: Final = (names.SYNTHETIC, names.FOLDER, *names.PUBLISHED)  # what else there is may know its classes by number
 
@@ -191,5 +191,6 @@ def _listed(classes: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _some(classes: Sequence[str]) -> str:
-    cut = [name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…" for name in classes[:SHOWN]]
-    return ", ".join(cut) + (f" and {len(classes) - SHOWN:,} more" if len(classes) > SHOWN else "")
+    return ", ".join(map(shortened, classes[:SHOWN])) + (
+        f" and {len(classes) - SHOWN:,} more" if len(classes) > SHOWN else ""
+    )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from train.oneline import one_line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
@@ -34,12 +36,3 @@ class Prediction:
 
 # JSON leaves these as they are; readers may take them for the end of a line, and terminals for a command.
 BREAKS: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
-
-
-def one_line(text: str) -> str:
-    """As it is, but for what would end a line, hide a part of it or be obeyed by a terminal: as Python writes that."""
-    return "".join(letter if letter.isprintable() and letter != "\\" else _escaped(letter) for letter in text)
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode()

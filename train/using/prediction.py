@@ -17,11 +17,12 @@ from train.data.shape import Shape
 from train.evaluation.evaluation import largest
 from train.measuring import measuring
 from train.measuring.chosen import Chosen
+from train.oneline import one_line
 from train.ranks import runtime
 from train.ranks.device import allow_tf32, choose_device
 from train.settings.config import RunConfig
 from train.using import exported, pixels, takes
-from train.using.lines import Prediction, one_line
+from train.using.lines import Prediction
 
 NOBODY: Final = "127.0.0.1"
 ALONE: Final = World(

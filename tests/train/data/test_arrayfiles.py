@@ -123,7 +123,7 @@ def test_a_look_reads_no_array(tmp_path: Path) -> None:
     seen = arrayfiles.look(tmp_path, "npz")
     assert seen == arrayfiles.Seen(shape=(50, 4, 4), held_out=False)
     np.savez(tmp_path / "test.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.zeros(5, int))
-    assert arrayfiles.look(tmp_path, "npz") == arrayfiles.Seen(shape=(50, 4, 4), held_out=True)
+    assert arrayfiles.look(tmp_path, "npz") == arrayfiles.Seen(shape=(50, 4, 4), held_out=True, beside=5)
 
 
 def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
         "y_test": np.zeros(2),
     }
     np.savez(tmp_path / "a.npz", **sides)  # type: ignore[arg-type]
-    assert arrayfiles.look(tmp_path / "a.npz", "npz") == arrayfiles.Seen(shape=(9, 4, 4), held_out=True)
+    assert arrayfiles.look(tmp_path / "a.npz", "npz") == arrayfiles.Seen(shape=(9, 4, 4), held_out=True, beside=2)
 
 
 def test_a_pickle_is_not_looked_into(tmp_path: Path) -> None:

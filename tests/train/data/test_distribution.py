@@ -101,3 +101,8 @@ def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
     shown = distribution.lines(labels(0, 5), labels(1, 1), ("none-of-it", "b"), "none")
     assert "some classes have no training sample" in shown[0]
     assert shown[-1].split() == ["none-of-it", "0", "1", "-"]
+
+
+def test_a_name_that_ends_a_line_does_not_end_one_of_the_table() -> None:
+    told = distribution.lines(labels(1, 9), labels(), ("new\nline", "\x1b[31mred"), "none")
+    assert all(line.isprintable() for line in told)

@@ -73,3 +73,18 @@ def test_json_is_one_line_without_undefined_numbers() -> None:
     found = json.loads(text)
     assert (found["step"], found["loss"], found["recall"], found["confusion"]) == (7, None, [0.95, 0.2, None], MATRIX)
     assert "\n" not in text
+
+
+ODD = ("new\nline", "\x1b[31mred", "\udcff")
+
+
+def test_names_that_end_a_line_or_that_a_terminal_obeys_are_shown_as_python_writes_them() -> None:
+    told = figures.facts(UNEVEN, ODD)["weak classes"] + figures.table(UNEVEN, ODD, MATRIX)
+    assert told.replace("\n", "").isprintable()
+    assert len(told.splitlines()) == 4
+    assert "new\\nline" in told
+
+
+def test_names_whose_bytes_are_no_text_are_told_in_json_that_every_reader_takes() -> None:
+    for text in (figures.confusion_json(1, ODD, MATRIX), figures.as_json(UNEVEN, MATRIX, {"classes": ODD})):
+        assert json.loads(text.encode())["classes"] == [*ODD]

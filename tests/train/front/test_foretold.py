@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from checkpoints import plant
 from images import write_classes
@@ -222,3 +223,24 @@ def test_the_end_of_a_run_gives_the_advice_that_check_gives(capsys: pytest.Captu
     said = capsys.readouterr().out.rpartition("add ")[2].strip()
     assert said in described(*shorter)
     assert said.startswith("train.max_steps=null train.epochs=4 to go on")
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"), [((32, 8), FINISHED), ((33, 8), REFUSED), ((32, 9), REFUSED), ((50, None), REFUSED)]
+)
+def test_of_arrays_both_sides_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: tuple[int, int | None], expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arrays = ("data.name=npz", "data.root=arrays.npz", "train.epochs=4")
+    save(32, 8)
+    start(*arrays)
+    save(*now)
+    assert (foretold(*arrays), happened(*arrays)) == (expected, expected)
+
+
+def save(training: int, held_out: int | None) -> None:
+    sides = {"train": training} | ({"test": held_out} if held_out else {})
+    images = {f"x_{side}": np.zeros((count, 8, 8, 3), np.uint8) for side, count in sides.items()}
+    labels = {f"y_{side}": np.arange(count) % 2 for side, count in sides.items()}
+    np.savez("arrays.npz", **images, **labels)

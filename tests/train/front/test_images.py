@@ -73,3 +73,11 @@ def test_an_ending_that_is_none_for_people_is_not_shown(tmp_path: Path) -> None:
 def test_a_class_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="without an image: 1"):
         images.look(make(tmp_path, "cat/1.jpg", "dog/1.heic"))
+
+
+def test_names_of_classes_break_no_line_and_make_none_long(tmp_path: Path) -> None:
+    names = ("new\nline", "\x1b[31mred", "x" * 240, "猫", "😀")
+    row = images.look(make(tmp_path, *(f"{name}/1.jpg" for name in names))).row()
+    assert row.isprintable()
+    assert "\\x1b[31mred, new\\nline" in row
+    assert f"{'x' * 39}…, 猫, 😀" in row

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train.using.lines import Prediction, one_line
+from train.using.lines import Prediction
 
 ODD = ["two words", "Größe", "a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "back\\slash"]
 
@@ -47,8 +47,3 @@ def test_a_stream_of_ascii_gets_json_too() -> None:
     text = prediction("Größe \U0001f600").as_json(ascii_=True)
     assert text.isascii()
     assert json.loads(text)["class"] == "Größe \U0001f600"
-
-
-def test_umlauts_stay_as_they_are_and_what_is_escaped_can_be_told_apart() -> None:
-    assert one_line("Äpfel 苹果") == "Äpfel 苹果"
-    assert one_line("a\n") != one_line("a\\n")

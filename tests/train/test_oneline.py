@@ -1,0 +1,20 @@
+"""A name is one line, whatever it is made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.oneline import one_line
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "\udcff"])
+def test_what_ends_a_line_or_is_obeyed_by_a_terminal_is_written_as_python_does(name: str) -> None:
+    assert one_line(name).isprintable()
+    assert one_line(name).encode().decode("unicode_escape").encode(errors="surrogatepass") == name.encode(
+        errors="surrogatepass"
+    )
+
+
+def test_umlauts_stay_as_they_are_and_what_is_escaped_can_be_told_apart() -> None:
+    assert one_line("Äpfel 苹果") == "Äpfel 苹果"
+    assert one_line("a\n") != one_line("a\\n")
