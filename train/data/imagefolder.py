@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,20 @@ def class_names(folder: Path) -> tuple[str, ...]:
     Raises:
         Failure: NO_INPUT, where the folder cannot be listed.
     """
+    return tuple(name for name in entries(folder, os.DirEntry.is_dir) if not name.startswith("."))
+
+
+def entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """The names of those in `folder` that are wanted, sorted.
+
+    Raises:
+        Failure: NO_INPUT, where the folder cannot be listed, or one in it cannot be looked at.
+    """
     try:
-        with os.scandir(folder) as entries:
-            return tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+        with os.scandir(folder) as found:
+            return sorted(entry.name for entry in found if wanted(entry))
     except OSError as error:
-        raise _missing(f"data.root cannot be read: {error.strerror}", str(folder.absolute())) from error
+        raise unreadable(error, folder) from error
 
 
 def image_files(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
@@ -69,9 +78,14 @@ def image_files(folder: Path, others: Counter[str] | None = None) -> Iterator[Pa
     others: counts by ending what is no image; hidden files are not told.
 
     Raises:
-        Failure: NO_INPUT for a link to a folder above it, which would be walked without end.
+        Failure: NO_INPUT for a link to a folder above it, which would be walked without end, and for a folder that
+            cannot be read: its images would be missing without a word.
     """
-    for above, folders, names in os.walk(folder, followlinks=True):
+
+    def refuse(error: OSError) -> None:
+        raise unreadable(error, folder) from error
+
+    for above, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         folders.sort()
         for link in (Path(above, name) for name in folders if os.path.islink(os.path.join(above, name))):
             _refuse_circle(link, folder)
@@ -87,6 +101,14 @@ def ending(name: str) -> str:
     if len(found) > LONGEST or not found.isprintable() or " " in found:
         return "another ending"
     return found or "no ending"
+
+
+def unreadable(error: OSError, folder: Path) -> Failure:
+    """What a user reads where the system refuses `folder`, or something in it."""
+    place = Path(error.filename or folder)
+    inside = folder in place.parents
+    fix = f"let your user read {place.absolute()}, mend the link that it is, or remove it" if inside else _ELSEWHERE
+    return _missing(f"data.root cannot be read: {error.strerror}", str(place.absolute()), fix)
 
 
 def _refuse_circle(link: Path, top: Path) -> None:

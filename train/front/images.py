@@ -73,7 +73,8 @@ def look(data: Data) -> Found:
     """
     layout, unread = imagefolder.layout(Path(data.root)), Counter[str]()
     images = imagefolder.count(layout.training, layout.classes, unread)
-    _beside(layout.training, unread)
+    for folder in {Path(data.root), layout.training, layout.held_out or layout.training}:
+        _beside(folder, unread)
     if layout.held_out is not None:
         training, rest = images, imagefolder.count(layout.held_out, layout.classes, unread)
     elif data.group is None:
@@ -89,8 +90,7 @@ def look(data: Data) -> Found:
 
 def _beside(folder: Path, unread: Counter[str]) -> None:
     """Count the files that lie in no class folder."""
-    with os.scandir(folder) as entries:
-        for name in (entry.name for entry in entries if entry.is_file()):
-            image = name.lower().endswith(imagefolder.SUFFIXES)
-            if image or not name.startswith("."):
-                unread[imagefolder.ending(name) + (BESIDE if image else "")] += 1
+    for name in imagefolder.entries(folder, os.DirEntry.is_file):
+        image = name.lower().endswith(imagefolder.SUFFIXES)
+        if image or not name.startswith("."):
+            unread[imagefolder.ending(name) + (BESIDE if image else "")] += 1

@@ -53,7 +53,7 @@ def of(found: Chosen) -> Facts | None:
     try:
         sides = {name: int(told[name]) for name in ("training", "held_out")}
         return Facts(data=data, classes=tuple(map(str, told["classes"])), **sides)
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, OverflowError):  # JSON's Infinity is no number of images
         return None
 
 
@@ -185,7 +185,8 @@ def _on_disk(data: Data) -> bool:
 
 def _listed(classes: Sequence[str], others: Sequence[str]) -> str:
     """How many, the first, and those that the others lack: in a long list these would not show."""
-    only = [name for name in classes if name not in set(others)]
+    known = set(others)
+    only = [name for name in classes if name not in known]
     more = f"; only here: {_some(only)}" if only and len(classes) > SHOWN else ""
     return f"{len(classes):,}: {_some(classes)}{more}"
 

@@ -300,6 +300,14 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("leads back to a folder above", "more ->"),
         "remove the link",
     ),
+    "link-to-itself": (
+        "",
+        both(folders(cat=9, dog=9), lambda f: (f / "d/self").symlink_to("self")),
+        "check",
+        66,
+        ("Too many levels of symbolic links", "d/self"),
+        "mend the link",
+    ),
     "cache-in-a-file": (
         "",
         both(folders(cat=9, dog=9), written("f", b"")),

@@ -41,6 +41,7 @@ UNREACHED: dict[str, str] = {
     "train/commands/stopping.py:stopper": "a signal: tests/train/commands/test_stopping.py",
     "train/data/arrays.py:_told#4": "where torch or zipfile meets a cut file's end: tests/train/data/test_arrays.py",
     "train/data/cached.py:_looked_at": "a file that goes away: tests/train/data/test_cached.py",
+    "train/data/imagefolder.py:refuse": "a folder that is another user's: tests/train/data/test_imagefolder.py",
     "train/data/inmemory.py:_raise_first": "two ranks: tests/train/data/test_inmemory.py",
     "train/data/onehost.py:first": "two ranks: tests/train/data/test_onehost.py",
     "train/data/pools.py:_received": "data workers that die: tests/train/data/test_pools.py",

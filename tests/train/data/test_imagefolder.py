@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,3 +105,29 @@ def test_links_in_a_circle_are_refused(links: dict[str, str], tmp_path: Path) ->
     with pytest.raises(Failure, match="leads back") as caught:
         list(imagefolder.image_files(tmp_path / "a"))
     assert caught.value.code == 66
+
+
+def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "a/1.jpg", "b/1.jpg")
+    (tmp_path / "self").symlink_to("self")
+    with pytest.raises(Failure, match="Too many levels") as caught:
+        imagefolder.layout(tmp_path)
+    assert caught.value.found == str(tmp_path / "self")
+    assert "mend the link" in caught.value.fix
+
+
+def test_a_folder_in_a_class_that_cannot_be_read_is_refused_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, "a/1.jpg", "a/deep/2.jpg")
+    shut, real = str(tmp_path / "a/deep"), os.scandir
+
+    def refusing(path: Any) -> Any:
+        if os.fspath(path) == shut:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), shut)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(Failure, match="cannot be read: Permission denied") as caught:
+        list(imagefolder.image_files(tmp_path / "a"))
+    assert (caught.value.code, caught.value.found) == (ExitCode.NO_INPUT, shut)

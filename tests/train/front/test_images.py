@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from entrypoint import Failure
-from train.data import folder
+from entrypoint import ExitCode, Failure
+from train.data import folder, imagefolder
 from train.front import images
 from train.settings.config import Data
 
@@ -58,6 +59,21 @@ def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> 
     assert ".jpg beside the class folders (1)" in note
     assert ".csv (1)" in note
     assert "fix: move images into the folders of their classes" in note
+
+
+def test_images_beside_the_folders_are_counted_on_both_sides_and_above_them(tmp_path: Path) -> None:
+    sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
+    note = images.look(make(tmp_path, *sides, "a.jpg", "train/b.jpg", "val/c.jpg")).note()
+    assert note is not None
+    assert ".jpg beside the class folders (3)" in note
+
+
+def test_a_folder_that_goes_while_it_is_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make(tmp_path / "pets", "cat/1.jpg", "dog/1.jpg")
+    monkeypatch.setattr(imagefolder, "count", lambda *_: shutil.rmtree(tmp_path / "pets"))
+    with pytest.raises(Failure, match="cannot be read: No such file") as caught:
+        images.look(data)
+    assert caught.value.code == ExitCode.NO_INPUT
 
 
 def test_many_kinds_of_files_make_no_long_line(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from train.measuring.trained import Facts
 from train.settings.config import Data
 
 PETS = Facts(data=Data(name="folder", root="pets"), classes=("cat", "dog"), training=80, held_out=20)
+ENDLESS = {"classes": ["a", "b"], "training": float("inf"), "held_out": 1}
 DRAWN = Facts(data=Data(samples=100), classes=("outline-0", "outline-1"), training=80, held_out=20)
 
 
@@ -51,7 +52,9 @@ def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) ->
     assert found.data.samples == 80
 
 
-@pytest.mark.parametrize("told", [None, 5, {}, {"classes": ["a"]}, {"classes": 3, "training": 1, "held_out": 1}])
+@pytest.mark.parametrize(
+    "told", [None, 5, {}, {"classes": ["a"]}, {"classes": 3, "training": 1, "held_out": 1}, ENDLESS]
+)
 def test_an_older_checkpoint_tells_nothing(tmp_path: Path, told: object) -> None:
     _, now = train(tmp_path / "run")
     assert now.saved is not None
@@ -78,6 +81,20 @@ def test_long_lists_are_cut_and_still_show_what_differs() -> None:
     assert "and 492 more; only here: class-499 (of the training)" in said
     assert f"only here: {'z' * 39}… (in pets)" in said
     assert len(said) < 1000
+
+
+def test_very_many_classes_are_compared_one_by_one() -> None:
+    asked = 0
+
+    class Name(str):
+        def __hash__(self) -> int:
+            nonlocal asked
+            asked += 1
+            return super().__hash__()
+
+    many = tuple(Name(number) for number in range(1000))
+    refusal(other(PETS, classes=many), other(PETS, classes=(*many[:-1], "z")))
+    assert asked < 10 * len(many)
 
 
 def test_the_same_classes_pass() -> None:
