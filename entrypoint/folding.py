@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Final, TextIO
+from unicodedata import combining, east_asian_width
 
 NARROWEST: Final = 40  # columns: below that, folding helps nobody
 # `output         runs/small`: the value of a fact, or of a table's first column.
@@ -56,7 +57,7 @@ def relayed(data: bytes, columns: int, *, begun: bool) -> bytes:
 def _parts(line: str, columns: int) -> list[str]:
     """At spaces only: a path that is to be copied stays whole."""
     body = line.lstrip(" ")
-    if len(line) <= columns or body.startswith(LAID_OUT) or "\x1b" in line or "\t" in line:
+    if _width(line) <= columns or body.startswith(LAID_OUT) or "\x1b" in line or "\t" in line:
         return [line]
     named = NAMED.match(line)
     start = named.end() if named else len(line) - len(body)
@@ -68,8 +69,15 @@ def _parts(line: str, columns: int) -> list[str]:
 def _filled(begin: str, words: list[str], indent: str, columns: int) -> list[str]:
     lines = [begin + words[0]]
     for word in words[1:]:
-        if len(lines[-1]) + 1 + len(word) <= columns:
+        if _width(lines[-1]) + 1 + _width(word) <= columns:
             lines[-1] += f" {word}"
         else:
             lines.append(indent + word)
     return lines
+
+
+def _width(text: str) -> int:
+    """In columns: a Chinese letter or an emoji takes two, an accent that is put onto a letter none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 1 + (east_asian_width(one) in "WF") for one in text)

@@ -97,3 +97,15 @@ def test_a_terminal_is_asked_how_wide_it_is() -> None:
     with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as stream:
         folding.say(LONG, stream)
         assert terminal.read(200) == f"{FOLDED}\n".replace("\n", "\r\n").encode()
+
+
+@pytest.mark.parametrize("word", ["猫猫猫猫", "😀😀😀😀", "e\u0301e\u0301e\u0301e\u0301"])
+def test_letters_count_as_the_columns_that_they_take(word: str) -> None:
+    wide = 2 if "e" not in word else 1
+    lines = folding.folded(" ".join([word] * 20), 50).split("\n")
+    columns = [
+        sum(wide if letter in word and letter != "\u0301" else letter == " " for letter in line) for line in lines
+    ]
+    assert len(lines) > 1
+    assert max(columns) <= 50
+    assert columns[0] + 1 + 4 * wide > 50

@@ -211,7 +211,8 @@ def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now
 
 def _fit_of(folder: Path) -> Mapping[str, Any]:
     """What an earlier start of this run found, so that it goes on with the same micro batch, and the same bits."""
-    found = ((record.read_run(folder) or {}).get("training") or {}).get("fit")
+    training = (record.read_run(folder) or {}).get("training")
+    found = training.get("fit") if isinstance(training, dict) else None
     return found if isinstance(found, dict) else {}
 
 

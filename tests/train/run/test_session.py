@@ -52,6 +52,13 @@ def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.
     assert "parameters" in said["model"]
 
 
+@pytest.mark.parametrize("training", ["[1]", '"x"', '{"fit": [1]}'])
+def test_a_record_of_other_words_does_not_keep_a_run_from_going_on(tmp_path: Path, training: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text(f'{{"starts": [], "training": {training}}}')
+    assert run(tmp_path / "run") == ExitCode.OK
+
+
 @pytest.mark.parametrize("text", ["nonsense", "[1]"])
 def test_sources_that_nobody_can_read_leave_a_record_without_them(tmp_path: Path, text: str) -> None:
     assert run(tmp_path / "run", environ={"ENTRYPOINT_SOURCES": text}) == ExitCode.OK
