@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from train.front import links
 from train.record import claim, record
 from train.settings import batches, changes
 from train.settings.batches import Steps
-from train.settings.config import RunConfig
+from train.settings.config import Run, RunConfig
 
 STATE: Final = "state.json"  # of a checkpoint: all but its tensors
 UNKNOWN: Final = "a number that the start knows"
@@ -49,6 +50,8 @@ def look(
         data: its classes, and how many images each side has, where that is known.
     """
     try:
+        if unusable := _unusable(config, folder):
+            return unusable
         held_by = claim.refuse_living(folder)
         links.refuse(folder)
         there = shelf.steps(folder / "checkpoints")
@@ -83,6 +86,20 @@ def _of_newest(
             ]
             return _refused(65, words)
     return _refused(65, [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {OVER}"])
+
+
+def _unusable(config: RunConfig, folder: Path) -> Standing | None:
+    """What a start would do where it cannot write; None where it can, as far as permissions say."""
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        return _refused(ExitCode.OUTPUT, [f"{folder} is no folder", "fix: set another run.name, or move it away"])
+    places = (place for place in (folder, folder / "checkpoints") if os.path.isdir(place))
+    place = next((place for place in places if not os.access(place, os.W_OK | os.X_OK)), None)
+    if place is None:
+        return None
+    if place == folder and config.run.output_dir == Run().output_dir:
+        elsewhere = "train begins anew in a temporary folder, or is refused (73) where several tasks start ranks"
+        return Standing(said=f"would not go on: {folder} cannot be written; {elsewhere}")
+    return _refused(ExitCode.OUTPUT, [f"{place} cannot be written", "fix: set run.output_dir to a folder of your own"])
 
 
 def _waits(held_by: str) -> str:

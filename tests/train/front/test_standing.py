@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_a_link_inside_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
     assert stands(tmp_path / "run").said.startswith("would be refused (77): ")
+
+
+def test_a_file_in_the_runs_place_would_be_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    assert stands(tmp_path / "run").said.startswith(f"would be refused (73): {tmp_path}/run is no folder; fix: ")
+
+
+@pytest.mark.parametrize("shut", [".", "checkpoints"])
+def test_a_folder_that_cannot_be_written_would_be_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shut: str
+) -> None:
+    place = saved(tmp_path) / shut
+    monkeypatch.setattr(os, "access", lambda asked, _: Path(asked) != place)
+    assert stands(tmp_path, "run.output_dir=mine").said.startswith(f"would be refused (73): {place} cannot be written")
+
+
+def test_where_the_default_place_cannot_be_written_a_start_takes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "begins anew in a temporary folder" in stands(saved(tmp_path)).said
 
 
 def held_by(folder: Path, **facts: Any) -> None:
