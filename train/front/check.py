@@ -204,8 +204,10 @@ def _with(name: str, args: Mapping[str, Any]) -> str:
 
 
 def _dropped(counted: Steps) -> str:
+    if counted.dropped == 1:
+        return "the last sample of an epoch is left out"
     return (
-        f"the last {counted.dropped} samples of an epoch are left out" if counted.dropped else "no sample is left out"
+        f"the last {counted.dropped:,} samples of an epoch are left out" if counted.dropped else "no sample is left out"
     )
 
 

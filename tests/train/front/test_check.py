@@ -169,6 +169,19 @@ def test_what_is_in_an_image_folder_is_counted(tmp_path: Path) -> None:
     assert shown.endswith("\nnote: 1 file is not read: .txt (1)")
 
 
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (41, "the last sample of an epoch is left out"),
+        (42, "the last 2 samples of an epoch are left out"),
+        (40, "no sample is left out"),
+    ],
+)
+def test_what_an_epoch_leaves_out_is_said(samples: int, said: str) -> None:
+    settings = (f"data.samples={samples}", "data.classes=2", "data.val_fraction=0", "train.global_batch_size=8")
+    assert f" in all; {said}\n" in described(*settings)
+
+
 def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images(tmp_path, "train", 10)
     images(tmp_path, "val", 10)
