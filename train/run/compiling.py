@@ -140,11 +140,27 @@ def _told(action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:
+        if ours := _ours(error):
+            raise ours from None
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         if isinstance(error.__cause__, torch.OutOfMemoryError):
             raise error.__cause__ from error
         raise _unfit(error) from error
+
+
+def _ours(error: BaseException) -> Failure | None:
+    """What we raised ourselves while torch compiled, as a signal's stop: torch wraps it in an error of its own."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Failure):
+            return found
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            waiting += [found.__context__, found.__cause__]
+    return None
 
 
 def _unfit(error: Exception) -> Failure:

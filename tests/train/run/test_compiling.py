@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from train.data import augment
 from train.data.shape import Shape
 from train.record import metrics
 from train.run import compiling
+from train.run.bell import Bell
 from train.run.job import Job
 from train.settings import schema
 
@@ -128,6 +130,27 @@ def test_what_the_compiler_cannot_do_is_said_in_our_words(tmp_path: Path, monkey
         prepared(nn.Linear(3, 2), tmp_path)
     assert "no C++ compiler" in str(caught.value)
     assert "train.compile=false" in caught.value.fix
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["raised-by-the-signal", "wrapped-once-more"])
+def test_a_signal_while_torch_compiles_is_a_stop_and_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    bell = Bell()
+    bell.may_leave(lambda failure: None)
+
+    def interrupted(graph: Any, inputs: Any) -> Any:
+        try:
+            bell.ring(signal.SIGINT, None)
+        except Failure:
+            if not wrapped:
+                raise
+            raise RuntimeError("gone")  # noqa: B904 (so that its context alone tells)
+
+    monkeypatch.setattr(compiling, "BACKEND", interrupted)
+    with pytest.raises(Failure, match="stopped by SIGINT before the first step") as caught:
+        prepared(nn.Linear(3, 2), tmp_path)
+    assert caught.value.code == ExitCode.STOPPED
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("default", "/there"), ("false", None)])
