@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train.evaluation import scores
 from train.evaluation.scores import Result
-from train.settings.config import Eval
+from train.settings.batches import Steps, total
+from train.settings.config import Eval, RunConfig
 
 FIVE: Final = 5
 
@@ -42,6 +44,40 @@ def refuse_unmeasurable(wanted: Eval, *, held_out: int, classes: int) -> None:
     if wanted.metric == "top5_accuracy" and classes <= FIVE:
         fix = f"set eval.metric=accuracy: the right one is always among the best {FIVE} of {classes}"
         raise _unfit(f"eval.metric top5_accuracy needs more than {FIVE} classes", f"{classes} classes", fix)
+
+
+def refuse_past(told: Mapping[str, Any], config: RunConfig, counted: Steps) -> None:
+    """Refuse to call a run finished that is past the end which `config` asks for, and was to go on when it was saved:
+    most likely the setting is missing that the last start had.
+
+    Args:
+        told: what the checkpoint says beside its tensors. counted: what `config` asks for.
+
+    Raises:
+        Failure: DATA, naming the settings that go on.
+    """
+    step, before, now = told["state"].get("step"), told["config"]["train"], config.train
+    saved = {"epochs": before["epochs"], "max_steps": before.get("max_steps")}
+    last, per_epoch = total(counted.per_epoch, **saved), counted.per_epoch
+    if type(step) is not int or not counted.total < step < last or _had_reached(told):
+        return
+    asked = {"epochs": now.epochs, "max_steps": now.max_steps}
+    more = [f"train.{key}={'null' if old is None else old}" for key, old in saved.items() if asked[key] != old]
+    epochs = "1 epoch" if now.epochs == 1 else f"{now.epochs} epochs"
+    whose = epochs if counted.total == now.epochs * per_epoch else "train.max_steps"
+    raise Failure(
+        "this run is past the end that is asked for",
+        found=f"step {step}, epoch {-(-step // per_epoch)}",
+        expected=f"at most {counted.total} steps ({whose}); the last start was to do {last}",
+        fix=f"add {' '.join(more)} to go on as the last start did; or set another run.name, or checkpoint.resume=never",
+        code=ExitCode.DATA,
+    )
+
+
+def _had_reached(told: Mapping[str, Any]) -> bool:
+    """By the settings it was saved with."""
+    target, patience = (told["config"]["eval"].get(key, getattr(Eval(), key)) for key in ("target", "patience"))
+    return reached(Eval(target=target, patience=patience), int(told["state"].get("held", 0)))
 
 
 def _unfit(what: str, found: str, fix: str) -> Failure:

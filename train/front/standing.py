@@ -129,13 +129,15 @@ def _state(path: Path) -> Any:
 
 
 def _unchanged(config: RunConfig, folder: Path, told: Mapping[str, Any], steps: Steps | None) -> Standing:
-    """Where the same training stands. Raises one of ODD for what no training tells."""
+    """Where the same training stands. Raises one of ODD for what no training tells; Failure for one past its end."""
     state, before, step = told["state"], told["config"]["eval"], told["state"]["step"]
     if type(step) is not int or not 0 <= step < MOST:
         raise ValueError(step)
     last = Result(**state["result"]) if state.get("result") else None
     held = stopping.still_held(config.eval, int(state.get("held", 0)), last, before.get("target"))
     steps, wanted = steps or _recorded(config, folder), config.train
+    if steps is not None:
+        stopping.refuse_past(told, config, steps)
     at = f"step {step:,} of {UNKNOWN if steps is None else format(steps.total, ',')}"
     longer = batches.longer(steps, step, epochs=wanted.epochs, max_steps=wanted.max_steps) if steps else []
     if stopping.reached(config.eval, held):
@@ -152,5 +154,5 @@ def _recorded(config: RunConfig, folder: Path) -> Steps | None:
     per_epoch = facts.get("steps_per_epoch") if isinstance(facts, dict) else None
     if type(per_epoch) is not int or not 0 < per_epoch < MOST:
         return None
-    total, most = per_epoch * config.train.epochs, config.train.max_steps
-    return Steps(per_epoch=per_epoch, total=total if most is None else min(total, most), dropped=0)
+    total = batches.total(per_epoch, epochs=config.train.epochs, max_steps=config.train.max_steps)
+    return Steps(per_epoch=per_epoch, total=total, dropped=0)

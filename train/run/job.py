@@ -105,7 +105,7 @@ def open_job(
     counted = steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
-    found = resuming.look(config, runtime, checkpoints, net, optimizer, begin)
+    found = resuming.look(config, runtime, checkpoints, net, optimizer, counted, begin)
     loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
     runtime.same_weights(net)
     loader, aimed, batches, fit = _fitted(config, runtime, sets, batches, notebook, pulse)

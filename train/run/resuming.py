@@ -21,6 +21,7 @@ from train.record import record
 from train.run import elsewhere, state
 from train.run.state import State
 from train.settings import changes
+from train.settings.batches import Steps
 from train.settings.config import RunConfig
 
 NEVER: Final = "never"
@@ -40,6 +41,7 @@ def look(
     folder: Path,
     net: nn.Module,
     optimizer: Optimizer,
+    counted: Steps,
     begin: Callable[[int], None] = lambda step: None,
 ) -> Found:
     """Rank 0 looks into the folder of checkpoints and decides, once it was shown to take some of this size.
@@ -47,10 +49,11 @@ def look(
     begin: told the step before anything else is done with it, on rank 0.
 
     Raises:
-        Failure: DATA for a changed configuration or where no checkpoint is whole; OUTPUT, IO for the folder.
+        Failure: DATA for a changed configuration, a run past its end or where no checkpoint is whole; OUTPUT, IO for
+            the folder.
     """
     need = 2 * size(config, net, optimizer)
-    step, notes = runtime.shared(lambda: _choose(config, folder, need, begin))
+    step, notes = runtime.shared(lambda: _choose(config, folder, need, counted, begin))
     return Found(step=step, notes=tuple(notes))
 
 
@@ -120,7 +123,9 @@ def copies(optimizer: Optimizer, *, averaged: bool) -> int:
     return 1 + (1 if isinstance(optimizer, SGD) else 2) + averaged
 
 
-def _choose(config: RunConfig, folder: Path, need: int, begin: Callable[[int], None]) -> tuple[int | None, list[str]]:
+def _choose(
+    config: RunConfig, folder: Path, need: int, counted: Steps, begin: Callable[[int], None]
+) -> tuple[int | None, list[str]]:
     notes = [f"removed {name}, which an interrupted save left" for name in checkpoint.prepare(folder, need=need)]
     if config.checkpoint.resume == NEVER:
         return None, notes
@@ -132,6 +137,7 @@ def _choose(config: RunConfig, folder: Path, need: int, begin: Callable[[int], N
     _, facts = checkpoint.load(found, groups=())
     with _of_a_training(found.path):
         changes.refuse_changes(facts["config"], asdict(config))
+        stopping.refuse_past(facts, config, counted)
     begin(found.step)
     return found.step, notes
 

@@ -90,8 +90,12 @@ def steps(batch: Batches, samples: int, *, epochs: int, max_steps: int | None) -
             fix=f"{value}, or give more data",
             code=ExitCode.USAGE,
         )
-    total = epochs * per_epoch
-    return Steps(per_epoch=per_epoch, total=total if max_steps is None else min(total, max_steps), dropped=dropped)
+    return Steps(per_epoch=per_epoch, total=total(per_epoch, epochs=epochs, max_steps=max_steps), dropped=dropped)
+
+
+def total(per_epoch: int, *, epochs: int, max_steps: int | None) -> int:
+    """Optimizer steps of a whole run."""
+    return epochs * per_epoch if max_steps is None else min(epochs * per_epoch, max_steps)
 
 
 def longer(counted: Steps, at: int, *, epochs: int, max_steps: int | None) -> list[str]:
@@ -100,7 +104,7 @@ def longer(counted: Steps, at: int, *, epochs: int, max_steps: int | None) -> li
         return []
     settings = [] if max_steps is None or at < max_steps else ["train.max_steps=null"]
     if at >= epochs * counted.per_epoch:
-        settings.append(f"train.epochs={2 * max(epochs, -(-at // counted.per_epoch))}")
+        settings.append(f"train.epochs={-(-at // counted.per_epoch) + epochs}")
     return settings
 
 

@@ -189,6 +189,13 @@ ROWS: dict[str, Row] = {
         ("classes: outline-0, outline-1", "classes: a"),
         "the same files",
     ),
+    "past-the-end": (
+        "23",
+        state(lambda s: s["config"]["train"].update(epochs=9) or s["state"].update(step=12)),
+        65,
+        ("this run is past the end that is asked for", "step 12, epoch 3", "at most 8 steps (2 epochs)", "to do 36"),
+        "add train.epochs=9",
+    ),
     "model-a-pickle": ("51", lambda: plant(LAST, "model.safetensors", pickle.dumps(Hostile())), 65, ("damaged",), OVER),
     "model-other-shape": (
         "23",

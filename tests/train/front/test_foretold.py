@@ -125,6 +125,15 @@ def has_reached_its_target(told: dict[str, Any]) -> None:
     told["state"]["held"] = 1
 
 
+def was_to_do_more(told: dict[str, Any]) -> None:
+    told["config"]["train"]["epochs"] = 4
+
+
+def had_reached_its_target_early(told: dict[str, Any]) -> None:
+    was_to_do_more(told)
+    has_reached_its_target(told)
+
+
 FINISHED, FALLS_BACK, REFUSED = "is finished, step 8 of 8", "goes on, step 4 of 8", "refused (65)"
 TARGET = 0.001
 MORE, AIM = "train.epochs=4", f"eval.target={TARGET}"
@@ -173,6 +182,15 @@ FILES_CHANGED: dict[str, tuple[Change, tuple[str, ...], str]] = {
         state(has_reached_its_target),
         (MORE, AIM, "eval.patience=3"),
         "goes on, step 8 of 16",
+    ),
+    "it was stopped past the end": (state(was_to_do_more), ("train.epochs=1",), REFUSED),
+    "it was stopped past the last step": (state(was_to_do_more), ("train.max_steps=7",), REFUSED),
+    "it was stopped at the end": (state(was_to_do_more), (), FINISHED),
+    "it was stopped before the end": (state(was_to_do_more), ("train.epochs=3",), "goes on, step 8 of 12"),
+    "it had reached a target past the end": (
+        state(had_reached_its_target_early),
+        ("train.epochs=1",),
+        "is finished, step 8 of 4",
     ),
     "no classes are told": (state(lambda told: told["data"].pop("classes")), (), REFUSED),
     "the data is a list": (state(lambda told: told.update(data=[1])), (), REFUSED),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import flip, plant
-from jobs import opened, trained
+from jobs import after, fit, opened, trained
 from torch.optim import SGD, Adam
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
 from train.run import job, resuming
+from train.run.signals import Watch
 
 
 @pytest.fixture
@@ -53,6 +55,22 @@ def test_a_changed_configuration_is_refused_with_the_difference(run: Path, setti
     failure = refused(run, setting)
     assert failure.code == ExitCode.DATA
     assert setting.partition("=")[0].removesuffix(".width") in str(failure.found)
+
+
+def test_a_run_that_was_to_do_more_is_not_taken_for_finished(tmp_path: Path) -> None:
+    watch = Watch()
+    with opened(tmp_path, "train.epochs=9") as todo, pytest.MonkeyPatch.context() as patch:
+        after(5, lambda job: watch.handle(signal.SIGTERM), patch)
+        fit(todo, watch=watch)
+    failure = refused(tmp_path, "train.epochs=1")
+    assert (failure.code, failure.found) == (ExitCode.DATA, "step 5, epoch 2")
+    assert failure.expected == "at most 4 steps (1 epoch); the last start was to do 36"
+    assert failure.fix.startswith("add train.epochs=9 to go on as the last start did")
+
+
+def test_what_ended_at_its_end_is_finished_wherever_that_is_today(run: Path) -> None:
+    with opened(run, "train.epochs=1") as todo:
+        assert todo.state.step > todo.steps.total
 
 
 def test_resume_never_moves_the_earlier_run_away_and_starts_over(run: Path) -> None:
