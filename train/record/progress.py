@@ -49,10 +49,12 @@ def summary(
     images: int,
     checkpoint: Path | None,
     consumed: Mapping[str, str] = NOTHING,
+    best: str | None = None,
 ) -> str:
-    """What came out, how fast, what that took, and where it is."""
+    """What came out, how fast, what that took, and where it is. best: an earlier evaluation that was better."""
     speed = f", {images / seconds:,.0f} images/s" if seconds > 0 else ""
     told = figures.facts(result, classes) if result else {"accuracy": "-"}
+    told |= {"best": best} if best else {}
     told |= {"training": f"{many(steps, 'step')} in {duration(seconds)}{speed}"}
     return rows({**told, **consumed} | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
 

@@ -26,6 +26,7 @@ RESULTS = (
     "checkpoints",
     "best.json",
     "confusion.json",
+    "confusion-best.json",
     "metrics.jsonl",
     "tensorboard",
     "profile",

@@ -1,4 +1,4 @@
-"""What happens in a run becomes a line on the console and one of the record; an evaluation also confusion.json."""
+"""What happens in a run becomes a line on the console and one of the record; an evaluation also a matrix."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from train.run.job import Job
 from train.run.now import Now
 
 CONFUSION: Final = "confusion.json"
+CONFUSION_BEST: Final = "confusion-best.json"  # beside it: what best.json scores, class by class
 UNKNOWN: Final = Figures(seconds=None, images_per_s=None, loss=None)
 
 
@@ -21,9 +22,18 @@ def evaluation(todo: Job, now: Now, measured: Measured, metrics: Metrics, progre
     """Say what came out after the state's step. Never fails: what cannot be written is counted and said."""
     step, result, config = todo.state.step, measured.result, todo.config
     metrics.write("eval", step=step, epoch=-(-step // todo.steps.per_epoch), **figures.record(result))
-    if measured.confusion is not None and todo.runtime.is_main:
-        metrics.replace(CONFUSION, figures.confusion_json(step, todo.classes, measured.confusion.tolist()))
+    _confusion(CONFUSION, todo, measured, metrics)
     epoch_line(todo, now, progress, figures.line(result, config.eval.metric))
+
+
+def best(todo: Job, measured: Measured, metrics: Metrics) -> None:
+    """Keep what a later evaluation, which is not as good, would overwrite. Never fails, as above."""
+    _confusion(CONFUSION_BEST, todo, measured, metrics)
+
+
+def _confusion(name: str, todo: Job, measured: Measured, metrics: Metrics) -> None:
+    if measured.confusion is not None and todo.runtime.is_main:
+        metrics.replace(name, figures.confusion_json(todo.state.step, todo.classes, measured.confusion.tolist()))
 
 
 def epoch_line(todo: Job, now: Now, progress: Progress, measured: str | None = None) -> None:

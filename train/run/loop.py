@@ -126,6 +126,7 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:
     announce.evaluation(todo, now, found, metrics, progress)
     _judge(todo, found.result)
     if state.best_step == state.step:
+        announce.best(todo, found, metrics)
         save(todo, now, metrics)
     return True
 

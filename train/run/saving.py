@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from entrypoint import Failure
@@ -99,8 +100,12 @@ def _best(todo: Job) -> dict[str, Any] | None:
     step, best = todo.state.best_step, todo.state.best
     if step is None or best is None:
         return None
-    place = todo.checkpoints.relative_to(todo.folder) / shelf.name(step)
-    return {"step": step, "checkpoint": str(place), **asdict(best)}
+    return {"step": step, "checkpoint": str(place(todo, step).relative_to(todo.folder)), **asdict(best)}
+
+
+def place(todo: Job, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return todo.checkpoints / shelf.name(step)
 
 
 def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved | None]:

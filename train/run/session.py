@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from entrypoint import ExitCode, gauges, hold
-from train.evaluation import stopping
+from train.evaluation import figures, stopping
 from train.files import caches
 from train.models import networks
 from train.ranks import runtime
@@ -22,7 +22,7 @@ from train.ranks.runtime import Runtime
 from train.record import exitfile, progress, record, starts
 from train.record.metrics import Metrics
 from train.record.progress import Progress
-from train.run import deadline, job, onefolder, resuming, rollback, stop, usage
+from train.run import deadline, job, onefolder, resuming, rollback, saving, stop, usage
 from train.run.bell import Bell
 from train.run.deadline import Deadline
 from train.run.fitting import Notebook
@@ -112,7 +112,7 @@ def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before
         {
             "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
             "device": _device(todo.runtime),
-            "parallel": parallel.describe(config.train),
+            "parallel": parallel.describe(config.train, world.world_size),
             "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
             **({"compiled": todo.compiled} if todo.compiled else {}),
@@ -163,9 +163,19 @@ def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, earl
         images=state.step * todo.batches.global_,
         checkpoint=end.saved,
         consumed=consumed,
+        best=_best(todo),
     )
     told += f"\n{progress.rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
     return f"{told}\n{_next(todo, begun, early=early)}"
+
+
+def _best(todo: Job) -> str | None:
+    """The evaluation that `train eval`, `predict` and `export` take the weights of, where it is not the last step's."""
+    state = todo.state
+    if state.best is None or state.best_step is None or state.best_step == state.step:
+        return None
+    step, epoch = state.best_step, -(-state.best_step // todo.steps.per_epoch)
+    return f"{figures.best(state.best, todo.config.eval.metric, step=step, epoch=epoch)}: {saving.place(todo, step)}"
 
 
 def _images(todo: Job, begun: int) -> int:

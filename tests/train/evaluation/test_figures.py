@@ -9,6 +9,7 @@ import pytest
 
 from train.evaluation import figures
 from train.evaluation.scores import Result
+from train.settings import names
 
 EVEN = Result(accuracy=0.75, loss=0.5, samples=8, top5_accuracy=1.0, macro_f1=0.74, recall=(0.8, 0.75, 0.7))
 UNEVEN = replace(EVEN, macro_f1=0.5, recall=(0.95, 0.2, None))
@@ -45,6 +46,23 @@ def test_the_end_shows_top_five_where_there_are_more_classes() -> None:
 
 def test_an_older_versions_result_shows_what_it_has() -> None:
     assert list(figures.facts(OLD, CLASSES)) == ["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "score"),
+    [
+        ("accuracy", "75.00%"),
+        ("top5_accuracy", "top-5 100.00%"),
+        ("macro_f1", "macro F1 0.7400"),
+        ("loss", "loss 0.5000"),
+    ],
+)
+def test_the_best_evaluation_is_told_by_the_runs_own_metric(metric: str, score: str) -> None:
+    assert figures.best(EVEN, metric, step=1200, epoch=12) == f"{score} at step 1,200 (epoch 12)"
+
+
+def test_every_metric_has_words_for_its_score() -> None:
+    assert set(figures.SCORE) == set(names.METRICS)
 
 
 def test_the_record_holds_recall_where_it_does_not_flood_the_file() -> None:

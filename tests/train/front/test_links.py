@@ -11,7 +11,8 @@ from train.front import links
 
 LINKS = (
     *("checkpoints", "errors", "logs", "report", "tensorboard"),
-    *("metrics.jsonl", "config.yaml", "run.json", "best.json", "confusion.json", ".lease.1", "before-1"),
+    *("metrics.jsonl", "config.yaml", "run.json", "best.json", "confusion.json", "confusion-best.json"),
+    *(".lease.1", "before-1"),
     *("logs/rank-0000.log", "errors/exit.json", "checkpoints/step-00000010", "tensorboard/events.out.tfevents.000000"),
 )
 

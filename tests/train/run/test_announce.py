@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from jobs import opened, trained
 
+from train.evaluation import scores
 from train.record import metrics
 from train.record.progress import Progress
 from train.run import loop
-from train.run.announce import CONFUSION
+from train.run.announce import CONFUSION, CONFUSION_BEST
 from train.run.job import Job
 from train.run.signals import Watch
 
@@ -26,6 +27,15 @@ def test_the_matrix_of_the_last_evaluation_counts_every_held_out_image(tmp_path:
     told = json.loads((tmp_path / CONFUSION).read_text())
     assert (told["step"], told["classes"]) == (8, list(todo.classes))
     assert sum(map(sum, told["matrix"])) == todo.held_out == 16
+
+
+def test_the_matrix_of_the_best_evaluation_stays_when_a_later_one_is_not_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "better", lambda metric, new, old: old is None)  # the first one stays the best
+    todo, _ = trained(tmp_path)
+    steps = [json.loads((tmp_path / name).read_text())["step"] for name in (CONFUSION_BEST, CONFUSION)]
+    assert steps == [todo.state.best_step, todo.state.step] == [4, 8]
 
 
 def test_the_record_has_every_score(tmp_path: Path) -> None:

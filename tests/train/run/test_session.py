@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from jobs import ALONE, TINY, forget_accelerate, opened
 from made_up_usage import rank, row
 
 from entrypoint import ExitCode, Failure
+from train.evaluation import scores
 from train.record import exitfile, progress, record
 from train.run import session, step
 from train.run.bell import Bell
@@ -102,6 +104,25 @@ def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: 
     text = capsys.readouterr().out
     assert lines(text)["accuracy"] == first["accuracy"]
     assert "checkpoint.resume=never" in text.splitlines()[-1]
+
+
+def test_the_end_says_which_evaluation_was_the_best_where_the_last_was_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "better", lambda metric, new, old: old is None)  # the first one stays the best
+    run(tmp_path / "run")
+    best = json.loads((tmp_path / "run/best.json").read_text())
+    place = tmp_path / "run/checkpoints/step-00000004"
+    assert lines(capsys.readouterr().out)["best"] == f"{best['accuracy']:.2%} at step 4 (epoch 1): {place}"
+    assert place.is_dir()
+
+
+@pytest.mark.parametrize("setting", ["train.max_steps=4", "data.val_fraction=0"])
+def test_nothing_is_said_of_a_best_evaluation_that_was_the_last_or_was_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    run(tmp_path / "run", setting)
+    assert "best" not in lines(capsys.readouterr().out)
 
 
 def test_samples_left_out_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
