@@ -86,7 +86,7 @@ def _rows(training: Counts, held_out: Counts, classes: Sequence[str], class_weig
 
 
 def _table(rows: Sequence[_Row], class_weights: Weights) -> list[str]:
-    heading = {"none": "weight (balanced, not used)", "balanced": "weight (balanced)"}
+    heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)"}
     title = heading[class_weights] if isinstance(class_weights, str) else "weight (given)"
     shown = list(rows) if len(rows) <= MOST else [*rows[:EXTREMES], *rows[-EXTREMES:]]
     width = max(len("class"), *(min(len(row.name), 40) for row in shown))

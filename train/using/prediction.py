@@ -147,8 +147,9 @@ def _prediction(path: Path, found: list[tuple[int, float]], classes: tuple[str, 
 
 
 def _incomplete(failed: int, count: int) -> Failure:
+    have, named, them = ("has", "it is", "it") if failed == 1 else ("have", "they are", "them")
     return Failure(
-        f"{failed} of {count} images have no answer: they are named above",
-        fix="replace them or leave them out; the lines of the others are complete",
+        f"{failed} of {count} image{'s' * (count != 1)} {have} no answer: {named} named above",
+        fix=f"replace {them} or leave {them} out; the lines of the others are complete",
         code=ExitCode.DATA,
     )

@@ -74,7 +74,7 @@ def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
 @pytest.mark.parametrize(
     ("weights", "title", "rare"),
     [
-        ("none", "weight (balanced, not used)", "33.33"),
+        ("none", "weight, if optim.class_weights=balanced", "33.33"),
         ("balanced", "weight (balanced)", "33.33"),
         ([1.5, 1.0, 1.0], "weight (given)", "1.5"),
         ([1.0], "weight (given)", "-"),

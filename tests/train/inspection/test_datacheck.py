@@ -84,7 +84,7 @@ def test_notes_of_the_split_and_unequal_classes_are_shown(tmp_path: Path) -> Non
     write_classes(tmp_path, ant=40, bee=10)
     shown = folder(tmp_path, "data.group=\\d+", "data.val_fraction=0.2").as_text()
     assert "note: val: 10 of 50 images in" in shown
-    assert "weight (balanced, not used)" in shown
+    assert "weight, if optim.class_weights=balanced" in shown
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,18 @@ def test_answers_come_in_the_order_of_the_files_and_broken_ones_are_named(run: P
     assert [text.splitlines() for text in said] == [[f"{photos.parent}/broken\\n.png: no image that Pillow knows"]] * 2
 
 
+@pytest.mark.parametrize(
+    ("failed", "count", "told"),
+    [
+        (1, 1, "1 of 1 image has no answer: it is named above"),
+        (1, 3, "1 of 3 images has no answer: it is named above"),
+        (2, 3, "2 of 3 images have no answer: they are named above"),
+    ],
+)
+def test_one_image_without_an_answer_is_told_of_as_one(failed: int, count: int, told: str) -> None:
+    assert prediction._incomplete(failed, count).what == told
+
+
 def test_top_gives_classes_by_falling_probability_that_add_up(run: Path, photos: Path) -> None:
     (one,) = prediction.predict(ready(run), [photos / "light" / "1.png"], 5, print)
     assert set(one.classes) == {"dark", "light"}
@@ -122,7 +134,7 @@ def test_scores_that_are_no_numbers_are_no_answer(
     run: Path, photos: Path, scores: tuple[float, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     strange = replace(ready(run), network=Says(*scores))
-    with pytest.raises(Failure, match="1 of 1 images"):
+    with pytest.raises(Failure, match="1 of 1 image has"):
         list(prediction.predict(strange, [photos / "dark" / "0.png"], 1, print))
     assert "0.png: the network's scores are not finite numbers" in capsys.readouterr().out
 
