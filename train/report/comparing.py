@@ -103,6 +103,11 @@ def beside(runs: Sequence[Run], found: Likeness) -> list[str]:
     return [f"Not the same {name}: {_by_run(runs, each)}.{WHY.get(name, '')}" for name, each in unlike.items()]
 
 
+def unlike_threads(runs: Sequence[Run]) -> bool:
+    """Whether ranks on the CPU had more threads in one run than in another."""
+    return len({_threads(run) for run in runs}) > 1
+
+
 def tables(runs: Sequence[Run]) -> list[Table]:
     """Every setting, version and derived value that is not the same in all runs: a line for each run."""
     facts = [_everything(run) for run in runs]

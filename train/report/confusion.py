@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from train.plotting import heatmap
+from train.report import figures
 from train.report.document import Block, Picture, Section, Table, Words
 from train.report.reading import Confusion, Run
 
@@ -19,29 +20,52 @@ READ: Final = " Each row of the picture is a true class, each column a predicted
 
 
 def section(run: Run) -> Section | None:
-    """Of the last evaluation: the matrix, the classes, the mistakes; None where there is none."""
-    found = run.confusion
+    """Of the best evaluation where it was kept, else of the last: matrix, classes, mistakes; None without any."""
+    found = of_the_best(run) or run.confusion
     if found is None or not any(map(sum, found.matrix)):
         return None
     drawn = _picture(run, found, "confusion")
-    said = f"The held-out images{_at(found)}.{READ if drawn else ''}"
+    said = f"The held-out images{_at(found)}{_standing(run, found)}.{READ if drawn else ''}"
     blocks: list[Block] = [Words(text=said), *drawn, classes(found)]
     if pairs := mistakes(found):
         blocks.append(Table(head=["true", "predicted", "images", "of its class"], rows=pairs, left=2))
     return Section(title=TITLE, blocks=blocks)
 
 
+def of_the_best(run: Run) -> Confusion | None:
+    """The matrix of the evaluation that the report calls the best; None where it is not among those kept."""
+    best = figures.best(run)
+    kept = [found for found in (run.confusion_best, run.confusion) if found is not None]
+    return next((found for found in kept if best and found.step == best[1]), None)
+
+
+def _standing(run: Run, found: Confusion) -> str:
+    """Whether it is of the best evaluation, with its score."""
+    called, best = figures.metric(run), figures.best(run)
+    scores = dict(zip(*run.column("eval", called), strict=True))
+    if best is None or found.step not in scores:
+        return ""
+    score = f"{figures.SCORES.get(called, called)} {figures.share(scores[found.step], called)}"
+    if found.step == best[1]:
+        return f", the best evaluation ({score})"
+    told = figures.share(best[0], called)
+    return f", the last evaluation ({score}), not the best ({told}, after step {best[1]:,.0f})"
+
+
 def compared(runs: Sequence[Run]) -> Section | None:
     """Recall by class, run by run, where all have the same classes; and the matrix of each of the first runs."""
-    known = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
-    if not known:
+    there = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
+    if not there:
         return None
+    best = [(run, found) for run, _ in there if (found := of_the_best(run)) is not None]
+    known = best if len(best) == len(there) else there  # like with like
+    which = "best evaluation" if known is best else "last evaluation, which need not be its best"
     drawn = [
         picture
         for at, (run, found) in enumerate(known[:MATRICES], 1)
         for picture in _picture(run, found, f"confusion-{at}")
     ]
-    said = f"The held-out images of each run's last evaluation.{READ if drawn else ''}"
+    said = f"The held-out images of each run's {which}.{READ if drawn else ''}"
     blocks: list[Block] = [Words(text=said)]
     if len({found.classes for _, found in known}) == 1:
         blocks += recalls(known).parts(RUNS)

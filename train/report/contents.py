@@ -19,7 +19,7 @@ def document(
     runs: Sequence[Run], found: Sequence[Bench], *, anyway: bool, made: str, missing: Sequence[str] = ()
 ) -> Document:
     """One run in full, or several beside each other, and what was benched. missing: what was asked for beside them."""
-    absent = [Words(text=_sentence(line), caution=True) for line in missing]
+    absent = [Words(text=f"{line}.", caution=True) for line in missing]  # it begins with a path
     sections = [Section(title="Left out", blocks=absent)] if absent else []
     if len(runs) == 1:
         sections += _one(runs[0])
@@ -136,13 +136,13 @@ def _details(run: Run) -> dict[str, str]:
     details = {
         "model": comparing.SAME["model"](run),
         "data": comparing.SAME["data"](run),
-        "input": figures.told(run.fact("training", "loader")),
+        "images read": _reading(figures.told(run.fact("training", "loader"))),
         "device": figures.told(run.fact("training", "device")),
         "precision": comparing.SAME["precision"](run),
         "global batch": f"{comparing.SAME[comparing.BATCH](run)} (micro batch {batch[0]}, accumulation {batch[1]})",
         "best step": f"{found[1]:,.0f}" if found else NOT,
         "checkpoints": _checkpoints(run),
-        "record": f"{when(at[0])} to {when(at[-1])}" if at else NOT,
+        "recorded": f"{when(at[0])} to {when(at[-1])}" if at else NOT,
         **known,
         "folder": str(run.folder.absolute()),
     }
@@ -155,9 +155,13 @@ def _checkpoints(run: Run) -> str:
     ]
     if not stood:
         return "none recorded"
-    return (
-        f"{len(stood)}; training stood for {median(stood) * 1000:,.0f} ms (median), {max(stood) * 1000:,.0f} ms at most"
-    )
+    waited = f"{median(stood) * 1000:,.0f} ms for one (median), {max(stood) * 1000:,.0f} ms at most"
+    return f"{len(stood)} written, {run.kept} kept; training waited {waited}"
+
+
+def _reading(loader: str) -> str:
+    """From memory, by 4 workers."""
+    return f"by {loader}" if "worker" in loader else f"from {loader}" if loader.startswith("memory") else loader
 
 
 def _accidents(run: Run) -> dict[str, str]:

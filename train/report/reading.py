@@ -6,17 +6,20 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
+from train.checkpoint import shelf
 from train.record import exitfile, metrics, record, starts
 from train.record.exitfile import Ending
 from train.settings import idle, schema, yaml12
 
 CONFUSION: Final = "confusion.json"
+CONFUSION_BEST: Final = "confusion-best.json"
 MOST_CLASSES: Final = 1000
 Event = Mapping[str, Any]
 
@@ -34,9 +37,10 @@ class Confusion:
 class Run:
     """What a run's folder says. config: by `section.key`. facts: run.json. events: of metrics.jsonl, by kind.
 
-    idle: keys of the configuration that had no effect.
+    idle: keys of the configuration that had no effect. kept: checkpoints that are in the folder.
     ending: of the last start that trained: a later one that was refused did not end the run.
     cut_off: of a run without an ending, what is known of how it was killed. missing: what could not be read, in words.
+    confusion: of the last evaluation; confusion_best: of the best one, None where an older version did not keep it.
     """
 
     folder: Path
@@ -48,6 +52,8 @@ class Run:
     ending: Ending | None
     cut_off: str | None
     confusion: Confusion | None
+    confusion_best: Confusion | None
+    kept: int
     missing: tuple[str, ...]
 
     def fact(self, *keys: str) -> Any:
@@ -111,7 +117,9 @@ def read(folder: Path, name: str | None = None) -> Run:
         events=events or {},
         ending=starts.of_the_training(_starts(facts), _said(folder)),
         cut_off=exitfile.unfinished(folder),
-        confusion=_confusion(folder),
+        confusion=_confusion(folder / CONFUSION),
+        confusion_best=_confusion(folder / CONFUSION_BEST),
+        kept=_kept(folder / "checkpoints"),
         missing=tuple(f"{file} is not there or cannot be read" for file, found in there.items() if found is None),
     )
 
@@ -201,8 +209,13 @@ def _events(folder: Path) -> dict[str, list[Event]] | None:
     return found
 
 
-def _confusion(folder: Path) -> Confusion | None:
-    path = folder / CONFUSION
+def _kept(folder: Path) -> int:
+    with suppress(Failure):
+        return len(shelf.steps(folder))
+    return 0
+
+
+def _confusion(path: Path) -> Confusion | None:
     try:
         found = json.loads(path.read_bytes()) if _is_file(path) else {}
         names, rows = found["classes"], found["matrix"]

@@ -42,7 +42,9 @@ def section(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> Section | 
     note = None if found.alike else f"Not comparable: not the same {', '.join(found.differs)}"
     kind = "unlike runs" if note else "weak scaling" if comparing.BATCH in found.differs else "strong scaling"
     said = [Words(text=f"{MEANING[kind]}{HOW}")] + ([Words(text=f"{note}.", caution=True)] if note else [])
-    return Section(title=TITLE, blocks=[*said, *left, *blocks({kind: measured}, name="scaling", note=note)])
+    doubt = f"not the same {comparing.THREADS}" if comparing.unlike_threads(runs) else None
+    shown = blocks({kind: measured}, name="scaling", note=note, doubt=doubt)
+    return Section(title=TITLE, blocks=[*said, *left, *shown])
 
 
 def left_out(runs: Sequence[Run]) -> list[str]:
@@ -69,8 +71,10 @@ def points(runs: Sequence[Run]) -> list[Point]:
     ]
 
 
-def blocks(measured: Mapping[str, Sequence[Point]], *, name: str, note: str | None = None) -> list[Block]:
-    """The picture and the table of what was measured, by kind of scaling."""
+def blocks(
+    measured: Mapping[str, Sequence[Point]], *, name: str, note: str | None = None, doubt: str | None = None
+) -> list[Block]:
+    """The picture and the table of what was measured, by kind of scaling. doubt: why there can be no verdict."""
     shown = speedup.panels(measured)
     if not shown:
         return []
@@ -81,9 +85,13 @@ def blocks(measured: Mapping[str, Sequence[Point]], *, name: str, note: str | No
             found.append(Words(text=f"{kind.capitalize()}: no throughput above 0.", caution=True))
             continue
         found.append(table(kind, scaled))
+        most = max(one.efficiency for one in scaled)
+        why = doubt or (f"an efficiency of {most:.0%} is not to be believed" if most > BEYOND else None)
         if note is None:
-            found.append(Words(text=verdict(kind, scaled)))
-        if (most := max(one.efficiency for one in scaled)) > BEYOND:
+            found.append(
+                Words(text=f"{kind.capitalize()}: no verdict is given: {why}." if why else verdict(kind, scaled))
+            )
+        if most > BEYOND:
             told = f"An efficiency of {most:.0%} ({kind}): the smallest one was held up by something. Measure it again."
             found.append(Words(text=told, caution=True))
         if len(scaled) < ENOUGH:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
-from made_up_runs import CLASSES, make_run
+from made_up_runs import CLASSES, history, make_run
 
 from train.report import confusion, reading
-from train.report.document import Picture, Words
-from train.report.reading import Confusion
+from train.report.document import Picture, Section, Words
+from train.report.reading import Confusion, Run
+
+LINES = history(1000)
 
 MATRIX = Confusion(step=20, classes=CLASSES, matrix=((8, 2, 0), (1, 9, 0), (5, 0, 5)))
 
@@ -52,6 +55,41 @@ def test_a_picture_that_is_not_there_is_not_explained(tmp_path: Path) -> None:
     section = confusion.section(replace(reading.read(make_run(tmp_path / "run")), confusion=found))
     assert section is not None
     assert section.blocks[0] == Words(text="The held-out images after step 1.")
+
+
+def first_was_best(folder: Path, *, kept: bool) -> Run:
+    """A run whose first evaluation, of step 10, was the best of two."""
+    worse = [line | {"accuracy": 0.25} if line["event"] == "eval" and line["step"] == 20 else line for line in LINES]
+    make_run(folder, events=worse)
+    if kept:
+        matrix = {"step": 10, "classes": CLASSES, "matrix": [[4, 0, 0], [0, 4, 0], [0, 0, 4]]}
+        (folder / "confusion-best.json").write_text(json.dumps(matrix))
+    return reading.read(folder)
+
+
+def said(section: Section | None) -> str:
+    assert section is not None
+    assert isinstance(section.blocks[0], Words)
+    return section.blocks[0].text
+
+
+def test_the_matrix_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
+    section = confusion.section(first_was_best(tmp_path / "run", kept=True))
+    assert said(section).startswith("The held-out images after step 10, the best evaluation (val accuracy 50.00%).")
+    assert "'100.0%'" in str(section)
+    assert "run after step 10" in str(section)
+
+
+def test_a_matrix_of_the_last_evaluation_only_does_not_pass_for_the_best(tmp_path: Path) -> None:
+    text = said(confusion.section(first_was_best(tmp_path / "run", kept=False)))
+    assert "after step 20, the last evaluation (val accuracy 25.00%), not the best (50.00%, after step 10)." in text
+
+
+def test_matrices_side_by_side_are_all_of_the_best_or_all_of_the_last_evaluation(tmp_path: Path) -> None:
+    one, two = (first_was_best(tmp_path / name, kept=True) for name in ("one", "two"))
+    assert "each run's best evaluation." in said(confusion.compared([one, two]))
+    old = first_was_best(tmp_path / "old", kept=False)
+    assert "each run's last evaluation, which need not be its best." in said(confusion.compared([one, old]))
 
 
 def test_a_run_without_one_has_no_section(tmp_path: Path) -> None:

@@ -69,6 +69,24 @@ def test_a_run_that_is_not_there_is_a_caution(tmp_path: Path) -> None:
     assert "gone is not a run's folder: it does not exist" in document.cautions()[0]
 
 
+def test_a_path_keeps_its_letters_in_a_caution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = report(make_run(Path("runs/one")), Path("runs/gone"))
+    assert document.cautions()[0] == "runs/gone is not a run's folder: it does not exist."
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"), [("memory", "from memory"), ("4 workers", "by 4 workers"), ("not said", "not said")]
+)
+def test_the_figures_of_a_run_are_told_in_plain_words(tmp_path: Path, loader: str, told: str) -> None:
+    folder = make_run(tmp_path / "run", training={"loader": loader})
+    (folder / "checkpoints/step-00000020").mkdir(parents=True)
+    rows = contents._details(reading.read(folder))
+    assert rows["images read"] == told
+    assert rows["checkpoints"] == "1 written, 1 kept; training waited 15 ms for one (median), 15 ms at most"
+    assert "recorded" in rows
+
+
 def test_first_steps_are_said_to_be_that_in_the_overview_too(tmp_path: Path) -> None:
     first = make_run(tmp_path / "first", events=history(1000)[:1])
     assert "100 images/s (first steps only)" in str(report(first, make_run(tmp_path / "two")).blocks())

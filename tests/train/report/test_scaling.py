@@ -48,6 +48,23 @@ def test_more_than_the_ideal_is_not_believed() -> None:
     assert "An efficiency of 150%" in str(scaling.blocks({"strong scaling": points}, name="x"))
 
 
+def test_more_than_the_ideal_gets_no_verdict() -> None:
+    points = [Point(processes=1, images_per_s=100.0), Point(processes=2, images_per_s=300.0)]
+    shown = str(scaling.blocks({"strong scaling": points}, name="x"))
+    assert "Strong scaling: no verdict is given: an efficiency of 150%" in shown
+    assert "of the ideal up to" not in shown
+
+
+def test_unlike_numbers_of_threads_get_no_verdict(tmp_path: Path) -> None:
+    devices = [{"device": f"CPU, {threads} per rank"} for threads in ("2 threads", "1 thread")]
+    found = [
+        reading.read(make_run(tmp_path / f"r{ranks}", ranks=ranks, training=device))
+        for ranks, device in enumerate(devices, 1)
+    ]
+    assert "Strong scaling: no verdict is given: not the same threads per rank." in str(section(found))
+    assert "of the ideal up to" not in str(section(found))
+
+
 def test_a_finished_run_that_is_started_again_keeps_its_ranks_and_its_speed(tmp_path: Path) -> None:
     found = runs(tmp_path, 1000, 900)
     go_on(found[1].folder, step=20, ranks=1)
