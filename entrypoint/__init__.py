@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from entrypoint.console import shield
     from entrypoint.doctor.brief import look_around
     from entrypoint.errors import ExitCode, Failure
-    from entrypoint.folding import say
+    from entrypoint.folding import say, say_help
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
     from entrypoint.launch import run_plan
@@ -46,6 +46,7 @@ __all__ = [
     "options_from",
     "run_plan",
     "say",
+    "say_help",
     "shield",
     "unseen",
 ]
@@ -57,7 +58,7 @@ PLACES = {
     "console": ("shield",),
     "doctor.brief": ("look_around",),
     "errors": ("ExitCode", "Failure"),
-    "folding": ("say",),
+    "folding": ("say", "say_help"),
     "hang": ("Limits",),
     "hangwatch": ("Care",),
     "launch": ("run_plan",),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, say, shield
+from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, say, say_help, shield
 from entrypoint.errors import ExitCode
 
 _EXAMPLES = """examples:
@@ -18,6 +18,12 @@ _EXAMPLES = """examples:
   entrypoint run -- python script.py     your own script, once per GPU
 """
 
+SHOW = """A line for each value: its name, the value, and where that came from. There a name in capitals is a variable
+that was read; `given` is an option or a variable of yours; `launch key` is made from job, step and start; `this
+process`, `no launcher found` and `one node: loopback` say that nothing had to be read. Nothing there: counted here, or
+follows from the others. `spawn` is how many ranks this task starts.
+""".replace("\n", " ")
+
 
 class Parser(argparse.ArgumentParser):
     """argparse with our exit code and our two halves."""
@@ -25,6 +31,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving with 2."""
         raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
+
+    def print_help(self, file: Any = None) -> None:
+        """With examples and descriptions as wide as the terminal."""
+        say_help(self.format_help(), file)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -46,7 +56,10 @@ def build_parser() -> Parser:
     parser = Parser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=Help)
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run")
     show = commands.add_parser(
-        "show", help="what was detected, the plan, and where each value came from", formatter_class=Help
+        "show",
+        help="what was detected, the plan, and where each value came from",
+        description=SHOW,
+        formatter_class=Help,
     )
     show.add_argument("--json", action="store_true", help="one JSON object")
     doctor = commands.add_parser(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Final, TextIO
 from unicodedata import combining, east_asian_width
 
 NARROWEST: Final = 40  # columns: below that, folding helps nobody
 # `output         runs/small`: the value of a fact, or of a table's first column.
-NAMED: Final = re.compile(r"\S(?:.{0,15}\S)? {2,}(?=\S)")
+NAMED: Final = re.compile(r" {0,2}\S(?:.{0,15}\S)? {2,}(?=\S)")
+# `  --config FILE   a YAML file`: of a help, whose first column may be long.
+EXPLAINED: Final = re.compile(r" *\S(?:.*?\S)? {2,}(?=\S)")
+LEAST: Final = 24  # columns for an explanation beside what it explains; else it stands below
+UNKNOWN: Final = 120  # a help is folded without a terminal too: nobody greps for the whole of its paragraphs
 # JSON, tables of Markdown and the repeated output of others are to be copied, or were laid out by somebody else.
 LAID_OUT: Final = ("{", "[", "|")
 
@@ -39,6 +44,22 @@ def say(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
+def say_help(text: str, stream: TextIO | None) -> None:
+    """What argparse made of a help, with usage, examples and paragraphs folded too. stream: None is the output."""
+    stream = stream or sys.stdout
+    try:
+        columns = columns_of(stream.fileno()) or UNKNOWN
+    except (OSError, ValueError, AttributeError):
+        columns = UNKNOWN
+    stream.write(helped(text, columns))
+
+
+def helped(text: str, columns: int) -> str:
+    """Each line of a help that is longer than `columns`, as several: explanations stay in their column."""
+    columns = max(columns, NARROWEST)
+    return "\n".join(part for line in text.split("\n") for part in _explained(line, columns))
+
+
 def relayed(data: bytes, columns: int, *, begun: bool) -> bytes:
     """The whole lines among a program's bytes, folded. begun: the first one goes on with a line that is shown already.
 
@@ -64,6 +85,20 @@ def _parts(line: str, columns: int) -> list[str]:
     if "  " in line[start:]:  # a table
         return [line]
     return _filled(line[:start], line[start:].split(" "), " " * (start if named else start + 2), columns)
+
+
+def _explained(line: str, columns: int) -> list[str]:
+    if _width(line) <= columns:
+        return [line]
+    left = len(line) - len(line.lstrip(" "))
+    cell = EXPLAINED.match(line)
+    if cell is None:
+        return _filled(line[:left], line[left:].split(" "), " " * (left if left > LEAST else left + 2), columns)
+    words, start = line[cell.end() :].split(" "), cell.end()
+    if columns - start >= LEAST:
+        return _filled(line[:start], words, " " * start, columns)
+    below = " " * (left + 4)
+    return [line[:start].rstrip(), *_filled(below, words, below, columns)]
 
 
 def _filled(begin: str, words: list[str], indent: str, columns: int) -> list[str]:

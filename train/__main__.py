@@ -35,10 +35,11 @@ EXAMPLES = """examples:
   train --device cpu --procs-per-node 2     two processes on the CPU
 
 Start it in the same way under docker, apptainer, srun, torchrun, accelerate launch or mpirun.
-Exit codes: 0 done; 64-66 config, data or checkpoint; 69 a peer died; 70 a bug of ours; 71 memory; 73 output unusable or
-in use; 74 disk full; 75 stopped and saved (start again to go on); 76 the launcher's facts disagree; 77 refused for
-security; 78 GPU or node unusable; 90 the loss is not a number; 91 a hang; 93 no progress in three starts; 130 a second
-Ctrl-C.
+Exit codes: 0 done; 64-66 config, data or checkpoint; 69 a peer died; 70 a bug of ours; 71 memory; 73 output unusable \
+or in use; 74 disk full; 75 stopped and saved (start again to go on); 76 the launcher's facts disagree; 77 refused for \
+security; 78 GPU or node unusable; 90 the loss is not a number; 91 a hang; 93 no progress in three starts; 130 a \
+second Ctrl-C.
+The code of train check tells of configuration and data alone: with a WARNING that a run would be refused it is 0.
 """
 
 

@@ -95,7 +95,8 @@ def threads(scene: Scene, start: Callable[[int], int] | None = None) -> Finding:
         fix = FAILURES["processes"][1]
         return fail("threads", f"only {started} more threads could be started, {wanted} are wanted", fix)
     left = reading.tasks_left(scene.root)
-    return ok("threads", f"{wanted} more could be started" + (f", the container takes {left} more" if left else ""))
+    text = f"{wanted} started at once on top of what runs here, as training wants: no limit is in the way"
+    return ok("threads", text + (f"; the container takes {left} more" if left else ""))
 
 
 def start_threads(wanted: int) -> int:

@@ -6,10 +6,11 @@ import io
 import os
 import termios
 
+import processes
 import pytest
 
 from entrypoint import folding
-from entrypoint.folding import folded, relayed
+from entrypoint.folding import folded, helped, relayed
 
 LONG = "note: the images are read by four data workers, which is one for each processor"
 FOLDED = "note: the images are read by four data\n  workers, which is one for each processor"
@@ -109,3 +110,39 @@ def test_letters_count_as_the_columns_that_they_take(word: str) -> None:
     assert len(lines) > 1
     assert max(columns) <= 50
     assert columns[0] + 1 + 4 * wide > 50
+
+
+def test_an_indented_fact_goes_on_below_its_value() -> None:
+    line = "  duplicates   2: pictures/a.png = pictures/b.png; pictures/c.png = pictures/d.png"
+    assert folded(line, 60).splitlines() == [
+        "  duplicates   2: pictures/a.png = pictures/b.png;",
+        "               pictures/c.png = pictures/d.png",
+    ]
+
+
+def test_an_explanation_in_a_help_stays_in_its_column() -> None:
+    line = "  train data check --config cfg.yaml   read every sample once: broken files, sizes"
+    assert helped(line, 70).splitlines() == [
+        "  train data check --config cfg.yaml   read every sample once: broken",
+        " " * 39 + "files, sizes",
+    ]
+
+
+def test_an_explanation_for_which_no_room_is_left_stands_below() -> None:
+    line = "  train data check --config cfg.yaml   read every sample once: broken files"
+    assert helped(line, 50).splitlines() == [
+        "  train data check --config cfg.yaml",
+        "      read every sample once: broken files",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize(
+    "command", [("train",), ("train", "eval"), ("entrypoint",), ("entrypoint", "show")], ids=" ".join
+)
+def test_a_help_fits_the_terminal_and_loses_no_word(command: tuple[str, ...], columns: int) -> None:
+    whole = processes.python("-m", *command, "--help", environ={"COLUMNS": "300"}).stdout
+    lines = helped(whole, columns).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert " ".join(lines).split() == whole.split()
+    assert lines[0].startswith("usage: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ EXAMPLES: Final = """examples:
   train eval runs/NAME --device cpu --procs-per-node 2
 
 Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
-Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no
+Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
 checkpoint, no data, or nothing held out; 75 stopped, without a result.
 """
 # What a request to stop leads to: there is nothing to save.
@@ -57,7 +58,8 @@ def build_parser() -> Parser:
 
 def wide(prog: str) -> argparse.RawDescriptionHelpFormatter:
     """Each option and its meaning in one line."""
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=120)
+    columns = shutil.get_terminal_size((120, 24)).columns
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=min(120, columns))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -75,7 +75,7 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def make_repeatable(device: torch.device) -> None:
-    """The same run on the same number of ranks gives the same bits: no kernels chosen by a stopwatch."""
+    """The same run on the same number of ranks and threads gives the same bits: no kernels chosen by a stopwatch."""
     if device.type == "cuda":
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 

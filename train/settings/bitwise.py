@@ -29,7 +29,7 @@ def worlds(train: Train) -> list[int]:
 def describe(train: Train) -> str:
     """The mode in words, for `train check` and the start of a run."""
     if not asked_for(train):
-        return "fast: the same bits on the same number of ranks"
+        return "fast: the same bits on the same number of ranks and threads"
     listed = ", ".join(map(str, worlds(train)))
     return f"bitwise: {micro_batches(train)} micro batches added up in one tree, the same bits on {listed} ranks"
 

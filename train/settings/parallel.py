@@ -15,13 +15,16 @@ SLOW: Final = (
 WORDS: Final = {
     "ddp": "DDP: one process for each rank, gradients are averaged",
     "dp": "DataParallel, one process for all GPUs",
-    "none": "none, one process",
+    "none": "none: one process",
 }
 TREE: Final = "one process for each rank, whose gradients meet in pairs"
+ALONE: Final = "none: one process, nobody to exchange gradients with"
 
 
-def describe(train: Train) -> str:
+def describe(train: Train, world_size: int) -> str:
     """For the start of a run."""
+    if train.parallel == "ddp" and world_size == 1:
+        return ALONE
     return TREE if bitwise.asked_for(train) else WORDS[train.parallel]
 
 

@@ -83,7 +83,7 @@ class Variables:
 
     def shown(self) -> str:
         """Those that act, on one line."""
-        return " ".join(f"{name}={value}" for name, value in self.acting.items()) or "none that acts"
+        return " ".join(f"{name}={value}" for name, value in self.acting.items()) or "none set that acts here"
 
     def notes(self) -> list[str]:
         """Those that were taken out, one line for each reason."""

@@ -21,6 +21,7 @@ from entrypoint import ExitCode, Failure, unseen
 MAX_BYTES, MAX_NODES, MAX_ALIASES, MAX_DEPTH = 256 * 1024, 10_000, 100, 20
 TAG = "tag:yaml.org,2002:"
 Keys = tuple[str, ...]
+WRITING = "spaces (no tabs) indent, `key: value` with a space, text with : # @ { [ in quotes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,8 @@ def read_text(text: str, name: str) -> Document:
     try:
         root = Loader(text, name).get_single_node()
     except yaml.MarkedYAMLError as error:
-        refuse(f"not valid YAML: {error.problem}", error.problem_mark or error.context_mark)
+        mark = error.problem_mark or error.context_mark
+        refuse(f"not valid YAML: {error.problem}", mark, fix=f"mend {_until(mark)}: {WRITING}")
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         what = f"{name}, line {line}: the character {chr(int(error.character))!a} is not allowed in YAML"
@@ -185,11 +187,18 @@ def too_much(mark: yaml.Mark) -> NoReturn:
 
 def refuse(what: str, mark: Any, fix: str | None = None) -> NoReturn:
     """Raise USAGE for what stands at `mark`."""
-    line = f"line {mark.line + 1}" if mark else "the file"
-    fix = fix or f"mend {line}: spaces (no tabs) indent, `key: value` with a space, text with : # @ {{ [ in quotes"
+    fix = fix or f"mend {f'line {mark.line + 1}' if mark else 'the file'}: {WRITING}"
     raise Failure(f"{place(mark)}: {what}", fix=fix, code=ExitCode.USAGE)
 
 
 def place(mark: Any) -> str:
     """File, line and column of a mark."""
     return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+def _until(mark: yaml.Mark | None) -> str:
+    """Where a mistake may be that was noticed at `mark`: what is left open is noticed on the next line at the earliest."""
+    if mark is None:
+        return "the file"
+    before = ", or the one before it (a bracket, brace or quote that is not closed)" if mark.line else ""
+    return f"line {mark.line + 1}{before}"
+
+

@@ -32,7 +32,13 @@ def test_only_data_parallel_has_a_line_that_says_why_not_to_use_it() -> None:
 
 @pytest.mark.parametrize(("mode", "told"), [("fast", "DDP"), ("bitwise", "meet in pairs")])
 def test_the_start_says_who_exchanges_gradients(mode: Literal["fast", "bitwise"], told: str) -> None:
-    assert told in parallel.describe(Train(reproducible=mode))
+    assert told in parallel.describe(Train(reproducible=mode), 2)
+
+
+def test_with_one_rank_nobody_exchanges_any() -> None:
+    for mode in ("fast", "bitwise"):
+        assert parallel.describe(Train(reproducible=mode), 1).startswith("none: one process")
+    assert parallel.describe(Train(parallel="dp"), 1).startswith("DataParallel")
 
 
 def test_compiled_code_is_refused_where_one_process_feeds_all_gpus() -> None:

@@ -43,7 +43,7 @@ def test_a_debug_level_that_crashes_torch_on_the_cpu_is_taken_out_there(device: 
 
 
 def test_no_variable_is_said_too() -> None:
-    assert found(**PLAIN).shown() == "none that acts"
+    assert found(**PLAIN).shown() == "none set that acts here"
 
 
 def test_variables_with_one_reason_are_noted_on_one_line() -> None:

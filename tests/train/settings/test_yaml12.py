@@ -113,6 +113,15 @@ def test_bad_text_is_refused_with_place_and_fix(text: str, code: ExitCode, said:
     assert failure.what.startswith("my.yaml")
 
 
+def test_what_is_left_open_is_looked_for_on_the_line_before_too() -> None:
+    with pytest.raises(Failure, match="not valid YAML") as caught:
+        yaml12.read_text("run: {name: a}\ndata: {name: folder\ntrain: {epochs: 1}\n", "my.yaml")
+    assert "mend line 3, or the one before it (a bracket, brace or quote that is not closed)" in caught.value.fix
+    with pytest.raises(Failure) as caught:
+        yaml12.read_text("a: @x", "my.yaml")
+    assert caught.value.fix.startswith("mend line 1: ")
+
+
 def test_a_missing_file_is_missing_input(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"no\.yaml does not exist") as caught:
         yaml12.read_file(tmp_path / "no.yaml")
