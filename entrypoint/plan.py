@@ -103,7 +103,7 @@ def _no_gpu(machine: Machine, environ: Mapping[str, str], promised: bool) -> Fai
     fix = (
         f"start the container with `{flags[machine.container]}`"
         if machine.container in flags
-        else ("check `nvidia-smi` on this host (in a container: apptainer exec --nv, docker run --gpus all)")
+        else "see whether `nvidia-smi` lists a GPU: if not, the driver is missing (`entrypoint doctor` says more)"
     )
     value = environ.get("CUDA_VISIBLE_DEVICES")
     return Failure(

@@ -17,6 +17,7 @@ from entrypoint import ExitCode, Failure, add_launch_arguments, met, say, shield
 from train.commands import checking, data, evaluating, stopping, training
 from train.commands.words import Parser
 from train.front import timelimit
+from train.settings.overrides import meant_file
 
 EXAMPLES = """examples:
   train                                     the quickstart: drawn images, any machine
@@ -132,6 +133,8 @@ def split(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _meant(name: str) -> str:
     """What to write instead of a word that means nothing here."""
+    if file := meant_file(name):
+        return file
     close = difflib.get_close_matches(name, [*COMMANDS, *OWN], 1)
     if not close:
         return "write section.key=value, and a file as --config FILE"

@@ -76,6 +76,7 @@ def test_gpus_promised_and_not_there_are_refused_with_the_flag(environ, containe
         planned(environ, machine(container=container))
     assert caught.value.code == 78
     assert flag in caught.value.fix
+    assert ("container" in caught.value.fix) is (container != "none")
 
 
 def test_cuda_asked_for_without_gpus_is_refused() -> None:

@@ -41,7 +41,7 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
     "node-rank-too-large": (["--nodes", "2", "--node-rank", "2", "--master-addr", "h"], 64, "--node-rank"),
     "misspelt-command": (["chek"], 64, "write `train check`"),
     "misspelt-training": (["trian"], 64, "leave it out"),
-    "file-without-option": (["my.yaml"], 64, "--config FILE"),
+    "file-without-option": (["my.yaml"], 64, "--config my.yaml"),
     "data-alone": (["data"], 64, "train data check"),
     "no-data-command": (["data", "chek"], 64, "`train data chek` is no command"),
     "data-check-without-data": (["data", "check", "data.name=folder", "data.root=none"], 66, "data.root"),

@@ -121,7 +121,7 @@ def too_many(texts: Iterable[str], most: int) -> Failure:
     listed = sorted(texts)
     more = f"; and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return Failure(
-        f"more than {most} image files cannot be read (data.max_bad_images)",
+        f"more than {most} image {'file' if most == 1 else 'files'} cannot be read (data.max_bad_images)",
         found="; ".join(listed[:SHOWN]) + more,
         fix="replace or delete these files (`train data check` finds all), or raise data.max_bad_images",
         code=ExitCode.DATA,

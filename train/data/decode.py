@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -71,12 +72,19 @@ def unreadable(path: Path, sample: int, error: Exception) -> Failure:
     number = error.errno if isinstance(error, OSError) else None
     code, fix = SYSTEM.get(
         number,
-        (ExitCode.DATA, "replace or delete it, or skip some with data.max_bad_images (`train data check` finds all)"),
+        (ExitCode.DATA, "replace or delete it, or skip it with data.max_bad_images=1 (`train data check` finds all)"),
     )
     reason = "it is gone" if number == errno.ENOENT else str(error)
     if isinstance(error, UnidentifiedImageError):  # whose text repeats the path
-        reason = "no image that Pillow knows"
+        reason = "an empty file" if _empty(path) else "no image that Pillow knows"
     return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)
+
+
+def _empty(path: Path) -> bool:
+    """A download or a copy that was cut at once. False where it is gone since."""
+    with suppress(OSError):
+        return path.stat().st_size == 0
+    return False
 
 
 def _square(image: Image.Image, size: int) -> Image.Image:

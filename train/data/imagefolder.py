@@ -38,16 +38,27 @@ def layout(root: Path) -> Layout:
     training = root / "train" if os.path.isdir(root / "train") else root  # False too where this user may not look
     classes = class_names(training)
     if len(classes) < 2:
-        raise _missing(
-            f"data.root {root} has fewer than two class folders",
-            f"{training.absolute()}: {', '.join(classes) or 'none'}",
-        )
+        raise _too_few(root, training, classes)
     held_out = (
         next((root / name for name in HELD_OUT if os.path.isdir(root / name)), None) if training != root else None
     )
     if held_out:
         _same(training, classes, held_out, class_names(held_out))
     return Layout(training=training, held_out=held_out, classes=classes)
+
+
+def _too_few(root: Path, training: Path, classes: tuple[str, ...]) -> Failure:
+    """Images without class folders are told: who has them stands one folder too deep, or has not sorted them."""
+    what, listed = f"data.root {root} has fewer than two class folders", ", ".join(classes) or "none"
+    images = sum(name.lower().endswith(SUFFIXES) for name in entries(training, os.DirEntry.is_file))
+    if not images:
+        return _missing(what, f"{training.absolute()}: {listed}")
+    told = f"{images:,} images" if images > 1 else "1 image"
+    above = os.path.normpath(root / "..") if ".." not in root.parts else str(root.absolute() / "..")
+    one = f"give the folder above, data.root={above}, if this is one class of it; or " if training == root else ""
+    inside = "" if training == root else f" in {training}"
+    fix = f"{one}make one folder for each class{inside}"
+    return _missing(what, f"{training.absolute()}: {listed}; {told} directly in it", fix)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def _of_newest(
         try:
             told = _state(path)
             changes.refuse_changes(told["config"], asdict(config))
-            changes.refuse_other_data(told.get("data"), data)
+            changes.refuse_other_data(told.get("data"), data, folder)
             return _unchanged(config, folder, told, steps)
         except Damaged:
             continue

@@ -19,6 +19,7 @@ from train.settings import changes, schema, yaml12
 from train.settings.config import RunConfig
 
 STATE: Final = "state.json"
+EXPORT: Final = "model.json"  # what makes a folder an export: see `train.using.exported`
 # What an evaluation asks of a configuration; all else is the checkpoint's.
 ASKED: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
 # What decides which images are measured, or is for training alone: a model does not see it in one image.
@@ -57,6 +58,8 @@ def choose(given: str) -> Chosen:
         return _whole(place)
     folder = place / "checkpoints" if os.path.exists(place / "checkpoints") else place
     there = shelf.steps(folder)
+    if os.path.exists(place / EXPORT):
+        raise _exported(given)
     if not there:
         raise _no_checkpoint(given, "a folder without checkpoints")
     order = [*_best(place, there), *reversed(there.values())]
@@ -188,5 +191,15 @@ def _no_checkpoint(given: str, found: str) -> Failure:
         found=found,
         expected="RUN/checkpoints/step-N, or a run's folder",
         fix="`train where --config FILE` prints the folder of a run",
+        code=ExitCode.NO_INPUT,
+    )
+
+
+def _exported(given: str) -> Failure:
+    return Failure(
+        f"{given} is an exported model, not a run",
+        found=f"{EXPORT} in it, and no checkpoint",
+        expected="RUN/checkpoints/step-N, or a run's folder",
+        fix=f"name the run that it was exported from; or see what it says of images: train predict {given} IMAGES",
         code=ExitCode.NO_INPUT,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
@@ -74,12 +76,12 @@ def refuse_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     )
 
 
-def refuse_other_data(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def refuse_other_data(before: Mapping[str, Any] | None, now: Mapping[str, Any], run: Path) -> None:
     """Files that came or went would give each sample another number, and the run another order.
 
     Args:
         before: what a checkpoint says of the data: classes, and how many samples each side has; None of a version that
-            did not. now: the same, as far as it is known.
+            did not. now: the same, as far as it is known. run: the run's folder.
 
     Raises:
         Failure: DATA, naming the first of them that differs.
@@ -91,7 +93,8 @@ def refuse_other_data(before: Mapping[str, Any] | None, now: Mapping[str, Any]) 
             "the data is not what this run began with",
             found=f"{key}: {_short(now[key])}",
             expected=f"{key}: {_short(before[key])}",
-            fix="give it the same files; or begin anew from its weights: model.weights=RUN and another run.name",
+            fix="give it the same files; or start over with checkpoint.resume=never; or begin anew from its weights: "
+            f"{shlex.quote(f'model.weights={run}')} and another run.name",
             code=ExitCode.DATA,
         )
 

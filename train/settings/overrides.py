@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +36,16 @@ def parse(text: str) -> Override:
     left, equals, right = text.partition("=")
     keys = tuple(left.split("."))
     if not equals or not all(keys):
-        raise Failure(f"`{text}` is not section.key=value", fix="write e.g. optim.lr=0.1", code=ExitCode.USAGE)
+        fix = meant_file(text) or "write e.g. optim.lr=0.1"
+        raise Failure(f"`{text}` is not section.key=value", fix=fix, code=ExitCode.USAGE)
     return Override(keys=keys, value=yaml12.read_text(right, f"`{text}`").value, text=text)
+
+
+def meant_file(text: str) -> str | None:
+    """What to write instead of a bare argument that is a file, or is called like one; None where it is neither."""
+    if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
+        return f"write --config {shlex.quote(text)}"
+    return None
 
 
 def merge(value: Any, overrides: Sequence[Override]) -> Any:

@@ -6,6 +6,7 @@ PyYAML reads YAML 1.1, where `3e-4` is text, `no` is false, `0777` is 511 and `1
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,6 +77,15 @@ for _name, (_pattern, _first, _) in SCALARS.items():
         _side.add_implicit_resolver(TAG + _name, re.compile(f"^(?:{_pattern})$"), [*_first, ""])
 
 
+_NO_FILE = "give the path of a YAML file, or leave --config out to train the quickstart"
+
+
+def _other_ending(path: Path) -> Path | None:
+    """The file of this name that ends in the other of .yaml and .yml, or in one of them where this has none."""
+    found = (path.with_suffix(ending) for ending in (".yaml", ".yml") if path.suffix in ("", ".yaml", ".yml"))
+    return next((file for file in found if file.is_file()), None)
+
+
 def read_file(path: Path) -> Document:
     """The document in a file.
 
@@ -89,7 +99,8 @@ def read_file(path: Path) -> Document:
         with path.open("rb") as file:
             return read_text(file.read(MAX_BYTES + 1).decode("utf-8-sig"), str(path))
     except FileNotFoundError as error:
-        fix = "give the path of a YAML file, or leave --config out to train the quickstart"
+        near = _other_ending(path)
+        fix = f"write --config {shlex.quote(str(near))}" if near else _NO_FILE
         missing = Failure(
             f"--config {path} does not exist", found=f"looked in {Path.cwd()}", fix=fix, code=ExitCode.NO_INPUT
         )

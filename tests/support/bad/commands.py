@@ -23,7 +23,7 @@ LINES: dict[str, Row] = {
     "half-an-option": ("check --conf x", 64, ("command line", "--conf"), "train --help"),
     "option-without-value": ("check --config", 64, ("--config", "expected one argument"), "train --help"),
     "unknown-command": ("chek", 64, ("`chek` is neither a command",), "write `train check`"),
-    "a-file-without-config": ("cfg.yaml", 64, ("`cfg.yaml` is neither a command",), "--config FILE"),
+    "a-file-without-config": ("cfg.yaml", 64, ("`cfg.yaml` is neither a command",), "--config cfg.yaml"),
     "a-shell-in-a-word": ("$(touch${IFS}executed)", 64, ("`$(touch${IFS}executed)` is neither",), "--config FILE"),
     "json-for-check": ("check --json", 64, ("--json belongs to `train eval`",), "leave --json out"),
     "all-for-check": ("check --all", 64, ("--all belongs to `train eval`",), "leave --all out"),
@@ -38,6 +38,7 @@ LINES: dict[str, Row] = {
     "eval-alone": ("eval", 64, ("`train eval` needs a checkpoint",), "RUN/checkpoints/step-N"),
     "eval-of-settings": ("eval data.root=x", 64, ("needs a checkpoint", "data.root=x"), "RUN/checkpoints/step-N"),
     "override-without-key": ("check optim.lr=1 lr", 64, ("`lr` is not section.key=value",), "optim.lr=0.1"),
+    "a-file-for-check": ("check my.yml", 64, ("`my.yml` is not section",), "write --config my.yml"),
     "override-with-an-empty-part": ("check optim..lr=1", 64, ("`optim..lr=1`",), "optim.lr=0.1"),
     "override-of-nothing": ("check optim.lr=1 =1", 64, ("`=1` is not",), "optim.lr=0.1"),
     "override-below-a-value": (

@@ -275,6 +275,14 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("fewer than two class folders", "none"),
         "class folders",
     ),
+    "one-class-itself": (
+        "43",
+        folders(cat=3),
+        "check data.root=d/cat",
+        66,
+        ("d/cat has fewer than two class folders", "none; 3 images directly in it"),
+        "data.root=d, if this is one class",
+    ),
     "one-class": ("43", folders(cat=3), "check", 66, ("fewer than two class folders", "cat"), "class folders"),
     "an-empty-class": (
         "43",

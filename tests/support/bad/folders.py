@@ -85,7 +85,7 @@ CASES = [
         id="broken-on-two-ranks",
         door=through(too_many),
         code=65,
-        says=("more than 1 image files cannot be read", "a.png", "b.png"),
+        says=("more than 1 image file cannot be read", "a.png", "b.png"),
         fix="data.max_bad_images",
         row="42",
     ),

@@ -180,7 +180,7 @@ ROWS: dict[str, Row] = {
         state(lambda s: put(s, "data", "training", value=5)),
         65,
         ("the data is not what this run began with", "training: 64", "training: 5"),
-        "the same files",
+        "checkpoint.resume=never; or begin anew from its weights: model.weights=runs/run",
     ),
     "other-classes": (
         "23",
@@ -231,6 +231,13 @@ MEASURED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str,
         66,
         ("e is not a checkpoint", "without checkpoints"),
         "train where",
+    ),
+    "an-export": (
+        ("eval", "e"),
+        lambda: (os.mkdir("e"), Path("e/model.json").touch()),
+        66,
+        ("e is an exported model", "no checkpoint"),
+        "train predict e IMAGES",
     ),
     "a-file": (("eval", "f"), lambda: Path("f").write_text(""), 66, ("it is a file",), "train where"),
     "all-damaged": (

@@ -138,7 +138,7 @@ def test_the_end_of_a_run_says_how_many(found: dict[int, str], said: str | None)
 def test_both_sides_count_together() -> None:
     book, _ = ledger(1)
     book.add("training", {4: "a.png: cut"})
-    with pytest.raises(Failure, match="more than 1 image files") as caught:
+    with pytest.raises(Failure, match="more than 1 image file cannot") as caught:
         book.add("held out", {4: "b.png: cut"})
     assert caught.value.found == "a.png: cut; b.png: cut"
 

@@ -63,6 +63,14 @@ def test_what_the_system_could_not_do_is_not_a_broken_image(tmp_path: Path, numb
     assert "a.png" in str(failure)
 
 
+def test_an_empty_file_is_called_so_and_the_fix_can_be_typed(tmp_path: Path) -> None:
+    (tmp_path / "cut.jpg").touch()
+    with pytest.raises(Failure) as caught:
+        decode.decode(tmp_path / "cut.jpg", 8, 0)
+    assert caught.value.found == f"{tmp_path}/cut.jpg: an empty file"
+    assert "data.max_bad_images=1" in caught.value.fix
+
+
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.jpg"
     Image.effect_noise((64, 64), 90).convert("RGB").save(path)

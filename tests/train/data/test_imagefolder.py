@@ -62,6 +62,25 @@ def test_what_is_no_data_set_is_missing_input(files: tuple[str, ...], root: str,
     assert "data.root" in caught.value.fix
 
 
+@pytest.mark.parametrize("root", ["photos/cat", "cat", "."])
+def test_images_without_class_folders_are_told_with_the_folder_above(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, above = {"photos/cat": (".", "photos"), "cat": ("photos", "."), ".": ("photos/cat", "..")}[root]
+    make(tmp_path, "photos/cat/1.jpg", "photos/cat/2.png", "photos/dog/3.jpg")
+    monkeypatch.chdir(tmp_path / place)
+    with pytest.raises(Failure) as caught:
+        imagefolder.layout(Path(root))
+    assert caught.value.found == f"{tmp_path}/photos/cat: none; 2 images directly in it"
+    assert f"the folder above, data.root={above}, if this is one class" in caught.value.fix
+
+
+def test_images_beside_each_other_in_train_are_to_be_sorted_there(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="1 image directly in it") as caught:
+        imagefolder.layout(make(tmp_path, "train/1.jpg"))
+    assert caught.value.fix == f"make one folder for each class in {tmp_path}/train"
+
+
 def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "b/readme.txt")
     with pytest.raises(Failure, match="without an image: 1") as caught:

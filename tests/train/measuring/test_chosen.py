@@ -91,10 +91,16 @@ def empty(run: Path) -> Path:
     return run / "empty"
 
 
+def exported(run: Path) -> Path:
+    (empty(run) / "model.json").touch()
+    return run / "empty"
+
+
 WRONG: dict[str, tuple[Callable[[Path], Path], int, str]] = {
     "missing": (lambda run: run / "nothing", 66, "does not exist"),
     "a-file": (lambda run: run / "best.json", 66, "it is a file"),
     "no-checkpoints": (empty, 66, "without checkpoints"),
+    "an-export": (exported, 66, "is an exported model, not a run"),
     "none-whole": (all_damaged, 65, "is whole"),
     "a-link-inside": (linked, 77, "symbolic link"),
     "newer-torch": (newer, 65, "newer version"),

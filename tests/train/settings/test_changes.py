@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.settings.changes import MAY_DIFFER, changed, refuse_changes
+from train.settings.changes import MAY_DIFFER, changed, refuse_changes, refuse_other_data
 from train.settings.config import RunConfig
 
 
@@ -83,6 +84,14 @@ def test_the_difference_is_listed_with_both_values() -> None:
     assert caught.value.code == ExitCode.DATA
     assert caught.value.found == 'model.name: "small_cnn" -> "resnet18"; optim.lr: 0.1 -> 0.2'
     assert "checkpoint.resume=never" in caught.value.fix
+
+
+def test_other_data_is_refused_with_every_way_on_ready_to_type() -> None:
+    with pytest.raises(Failure) as caught:
+        refuse_other_data({"training": 65}, {"training": 64}, Path("runs/my pets"))
+    assert (caught.value.found, caught.value.expected) == ("training: 64", "training: 65")
+    assert "checkpoint.resume=never" in caught.value.fix
+    assert "'model.weights=runs/my pets' and another run.name" in caught.value.fix
 
 
 def test_the_same_configuration_passes_through_json() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from entrypoint import ExitCode, Failure
@@ -13,6 +16,15 @@ def test_what_is_no_setting_is_refused(text: str) -> None:
     with pytest.raises(Failure, match=r"is not section\.key=value") as caught:
         parse(text)
     assert (caught.value.code, caught.value.fix) == (ExitCode.USAGE, "write e.g. optim.lr=0.1")
+
+
+@pytest.mark.parametrize("name", ["cfg.yaml", "runs/a b.yml", "notes"])
+def test_a_file_without_its_option_is_told_with_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes").touch()
+    with pytest.raises(Failure, match="is not section") as caught:
+        parse(name)
+    assert caught.value.fix == f"write --config {shlex.quote(name)}"
 
 
 @pytest.mark.parametrize("text", ["a.b=[1", "a.b=@x", "a.b={c: 1, c: 2}"])

@@ -151,3 +151,11 @@ def test_text_that_looks_like_something_else_is_quoted(text: str) -> None:
     dumped = yaml.dump([text], Dumper=yaml12.Dumper)
     assert yaml12.read_text(dumped, "t").value == [text]
     assert yaml.safe_load(dumped) == [text]
+
+
+@pytest.mark.parametrize(("asked", "there"), [("cfg.yml", "cfg.yaml"), ("cfg.yaml", "cfg.yml"), ("cfg", "cfg.yaml")])
+def test_a_file_of_the_other_ending_is_offered(asked: str, there: str, tmp_path: Path) -> None:
+    (tmp_path / there).touch()
+    with pytest.raises(Failure, match="does not exist") as caught:
+        yaml12.read_file(tmp_path / asked)
+    assert caught.value.fix == f"write --config {tmp_path / there}"
