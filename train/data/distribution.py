@@ -55,9 +55,9 @@ def lines(training: Tensor, held_out: Tensor, classes: Sequence[str], class_weig
     """
     rows = _rows(counts(training, len(classes)), counts(held_out, len(classes)), classes, class_weights)
     least, most = min(row.training for row in rows), max(row.training for row in rows)
-    first = f"{'classes':<14} {_span('training', [row.training for row in rows])}"
+    first = f"{'classes':<14} {_span([row.training for row in rows])} samples of each for training"
     if len(held_out):
-        first += f"; {_span('held out', [row.held_out for row in rows])}"
+        first += f", {_span([row.held_out for row in rows])} held out"
     if most <= EVEN * least:
         return [first]
     return [f"{first}; {_unequal(least, most)}", *_table(rows, class_weights)]
@@ -102,9 +102,9 @@ def _line(row: _Row, width: int) -> str:
     return f"  {row.name[:40]:<{width}} {row.training:>10,} {row.held_out:>10,}  {weight}"
 
 
-def _span(side: str, numbers: Sequence[int]) -> str:
+def _span(numbers: Sequence[int]) -> str:
     least, most = min(numbers), max(numbers)
-    return f"{side} {least:,} each" if least == most else f"{side} {least:,} to {most:,} each"
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _unequal(least: int, most: int) -> str:

@@ -18,6 +18,7 @@ from train.using.facts import About, section
 
 LICENCE: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
 NOT_MEASURED: Final = "Not measured at this step. `train eval` measures it again."
+BYTES: Final = "bytes 0 to 255, given as (byte - 127.5) / 63.75"
 OWN: Final = "Its code is not in this folder: put the module {module}.py here, or install it."
 LOADING: Final = "\n## How to load it\n\nBeside this folder, with this project installed or in its image:\n\n"
 FILES: Final = """from train.using import exported
@@ -69,7 +70,7 @@ def _model(about: About) -> dict[str, str]:
     args = ", ".join(f"{name}={value}" for name, value in about.config.model.args.items())
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
-        "takes": f"{about.takes.shape}, {'bytes around 0' if about.takes.bytes_ else 'floats as they are'}",
+        "takes": f"{about.takes.shape}, {BYTES if about.takes.bytes_ else 'floats as they are'}",
         "gives": f"one score for each of {many(len(about.takes.classes), 'class').replace('classs', 'classes')}",
         "weights": f"{numbers:,} numbers in {many(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),

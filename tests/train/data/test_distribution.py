@@ -52,9 +52,9 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
 @pytest.mark.parametrize(
     ("training", "held_out", "said"),
     [
-        ((8, 8), (2, 2), "classes        training 8 each; held out 2 each"),
-        ((8, 12), (2, 3), "classes        training 8 to 12 each; held out 2 to 3 each"),
-        ((8, 8), (), "classes        training 8 each"),
+        ((8, 8), (2, 2), "classes        8 samples of each for training, 2 held out"),
+        ((8, 12), (2, 3), "classes        8 to 12 samples of each for training, 2 to 3 held out"),
+        ((8, 8), (), "classes        8 samples of each for training"),
     ],
 )
 def test_about_equal_classes_are_one_line(training: tuple[int, ...], held_out: tuple[int, ...], said: str) -> None:

@@ -48,7 +48,7 @@ def rows(about: About) -> dict[str, str]:
     ("name", "said"),
     [
         ("network", "small\\_cnn"),
-        ("takes", "8 x 8 x 3, bytes around 0"),
+        ("takes", "8 x 8 x 3, bytes 0 to 255, given as (byte - 127.5) / 63.75"),
         ("gives", "one score for each of 2 classes"),
         ("weights", "25 numbers in 1 tensor, averaged over steps (train.ema\\_decay)"),
         ("training samples", "1,600"),
