@@ -6,10 +6,11 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from train.plotting import paper
 
@@ -23,6 +24,8 @@ STYLES: Final[Mapping[Style, Mapping[str, Any]]] = {
     "faint": {"alpha": 0.35, "linewidth": 1.0},
 }
 MOST: Final = 12  # names that a legend can hold
+WHOLE: Final = ("epoch", "step")  # labels of x that are counted: nobody looks for epoch 2.5
+APART: Final = 0.2  # of the width: the least between two words that stand beside each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. x and y: labels with their unit. marks: x -> a word, drawn as upright lines.
+    """One pair of axes. x and y: labels with their unit. marks: x -> a word above an upright line.
 
     ticks: where x has its numbers (1, 2, 4, ... processes); log_x, log_y: the base. legend: where matplotlib puts it.
     """
@@ -74,24 +77,41 @@ def draw(panel: Panel, *, note: str | None = None) -> bytes:
 
 def _fill(axes: Axes, panel: Panel) -> None:
     axes.set_title(paper.short(panel.title, 60))
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
+    axes.set_xlabel(_label(panel.x, panel.log_x))
+    axes.set_ylabel(_label(panel.y, panel.log_y))
     _scale(axes, panel)
     shown = [series for series in panel.series if any(map(math.isfinite, series.y))]
     if not shown:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=paper.GREY)
     for number, series in enumerate(shown):
         _line(axes, series, number if series.colour is None else series.colour)
-    for at, word in panel.marks.items():
-        axes.axvline(at, color=paper.GREY, linewidth=0.8, linestyle=":")
-        place: dict[str, Any] = {"rotation": 90, "va": "top", "ha": "right", "fontsize": 7, "color": paper.GREY}
-        axes.text(at, 0.98, paper.short(word), transform=axes.get_xaxis_transform(), **place)
     _limits(axes, panel)
+    _marks(axes, panel)
     if 1 < len(shown) <= MOST:
         axes.legend(loc=panel.legend)
     elif len(shown) > MOST:
         many = f"{len(shown)} lines: too many for a legend"
         axes.text(0.99, 0.98, many, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=paper.GREY)
+
+
+def _label(text: str, base: int | None) -> str:
+    return f"{text} (log scale)".lstrip() if base else text
+
+
+def _marks(axes: Axes, panel: Panel) -> None:
+    """Each with its word above the axes, where no curve is; the words lean where they would touch."""
+    if not panel.marks:
+        return
+    for at in panel.marks:
+        axes.axvline(at, color=paper.GREY, linewidth=0.8, linestyle=":")
+    above, places = axes.secondary_xaxis("top"), sorted(panel.marks)
+    left, right = axes.get_xlim()
+    near = any(b - a < APART * (right - left) for a, b in pairwise(places))
+    above.set_ticks(places, labels=[paper.short(panel.marks[at]) for at in places])
+    above.tick_params(length=0, labelsize=7, labelcolor=paper.GREY, labelrotation=30 if near else 0, pad=1)
+    above.spines["top"].set_visible(False)
+    for word in above.get_xticklabels():
+        word.set(ha="left" if near else "center", rotation_mode="anchor" if near else "default")
 
 
 def _line(axes: Axes, series: Series, number: int) -> None:
@@ -118,6 +138,8 @@ def _scale(axes: Axes, panel: Panel) -> None:
     if panel.log_y:
         axes.set_yscale("log", base=panel.log_y)
         axes.yaxis.set_major_formatter(plain)
+    if panel.x in WHOLE:
+        axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if panel.ticks:
         axes.xaxis.set_major_locator(FixedLocator(list(panel.ticks)))
         axes.xaxis.set_minor_locator(NullLocator())

@@ -42,7 +42,7 @@ dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .
 dt { color: #4b5563; }
 dd { margin: 0; }
 .long { display: block; columns: 25rem 2; column-gap: 2.5rem; font-size: .85rem; }
-.long div { display: grid; grid-template-columns: 13rem 1fr; gap: 1rem; break-inside: avoid; padding: .1rem 0; }
+.long div { display: grid; grid-template-columns: 15.5rem 1fr; gap: 1rem; break-inside: avoid; padding: .1rem 0; }
 .large { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
 .large div { flex: 1 1 9.5rem; border: 1px solid #e5e7eb; border-radius: .5rem; padding: .6rem .8rem; }
 .large dt { font-size: .8rem; }
@@ -64,7 +64,7 @@ figcaption { font-size: .85rem; color: #4b5563; }
   th { overflow-wrap: anywhere; }
   figure, .scroll { overflow: visible; }
   .long { columns: 2; font-size: 7.5pt; }
-  .long div { grid-template-columns: 11rem 1fr; }
+  .long div { grid-template-columns: 12.5rem 1fr; }
   table { font-size: 8pt; }
   .caution { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }

@@ -36,7 +36,38 @@ def test_labels_titles_and_names_are_there() -> None:
     assert (axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) == ("Loss", "step", "nats")
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["a run", "another"]
-    assert "start 2" in [text.get_text() for text in axes.texts]
+    assert words(axes) == ["start 2"]
+
+
+def words(axes: Axes) -> list[str]:
+    """Of its marks."""
+    (above,) = axes.child_axes
+    return [label.get_text() for label in above.get_xticklabels()]
+
+
+@pytest.mark.parametrize("places", [[2.0], [1.0, 1.1, 1.2, 1.3, 1.4, 3.9, 4.0]], ids=["one", "many"])
+def test_words_of_marks_stand_above_the_curves_and_do_not_touch(places: list[float]) -> None:
+    axes = filled(Panel(title="Loss", x="epoch", y="", series=[LINE], marks=dict.fromkeys(places, "goes on, 16 ranks")))
+    axes.figure.draw_without_rendering()
+    top, (above,) = axes.get_window_extent().y1, axes.child_axes
+    shown = above.get_xticklabels()
+    assert all(word.get_window_extent().y0 >= top for word in shown)
+    leaning = [word.get_rotation() for word in shown]
+    assert set(leaning) == ({0.0} if len(places) == 1 else {30.0})
+
+
+@pytest.mark.parametrize(("last", "ticks"), [(10, "0 2 4 6 8 10"), (3, "0 1 2 3"), (1, "0 1")])
+def test_epochs_are_counted_in_whole_numbers(last: int, ticks: str) -> None:
+    line = Series(name="x", x=[0, last], y=[1, 2])
+    axes = filled(Panel(title="", x="epoch", y="", series=[line]))
+    axes.figure.draw_without_rendering()
+    left, right = axes.get_xlim()
+    assert [f"{tick:g}" for tick in axes.get_xticks() if left <= tick <= right] == ticks.split()
+
+
+def test_a_logarithmic_axis_says_that_it_is_one() -> None:
+    axes = filled(Panel(title="", x="processes", y="speed-up", series=[LINE], log_y=2))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("processes", "speed-up (log scale)")
 
 
 @pytest.mark.parametrize("series", [[], [Series(name="x", x=[1.0], y=[math.nan])]])

@@ -103,6 +103,15 @@ def test_names_are_no_stacks_of_letters_on_a_telephone(shown: Browser, pages: Ma
     assert shown.value("Math.max(...[...document.images].map(i => i.getBoundingClientRect().right))") <= 400
 
 
+@pytest.mark.parametrize(("width", "media"), [(360, ""), (768, ""), (1200, ""), (SHEET, "print")])
+def test_no_setting_breaks_inside_its_name(shown: Browser, pages: Mapping[str, Path], width: int, media: str) -> None:
+    shown.open(pages["one"], width=width, media=media)
+    shown.value("globalThis.lines = e => { const r = new Range(); r.selectNodeContents(e); return r.getClientRects() }")
+    lines = shown.value("[...document.querySelectorAll('.long dt')].map(e => [e.textContent, lines(e).length])")
+    assert ["train.check_replicas_every_steps", 1] in lines
+    assert [name for name, number in lines if number > 1] == []
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_it_can_be_printed(shown: Browser, pages: Mapping[str, Path], name: str) -> None:
     shown.open(pages[name])
