@@ -21,8 +21,8 @@ from entrypoint import ExitCode, Failure, unseen
 # A configuration has about 60 values. An anchor bomb of 80 aliases would otherwise become 9**8 values.
 MAX_BYTES, MAX_NODES, MAX_ALIASES, MAX_DEPTH = 256 * 1024, 10_000, 100, 20
 TAG = "tag:yaml.org,2002:"
-Keys = tuple[str, ...]
 WRITING = "spaces (no tabs) indent, `key: value` with a space, text with : # @ { [ in quotes"
+Keys = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +202,6 @@ def refuse(what: str, mark: Any, fix: str | None = None) -> NoReturn:
     raise Failure(f"{place(mark)}: {what}", fix=fix, code=ExitCode.USAGE)
 
 
-def place(mark: Any) -> str:
-    """File, line and column of a mark."""
-    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
 def _until(mark: yaml.Mark | None) -> str:
     """Where a mistake may be that was noticed at `mark`: what is left open is noticed on the next line at the earliest."""
     if mark is None:
@@ -213,3 +210,6 @@ def _until(mark: yaml.Mark | None) -> str:
     return f"line {mark.line + 1}{before}"
 
 
+def place(mark: Any) -> str:
+    """File, line and column of a mark."""
+    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
