@@ -17,6 +17,7 @@ from entrypoint import ExitCode, Failure, add_launch_arguments, met, say, shield
 from train.commands import checking, data, evaluating, stopping, training
 from train.commands.words import Parser
 from train.front import timelimit
+from train.run import goingon
 from train.settings.overrides import meant_file
 
 EXAMPLES = """examples:
@@ -82,7 +83,7 @@ def main() -> int:
     """The console command; returns the exit code."""
     shield()
     stopping.handle(stopping.stopper(sys.argv[1:]))
-    return run(sys.argv[1:], os.environ)
+    return run(sys.argv[1:], {**os.environ, goingon.VARIABLE: goingon.typed(sys.argv, os.environ.get("PATH"))})
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:

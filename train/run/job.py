@@ -37,6 +37,7 @@ from train.settings import bitwise
 from train.settings.batches import Batches, Steps, steps
 from train.settings.config import RunConfig
 
+COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
 UNHEARD: Final = Pulse()  # of a rank that nobody watches
 
 
@@ -74,6 +75,7 @@ class Job:
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     usage: Usage = UNMEASURED
 
     @property
@@ -92,8 +94,9 @@ def open_job(
     begin: Callable[[int], None] = lambda step: None,
     pulse: Pulse = UNHEARD,
     notebook: Notebook = NOWHERE,
+    tell: Callable[[str], None] = lambda said: None,
 ) -> Job:
-    """Data, model, optimizer, and the state of the last checkpoint, if this run goes on.
+    """Data, model, optimizer, and the state of the last checkpoint, if this run goes on. tell: before a long wait.
 
     Raises:
         Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
@@ -114,6 +117,8 @@ def open_job(
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
     pulse.beat("start")  # compiling belongs to it, whatever the data took
+    if exact is None and config.train.compile is not False:
+        tell(COMPILING)
     code = _rehearse(config, runtime, exact, model, current.network, batches, sets)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
@@ -140,6 +145,7 @@ def open_job(
         claim=claim,
         pulse=pulse,
         told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
+        warnings=sets.warnings,
         notes=(*sets.notes, *loader.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
     )
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
-from entrypoint import ExitCode, gauges, hold
+from entrypoint import ExitCode, gauges, hold, say
 from train.evaluation import figures, stopping
 from train.files import caches
 from train.models import networks
@@ -26,6 +27,7 @@ from train.run import deadline, job, onefolder, resuming, rollback, saving, stop
 from train.run.bell import Bell
 from train.run.deadline import Deadline
 from train.run.fitting import Notebook
+from train.run.goingon import VARIABLE, Over, advice
 from train.run.job import Job
 from train.run.loop import fit, is_finished
 from train.run.now import Now
@@ -33,7 +35,7 @@ from train.run.seat import Seat
 from train.run.signals import Watch
 from train.run.spike import Jumped
 from train.settings import bitwise, parallel
-from train.settings.batches import batches, longer
+from train.settings.batches import batches
 from train.settings.config import RunConfig
 from train.settings.variables import Variables, refuse_contradictions
 
@@ -66,13 +68,18 @@ def run(
     if config.checkpoint.resume == resuming.NEVER and ready.shared(lambda: starts.goes_on(folder, environ, launch)):
         config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))  # begun anew once is enough
     notes = Notebook(caches=caches.folder(environ), record=_fit_of(folder) if ready.is_main else {})
-    todo = seat.job = job.open_job(config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes)
+    terminal = environ.get("ENTRYPOINT_TTY") == "1"
+    tell = partial(_say_early, ready, sys.stderr if terminal else sys.stdout)
+    todo = seat.job = job.open_job(
+        config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes, tell
+    )
     used = usage.begin(ready, gauges.attach(environ), config.log.gpu_every_seconds)
     todo = seat.job = replace(todo, usage=used)
     ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
-    terminal = environ.get("ENTRYPOINT_TTY") == "1"
-    shown = Progress(main=ready.is_main, terminal=terminal, total=todo.steps.total, step=todo.state.step)
-    shown.say(banner(todo, found, until=bell.watch.deadline, before=seat.before))
+    idle = is_finished(todo)
+    shown = Progress(main=ready.is_main, terminal=terminal and not idle, total=todo.steps.total, step=todo.state.step)
+    before = (seat.before,) if seat.before else ()
+    shown.say(_idle(todo, before) if idle else banner(todo, found, until=bell.watch.deadline, before=before))
     begun = todo.state.step
     hold()  # the image's file server may go with the signal that asks for the last save
     bell.only_note()
@@ -80,7 +87,7 @@ def run(
         end = to_the_end(todo, bell.watch, shown)
     finally:
         shown.close()
-    code = _finish(todo, end, shown, begun)
+    code = _finish(todo, end, shown, begun, typed=environ.get(VARIABLE) or "train")
     ready.close()
     return code
 
@@ -105,7 +112,23 @@ def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
         rollback.back(todo, jump)
 
 
-def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before: str | None = None) -> str:
+def _say_early(ready: Runtime, out: TextIO, said: str) -> None:
+    """While there is no Progress yet."""
+    if ready.is_main:
+        say(said, out)
+
+
+def _idle(todo: Job, before: Sequence[str]) -> str:
+    """In place of the banner, where nothing is trained: it would tell of a training."""
+    said = f"this run was finished before (step {todo.state.step})"
+    return "\n".join([said, progress.rows({"output": todo.folder}), *_notes(todo, before)])
+
+
+def _notes(todo: Job, before: Sequence[str]) -> list[str]:
+    return [f"note: {note}" for note in (*before, *todo.notes)]
+
+
+def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before: Sequence[str] = ()) -> str:
     """What is about to happen, in full. before: what is to be said of the start before this one."""
     config, world = todo.config, todo.runtime.world
     lines = progress.rows(
@@ -128,12 +151,10 @@ def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before
         | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
     )
     lines = "\n".join([lines, *todo.told])
-    said = (before,) if before else ()
-    notes = [f"note: {note}" for note in (*said, *todo.notes, *found.notes())]
-    return "\n".join([lines, *notes])
+    return "\n".join([lines, *_notes(todo, before), *(f"note: {note}" for note in found.notes())])
 
 
-def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
+def _finish(todo: Job, end: Now, shown: Progress, begun: int, *, typed: str) -> int:
     """Commit is done; say so on disk and on the console; then wait, since srun ends all when the first leaves."""
     state = todo.state
     early = stopping.reached(todo.config.eval, state.held)
@@ -142,12 +163,13 @@ def _finish(todo: Job, end: Now, shown: Progress, begun: int) -> int:
     cause = stop.cause(end) if stopped else "finished"
     if todo.runtime.is_main:
         exitfile.write(todo.folder, code=code, step=state.step, cause=cause)
-    shown.say(_last_words(todo, end, begun, stopped_by=stop.told(end) if stopped else None, early=early))
+    stopped_by = stop.told(end) if stopped else None
+    shown.say(_last_words(todo, end, begun, stopped_by=stopped_by, early=early, typed=typed))
     todo.runtime.barrier()
     return int(code)
 
 
-def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, early: bool) -> str:
+def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, early: bool, typed: str = "train") -> str:
     state, consumed = todo.state, todo.usage.facts(_images(todo, begun))
     if stopped_by is not None:
         saved, at = end.saved or "nothing was saved: no step was done", f"step {state.step} of {todo.steps.total}"
@@ -166,7 +188,7 @@ def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, earl
         best=_best(todo),
     )
     told += f"\n{progress.rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
-    return f"{told}\n{_next(todo, begun, early=early)}"
+    return f"{told}\n{_next(todo, typed, early=early)}"
 
 
 def _best(todo: Job) -> str | None:
@@ -183,10 +205,9 @@ def _images(todo: Job, begun: int) -> int:
     return (todo.state.step - begun) * todo.batches.global_
 
 
-def _next(todo: Job, begun: int, *, early: bool) -> str:
-    before = "this run was finished before; " if begun >= todo.state.step else ""
-    more = " ".join(_longer(todo, early=early))
-    said = f"next: {before}add {more} to go on, or checkpoint.resume=never to start over"
+def _next(todo: Job, typed: str, *, early: bool) -> str:
+    at, batch = todo.state.step, todo.batches.global_
+    said = advice(Over(config=todo.config, steps=todo.steps, step=at, global_=batch, early=early), typed)
     if not early or todo.state.step >= todo.steps.total:
         return said
     wanted = todo.config.eval
@@ -194,16 +215,10 @@ def _next(todo: Job, begun: int, *, early: bool) -> str:
     return f"ended early: {found}\n{said}"
 
 
-def _longer(todo: Job, *, early: bool) -> list[str]:
-    """The settings without which the run would end here again."""
-    wanted = todo.config.train
-    more = longer(todo.steps, todo.state.step, epochs=wanted.epochs, max_steps=wanted.max_steps)
-    return [*(["eval.target=null"] if early else []), *more]
-
-
 def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float, found: Variables) -> None:
-    """On rank 0: config.yaml and run.json."""
-    record.write_config(todo.folder, todo.config)
+    """On rank 0: config.yaml and run.json. A run that is past what is asked for keeps what it was trained with."""
+    if todo.state.step <= todo.steps.total:
+        record.write_config(todo.folder, todo.config)
     record.write_run(
         todo.folder,
         step=todo.state.step,

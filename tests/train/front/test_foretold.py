@@ -238,9 +238,9 @@ def test_who_does_what_a_finished_run_says_goes_on(settings: tuple[str, ...]) ->
 def test_the_end_of_a_run_gives_the_advice_that_check_gives(capsys: pytest.CaptureFixture[str]) -> None:
     shorter = ("train.max_steps=4",)
     start(*shorter)
-    said = capsys.readouterr().out.rpartition("add ")[2].strip()
-    assert said in described(*shorter)
-    assert said.startswith("train.max_steps=null train.epochs=4 to go on")
+    more = "train.max_steps=null train.epochs=4"
+    assert f"\nnext: train {more} goes on" in capsys.readouterr().out
+    assert f"; add {more} to go on" in described(*shorter)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from made_up_usage import rank, row
 from entrypoint import ExitCode, Failure
 from train.evaluation import scores
 from train.record import exitfile, progress, record
-from train.run import session, step
+from train.run import compiling, job, session, step
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
@@ -74,7 +74,13 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
     assert "of 16 held-out images" in said["accuracy"]
     assert said["training"].startswith("8 steps in ")
     assert said["checkpoint"].endswith("step-00000008")
-    assert text.splitlines()[-1] == "next: add train.epochs=4 to go on, or checkpoint.resume=never to start over"
+    assert text.splitlines()[-1].startswith("next: train train.epochs=4 goes on (the learning rate follows")
+    assert text.splitlines()[-1].endswith("; with checkpoint.resume=never instead it starts over")
+
+
+def test_what_was_typed_is_said_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", environ={"ENTRYPOINT_TYPED": "train --config my.yaml train.epochs=2"})
+    assert "\nnext: train --config my.yaml train.epochs=4 goes on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_what_is_to_be_done_next_lifts_what_ended_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], longer: str
 ) -> None:
     run(tmp_path / "run", *settings)
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next: add {longer} to go on,")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next: train {longer} goes on")
     assert run(tmp_path / "run", *settings, *longer.split()) == ExitCode.OK
     assert "resumed" in lines(capsys.readouterr().out)
 
@@ -102,7 +108,8 @@ def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: 
     first = lines(capsys.readouterr().out)
     assert run(tmp_path / "run") == ExitCode.OK
     text = capsys.readouterr().out
-    assert lines(text)["accuracy"] == first["accuracy"]
+    assert text.startswith("this run was finished before (step 8)\n")
+    assert (lines(text)["accuracy"], lines(text).get("device")) == (first["accuracy"], None)
     assert "checkpoint.resume=never" in text.splitlines()[-1]
 
 
@@ -123,6 +130,32 @@ def test_nothing_is_said_of_a_best_evaluation_that_was_the_last_or_was_not(
 ) -> None:
     run(tmp_path / "run", setting)
     assert "best" not in lines(capsys.readouterr().out)
+
+
+def test_a_run_finished_past_what_is_asked_for_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run")
+    kept = (tmp_path / "run/config.yaml").read_text()
+    capsys.readouterr()
+    assert run(tmp_path / "run", "train.epochs=1", environ={"ENTRYPOINT_TTY": "1"}) == ExitCode.OK
+    said = capsys.readouterr()
+    assert said.out.startswith("this run was finished before (step 8)\n")
+    assert ("step 8/" in said.out + said.err, "epoch 2/1" in said.out) == (False, False)
+    assert (tmp_path / "run/config.yaml").read_text() == kept
+
+
+def test_compiling_is_said_before_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def slow(*_: Any, **__: Any) -> None:
+        seen.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(compiling, "compiled", slow)
+    run(tmp_path / "run", "train.compile=default", "train.max_steps=1")
+    assert seen == [f"{job.COMPILING}\n"]
 
 
 def test_samples_left_out_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +223,7 @@ def test_a_run_whose_time_is_up_ends_with_75_and_names_the_time(
 
 def test_what_became_of_the_start_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with opened(tmp_path) as todo:
-        assert "note: it was killed" in session.banner(todo, Variables(acting={}, removed={}), before="it was killed")
+        assert "note: it was killed" in session.banner(todo, Variables(acting={}, removed={}), before=["it was killed"])
 
 
 def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
