@@ -27,7 +27,7 @@ EXAMPLES: Final = """examples:
   train predict runs/NAME image.jpg                    path, class and probability, with tabs between
   train predict runs/NAME photos/ --top 3              all images in a folder and below it; three classes each
   train predict model photos/                          a model that was handed on: train export
-  train predict runs/NAME photos/ --json > found.jsonl one JSON object for each image
+  train predict runs/NAME photos/ --json > out.jsonl   one JSON object for each image
 """
 
 
