@@ -203,7 +203,7 @@ def refuse(what: str, mark: Any, fix: str | None = None) -> NoReturn:
 
 
 def _until(mark: yaml.Mark | None) -> str:
-    """Where a mistake may be that was noticed at `mark`: what is left open is noticed on the next line at the earliest."""
+    """Where a mistake may be that was noticed at `mark`: what is left open is noticed on a later line."""
     if mark is None:
         return "the file"
     before = ", or the one before it (a bracket, brace or quote that is not closed)" if mark.line else ""
