@@ -6,6 +6,7 @@ import argparse
 import codecs
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from entrypoint import ExitCode, Failure, say
 from train import plugin
 from train.commands.words import Parser
+from train.data import oddities
 from train.measuring import chosen
 from train.settings import variables
 from train.using import given
@@ -36,16 +38,21 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = given.split(arguments.images)
     top, device = _top(arguments.top), _device(arguments.device, environ)
+    unread = Counter[str]()
     if os.path.exists(os.path.join(arguments.checkpoint, EXPORT)):
-        ready, files = _of_export(arguments, words, settings, device)
+        ready, files = _of_export(arguments, words, settings, device, unread)
     else:
-        ready, files = _of_run(arguments, words, settings, device, _ours(environ))
+        ready, files = _of_run(arguments, words, settings, device, _ours(environ), unread)
     from train.using import prediction
 
-    for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
-        _tell(one, as_json=arguments.json)
-        if _lost():
-            break
+    try:
+        for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
+            _tell(one, as_json=arguments.json)
+            if _lost():
+                break
+    finally:
+        if note := oddities.unread(unread):
+            say(f"note: {note}", sys.stderr)
     return _whole()
 
 
@@ -86,11 +93,12 @@ def _of_run(
     settings: Sequence[str],
     device: str,
     environ: MutableMapping[str, str],
+    unread: Counter[str],
 ) -> tuple[Ready, list[Path]]:
     """The network of a checkpoint, and the images; all that can be refused without torch is refused first."""
     found = chosen.choose(arguments.checkpoint)
     config, notes = chosen.configured(found, arguments.config, settings)
-    files = given.files(words)
+    files = given.files(words, unread)
     plugin.look_beside(arguments.config, config.data.name, config.model.name)
     variables.take_out(environ, download=False)
     from train.using import prediction  # torch
@@ -103,7 +111,7 @@ def _of_run(
 
 
 def _of_export(
-    arguments: argparse.Namespace, words: Sequence[str], settings: Sequence[str], device: str
+    arguments: argparse.Namespace, words: Sequence[str], settings: Sequence[str], device: str, unread: Counter[str]
 ) -> tuple[Ready, list[Path]]:
     """The same from a folder of `train export`, which has its own description and no settings."""
     if settings or arguments.config:
@@ -113,7 +121,7 @@ def _of_export(
             fix="leave them out, or name the run",
             code=ExitCode.USAGE,
         )
-    files = given.files(words)
+    files = given.files(words, unread)
     from train.using import prediction  # torch
 
     return prediction.prepare_exported(Path(arguments.checkpoint), prediction.kind(device), len(files)), files

@@ -58,6 +58,7 @@ def _folder(data: Data) -> Sets:
         classes=found.classes,
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
         notes=found.notes,
+        warnings=found.warnings,
     )
 
 

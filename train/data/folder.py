@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data import decode, groups, imagefolder
+from train.data import decode, groups, imagefolder, oddities
 from train.data.split import held_out_samples
 from train.settings import batches
 from train.settings.config import Data
@@ -48,6 +49,7 @@ class Found:
     held_out: Files
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def find(data: Data) -> Found:
@@ -59,15 +61,38 @@ def find(data: Data) -> Found:
     """
     layout = imagefolder.layout(Path(data.root))
     _check_number(data, layout)
-    training = _listed(layout.training, layout.classes, data.image_size)
+    unread, inside = Counter[str](), {name: set[str]() for name in layout.classes}
+    training = _listed(layout.training, layout.classes, data.image_size, unread, inside)
+    imagefolder.beside(Path(data.root), layout, unread)
     if layout.held_out is not None:
-        held_out = _listed(layout.held_out, layout.classes, data.image_size)
+        held_out = _listed(layout.held_out, layout.classes, data.image_size, unread, {})
         if data.group is not None:
             groups.refuse_leak(_groups(training, layout.training, data), _groups(held_out, layout.held_out, data))
-        return Found(training=training, held_out=held_out, classes=layout.classes)
+        return _found(layout, training, held_out, unread, oddities.parts(inside))
     chosen, notes = _split(training, layout.training, data)
+    held_out, training = _part(training, chosen), _part(training, ~chosen)
+    warnings = oddities.parts(inside)
+    if data.val_fraction > 0:
+        counted = (np.bincount(side.labels.numpy(), minlength=len(layout.classes)) for side in (training, held_out))
+        warnings = (*warnings, *oddities.none_held_out(layout.classes, *(one.tolist() for one in counted)))
+    return _found(layout, training, held_out, unread, warnings, notes)
+
+
+def _found(
+    layout: imagefolder.Layout,
+    training: Files,
+    held_out: Files,
+    unread: Counter[str],
+    warnings: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+) -> Found:
+    told = oddities.unread(unread)
     return Found(
-        training=_part(training, ~chosen), held_out=_part(training, chosen), classes=layout.classes, notes=notes
+        training=training,
+        held_out=held_out,
+        classes=layout.classes,
+        notes=(*notes, *((told,) if told else ())),
+        warnings=warnings,
     )
 
 
@@ -87,8 +112,14 @@ def _groups(files: Files, above: Path, data: Data) -> list[str]:
     return groups.names((Path(str(path)).relative_to(above).as_posix() for path in files.paths), data.group or "")
 
 
-def _listed(above: Path, classes: tuple[str, ...], size: int) -> Files:
-    found = [(str(path), label) for label, name in enumerate(classes) for path in imagefolder.image_files(above / name)]
+def _listed(
+    above: Path, classes: tuple[str, ...], size: int, unread: Counter[str], inside: Mapping[str, set[str]]
+) -> Files:
+    found = [
+        (str(path), label)
+        for label, name in enumerate(classes)
+        for path in imagefolder.image_files(above / name, unread, inside.get(name))
+    ]
     counts = Counter(label for _, label in found)
     if len(counts) < len(classes):
         imagefolder.count(above, classes)  # names the empty ones

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from entrypoint import ExitCode, Failure
 
@@ -14,6 +15,7 @@ from entrypoint import ExitCode, Failure
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _ELSEWHERE = "set data.root to the folder that holds the class folders (in a container: mount it)"
 LONGEST = 9  # an ending
+BESIDE = " beside the class folders"
 HELD_OUT = ("val", "valid", "validation", "test")
 
 
@@ -83,10 +85,10 @@ def entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[st
         raise unreadable(error, folder) from error
 
 
-def image_files(folder: Path, others: Counter[str] | None = None) -> Iterator[Path]:
+def image_files(folder: Path, others: Counter[str] | None = None, inside: set[str] | None = None) -> Iterator[Path]:
     """Every image below a class folder, in sorted order, folders inside folders included.
 
-    others: counts by ending what is no image; hidden files are not told.
+    others: counts by ending what is no image; hidden files are not told. inside: takes the folders directly in it.
 
     Raises:
         Failure: NO_INPUT for a link to a folder above it, which would be walked without end, and for a folder that
@@ -98,6 +100,8 @@ def image_files(folder: Path, others: Counter[str] | None = None) -> Iterator[Pa
 
     for above, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
         folders.sort()
+        if inside is not None and above == os.fspath(folder):
+            inside.update(folders)
         for link in (Path(above, name) for name in folders if os.path.islink(os.path.join(above, name))):
             _refuse_circle(link, folder)
         yield from (Path(above, name) for name in sorted(names) if name.lower().endswith(SUFFIXES))
@@ -135,13 +139,23 @@ def _refuse_circle(link: Path, top: Path) -> None:
 
 
 def count(folder: Path, classes: tuple[str, ...], others: Counter[str] | None = None) -> int:
-    """Images in all classes. others: as `image_files`.
+    """Images in all classes. others: as `image_files`. Raises as `counts`."""
+    return sum(counts(folder, classes, others).values())
+
+
+def counts(
+    folder: Path,
+    classes: tuple[str, ...],
+    others: Counter[str] | None = None,
+    inside: Mapping[str, set[str]] = MappingProxyType({}),
+) -> dict[str, int]:
+    """Images of each class. others, and inside of each class: as `image_files`.
 
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
-    counts = {name: sum(1 for _ in image_files(folder / name, others)) for name in classes}
-    empty = [name for name, images in counts.items() if images == 0]
+    found = {name: sum(1 for _ in image_files(folder / name, others, inside.get(name))) for name in classes}
+    empty = [name for name, images in found.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
         raise _missing(
@@ -149,7 +163,20 @@ def count(folder: Path, classes: tuple[str, ...], others: Counter[str] | None = 
             f"{_some(empty)}, in {folder.absolute()}",
             f"remove them, or put images into them ({' '.join(SUFFIXES)})",
         )
-    return sum(counts.values())
+    return found
+
+
+def beside(root: Path, found: Layout, unread: Counter[str]) -> None:
+    """Count the files that lie in no class folder.
+
+    Raises:
+        Failure: NO_INPUT, where a folder cannot be listed.
+    """
+    for folder in {root, found.training, found.held_out or found.training}:
+        for name in entries(folder, os.DirEntry.is_file):
+            image = name.lower().endswith(SUFFIXES)
+            if image or not name.startswith("."):
+                unread[ending(name) + (BESIDE if image else "")] += 1
 
 
 def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tuple[str, ...]) -> None:

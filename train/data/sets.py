@@ -30,8 +30,8 @@ class Source(Protocol):
 class Sets:
     """Both sides of the data. held_out may be empty (data.val_fraction: 0).
 
-    notes: what the user should know of how they came about. mirror: whether a sample's mirror image is of its class,
-    so that data.augment: standard may show it; not for digits, nor where the class is a direction.
+    notes, warnings: what the user should know of how they came about. mirror: whether a sample's mirror image is of its
+    class, so that data.augment: standard may show it; not for digits, nor where the class is a direction.
     """
 
     training: Source
@@ -39,6 +39,7 @@ class Sets:
     classes: tuple[str, ...]
     shape: Shape
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     mirror: bool = True
 
     @property

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from train.data import imagefolder
+from train.data import imagefolder, oddities
 from train.oneline import one_line
 from train.settings.batches import held_out
 from train.settings.config import Data
 
-SHOWN: Final = 5  # names, and kinds of files
+SHOWN: Final = 5  # names
 WIDEST: Final = 40  # letters of a name
-# Pictures that Pillow does not read everywhere: who has them takes them for images.
-PICTURES: Final = (".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".cr2", ".nef", ".arw")
-BESIDE: Final = " beside the class folders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Images on both sides, and by ending how many files are not read."""
+    """Images on both sides, by ending how many files are not read, and what looks like a slip."""
 
     classes: tuple[str, ...]
     training: int
     held_out: int
     unread: Mapping[str, int]
+    warnings: tuple[str, ...] = ()
 
     def row(self) -> str:
         """The images in words."""
@@ -38,21 +35,7 @@ class Found:
 
     def note(self) -> str | None:
         """The other files in words; None where there are none."""
-        if not self.unread:
-            return None
-        kinds = sorted(self.unread.items(), key=lambda kind: (-kind[1], kind[0]))
-        listed = ", ".join(f"{ending} ({count:,})" for ending, count in kinds[:SHOWN])
-        more = f" and {len(kinds) - SHOWN} more endings" if len(kinds) > SHOWN else ""
-        number = sum(self.unread.values())
-        told = f"{number:,} files are not read" if number > 1 else "1 file is not read"
-        return f"{told}: {listed}{more}{self._fix()}"
-
-    def _fix(self) -> str:
-        lost = any(ending.endswith(BESIDE) for ending in self.unread)
-        others = any(ending in PICTURES for ending in self.unread)
-        fixes = ["move images into the folders of their classes"] if lost else []
-        fixes += ["save pictures of other kinds as .jpg or .png"] if others else []
-        return f". fix: {'; '.join(fixes)}" if fixes else ""
+        return oddities.unread(self.unread)
 
     def facts(self) -> dict[str, Any]:
         """What a run that goes on compares with what it began with."""
@@ -72,25 +55,32 @@ def look(data: Data) -> Found:
             one side.
     """
     layout, unread = imagefolder.layout(Path(data.root)), Counter[str]()
-    images = imagefolder.count(layout.training, layout.classes, unread)
-    for folder in {Path(data.root), layout.training, layout.held_out or layout.training}:
-        _beside(folder, unread)
+    inside: dict[str, set[str]] = {name: set() for name in layout.classes}
+    counts = imagefolder.counts(layout.training, layout.classes, unread, inside)
+    imagefolder.beside(Path(data.root), layout, unread)
+    images, warnings = sum(counts.values()), oddities.parts(inside)
     if layout.held_out is not None:
         training, rest = images, imagefolder.count(layout.held_out, layout.classes, unread)
     elif data.group is None:
         rest = held_out(images, data.val_fraction)
-        training = images - rest
+        training, warnings = images - rest, (*warnings, *_small(counts, rest, data.val_fraction))
     else:
         from train.data import groups  # numpy
 
         training = groups.trained_on(layout, data.group, data.val_fraction)
         rest = images - training
-    return Found(classes=layout.classes, training=training, held_out=rest, unread=unread)
+    return Found(classes=layout.classes, training=training, held_out=rest, unread=unread, warnings=warnings)
 
 
-def _beside(folder: Path, unread: Counter[str]) -> None:
-    """Count the files that lie in no class folder."""
-    for name in imagefolder.entries(folder, os.DirEntry.is_file):
-        image = name.lower().endswith(imagefolder.SUFFIXES)
-        if image or not name.startswith("."):
-            unread[imagefolder.ending(name) + (BESIDE if image else "")] += 1
+def _small(counts: Mapping[str, int], rest: int, fraction: float) -> tuple[str, ...]:
+    """What is to be said of classes of which no image is held out. Of one image in 1 / fraction at least one is."""
+    if fraction == 0 or min(counts.values()) * fraction >= 1:
+        return ()
+    import numpy as np
+
+    from train.data import split
+
+    labels = np.repeat(np.arange(len(counts)), [*counts.values()])
+    chosen = np.bincount(labels[split.held_out_samples(labels, rest)], minlength=len(counts))
+    training = [count - held for count, held in zip(counts.values(), chosen.tolist(), strict=True)]
+    return oddities.none_held_out([*counts], training, chosen.tolist())

@@ -40,7 +40,7 @@ def _findings(config: RunConfig, sets: Sets, training: Side, held_out: Side) -> 
     where = f" ({config.data.root})" if isinstance(sets.training, Files) else ""
     labels = sets.training.labels, sets.held_out.labels
     one, other = (_per_class(sets, side) for side in (sets.training, sets.held_out))
-    notes = [f"note: {note}" for note in sets.notes]
+    notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return Findings(
         title=f"{config.data.name}{where}: {len(sets.classes)} classes",
         training=training,

@@ -75,7 +75,6 @@ class Job:
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
     usage: Usage = UNMEASURED
 
     @property
@@ -104,7 +103,7 @@ def open_job(
     pulse.beat("data")
     sets = catalog.open_sets(config.data)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
-    labels, samples, checkpoints = sets.training.labels, len(sets.training.labels), folder / "checkpoints"
+    samples, checkpoints = len(sets.training.labels), folder / "checkpoints"
     counted = steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
@@ -144,10 +143,15 @@ def open_job(
         faults=faults or Faults(),
         claim=claim,
         pulse=pulse,
-        told=tuple(distribution.lines(labels, sets.held_out.labels, sets.classes, config.optim.class_weights)),
-        warnings=sets.warnings,
+        told=_told(config, sets),
         notes=(*sets.notes, *loader.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
     )
+
+
+def _told(config: RunConfig, sets: Sets) -> tuple[str, ...]:
+    """Of the classes: how often each is seen, and what looks like a slip in them."""
+    lines = distribution.lines(sets.training.labels, sets.held_out.labels, sets.classes, config.optim.class_weights)
+    return (*lines, *(f"WARNING: {warning}" for warning in sets.warnings))
 
 
 def _rehearse(

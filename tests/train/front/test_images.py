@@ -32,6 +32,22 @@ def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
     assert (found.training, found.held_out) == (3, 2)
 
 
+def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
+    parts = ["test/cat/1.jpg", "test/dog/1.jpg"]
+    data = make(tmp_path, "cat/1.jpg", "ship/1.jpg", *(f"dog/{i}.jpg" for i in range(9)), *parts, "dog/note.txt")
+    found, real = images.look(data), folder.find(data)
+    assert found.warnings == real.warnings
+    assert ["test holds folders" in found.warnings[0], "none is held out" in found.warnings[1]] == [True, True]
+    assert (found.note(),) == real.notes == ("1 file is not read: .txt (1)",)
+
+
+@pytest.mark.parametrize("fraction", [0, 0.5])
+def test_nothing_is_missed_where_nothing_or_enough_is_held_out(fraction: float, tmp_path: Path) -> None:
+    make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(2)))
+    data = Data(name="folder", root=str(tmp_path), val_fraction=fraction)
+    assert (images.look(data).warnings, folder.find(data).warnings) == ((), ())
+
+
 def test_with_groups_it_is_what_training_itself_holds_out(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{name}/v{video}_{i}.jpg" for name in ("a", "b") for video in range(3) for i in range(4)))
     grouped = Data(name="folder", root=data.root, group=r"v\d", val_fraction=0.3)
@@ -70,7 +86,7 @@ def test_images_beside_the_folders_are_counted_on_both_sides_and_above_them(tmp_
 
 def test_a_folder_that_goes_while_it_is_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make(tmp_path / "pets", "cat/1.jpg", "dog/1.jpg")
-    monkeypatch.setattr(imagefolder, "count", lambda *_: shutil.rmtree(tmp_path / "pets"))
+    monkeypatch.setattr(imagefolder, "counts", lambda *_: shutil.rmtree(tmp_path / "pets"))
     with pytest.raises(Failure, match="cannot be read: No such file") as caught:
         images.look(data)
     assert caught.value.code == ExitCode.NO_INPUT
