@@ -79,7 +79,7 @@ def profile(config: RunConfig, file: str | None, as_json: bool, place: Place) ->
     micro = batches(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
     from train.inspection import stages  # torch
 
-    found = stages.measure(config, beside=file, device=device, ranks=ranks, micro=micro)
+    found = stages.measure(config, beside=file, device=device, ranks=ranks, micro=micro, world_size=world_size)
     return found.as_json() if as_json else found.as_text(), None
 
 

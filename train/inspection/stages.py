@@ -25,6 +25,7 @@ from train.inspection.bottleneck import Profile, Stage
 from train.models import networks
 from train.optim import criterion, optimizers
 from train.ranks.device import allow_tf32, choose_device, choose_precision, make_repeatable
+from train.settings import bitwise
 from train.settings.config import RunConfig
 
 SECONDS: Final = 1.0  # for each stage
@@ -39,13 +40,14 @@ def measure(
     device: str,
     ranks: int,
     micro: int,
+    world_size: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Time what one of `ranks` ranks of this machine does, with micro batches of `micro`.
 
     Args:
         beside: the config file, beside which a module of the user's own may lie.
-        device: cpu or cuda.
+        device: cpu or cuda. world_size: ranks in all, on all machines.
 
     Raises:
         Failure: what opening the data or the model raises; RESOURCE where a step does not fit into the GPU.
@@ -78,7 +80,7 @@ def measure(
         bytes_=sets.numbers * pixels.element_size(),
         fits=sets.numbers <= loader.LARGEST_IN_MEMORY,
         cacheable=cacheable and config.data.cache is None,
-        quicker=tuple(_quicker(config, place)),
+        quicker=tuple(_quicker(config, place, micro * world_size)),
         notes=(*notes, *unsought),
     )
 
@@ -101,13 +103,14 @@ def _fits(sets: Sets, pixels: Tensor, device: torch.device) -> bool:
     return device.type == "cuda" and whole <= inmemory.SHARE * torch.cuda.mem_get_info(device)[0]
 
 
-def _quicker(config: RunConfig, device: torch.device) -> Iterator[str]:
-    """Settings that are not in use and may shorten a step here."""
+def _quicker(config: RunConfig, device: torch.device, at_once: int) -> Iterator[str]:
+    """Settings that are not in use, may shorten a step here and would not be refused. at_once: images of all ranks."""
     if device.type == "cuda" and choose_precision(config.train.precision, device) == "fp32":
         yield "train.precision=bf16"
-    if config.train.compile is False:
+    if config.train.compile is False and config.train.parallel != "dp" and not bitwise.asked_for(config.train):
         yield "train.compile=default"
-    yield "a larger train.micro_batch_size"
+    if at_once < config.train.global_batch_size:
+        yield "a larger train.micro_batch_size"
 
 
 def _unsought(config: RunConfig, device: torch.device, micro: int) -> Iterator[str]:

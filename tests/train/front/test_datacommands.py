@@ -80,7 +80,7 @@ def test_a_profile_is_one_object_too_and_is_of_the_micro_batch_of_the_run(monkey
         place=lambda _: ("cpu", 2, 8),
     )
     assert (json.loads(told), failure) == ({"limit": "step"}, None)
-    assert seen == {"beside": None, "device": "cpu", "ranks": 2, "micro": 8}
+    assert seen == {"beside": None, "device": "cpu", "ranks": 2, "micro": 8, "world_size": 8}
 
 
 def test_bad_data_has_a_report_and_a_failure(tmp_path: Path) -> None:

@@ -102,7 +102,14 @@ def test_what_may_shorten_a_step_and_is_not_searched_for_is_named() -> None:
     assert list(stages._unsought(asked, gpu, 64)) == [
         "a micro batch of 64 was timed: a training looks for the largest that fits into the GPU"
     ]
-    assert list(stages._quicker(asked, torch.device("cpu"))) == ["a larger train.micro_batch_size"]
+    assert list(stages._quicker(asked, torch.device("cpu"), 64)) == ["a larger train.micro_batch_size"]
+
+
+@pytest.mark.parametrize("setting", ["train.parallel=dp", "train.reproducible=bitwise"])
+def test_what_a_training_would_refuse_is_not_advised(setting: str) -> None:
+    asked = schema.load(None, [*TINY, setting, "train.global_batch_size=64", "train.micro_batch_size=64"])
+    assert list(stages._quicker(asked, torch.device("cpu"), 64)) == []
+    assert list(stages._quicker(asked, torch.device("cpu"), 32)) == ["a larger train.micro_batch_size"]
 
 
 def test_images_that_cannot_be_read_are_a_failure(tmp_path: Path) -> None:
