@@ -83,6 +83,8 @@ def main() -> int:
     """The console command; returns the exit code."""
     shield()
     stopping.handle(stopping.stopper(sys.argv[1:]))
+    if sys.argv[1:2] and sys.argv[1] in OWN:  # the process' own: what libraries read is taken out of it
+        return run(sys.argv[1:], os.environ)
     return run(sys.argv[1:], {**os.environ, goingon.VARIABLE: goingon.typed(sys.argv, os.environ.get("PATH"))})
 
 
