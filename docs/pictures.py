@@ -122,7 +122,7 @@ def photographed(page: Path, home: Path) -> bytes:
         whole = Image.open(io.BytesIO(browser.picture())).convert("RGB")
     cut = whole.crop((0, 0, REPORT_PIXELS[0], min(REPORT_PIXELS[1], whole.height)))
     kept = io.BytesIO()
-    cut.quantize(128, dither=Image.Dither.NONE).save(kept, "PNG", optimize=True)
+    cut.quantize(256, dither=Image.Dither.NONE).save(kept, "PNG", optimize=True)
     return kept.getvalue()
 
 
