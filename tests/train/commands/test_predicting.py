@@ -113,6 +113,18 @@ def test_a_broken_image_costs_its_own_line_and_the_exit_code(run: Path, capsys: 
     assert "1 of 2 images" in err
 
 
+def test_files_in_a_folder_that_are_not_read_are_counted_at_the_end(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("photos/a.png"))
+    for name in ("b.txt", "c.txt", "d.heic"):
+        Path("photos", name).touch()
+    assert predict(run, "photos") == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err.count("\n")) == (1, 1)
+    assert err.startswith("note: 3 files are not read: .txt (2), .heic (1)")
+
+
 def no_checkpoints(run: Path) -> None: shutil.rmtree(run / "checkpoints")  # fmt: skip
 
 
