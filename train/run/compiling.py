@@ -114,6 +114,8 @@ def _compile(network: nn.Module, mode: str, runtime: Runtime) -> None:
     config.compile_threads = runtime.cores
     config.deterministic = True  # no kernels chosen by a stopwatch: the same run again has the same bits
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no GPU
+    # Shows a traceback of whatever is raised below it, a signal's stop too; what it means is said by `_told`.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     options = {"mode": mode} if BACKEND == "inductor" else {}
     network.compile(backend=BACKEND, dynamic=False, **options)
 

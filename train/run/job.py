@@ -97,8 +97,7 @@ def open_job(
 ) -> Job:
     """Data, model, optimizer, and the state of the last checkpoint, if this run goes on. tell: before a long wait.
 
-    Raises:
-        Failure: DATA, NO_INPUT or USAGE for what cannot be trained; OUTPUT or IO for a folder that takes no checkpoint.
+    Raises Failure (DATA, NO_INPUT, USAGE) for what cannot be trained, (OUTPUT, IO) for a folder that takes none.
     """
     pulse.beat("data")
     sets = catalog.open_sets(config.data)
@@ -116,9 +115,7 @@ def open_job(
     current = _state(config, runtime, model, wrapped)
     notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
     pulse.beat("start")  # compiling belongs to it, whatever the data took
-    if exact is None and config.train.compile is not False:
-        tell(COMPILING)
-    code = _rehearse(config, runtime, exact, model, current.network, batches, sets)
+    code = _rehearse(config, runtime, exact, model, current.network, batches, sets, tell)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
     return Job(
         config=config,
@@ -162,12 +159,14 @@ def _rehearse(
     network: nn.Module,
     batches: Batches,
     sets: Sets,
+    tell: Callable[[str], None],
 ) -> Compiled | None:
     """Let the model compute once; returns what was compiled for it."""
     training = compiling.images(batches.micro, sets.shape, runtime.device)
     if exact is not None:
         refuse_hidden_state(model, training)
     elif config.train.compile is not False:
+        tell(COMPILING)
         size = largest(len(sets.held_out.labels), config.eval.batch_size)
         held_out = compiling.images(size, sets.shape, runtime.device) if size else None
         rehearsed = Rehearsed(training=training, held_out=held_out)
