@@ -187,9 +187,7 @@ def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monk
     images(tmp_path, "val", 10)
     walked: list[Path] = []
     real = imagefolder.image_files
-    monkeypatch.setattr(
-        imagefolder, "image_files", lambda folder, others: walked.append(folder) or real(folder, others)
-    )
+    monkeypatch.setattr(imagefolder, "image_files", lambda folder, *rest: walked.append(folder) or real(folder, *rest))
     described("data.name=folder", f"data.root={tmp_path}", "train.global_batch_size=4")
     assert len(walked) == len(set(walked)) == 4
 
