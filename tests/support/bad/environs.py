@@ -240,7 +240,7 @@ CASES = [
         line=("show",),
         environ={"CUDA_VISIBLE_DEVICES": "0"},
         says=("no GPU can be used here", "CUDA_VISIBLE_DEVICES=0", "NVML"),
-        fix="--nv",
+        fix="nvidia-smi",
         row="36",
     ),
     show(

@@ -132,7 +132,7 @@ CASES = [
         line=("predict", RUN, "a.png", "b.png", *CPU),
         code=65,
         says=("1 of 2",),
-        fix="leave them out",
+        fix="leave it out",
     ),
     predict(
         id="predict-settings-of-an-export",
