@@ -91,7 +91,7 @@ def restore(
     committed = checkpoint.at(folder, found.step)
     tensors, facts = checkpoint.load(committed)
     with _of_a_training(committed.path):
-        changes.refuse_other_data(facts.get("data"), data_facts(sets), folder)
+        changes.refuse_other_data(facts.get("data"), data_facts(sets), folder.parent)
         state.restore(current, tensors, facts["state"])
         target = facts["config"]["eval"].get("target")
         current.held = stopping.still_held(config.eval, current.held, current.result, target)
