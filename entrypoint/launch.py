@@ -17,6 +17,7 @@ from entrypoint import gauges, hygiene, network, pulse, resident
 from entrypoint.children import Child, die_with_parent, start
 from entrypoint.detect import RUN_ID
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.folding import columns_of
 from entrypoint.hangwatch import Care, HangWatch
 from entrypoint.host import oom_kills
 from entrypoint.monitor import Measured, Monitor
@@ -174,7 +175,8 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: C
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(planned.threads),
     }
     if console.is_terminal:
-        variables["COLUMNS"] = str(shutil.get_terminal_size().columns)
+        # Of the terminal itself: a COLUMNS that a shell exported once says how wide another one was.
+        variables["COLUMNS"] = str(columns_of(console.err) or shutil.get_terminal_size().columns)
     variables |= _interfaces(planned, environ) | _flight_recorder(planned, care, environ)
     chosen_here = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
     return variables | {"ENTRYPOINT_SET": ",".join(chosen_here)}

@@ -63,8 +63,8 @@ PLAIN = {**COMMANDS, "training": [word for word in COMMANDS["training"] if not w
 
 
 def widest(*words: str, folder: Path) -> int:
-    """Of the lines that a terminal of 60 columns is given, a bar's states among them."""
-    said = on_a_terminal(*words, folder=folder, columns=60)
+    """Of the lines that a terminal of 60 columns is given, a bar's states among them. COLUMNS is of another one."""
+    said = on_a_terminal(*words, folder=folder, columns=60, COLUMNS="80")
     assert len(said) > 100
     return max(len(part) for line in said.split("\r\n") for part in line.split("\r"))
 
