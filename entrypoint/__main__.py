@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, say, say_help, shield
 from entrypoint.errors import ExitCode
+from entrypoint.folding import columns_of
 
+NARROW: Final = 80  # columns, of a terminal that does not say
 _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
   entrypoint doctor                      what would break a training here, and how to mend it
@@ -41,14 +43,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """As wide as the terminal. To find that out, argparse would load shutil and three kinds of compression."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(1).columns or 80
-    except OSError:
-        return 80
+        super().__init__(prog, width=(columns_of(1) or NARROW) - 2)
 
 
 def build_parser() -> Parser:
@@ -127,7 +122,7 @@ def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
         import json
     terminal = sys.stdout.isatty()
     colour = report.coloured(terminal, environ)
-    text = report.as_text(found, colour=colour, columns=_columns() if terminal else None)
+    text = report.as_text(found, colour=colour, columns=(columns_of(1) or NARROW) if terminal else None)
     print(json.dumps(report.as_json(found)) if arguments.json else text)
     return int(ExitCode.NODE if findings.failed(found) else ExitCode.OK)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from entrypoint.doctor.findings import Finding
 from entrypoint.doctor.running import Check, run
 from entrypoint.doctor.scene import Scene
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.folding import columns_of
 from entrypoint.host import Place
 from entrypoint.plan import Plan
 
@@ -38,7 +38,7 @@ def look_around(
         found = [replace(finding, name=f"{planned.hostname}: {finding.name}") for finding in found]
     if terminal is None:
         return tuple(report.as_lines(found, colour=False))
-    return tuple(report.as_lines(found, colour=report.coloured(True, environ), columns=_columns(terminal)))
+    return tuple(report.as_lines(found, colour=report.coloured(True, environ), columns=columns_of(terminal)))
 
 
 def findings(scene: Scene) -> list[Finding]:
@@ -55,13 +55,6 @@ def checks(scene: Scene) -> dict[str, Check]:
 
         chosen = {"gpus": gpus.brief, **chosen}
     return chosen
-
-
-def _columns(terminal: int) -> int | None:
-    try:
-        return os.get_terminal_size(terminal).columns
-    except OSError:
-        return None
 
 
 def _refuse(found: Sequence[Finding]) -> None:
