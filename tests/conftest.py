@@ -12,8 +12,9 @@ import pytest
 # these words.
 EXCUSED = ("gpu:", "shared data:", "machine:")
 LAUNCHERS = ("SLURM", "OMPI_", "PMI", "PET_", "MPI_", "TORCHELASTIC", "ENTRYPOINT_", "ACCELERATE_", "GROUP_", "ROLE_")
-# Set by libraries when they are first imported, whichever test that is.
-LIBRARIES_OWN = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+# Set by libraries when they are first used, whichever test that is; taken back, or a later test's processes would have
+# them too.
+LIBRARIES_OWN = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 CONTRACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -35,12 +36,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
             report.outcome, report.longrepr = "failed", f"REQUIRE_ALL=1, and skipped: {reason}"
 
 
+def _take_back() -> None:
+    for name in LIBRARIES_OWN:
+        os.environ.pop(name, None)
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
     """No changed variables, no running threads."""
+    _take_back()
     variables, threads = dict(os.environ), set(threading.enumerate())
     yield
+    _take_back()
     changed = {name for name in {**variables, **os.environ} if variables.get(name) != os.environ.get(name)}
     left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
-    assert not changed - LIBRARIES_OWN, f"the test left variables changed: {changed}"
+    assert not changed - {"PYTEST_CURRENT_TEST"}, f"the test left variables changed: {changed}"
     assert not left, f"the test left threads running: {left}"
