@@ -16,7 +16,7 @@ from train.data import catalog, onehost
 from train.data.loader import Loader, open_loader
 from train.data.sets import Samples, Sets
 from train.evaluation.evaluation import Measured, evaluate, shares
-from train.measuring import trained, whole
+from train.measuring import partial, trained, whole
 from train.measuring.chosen import Chosen, standing
 from train.measuring.trained import Facts
 from train.measuring.verdict import AVERAGED, TRAINED, Verdict
@@ -111,7 +111,8 @@ def opened_part(config: RunConfig, chosen: Chosen, *, all_: bool) -> Part:
     sizes = {"training": len(sets.training.labels), "held_out": len(sets.held_out.labels)}
     there = Facts(data=config.data, classes=tuple(sets.classes), **sizes)
     if before is not None:
-        trained.refuse_other_classes(before, there)
+        sets = partial.of(sets, before.classes)
+        trained.refuse_other_classes(before, replace(there, classes=sets.classes))
     sets = whole.of(sets) if all_ else sets
     if not len(sets.held_out.labels):
         raise _nothing_held_out(config)

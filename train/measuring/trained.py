@@ -64,7 +64,8 @@ def unclaimed(data: Data, trained: Facts | None) -> Data:
 
 
 def refuse_other_classes(trained: Facts, there: Facts) -> None:
-    """An answer is a number: of other classes, or in another order, it means another one.
+    """An answer is a number: of other classes, or in another order, it means another one. there: as numbered by
+    `partial.of`.
 
     Raises:
         Failure: DATA, with the names of both.
@@ -84,7 +85,7 @@ def refuse_other_classes(trained: Facts, there: Facts) -> None:
 
 def notes(trained: Facts, there: Facts, *, whole: bool) -> tuple[str, ...]:
     """What may make the numbers other than they look, a line each. whole: both sides are measured."""
-    found = _numbered(trained, there), _seen_before(trained, there, whole=whole)
+    found = _numbered(trained, there), _lacking(trained, there), _seen_before(trained, there, whole=whole)
     return tuple(line for line in found if line is not None)
 
 
@@ -99,12 +100,22 @@ def _numbers(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _numbered(trained: Facts, there: Facts) -> str | None:
-    if trained.classes == there.classes:
+    if trained.classes == there.classes or not _by_number(trained, there):
         return None
     return (
         f"classes are compared by number, without names on one side: {_some(there.classes)} of the data are taken for "
         f"{_some(trained.classes)} of the training"
     )
+
+
+def _lacking(trained: Facts, there: Facts) -> str | None:
+    """Classes of the training of which the data has no folder: see partial.py."""
+    if trained.classes == there.classes or _by_number(trained, there):
+        return None
+    here = set(there.classes)
+    missed = [name for name in trained.classes if name not in here]
+    count = f"{len(there.classes):,} of the training's {len(trained.classes):,} classes"
+    return f"{count} are measured: there is no folder of {_some(missed)} in {there.place}"
 
 
 def _seen_before(trained: Facts, there: Facts, *, whole: bool) -> str | None:

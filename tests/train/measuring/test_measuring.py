@@ -313,6 +313,20 @@ def test_all_of_the_trainings_own_images_agree_with_both_sides(pets: Path, capsy
     assert "24 of these 32 images were trained on" in warned
 
 
+def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_classes(tmp_path / "pets", cat=8, dog=8, owl=8)
+    write_classes(tmp_path / "test", cat=4, owl=3)
+    trained(tmp_path / "run", "data.name=folder", f"data.root={tmp_path / 'pets'}", "data.classes=3")
+    capsys.readouterr()
+    assert measure(tmp_path / "run", f"data.root={tmp_path / 'test'}", all_=True) == 0
+    found, (warned,) = told_of(capsys)
+    assert [sum(row) for row in found["confusion"]] == [4, 0, 3]
+    assert (found["classes"], found["recall"][1]) == (["cat", "dog", "owl"], None)
+    assert "2 of the training's 3 classes are measured: there is no folder of dog in" in warned
+
+
 def test_several_ranks_measure_every_image_and_say_so(run: Run) -> None:
     one, two = (numbers(run, "--all", "--procs-per-node", ranks) for ranks in ("1", "2"))
     assert (one["samples"], one["measured"]) == (960, "all 960 images of synthetic")
