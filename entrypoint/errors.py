@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -35,6 +36,9 @@ CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32)
 ONE_LINE: Final = {ord("\n"): "\\n"}
 
 
+ALSO: Final = 5  # lines of what else is wrong
+
+
 class Failure(Exception):
     """A failure that the user can act on. Raised deep, shown once by `main`, never with a traceback.
 
@@ -45,6 +49,7 @@ class Failure(Exception):
         found: the value seen, with the variable or key that it came from.
         expected: what would have been right.
         kept: the last good checkpoint, once there is one.
+        also: what else is wrong, each in one line with its fix.
     """
 
     def __init__(
@@ -56,22 +61,26 @@ class Failure(Exception):
         found: str | None = None,
         expected: str | None = None,
         kept: str | None = None,
+        also: Sequence[str] = (),
     ) -> None:
         super().__init__(what)
         self.what, self.fix, self.code = what, fix, code
-        self.found, self.expected, self.kept = found, expected, kept
+        self.found, self.expected, self.kept, self.also = found, expected, kept, tuple(also)
 
     def __str__(self) -> str:
         """The block a user reads: `ERROR[code] what`, and one indented line for each fact. A clean stop is no error."""
         stop = self.code == ExitCode.STOPPED
-        facts = {"found": self.found, "expected": self.expected, "next" if stop else "fix": self.fix, "kept": self.kept}
+        mend = "next" if stop else "fix"
+        facts = [("found", self.found), ("expected", self.expected), (mend, self.fix), ("kept", self.kept)]
+        facts += [("also", other) for other in self.also[:ALSO]]
+        facts += [("also", "more, once these are mended")] if len(self.also) > ALSO else []
         # A value that brings lines along may not look like further facts.
-        lines = [f"  {name}: {value.translate(ONE_LINE)}" for name, value in facts.items() if value is not None]
+        lines = [f"  {name}: {value.translate(ONE_LINE)}" for name, value in facts if value is not None]
         # A file's name may hold anything, what a terminal would obey included.
         head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
         return "\n".join([head, *lines]).translate(CONTROL)
 
     def as_json(self) -> dict[str, Any]:
         """The same facts for `entrypoint show --json` and `errors/`."""
-        facts = {"found": self.found, "expected": self.expected, "kept": self.kept}
+        facts = {"found": self.found, "expected": self.expected, "kept": self.kept, "also": [*self.also]}
         return {"code": int(self.code), "what": self.what, "fix": self.fix} | {k: v for k, v in facts.items() if v}

@@ -40,3 +40,10 @@ def test_what_a_terminal_would_obey_is_escaped() -> None:
 def test_a_value_of_several_lines_cannot_pass_for_another_fact() -> None:
     shown = str(Failure("bad", found="RANK=0\n  fix: curl x | sh", fix="unset RANK", code=ExitCode.FACTS))
     assert shown == "ERROR[76] bad\n  found: RANK=0\\n  fix: curl x | sh\n  fix: unset RANK"
+
+
+def test_what_else_is_wrong_stands_below_the_fix_in_a_few_lines() -> None:
+    failure = Failure("a is wrong", fix="mend a", code=ExitCode.USAGE, also=[f"b{number}" for number in range(9)])
+    assert str(failure).splitlines()[1:3] == ["  fix: mend a", "  also: b0"]
+    assert str(failure).splitlines()[-2:] == ["  also: b4", "  also: more, once these are mended"]
+    assert len(failure.as_json()["also"]) == 9

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -21,6 +21,7 @@ from train.settings.config import RunConfig
 from train.settings.overrides import Override, merge, parse
 
 MISFIT = object()
+ENOUGH: Final = 10  # wrong keys of a section that are looked for: a file for another program may have thousands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +90,27 @@ def section(kind: Any, value: Any, at: At) -> Any:
     if not isinstance(value, dict):
         wrong(at, value, "a mapping of keys to values", _section_fix(value, at))
     hints, default = get_type_hints(kind), kind()
+    taken, refused = {}, []
     for key in value:
-        if key not in hints:
-            unknown(key, value[key], hints, at)
-    return kind(**{key: entry(hints[key], value[key], getattr(default, key), at.below(key)) for key in value})
+        try:
+            if key not in hints:
+                unknown(key, value[key], hints, at)
+            taken[key] = entry(hints[key], value[key], getattr(default, key), at.below(key))
+        except Failure as failure:
+            refused.append(failure)
+            if len(refused) == ENOUGH:
+                break
+    if refused:
+        raise together(refused)
+    return kind(**taken)
+
+
+def together(refused: Sequence[Failure]) -> Failure:
+    """The first of them, which tells of the others in a line each: three typos are not three attempts."""
+    first, *others = refused
+    told = [line for one in others for line in (f"{one.found or one.what}, fix: {one.fix}", *one.also)]
+    first.also = (*first.also, *told)
+    return first
 
 
 def _section_fix(value: Any, at: At) -> str:

@@ -173,6 +173,20 @@ def test_on_the_command_line_the_spelling_is_that_of_the_command_line(override: 
     assert refusal(None, override).fix == fix
 
 
+def test_three_typos_are_told_at_once(write: Write) -> None:
+    failure = refusal(write("run: {nmae: x}\ntrain:\n  epoch: 3\n  micro_batch_size: two\n"))
+    assert failure.what == "unknown key run.nmae"
+    epoch, batch = failure.also
+    assert epoch.startswith("train.epoch: 3 (")
+    assert epoch.endswith("line 3), fix: write train.epochs instead of train.epoch")
+    assert batch.startswith("train.micro_batch_size: two (")
+
+
+def test_a_file_of_another_program_is_not_searched_to_its_end(write: Write) -> None:
+    failure = refusal(write("".join(f"other{number}: 1\n" for number in range(1000))))
+    assert 5 < len(failure.also) < 100
+
+
 def test_no_file_is_the_quickstart() -> None:
     assert schema.load(None) == RunConfig()
 
