@@ -25,6 +25,7 @@ def back(todo: Job, jump: Jump) -> None:
     step = todo.runtime.shared(lambda: _last(todo, jump))
     tensors, facts = checkpoint.load(checkpoint.at(todo.checkpoints, step))
     state.restore(todo.state, tensors, facts["state"])
+    todo.runtime.barrier()  # rank 0 replaces the folder: not under a rank that still reads it
     todo.state.rollbacks += 1
     told = facts | {"state": facts["state"] | {"rollbacks": todo.state.rollbacks}}
     todo.runtime.shared(lambda: _write(todo, snapshot.take(step, tensors, told)))

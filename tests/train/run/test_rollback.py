@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import late_reader
 import pytest
-from jobs import opened, steps_of
+from jobs import TINY, opened, steps_of
+from processes import python
 
 from entrypoint import ExitCode, Failure
 from train import faults
@@ -86,3 +89,13 @@ def test_the_checkpoint_remembers(tmp_path: Path) -> None:
     found = checkpoint.newest(tmp_path / "checkpoints")
     assert found is not None
     assert json.loads((found.path / "state.json").read_text())["state"]["rollbacks"] == 1
+
+
+def test_no_rank_is_left_reading_a_checkpoint_that_is_replaced(tmp_path: Path) -> None:
+    settings = ("run.output_dir=.", *TINY, *LONG, "train.epochs=3")
+    script = [sys.executable, late_reader.__file__, *settings]
+    environ = {"FAULT": "loss:0:10:x1e3", "PYTHONPATH": ""}
+    words = ("-m", "entrypoint", "run", "--procs-per-node", "2", "--device", "cpu", "--", *script)
+    ended = python(*words, environ=environ, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "warning: the loss jumped" in ended.stdout
