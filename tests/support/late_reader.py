@@ -1,4 +1,4 @@
-"""A worker of which every rank but the first reads a checkpoint's state late: once its folder was replaced, or never."""
+"""A worker of which every rank but the first reads a checkpoint late: once its folder was replaced, or never."""
 
 from __future__ import annotations
 
