@@ -154,6 +154,11 @@ def test_a_job_ends_with_the_code_that_the_run_wrote_and_not_with_one_that_it_qu
     assert code_of(folder, says(written)) == "75"
 
 
+@pytest.mark.parametrize("name", ["low-rank-4", "exit.json", "a [b] *", "errors/rank-0"])
+def test_a_job_finds_the_code_whatever_the_run_is_called(folder: Path, name: str) -> None:
+    assert code_of(folder / name, says('{"code": 75}')) == "75"
+
+
 @pytest.mark.parametrize("left", ["", "{", '{"code": ', '{"code": "75"}', '{"code": null}'])
 def test_without_a_code_of_the_run_srun_s_counts(folder: Path, left: str) -> None:
     assert code_of(folder, says(left)) == "9"
