@@ -42,5 +42,6 @@ report() { printf '%q ' apptainer exec "$image" train report "${@:2}" --output "
 for word in "${options[@]}"; do # of the trainings' options the report takes who pays and where, and no nodes or GPUs
   [[ $word =~ ^(-[ApqM]|--(account|partition|qos|clusters?|reservation)=) ]] && payer+=("$word")
 done
+unset SBATCH_GPUS_PER_NODE # the site's, for the trainings
 exec sbatch "${payer[@]}" --dependency="afterany$(printf ':%s' "${jobs[@]}")" --nodes=1 --ntasks=1 --time=00:10:00 --job-name=scaling-report \
   --output=slurm-%j.out --wrap "$(report strong "${strong[@]}"); $(report weak "${weak[@]}")"

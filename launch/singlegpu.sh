@@ -17,7 +17,7 @@ trap - EXIT; readonly given=("$@") image=${IMAGE:-train.sif}
   "SCRIPT [sbatch options, each one word: --nodes=4] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
 [[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] || refuse 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
 [[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
-readonly step=(apptainer exec --nv "$image" train)
+readonly step=(apptainer exec --nv "$image" train); unset SBATCH_GPUS_PER_NODE # the site's, for whole nodes: it beats #SBATCH
 # From here on the same in every script.
 [[ ${REQUIRE_SIGNED:-0} == 0 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
   refuse 77 "$image is not signed with a key that is trusted here" "sign it, or import the key: docs/image.md"

@@ -23,7 +23,7 @@ options=(--array="1-$(grep -c '' <"$lines")" "${options[@]}") name=${lines##*/}
 words=$(sed "$task!d; s/\r$//" <"$lines" | xargs -r printf '%s\n' | grep .) ||
   refuse 64 "$lines has no line '$task' that can be read" "sbatch ${options[0]}, one task per line; quotes as in a shell"
 mapfile -t words <<<"$words"; set -- "$1" "${@:3}" "run.name=${name%.*}-$task" "${words[@]}" # its own run.name counts
-readonly step=(apptainer exec --nv "$image" train)
+readonly step=(apptainer exec --nv "$image" train); unset SBATCH_GPUS_PER_NODE # the site's, for whole nodes: it beats #SBATCH
 # From here on the same in every script.
 [[ ${REQUIRE_SIGNED:-0} == 0 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
   refuse 77 "$image is not signed with a key that is trusted here" "sign it, or import the key: docs/image.md"

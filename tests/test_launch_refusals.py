@@ -83,6 +83,16 @@ def test_the_config_may_be_named_as_train_itself_wants_it(folder: Path) -> None:
     assert done.stdout.startswith("image train.sif"), done.stderr
 
 
+@pytest.mark.parametrize(("script", "site"), [("singlegpu", ""), ("sweep", ""), ("multigpu", "8")])
+def test_the_site_s_gpus_of_a_node_are_not_for_a_script_of_one(folder: Path, script: str, site: str) -> None:
+    for name, body in {"apptainer": "", "sbatch": 'echo "asks for <${SBATCH_GPUS_PER_NODE-}>"'}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    variables = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SBATCH_GPUS_PER_NODE": "8"}
+    done = start(folder, f"{script}.sh", "config.yaml", "lr.txt", **variables)
+    assert f"asks for <{site}>" in done.stdout
+
+
 def test_a_script_that_finds_no_image_says_where_it_looked(folder: Path) -> None:
     (folder / "train.sif").unlink()
     done = start(folder, "singlegpu.sh", "config.yaml")

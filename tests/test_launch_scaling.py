@@ -15,8 +15,11 @@ SCRIPT = Path(__file__).parents[1] / "launch" / "scaling.sh"
 # The container's train is the one that is tested; sbatch notes its words and gives numbers.
 STAND_INS = {
     "apptainer": f'shift 2; exec {sys.executable} -m "$@"',
-    "sbatch": 'printf "%s\\n" "$*" >> jobs; echo "Submitted batch job $(grep -c "" jobs)"',
+    "sbatch": 'printf "%s\\n" "$* ${SBATCH_GPUS_PER_NODE-}" >> jobs; echo "Submitted batch job $(grep -c "" jobs)"',
 }
+
+
+WHOLE = {"SBATCH_GPUS_PER_NODE": "gpus-of-the-site"}
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +42,9 @@ def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What was submitted for two numbers of nodes."""
     folder = tmp_path_factory.mktemp("scaling")
-    done = run(folder, "--gpus-per-node=2", "--account=mine", "cfg.yaml", "data.samples=960", NODES="1 2", STEPS="50")
+    done = run(
+        folder, "--gpus-per-node=2", "--account=mine", "cfg.yaml", "data.samples=960", NODES="1 2", STEPS="50", **WHOLE
+    )
     assert done.returncode == 0, done.stderr
     return (folder / "jobs").read_text().splitlines()
 
@@ -64,6 +69,7 @@ def test_the_report_comes_after_all_of_them_and_names_the_runs_of_each_kind(jobs
 def test_the_report_is_paid_as_the_trainings_and_takes_no_gpus(jobs: list[str]) -> None:
     assert all("--account=mine" in job for job in jobs)
     assert "--gpus-per-node" not in jobs[-1]
+    assert ["gpus-of-the-site" in job for job in jobs] == [True, True, True, False]
 
 
 def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> None:
