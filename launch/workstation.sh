@@ -33,7 +33,8 @@ elif [[ $engine == *podman ]]; then access=("${gpus[@]/#/--device=nvidia.com/gpu
   nvidia-ctk cdi list 2>/dev/null | grep nvidia.com/gpu= >/dev/null || die 78 "podman finds no GPU: there is no CDI specification" \
     "apt-get install nvidia-container-toolkit; sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 else access=(--gpus "\"device=$(IFS=,; echo "${gpus[*]}")\"")
-  grep -qi nvidia <<<"$info" || die 78 "docker finds no GPU: it does not know NVIDIA's runtime" \
+  # --gpus asks for the hook alone; a runtime by that name is for what else can be asked
+  grep -qi nvidia <<<"$info" || command -v nvidia-container-runtime-hook >/dev/null || die 78 "docker finds no GPU: it has neither NVIDIA's runtime nor its hook" \
     "apt-get install nvidia-container-toolkit; sudo nvidia-ctk runtime configure; sudo systemctl restart docker"
 fi
 # Not --ipc=host: what a killed worker leaves in shared memory is to go with the container. Labels: SELinux's would change your folders.

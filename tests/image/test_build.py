@@ -135,10 +135,11 @@ def test_the_same_packages_make_the_same_files(built: Site, image: Image) -> Non
     assert others == []
 
 
-def test_the_projects_layer_is_the_same_when_it_is_built_again(image: Image, tmp_path: Path) -> None:
+def test_the_projects_layer_is_the_same_when_it_is_built_again_by_somebody_with_settings(image: Image, tmp_path: Path) -> None:
     for name in re.findall(r"^!(.*)", (REPOSITORY / ".dockerignore").read_text(), re.M):
         taken = REPOSITORY / name
         (shutil.copytree if taken.is_dir() else shutil.copy)(taken, tmp_path / name)
+    (tmp_path / "launch" / "site.env").write_text("export SBATCH_ACCOUNT=the_builders_own\n")
     ended = image.run("sh", "-c", TWICE, options=("--user=0", mounted(tmp_path, "/source")), seconds=300)
     assert ended.code == 0, ended.output
     assert "same" in ended.output

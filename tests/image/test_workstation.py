@@ -153,6 +153,11 @@ def test_an_engine_that_finds_no_gpu_is_refused_with_the_command_that_mends_it(
     assert (done.returncode, fix in done.stderr, bench.words.exists()) == (78, True, False)
 
 
+def test_a_docker_that_knows_no_runtime_of_nvidia_but_has_its_hook_is_asked(bench: Bench) -> None:
+    bench.put("nvidia-container-runtime-hook", "#!/bin/sh\n")
+    assert devices(bench.run(ENGINE="docker", INFO="Runtimes: runc")) == ["0", "1", "2", "3"]
+
+
 def test_a_docker_without_its_daemon_is_said_and_podman_is_taken(bench: Bench) -> None:
     bench.put("docker", BROKEN)
     done = bench.start()
