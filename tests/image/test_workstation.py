@@ -155,7 +155,7 @@ def test_an_engine_that_finds_no_gpu_is_refused_with_the_command_that_mends_it(
 
 def test_a_docker_that_knows_no_runtime_of_nvidia_but_has_its_hook_is_asked(bench: Bench) -> None:
     bench.put("nvidia-container-runtime-hook", "#!/bin/sh\n")
-    assert devices(bench.run(ENGINE="docker", INFO="Runtimes: runc")) == ["0", "1", "2", "3"]
+    assert value(bench.run(ENGINE="docker", INFO="Runtimes: runc"), "--gpus") == '"device=0,1,2,3"'
 
 
 def test_a_docker_without_its_daemon_is_said_and_podman_is_taken(bench: Bench) -> None:
