@@ -190,10 +190,7 @@ def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     if planned.world.world_size == 1:
         return {}
     chosen = environ.get("ENTRYPOINT_INTERFACE")
-    if planned.one_host:
-        name = chosen or "lo"
-    else:
-        name = chosen or network.interface_towards(network.resolve(planned.world.master_addr)) or ""
+    name = chosen or _towards_others(planned) or ""
     if chosen and chosen not in (known := [name for _, name in socket.if_nameindex()]):
         raise Failure(
             "ENTRYPOINT_INTERFACE is not a network interface of this host",
@@ -204,6 +201,15 @@ def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
         )
     found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     return {variable: value for variable, value in found.items() if chosen or not environ.get(variable)}
+
+
+def _towards_others(planned: Plan) -> str | None:
+    master = planned.world.master_addr
+    if planned.one_host:
+        return network.LO
+    if planned.world.num_nodes > 1:
+        return network.interface_between(planned.hosts, master)
+    return network.interface_towards(network.resolve(master))
 
 
 def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:

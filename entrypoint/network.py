@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from entrypoint.errors import ExitCode, Failure
 
-_SIOCGIFADDR = 0x8915
+LO = "lo"
+# Questions to the kernel, and one bit of an answer. Source: linux/sockios.h, linux/if.h.
+_SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_RUNNING = 0x8913, 0x8915, 0x40
+_ELSEWHERE = "192.0.2.1"  # of no machine (RFC 5737): only the default route leads there
 
 
 def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
@@ -100,6 +104,42 @@ def unreachable(host: str, ports: Iterable[int], error: OSError | None, waited_s
     )
 
 
+def interface_between(hosts: Sequence[str], master: str) -> str | None:
+    """The interface over which ranks of several machines talk: the one that leads to the master.
+
+    A master that knows its own name as loopback (Debian's 127.0.1.1) would find `lo`, and publish 127.0.0.1, which is
+    each other machine's own. There it is the one towards another of `hosts`; where none is known, the default route's;
+    without one, the first that is up.
+
+    Raises:
+        Failure: PEER, for a master that does not resolve here.
+    """
+    towards = interface_towards(resolve(master))
+    if not loops_back(master):
+        return towards
+    return next((name for name in _ways(hosts[:2]) if name not in (None, LO)), towards)  # one of two is another
+
+
+def loops_back(master: str) -> bool:
+    """Whether the master's name means loopback on this machine only; `localhost` and 127.0.0.1 do so on each."""
+    return master != "localhost" and not _is_loopback(master) and _is_loopback(resolve(master))
+
+
+def _ways(hosts: Sequence[str]) -> Iterator[str | None]:
+    for host in hosts:
+        with contextlib.suppress(Failure):  # it does not resolve here: the next way may do
+            yield interface_towards(resolve(host))
+    yield interface_towards(_ELSEWHERE)
+    yield from (name for _, name in socket.if_nameindex() if _ipv4(name) and _runs(name))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def interface_towards(address: str) -> str | None:
     """The network interface whose own address the kernel would use to reach `address` (no packet is sent)."""
     if "%" in address:
@@ -123,9 +163,20 @@ def _source_address(address: str) -> str | None:
 
 
 def _ipv4(interface: str) -> str | None:
+    found = _told(interface, _SIOCGIFADDR)
+    return socket.inet_ntoa(found[4:8]) if found else None
+
+
+def _runs(interface: str) -> bool:
+    """Whether it is up and its cable is plugged in: a container engine's bridge without containers is not."""
+    found = _told(interface, _SIOCGIFFLAGS)
+    return found is not None and bool(struct.unpack("H", found[:2])[0] & _IFF_RUNNING)
+
+
+def _told(interface: str, question: int) -> bytes | None:
+    """What the kernel answers behind the interface's name (`struct ifreq`); None where it has no answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("256s", interface.encode()[:15])
         try:
-            return socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])
+            return fcntl.ioctl(any_socket, question, struct.pack("256s", interface.encode()[:15]))[16:]
         except OSError:
             return None

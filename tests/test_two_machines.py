@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
 import numpy as np
 import pytest
+from machines import captured
 from network import Host, joined, missing
 from processes import python, wait_until
 from runs import ENDLESS, TEN_STEPS, Run
@@ -129,6 +133,43 @@ def test_two_machines_under_torch_distributed_launch_learn_it_too(
     codes, said = both(*started)
     assert codes == [0, 0], said
     assert_like(Run(folder=tmp_path / "runs" / "run"), alone)
+
+
+@pytest.fixture
+def debians(tmp_path: Path) -> Iterator[Sequence[Host]]:
+    """Machines that know each other, and their own name as 127.0.1.1: so Debian's installer writes it.
+
+    Their addresses are above 127: of two ranks gloo lets the one with the lower address wait for the other.
+    """
+    with joined(2, "192.168.77") as hosts:
+        known = {f"node0{number}": host.address for number, host in enumerate(hosts, 1)}
+        files = {own: tmp_path / f"{own}.hosts" for own in known}
+        for own, file in files.items():
+            file.write_text("".join(f"{address} {name}\n" for name, address in (known | {own: "127.0.1.1"}).items()))
+        yield [replace(host, etc_hosts=file) for host, file in zip(hosts, files.values(), strict=True)]
+
+
+def by_pet(rank: int) -> dict[str, str]:
+    """Made up. It tells no other machine's name."""
+    return {"PET_NNODES": "2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "node01"}
+
+
+def by_slurm(rank: int) -> dict[str, str]:
+    """Captured on node01 and node02, one task each."""
+    return captured(f"per-node/task-{rank}@node0{rank + 1}")
+
+
+@pytest.mark.parametrize("launched", [by_pet, by_slurm])
+def test_a_master_that_knows_its_own_name_as_loopback_adds_up_with_the_other_machine(
+    debians: Sequence[Host], tmp_path: Path, launched: Callable[[int], dict[str, str]]
+) -> None:
+    smoke = (sys.executable, "-m", "train.smoke", "--result", "sum.json", "--timeout", "60")
+    line = ("-m", "entrypoint", "run", "--device", "cpu", "--", *smoke)
+    started = (host.start(*line, cwd=tmp_path, **launched(rank)) for rank, host in enumerate(debians))
+    codes, said = both(*started)
+    assert codes == [0, 0], said
+    found = json.loads((tmp_path / "sum.json").read_text())
+    assert (found["ranks"], found["interface"]) == (2, "eth0")
 
 
 UNREACHABLE = {

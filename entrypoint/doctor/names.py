@@ -13,10 +13,11 @@ from entrypoint.errors import Failure
 from entrypoint.plan import Plan
 
 ANSWER_S = 2.0
-LOOPBACK = "127.0.0.1"
+LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
 # Variables that choose an interface -> whether a name in it may be only the beginning of one (NCCL).
 CHOICES = {"ENTRYPOINT_INTERFACE": False, "GLOO_SOCKET_IFNAME": False, "NCCL_SOCKET_IFNAME": True}
 _ROUTE_FIX = "set MASTER_ADDR or ENTRYPOINT_INTERFACE to a network that all nodes share"
+_LOOPING_FIX = "take the name out of the lines of /etc/hosts that begin with 127., or set MASTER_ADDR to its address"
 _FIREWALL_FIX = "open the ports {0} between the nodes, or set ENTRYPOINT_PORT_RANGE=LOW-HIGH to some that are open"
 
 
@@ -40,7 +41,7 @@ def own_name(host: str) -> list[Finding]:
     try:
         return [ok("own name", f"{host} is {network.resolve(host)}")]
     except Failure:
-        fix = f"add `127.0.1.1 {host}` to /etc/hosts (docker run --add-host), or ask the administrator"
+        fix = f"add `ADDRESS {host}`, with its own address, to /etc/hosts (docker run --add-host), or ask the site"
         return [warn("own name", f"{host} does not resolve on this host itself", fix)]
 
 
@@ -74,9 +75,23 @@ def _master(plan: Plan) -> list[Finding]:
     if towards is None and ":" not in address:
         return [fail("master", f"{host} is {address}, and this host has no route to it", _ROUTE_FIX)]
     known = ok("master", f"{host} is {address}, through {towards or 'an IPv6 route'}")
+    if loops := plan.world.num_nodes > 1 and network.loops_back(host):
+        known = _looping(plan, f"{host} is {address}, this host itself")
     if plan.agent_store:
         return [known]
-    return [known, port(address, plan.ports, plan.launcher) if plan.world.rank == 0 else way(address, plan.ports[0])]
+    if plan.world.rank > 0:
+        return [known, way(address, plan.ports[0])]
+    return [known, port(ANYWHERE if loops else address, plan.ports, plan.launcher)]
+
+
+def _looping(plan: Plan, text: str) -> Finding:
+    """The master's name is loopback here: right on the master itself, as Debian's installer leaves it."""
+    if plan.world.node_rank > 0:
+        return warn("master", f"{text}: if rank 0 is on another one, it is not found", _LOOPING_FIX)
+    between = network.interface_between(plan.hosts, plan.world.master_addr)
+    if between in (None, network.LO):
+        return warn("master", f"{text}, and no network interface leads to another one", _ROUTE_FIX)
+    return ok("master", f"{text}; the others are reached through {between}, unless ENTRYPOINT_INTERFACE says another")
 
 
 def port(address: str, ports: Sequence[int], launcher: str) -> Finding:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machines import REPOSITORY
+from network import Host, ip, joined, missing
 
 from entrypoint import network
 from entrypoint.errors import Failure
@@ -74,6 +78,58 @@ def test_each_way_of_not_reaching_the_master_has_its_own_words(error: OSError | 
 
 def test_the_interface_towards_loopback_is_lo() -> None:
     assert network.interface_towards("127.0.0.1") == "lo"
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A machine that knows its own name as 127.0.1.1; docker0 has no container, eth0 leads to node02."""
+    if why := missing():
+        pytest.skip(why)
+    names = tmp_path_factory.mktemp("etc") / "hosts"
+    with joined(1) as (host,):
+        names.write_text("127.0.0.1 localhost\n127.0.1.1 node01\n10.77.0.2 node02\n10.88.0.2 node03\n10.77.0.1 own\n")
+        ip("-n", host.namespace, "link", "add", "docker0", "type", "bridge")
+        ip("-n", host.namespace, "link", "add", "ib0", "type", "veth", "peer", "name", "switch")
+        for name, address in (("docker0", "10.66.0.1"), ("ib0", "10.88.0.1"), ("switch", "169.254.0.1")):
+            ip("-n", host.namespace, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", host.namespace, "link", "set", name, "up")
+        yield replace(host, etc_hosts=names)
+
+
+def between(host: Host, hosts: Sequence[str], master: str) -> str:
+    """What a Python on that machine takes."""
+    line = f"from entrypoint.network import interface_between; print(interface_between({hosts!r}, {master!r}))"
+    with host.start("-c", line, cwd=REPOSITORY) as process:
+        return process.communicate(timeout=60)[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "master", "name"),
+    [
+        pytest.param((), "node02", "eth0", id="the-masters-own-network"),
+        pytest.param((), "10.88.0.9", "ib0", id="that-of-an-address"),
+        pytest.param(("node01", "node03"), "node01", "ib0", id="loopback-and-another-host-known"),
+        pytest.param(("node03", "node01"), "node01", "ib0", id="loopback-and-another-host-before-it"),
+        pytest.param(("node01", "no-such-host.invalid"), "node01", "eth0", id="loopback-and-another-host-unknown"),
+        pytest.param((), "node01", "eth0", id="loopback-and-no-default-route"),
+        pytest.param((), "own", "eth0", id="its-own-address"),
+        pytest.param((), "127.0.0.1", "lo", id="loopback-for-all"),
+        pytest.param((), "localhost", "lo", id="localhost-for-all"),
+    ],
+)
+def test_ranks_of_several_machines_never_talk_over_the_loopback_of_one(
+    debian: Host, hosts: Sequence[str], master: str, name: str
+) -> None:
+    assert between(debian, hosts, master) == name
+
+
+def test_a_master_that_is_loopback_here_takes_the_default_route(debian: Host) -> None:
+    route = ("default", "via", "10.88.0.254")
+    ip("-n", debian.namespace, "route", "add", *route)
+    try:
+        assert between(debian, (), "node01") == "ib0"
+    finally:
+        ip("-n", debian.namespace, "route", "delete", *route)
 
 
 def test_an_address_without_a_route_has_no_interface(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,21 +37,28 @@ def missing() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine."""
+    """One machine. etc_hosts: its own /etc/hosts, where it has another one than this machine."""
 
     namespace: str
     address: str
+    etc_hosts: Path | None = None
 
     def start(self, *arguments: str, cwd: Path, **environ: str) -> subprocess.Popen[str]:
         """Start this Python there; the caller waits for it."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, sys.executable, *arguments],
+            ["ip", "netns", "exec", self.namespace, *self._with_own_names(), sys.executable, *arguments],
             env={**os.environ, **environ},
             cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def _with_own_names(self) -> Sequence[str]:
+        if self.etc_hosts is None:
+            return ()
+        mounted = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        return ("unshare", "--mount", "sh", "-c", mounted, "sh", str(self.etc_hosts))
 
     def listens(self) -> list[str]:
         """The addresses of all TCP sockets there that wait for somebody."""
@@ -65,15 +72,15 @@ class Host:
 
 
 @contextmanager
-def joined(count: int) -> Iterator[Sequence[Host]]:
-    """So many machines; gone at the end, with all that was left of them."""
+def joined(count: int, network: str = "10.77.0") -> Iterator[Sequence[Host]]:
+    """So many machines; gone at the end, with all that was left of them. network: the first three numbers of all."""
     tag = f"t{os.getpid()}-{next(_NUMBERS)}"
     hub, names = f"{tag}-hub", [f"{tag}-{number}" for number in range(count)]
     try:
         _made("netns", "add", hub)
         _made("-n", hub, "link", "add", "bridge", "type", "bridge")
         _made("-n", hub, "link", "set", "bridge", "up")
-        yield [_plugged(name, hub, number) for number, name in enumerate(names)]
+        yield [_plugged(name, hub, number, network) for number, name in enumerate(names)]
     finally:
         for name in (*names, hub):
             ip("netns", "delete", name)
@@ -85,8 +92,8 @@ def _address(words: str) -> str:
     return str(ipaddress.ip_address(raw))
 
 
-def _plugged(name: str, hub: str, number: int) -> Host:
-    port, address = f"port{number}", f"10.77.0.{number + 1}"
+def _plugged(name: str, hub: str, number: int, network: str) -> Host:
+    port, address = f"port{number}", f"{network}.{number + 1}"
     _made("netns", "add", name)
     _made("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", hub)
     _made("-n", hub, "link", "set", port, "master", "bridge", "up")

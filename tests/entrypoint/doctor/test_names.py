@@ -128,9 +128,9 @@ def hosts() -> Iterator[Sequence[Host]]:
         yield found
 
 
-def looked(hosts: Sequence[Host], folder: Path) -> dict[str, Any]:
+def looked(hosts: Sequence[Host], folder: Path, rank: int = 1) -> dict[str, Any]:
     """What the doctor on the second of two machines says of the way to the first."""
-    words = ["--nodes", "2", "--node-rank", "1", "--master-addr", hosts[0].address, "--output", str(folder)]
+    words = ["--nodes", "2", "--node-rank", str(rank), "--master-addr", hosts[0].address, "--output", str(folder)]
     with hosts[1].start("-m", "entrypoint", "doctor", "--json", "--device", "cpu", *words, cwd=folder) as process:
         said, _ = process.communicate(timeout=60)
     return {finding["name"]: finding for finding in json.loads(said)["findings"]}
@@ -140,6 +140,34 @@ def test_two_machines_reach_each_other(hosts: Sequence[Host], tmp_path: Path) ->
     found = looked(hosts, tmp_path)
     assert "10.77.0.1, through eth0" in found["master"]["text"]
     assert (found["way"]["state"], "nobody listens there yet" in found["way"]["text"]) == ("ok", True)
+
+
+@pytest.fixture
+def debian(hosts: Sequence[Host], tmp_path: Path) -> Sequence[Host]:
+    """The master by its name, and a machine that knows that name as loopback: on the master itself that is usual."""
+    (tmp_path / "hosts").write_text("127.0.1.1 node01\n")
+    return [replace(hosts[0], address="node01"), replace(hosts[0], etc_hosts=tmp_path / "hosts")]
+
+
+def test_a_master_that_knows_its_own_name_as_loopback_names_another_interface(
+    debian: Sequence[Host], tmp_path: Path
+) -> None:
+    found = looked(debian, tmp_path, rank=0)
+    assert (found["master"]["state"], "reached through eth0" in found["master"]["text"]) == ("ok", True)
+    assert "rank 0 can listen on 0.0.0.0:" in found["port"]["text"]
+
+
+def test_another_machine_that_knows_the_masters_name_as_loopback_is_warned(
+    debian: Sequence[Host], tmp_path: Path
+) -> None:
+    found = looked(debian, tmp_path, rank=1)["master"]
+    assert (found["state"], "this host itself" in found["text"], "/etc/hosts" in found["fix"]) == ("warn", True, True)
+
+
+def test_a_master_that_no_network_joins_to_another_machine_is_warned(debian: Sequence[Host], tmp_path: Path) -> None:
+    debian[0].cut()
+    found = looked(debian, tmp_path, rank=0)["master"]
+    assert (found["state"], "no network interface" in found["text"]) == ("warn", True)
 
 
 def test_a_cut_link_is_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:
