@@ -115,11 +115,20 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        if limited := met(error):
-            say(str(limited), sys.stderr)
-            return int(limited.code)
+        if known := met(error) or of_a_gpu(error):
+            say(str(known), sys.stderr)
+            return int(known.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
+
+
+def of_a_gpu(error: Exception) -> Failure | None:
+    """What CUDA says, where torch was loaded: by a command that computes in this process."""
+    if "torch" not in sys.modules:
+        return None
+    from train.ranks import devicefaults
+
+    return devicefaults.understood(error)
 
 
 def split(words: Sequence[str]) -> tuple[str, list[str]]:

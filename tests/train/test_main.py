@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from train import __main__ as front
 
@@ -106,6 +107,18 @@ def test_a_bug_of_ours_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(front.training.schema, "load", lambda *_: {}["x"])
     assert front.run(CPU, {}) == 70
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("out of memory", 71), ("invalid device ordinal", 78), ("invalid argument", 70)]
+)
+def test_what_cuda_says_in_this_process_is_no_bug_where_it_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, code: int
+) -> None:
+    error = torch.AcceleratorError(f"CUDA error: {words}")
+    monkeypatch.setattr(front.training.schema, "load", raising(error))
+    assert front.run(CPU, {}) == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 70)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

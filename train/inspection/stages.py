@@ -24,6 +24,7 @@ from train.data.sets import Sets
 from train.inspection.bottleneck import Profile, Stage
 from train.models import networks
 from train.optim import criterion, optimizers
+from train.ranks import devicefaults
 from train.ranks.device import allow_tf32, choose_device, choose_precision, make_repeatable
 from train.settings import bitwise
 from train.settings.config import RunConfig
@@ -193,7 +194,9 @@ def _stepped(config: RunConfig, sets: Sets, images: Tensor, clock: Callable[[], 
 
     try:
         return timed(act, len(images), clock, _waiting(device))
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not devicefaults.is_full(error):
+            raise
         fix = f"set train.micro_batch_size below {len(images)}"
         raise Failure("a step does not fit into the GPU's memory", fix=fix, code=ExitCode.RESOURCE) from error
 

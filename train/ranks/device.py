@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from entrypoint import ExitCode, Failure
+from train.ranks import devicefaults
 from train.settings.variables import SET_BY_PARENT
 
 THREADS: Final = "OMP_NUM_THREADS"
@@ -17,7 +18,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
     """This rank's device. Where a rank sees one GPU only, it is its own, whatever local_rank says.
 
     Raises:
-        Failure: NODE, where CUDA finds no GPU for this rank.
+        Failure: NODE, where CUDA finds no GPU for this rank or cannot use it; RESOURCE, where others fill it.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -31,8 +32,20 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
             fix="start the container with --nv (Apptainer) or --gpus all (Docker), or use --device cpu",
             code=ExitCode.NODE,
         )
-    torch.cuda.set_device(index)
+    try:
+        torch.cuda.set_device(index)  # the first that CUDA itself is asked for
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        raise devicefaults.understood(error, index) or _unusable(index, error) from error
     return torch.device("cuda", index)
+
+
+def _unusable(index: int, error: Exception) -> Failure:
+    return Failure(
+        f"CUDA cannot use {devicefaults.gpu(index)}",
+        found=devicefaults.said(error),
+        fix="entrypoint doctor says what is wrong with it; or take another node (srun --exclude)",
+        code=ExitCode.NODE,
+    )
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:

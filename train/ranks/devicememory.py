@@ -9,8 +9,10 @@ from typing import Final, Protocol
 
 import torch
 
-# How libraries below torch say that there was no room for what they need; torch has a type only for its own.
-FULL: Final = ("out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED")
+from train.ranks import devicefaults
+
+# In a trial cuDNN's word for having found no way, mostly for want of memory; elsewhere it may mean what it says.
+NO_WAY: Final = "CUDNN_STATUS_NOT_SUPPORTED"
 
 
 class Memory(Protocol):
@@ -70,12 +72,7 @@ def fitted(attempt: Callable[[], None]) -> bool:
     try:
         attempt()
     except RuntimeError as error:
-        if not is_full(error):
+        if not devicefaults.is_full(error) and NO_WAY not in str(error):
             raise
         return False
     return True
-
-
-def is_full(error: RuntimeError) -> bool:
-    """Whether the device had no room left."""
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in FULL)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure
 from train.data.shape import Shape
 from train.evaluation import evaluation
+from train.ranks import devicefaults
 from train.ranks.runtime import Runtime
 
 BACKEND: Final = "inductor"
@@ -146,8 +147,9 @@ def _told(action: Callable[[], None]) -> None:
             raise ours from None
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
-        if isinstance(error.__cause__, torch.OutOfMemoryError):
-            raise error.__cause__ from error
+        inner = getattr(error, "inner_exception", error.__cause__)  # of a backend; torch names no cause then
+        if inner is not None and devicefaults.understood(inner):
+            raise inner from None
         raise _unfit(error) from error
 
 

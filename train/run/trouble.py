@@ -11,6 +11,7 @@ from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure
 from train.files import refusals
+from train.ranks import devicefaults
 from train.settings.batches import Batches, largest_divisor
 
 # What torch and gloo write when another rank has gone; there is no type for it.
@@ -25,8 +26,10 @@ def as_failure(error: Exception, parts: Batches | None = None, *, exact: bool = 
     """
     if isinstance(error, Failure):
         return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if devicefaults.is_full(error) or isinstance(error, MemoryError):
         return _memory(error, same_size(parts) if exact and parts else smaller(parts), parts.why if parts else "")
+    if fault := devicefaults.understood(error):
+        return fault
     if isinstance(error, dist.DistError) or _is_lost_peer(error):
         return _peer(error)
     if "does not have a deterministic implementation" in str(error):
@@ -38,15 +41,12 @@ def as_failure(error: Exception, parts: Batches | None = None, *, exact: bool = 
     return None
 
 
-def first_line(error: Exception) -> str:
-    """The error in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _memory(error: Exception, fix: str, why: str) -> Failure:
-    where = "GPU" if isinstance(error, torch.OutOfMemoryError) else "host"
+    where, found = "GPU" if devicefaults.is_full(error) else "host", devicefaults.said(error)
+    if where == "GPU" and not isinstance(error, torch.OutOfMemoryError):  # torch's own says who holds how much
+        found, fix = f"{found}; {devicefaults.gpu()}", f"see who else uses the GPU: nvidia-smi; else {fix}"
     tried = f"; the micro batch was found at the start ({why})" if why else ""
-    return Failure(f"out of {where} memory", found=first_line(error) + tried, fix=fix, code=ExitCode.RESOURCE)
+    return Failure(f"out of {where} memory", found=found + tried, fix=fix, code=ExitCode.RESOURCE)
 
 
 def smaller(parts: Batches | None) -> str:
@@ -79,7 +79,7 @@ def _is_lost_peer(error: Exception) -> bool:
 def _peer(error: Exception) -> Failure:
     return Failure(
         "another rank is gone",
-        found=_short(first_line(error)),
+        found=_short(devicefaults.said(error)),
         fix="look at the first error in logs/ and errors/; start the same command again to resume",
         code=ExitCode.PEER,
     )
@@ -93,7 +93,7 @@ def _short(text: str) -> str:
 def _no_fixed_order(error: Exception) -> Failure:
     return Failure(
         "train.reproducible bitwise: the model uses what GPUs compute in any order",
-        found=first_line(error).split(",")[0],
+        found=devicefaults.said(error).split(",")[0],
         fix="set train.reproducible=fast, or take another model",
         code=ExitCode.USAGE,
     )
@@ -106,7 +106,7 @@ def _is_data_worker(error: RuntimeError) -> bool:
 def _data_worker(error: Exception) -> Failure:
     return Failure(
         "a data worker process died",
-        found=first_line(error),
+        found=devicefaults.said(error),
         fix="give more memory or shared memory (docker run --shm-size=8g or --ipc=host), or lower data.workers",
         code=ExitCode.RESOURCE,
     )

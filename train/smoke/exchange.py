@@ -14,6 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure, World
+from train.ranks import devicefaults
 
 REPEATS = 5
 MIB = {"cpu": 16, "cuda": 256}  # long enough for the speed of the wire to show
@@ -35,7 +36,7 @@ def exchange(world: World, device: torch.device, store: dist.Store, timeout_s: f
     """Open a group, add up, compare, and measure. To be called by all ranks.
 
     Raises:
-        Failure: NODE, where a sum is wrong; PEER, where a rank is lost on the way.
+        Failure: NODE, where a sum is wrong or a GPU fails; RESOURCE for want of memory; PEER, where a rank is lost.
     """
     backend, mib = "nccl" if device.type == "cuda" else "gloo", MIB[device.type]
     try:
@@ -51,7 +52,7 @@ def exchange(world: World, device: torch.device, store: dist.Store, timeout_s: f
         finally:
             dist.destroy_process_group()
     except (RuntimeError, dist.DistError) as error:
-        raise _lost(world, backend, error) from error
+        raise devicefaults.understood(error) or _lost(world, backend, error) from error
     sent = 2 * (world.world_size - 1) / world.world_size * mib * 2**20
     return Exchange(backend=backend, ranks=world.world_size, mib=mib, seconds=seconds, bytes_per_s=sent / seconds)
 
@@ -109,7 +110,7 @@ def _wait(device: torch.device) -> None:
 def _lost(world: World, backend: str, error: Exception) -> Failure:
     return Failure(
         f"rank {world.rank} on {socket.gethostname()} could not exchange numbers over {backend}",
-        found=str(error).strip().partition("\n")[0],
+        found=devicefaults.said(error),
         fix="look at the first rank that failed; NCCL_DEBUG=INFO says which way its data took",
         code=ExitCode.PEER,
     )

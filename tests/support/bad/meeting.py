@@ -195,6 +195,24 @@ def error_of_torch(error: Exception) -> Callable[[Path], object]:
 
 UNDERSTOOD: dict[str, tuple[Exception, int, tuple[str, ...], str]] = {
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, ("out of GPU memory",), "train.micro_batch_size"),
+    "broken-gpu": (
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+        78,
+        ("GPU of ", "reports an error that it cannot correct", "ECC"),
+        "srun --exclude=",
+    ),
+    "nccl-shm": (
+        dist.DistBackendError("NCCL error in: x\nLast error:\nError while creating shared memory segment /dev/shm/x"),
+        71,
+        ("NCCL got no shared memory", "segment /dev/shm/x"),
+        "--shm-size",
+    ),
+    "any-order": (
+        RuntimeError("scatter_add_cuda_kernel does not have a deterministic implementation, but you set"),
+        64,
+        ("train.reproducible bitwise", "scatter_add_cuda_kernel"),
+        "train.reproducible=fast",
+    ),
     "lost-peer": (
         RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"),
         69,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch
 
@@ -35,6 +37,26 @@ def test_a_rank_without_a_gpu_is_refused_with_the_containers_option(
         device.choose_device("cuda", local_rank)
     assert caught.value.code == ExitCode.NODE
     assert "--nv" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fix"),
+    [
+        ("out of memory", 71, "nvidia-smi"),
+        ("CUDA-capable device(s) is/are busy or unavailable", 78, "EXCLUSIVE_PROCESS"),
+        ("something new", 78, "entrypoint doctor"),
+    ],
+)
+def test_a_gpu_that_cannot_be_taken_is_named(monkeypatch: pytest.MonkeyPatch, words: str, code: int, fix: str) -> None:
+    def refuse(index: int) -> None:
+        raise torch.AcceleratorError(f"CUDA error: {words}")
+
+    gpus(monkeypatch, 4)
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    with pytest.raises(Failure) as caught:
+        device.choose_device("cuda", 2)
+    assert f"GPU 2 of {socket.gethostname()}" in str(caught.value)
+    assert (caught.value.code, fix in caught.value.fix) == (code, True)
 
 
 @pytest.mark.parametrize(

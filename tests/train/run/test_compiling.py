@@ -132,6 +132,18 @@ def test_what_the_compiler_cannot_do_is_said_in_our_words(tmp_path: Path, monkey
     assert "train.compile=false" in caught.value.fix
 
 
+@pytest.mark.parametrize("words", ["out of memory", "uncorrectable ECC error encountered"])
+def test_what_cuda_says_while_torch_compiles_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise torch.AcceleratorError(f"CUDA error: {words}")
+
+    monkeypatch.setattr(compiling, "BACKEND", fail)
+    with pytest.raises(torch.AcceleratorError, match=words):
+        prepared(nn.Linear(3, 2), tmp_path)
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["raised-by-the-signal", "wrapped-once-more"])
 def test_a_signal_while_torch_compiles_is_a_stop_and_no_fault_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool

@@ -12,12 +12,21 @@ from entrypoint import ExitCode, Failure
 from train.run import trouble
 from train.settings.batches import batches
 
+NCCL = "NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.28.9\nncclSystemError: x\nLast error:\n"
+CUDAS = torch.AcceleratorError("CUDA error: invalid argument")
 CASES = {
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory. Tried"), 71, "micro_batch_size"),
+    "gpu-of-another": (torch.AcceleratorError("CUDA error: out of memory\nSearch for"), 71, "nvidia-smi"),
+    "cublas-memory": (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), 71, "micro_batch_size"),
+    "cudnn-memory": (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), 71, "micro_batch_size"),
+    "gpu-broken": (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), 78, "--exclude"),
+    "gpu-assert": (torch.AcceleratorError("CUDA error: device-side assert triggered"), 65, "data check"),
     "host-memory": (MemoryError(), 71, "micro_batch_size"),
     "gloo-closed": (RuntimeError("[/x/gloo/pair.cc:1] Connection closed by peer [1.2.3.4]:5"), 69, "resume"),
     "gloo-timeout": (RuntimeError("[/x/gloo/buf.cc] Timed out waiting 30000ms for recv"), 69, "resume"),
     "nccl": (dist.DistBackendError("NCCL error in: x"), 69, "resume"),
+    "nccl-peer": (dist.DistBackendError(f"{NCCL}socketProgress: Connection closed by remote peer"), 69, "by remote"),
+    "nccl-shm": (dist.DistBackendError(f"{NCCL}Error while creating shared memory segment /dev/shm"), 71, "--ipc=host"),
     "store": (dist.DistNetworkError("The client socket has timed out"), 69, "resume"),
     "data-worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), 71, "--shm-size"),
     "no-fixed-order": (
@@ -67,6 +76,12 @@ def test_a_failure_stays_what_it_is() -> None:
     assert trouble.as_failure(failure) is failure
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("mat1 and mat2"), OSError(errno.ENOENT, "no")])
+def test_where_another_program_may_fill_the_gpu_both_ways_out_are_told() -> None:
+    failure = trouble.as_failure(torch.AcceleratorError("CUDA error: out of memory"), batches(64, 32, 2))
+    assert failure is not None
+    assert "nvidia-smi; else set train.micro_batch_size=16" in failure.fix
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("mat1 and mat2"), CUDAS, OSError(errno.ENOENT, "no")])
 def test_anything_else_is_a_bug_of_ours(error: Exception) -> None:
     assert trouble.as_failure(error) is None

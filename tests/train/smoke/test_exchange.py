@@ -62,5 +62,24 @@ def test_one_rank_exchanges_with_itself() -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("Error while creating shared memory segment /dev/shm/nccl-x, error: No space left on device (28)", 71),
+        ("socketProgress: Connection closed by remote peer node02<41234>", 69),
+        ("Cuda failure 214 'uncorrectable ECC error encountered'", 78),
+    ],
+)
+def test_what_nccl_warned_of_is_told(monkeypatch: pytest.MonkeyPatch, reason: str, code: int) -> None:
+    def refuse(*_: object) -> None:
+        raise dist.DistBackendError(f"NCCL error in: x.cpp:77, unhandled system error\nx: y\nLast error:\n{reason}")
+
+    monkeypatch.setattr(dist, "all_reduce", refuse)
+    with pytest.raises(Failure) as caught:
+        exchange.exchange(world(1), CPU, dist.HashStore(), 60.0)
+    assert (caught.value.code, f"NCCL: {reason}" == caught.value.found) == (code, True)
+    assert not dist.is_initialized()
+
+
 def test_on_the_cpu_there_is_no_uuid() -> None:
     assert exchange.uuid_of(CPU) == ""

@@ -1,0 +1,160 @@
+"""What CUDA, cuBLAS, cuDNN and NCCL say becomes a failure. No GPU said it here: the texts are made up of theirs."""
+
+from __future__ import annotations
+
+import re
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from entrypoint import Failure
+from train.ranks import devicefaults
+
+HOST = socket.gethostname()
+# As torch 2.15 writes below each of CUDA's errors.
+BELOW = (
+    "\nSearch for `cudaError' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more "
+    "information.\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+)
+NODE = {
+    "uncorrectable ECC error encountered": "srun --exclude",
+    "uncorrectable NVLink error detected during the execution": "srun --exclude",
+    "Invalid access of peer GPU memory over nvlink or a hardware error": "srun --exclude",
+    "unspecified launch failure": "Xid",
+    "an illegal memory access was encountered": "CUDA_LAUNCH_BLOCKING=1",
+    "misaligned address": "CUDA_LAUNCH_BLOCKING=1",
+    "CUDA-capable device(s) is/are busy or unavailable": "EXCLUSIVE_PROCESS",
+    "no kernel image is available for execution on the device": "get_arch_list",
+    "invalid device ordinal": "CUDA_VISIBLE_DEVICES",
+    "no CUDA-capable device is detected": "CUDA_VISIBLE_DEVICES",
+    "system not yet initialized": "entrypoint doctor",
+    "unknown error": "entrypoint doctor",
+}
+FULL: tuple[Exception, ...] = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    torch.AcceleratorError(f"CUDA error: out of memory{BELOW}"),
+    torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization with error: CUDA error: out of memory"),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+)
+BUGS: tuple[Exception, ...] = (
+    torch.AcceleratorError(f"CUDA error: invalid argument{BELOW}"),
+    torch.AcceleratorError(f"CUDA error: operation not permitted when stream is capturing{BELOW}"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    ValueError("an unknown error of the user's own, out of memory of the last meeting"),
+)
+SHM = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 96), error: No space left on device (28)"
+GONE = "socketProgress: Connection closed by remote peer node02<41234>"
+
+
+def nccl(reason: str) -> Exception:
+    return dist.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.28.9\nncclSystemError: System call (e.g. socket, malloc) or "
+        f"external library call failed or device error. \nLast error:\n{reason}"
+    )
+
+
+def understood(error: Exception) -> Failure:
+    failure = devicefaults.understood(error)
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize(("words", "fix"), NODE.items(), ids=[re.sub(r"\W+", "-", words) for words in NODE])
+def test_a_fault_of_the_gpu_names_gpu_and_host_and_leaves_the_node(words: str, fix: str) -> None:
+    failure = understood(torch.AcceleratorError(f"CUDA error: {words}{BELOW}"))
+    assert (failure.code, failure.what.startswith(f"GPU of {HOST}: ")) == (78, True)
+    assert str(failure.found).startswith(f"CUDA error: {words}")
+    assert "\n" not in str(failure.found)
+    assert fix in failure.fix
+
+
+@pytest.mark.parametrize("error", FULL, ids=lambda error: str(error)[:40])
+def test_a_lack_of_memory_is_a_resource_whoever_says_it(error: Exception) -> None:
+    assert devicefaults.is_full(error)
+    failure = understood(error)
+    assert (failure.code, failure.what) == (71, "out of GPU memory")
+    assert HOST in str(failure.found)
+
+
+@pytest.mark.parametrize("error", BUGS, ids=lambda error: str(error)[:40])
+def test_anything_else_is_not_taken_for_one(error: Exception) -> None:
+    assert devicefaults.understood(error) is None
+
+
+def test_an_index_out_of_range_is_the_datas_or_the_models_and_not_the_nodes() -> None:
+    failure = understood(torch.AcceleratorError(f"CUDA error: device-side assert triggered{BELOW}"))
+    assert failure.code == 65
+    assert "train data check" in failure.fix
+    assert "exclude" not in failure.fix
+
+
+def test_where_the_program_may_be_the_reason_its_line_is_named_and_not_torchs() -> None:
+    def refuse(gradient: torch.Tensor) -> None:
+        raise torch.AcceleratorError(f"CUDA error: an illegal memory access was encountered{BELOW}")
+
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(refuse)
+    with pytest.raises(torch.AcceleratorError) as caught:
+        weight.sum().backward()
+    line = refuse.__code__.co_firstlineno + 1
+    assert f"noticed at {__file__}, line {line}" in str(understood(caught.value).found)
+
+
+def test_a_gpu_that_cuda_still_knows_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(name="made-up GPU", uuid="1234")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: facts)
+    assert devicefaults.gpu() == f"GPU 3 (made-up GPU, GPU-1234) of {HOST}"
+
+
+def test_a_gpu_that_answers_nothing_any_more_has_its_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", refuse)
+    assert (devicefaults.gpu(), devicefaults.gpu(2)) == (f"GPU of {HOST}", f"GPU 2 of {HOST}")
+
+
+@pytest.mark.parametrize("reason", [GONE, "Call to bind failed: Address already in use"])
+def test_of_nccls_lines_the_reason_is_told(reason: str) -> None:
+    assert devicefaults.said(nccl(reason)) == f"NCCL: {reason}"
+    assert devicefaults.said(nccl(f"{reason}\nException raised from x (most recent call first):")) == f"NCCL: {reason}"
+    assert devicefaults.understood(nccl(reason)) is None
+
+
+def test_without_a_reason_nccls_kind_is_told_without_the_place_in_its_source() -> None:
+    assert devicefaults.said(nccl("")).startswith("NCCL error: unhandled system error (run with NCCL_DEBUG=INFO")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        SHM,
+        "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)",
+        "Error while attaching to shared memory segment /dev/shm/nccl- (size 192814336), error: No such file (2)",
+    ],
+)
+def test_nccl_without_shared_memory_is_a_resource_with_the_containers_option(reason: str) -> None:
+    failure = understood(nccl(reason))
+    assert (failure.code, failure.found) == (71, f"NCCL: {reason}")
+    assert "--shm-size=8g or --ipc=host" in failure.fix
+    assert HOST in failure.what
+
+
+def test_what_cuda_told_nccl_counts_as_if_it_had_told_us() -> None:
+    assert understood(nccl("Cuda failure 2 'out of memory'")).code == 71
+    assert understood(nccl("Cuda failure 214 'uncorrectable ECC error encountered'")).code == 78
+    assert devicefaults.understood(nccl("Cuda failure 'invalid argument'")) is None
