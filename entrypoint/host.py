@@ -24,6 +24,7 @@ class Machine:
         hostname: the kernel's node name, short form (HOSTNAME may be another machine's under Slurm).
         cores: processors that this process may use.
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
+        idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
         container: which engine this process runs in.
         hidden_job: SLURM_* variables of a parent process where this process has none (`--cleanenv`), else empty.
     """
@@ -31,16 +32,20 @@ class Machine:
     hostname: str
     cores: int
     gpus: tuple[str, ...]
+    idle: tuple[str, ...]
     container: Container
     hidden_job: Mapping[str, str]
 
 
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True) -> Machine:
     """Look once; every later stage works on the value. gpus: False where none is wanted: nobody counts them then."""
+    there, wanted = nvml_gpus() if gpus else (), environ.get("CUDA_VISIBLE_DEVICES")
+    used = visible(there, wanted)
     return Machine(
         hostname=os.uname().nodename.split(".")[0],
         cores=len(os.sched_getaffinity(0)),
-        gpus=visible(nvml_gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if gpus else (),
+        gpus=used,
+        idle=tuple(name for name in _given(there, wanted) if name not in used),
         container=container(),
         hidden_job={} if "SLURM_JOB_ID" in environ else parents_job(os.getppid()),
     )
@@ -102,21 +107,14 @@ def _gpu(index: int) -> tuple[str, tuple[str, ...]] | None:
 
 def visible(gpus: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None) -> tuple[str, ...]:
     """The GPUs that CUDA would show, by its rules: indices, UUIDs or their beginnings, and MIG names; the list
-    ends at the first entry that is not there; unset means all; empty means none. With MIG on, CUDA shows a process
-    at most one instance.
+    ends at the first entry that is not there; unset means all; empty means none. With an instance of MIG among them,
+    CUDA shows a process the first one, and neither a second one nor a whole GPU beside it.
 
-    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA Device Enumeration".
     """
     gpus = tuple(gpus)
-    if wanted is None:
-        return tuple((mig[0] if mig else uuid) for uuid, mig in gpus)
-    found: list[str] = []
-    for entry in wanted.split(","):
-        uuid = _match(gpus, entry.strip())
-        if uuid is None or uuid in found:
-            break
-        found.append(uuid)
-    return tuple(found)
+    found, instances = _given(gpus, wanted), {name for _, migs in gpus for name in migs}
+    return next(((name,) for name in found if name in instances), found)
 
 
 def container(root: Place = "/") -> Container:
@@ -186,21 +184,39 @@ def _parent_of(process: str) -> int:
         return 0
 
 
-def _match(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) -> str | None:
+def _given(gpus: tuple[tuple[str, tuple[str, ...]], ...], wanted: str | None) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES names, of a GPU with MIG all instances."""
+    if wanted is None:
+        return tuple(name for uuid, migs in gpus for name in migs or (uuid,))
+    found: list[str] = []
+    for entry in wanted.split(","):
+        names = _match(gpus, entry.strip())
+        if not names or names[0] in found:
+            break
+        found += names
+    return tuple(found)
+
+
+def _match(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) -> tuple[str, ...]:
     if entry.isascii() and entry.isdigit():
         index = int(entry)
-        return (gpus[index][1] or (gpus[index][0],))[0] if index < len(gpus) else None
+        return gpus[index][1] or (gpus[index][0],) if index < len(gpus) else ()
     names = [mig for _, migs in gpus for mig in migs] if entry.startswith("MIG-") else [uuid for uuid, _ in gpus]
-    matches = [name for name in names if entry and name.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
+    matches = tuple(name for name in names if entry and name.startswith(entry))
+    return matches if len(matches) == 1 else ()
 
 
 def _mig(handle: object) -> tuple[str, ...]:
+    """The UUIDs of a GPU's instances, without those that are another job's."""
     pynvml = nvml()
-    found: list[str] = []
     try:
-        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            found.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
-    except pynvml.NVMLError:
-        pass  # no MIG, or no further instance
+        places = range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except pynvml.NVMLError:  # it knows no MIG
+        return ()
+    found: list[str] = []
+    for place in places:
+        try:
+            found.append(str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))))
+        except pynvml.NVMLError:  # numbers have gaps where an instance was taken away
+            continue
     return tuple(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import ipaddress
@@ -127,8 +126,10 @@ def loops_back(master: str) -> bool:
 
 def _ways(hosts: Sequence[str]) -> Iterator[str | None]:
     for host in hosts:
-        with contextlib.suppress(Failure):  # it does not resolve here: the next way may do
+        try:
             yield interface_towards(resolve(host))
+        except Failure:  # it does not resolve here: the next way may do
+            continue
     yield interface_towards(_ELSEWHERE)
     yield from (name for _, name in socket.if_nameindex() if _ipv4(name) and _runs(name))
 

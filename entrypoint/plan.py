@@ -13,6 +13,8 @@ from entrypoint.options import Options
 from entrypoint.ports import candidates
 from entrypoint.world import World
 
+_RUN_EACH = "a run for each (CUDA_VISIBLE_DEVICES=MIG-..., a run.name of its own), or whole GPUs only"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -141,6 +143,14 @@ def _check_gpus(found: Allocation, machine: Machine, device: str, spawn: int) ->
     # they truly differ is compared by UUID before NCCL starts.
     bound_per_task, there = not found.may_spawn and len(machine.gpus) == 1, len(machine.gpus)
     more = "s" * (there != 1)
+    if device == "cuda" and here > 1 and machine.idle:
+        raise Failure(
+            f"{here} ranks on this node and one instance of MIG: CUDA shows a process the first of those given to it",
+            found=f"ranks per node {here}, given {', '.join((*machine.gpus, *machine.idle))}",
+            expected="one rank, or GPUs without MIG: NCCL does not join instances",
+            fix=_RUN_EACH,
+            code=ExitCode.NODE,
+        )
     if device == "cuda" and here > there and not bound_per_task:
         raise Failure(
             f"{here} ranks on this node and only {there} GPU{more}",
@@ -155,6 +165,13 @@ def _gpu_warnings(found: Allocation, machine: Machine, device: str, spawn: int) 
     if device != "cuda":
         return ()
     here, gpus = (spawn if found.may_spawn else found.tasks_here), len(machine.gpus)
+    if machine.idle:
+        return (
+            f"{machine.gpus[0]} is an instance of MIG, and CUDA shows a process nothing beside one: not used "
+            f"{'is' if len(machine.idle) == 1 else 'are'} {', '.join(machine.idle)}. fix: {_RUN_EACH}",
+        )
+    if here > 1 and gpus == 1 and machine.gpus[0].startswith("MIG-"):
+        return ("each rank sees an instance of MIG, and NCCL may not join them. fix: ask for GPUs without MIG",)
     if here > 1 and gpus == 1:
         return (
             "each rank sees one GPU only: no direct copies between GPUs. fix: srun --gpu-bind=none with "

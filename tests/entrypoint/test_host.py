@@ -16,7 +16,7 @@ from entrypoint import host
 from entrypoint.errors import ExitCode, Failure
 
 PLAIN = (("GPU-aaaa-1", ()), ("GPU-bbbb-2", ()), ("GPU-bbcc-3", ()))
-MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()))
+MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()), ("GPU-cccc-3", ("MIG-3",)))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,25 @@ def test_a_mig_name_is_found_under_its_gpu() -> None:
     assert host.visible(MIG, "MIG-2") == ("MIG-2",)
 
 
-def test_a_gpu_with_mig_shows_its_first_instance() -> None:
-    assert host.visible(MIG, "0,1") == ("MIG-1", "GPU-bbbb-2")
+@pytest.mark.parametrize(
+    ("wanted", "seen", "idle"),
+    [
+        (None, "MIG-1", ["MIG-2", "GPU-bbbb-2", "MIG-3"]),
+        ("0,1", "MIG-1", ["MIG-2", "GPU-bbbb-2"]),
+        ("1,2", "MIG-3", ["GPU-bbbb-2"]),
+        ("MIG-2,MIG-1", "MIG-2", ["MIG-1"]),
+        ("MIG-3", "MIG-3", []),
+        ("1", "GPU-bbbb-2", []),
+        ("GPU-bbbb-2,MIG-1", "MIG-1", ["GPU-bbbb-2"]),
+    ],
+)
+def test_beside_an_instance_of_mig_cuda_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, seen: str, idle: list[str]
+) -> None:
+    """Source: NVIDIA's MIG User Guide, CUDA Device Enumeration."""
+    monkeypatch.setattr(host, "nvml_gpus", lambda: MIG)
+    found = host.read_machine({} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted})
+    assert (found.gpus, list(found.idle)) == ((seen,), idle)
 
 
 @pytest.mark.parametrize(
@@ -118,32 +135,32 @@ def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) ->
     assert host.oom_kills(tmp_path / "cgroup", tmp_path) == 0
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    """Two made-up GPUs, of which the second answers with an error."""
-    fake = FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b"))
-
-    def handle(index: int) -> FakeGpu:
-        if index == 1:
-            raise pynvml.NVMLError(error)
-        return fake.nvmlDeviceGetHandleByIndex(index)
-
-    names = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetUUID")
+def answers(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> None:
+    """What pynvml asks is answered by made-up GPUs."""
+    names = ("nvmlInit", "nvmlShutdown", *(name for name in dir(fake) if name.startswith("nvmlDeviceGet")))
     for name in names:
         monkeypatch.setattr(pynvml, name, getattr(fake, name))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
-    monkeypatch.setattr(host, "_mig", lambda handle: ())
 
 
 def test_a_gpu_that_is_lost_makes_the_node_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, pynvml.NVML_ERROR_GPU_IS_LOST)
+    answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(error=pynvml.NVML_ERROR_GPU_IS_LOST)))
     with pytest.raises(Failure, match="GPU 1 of this node does not answer") as lost:
         host.nvml_gpus()
     assert (lost.value.code, "--exclude" in lost.value.fix) == (ExitCode.NODE, True)
 
 
 def test_a_gpu_of_another_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, pynvml.NVML_ERROR_NO_PERMISSION)
+    answers(monkeypatch, FakeNvml(FakeGpu(error=pynvml.NVML_ERROR_NO_PERMISSION), FakeGpu(uuid="GPU-a")))
     assert host.nvml_gpus() == (("GPU-a", ()),)
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION])
+def test_an_instance_that_is_gone_or_another_jobs_hides_none_behind_it(
+    monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    parts = (FakeGpu(error=error), FakeGpu(uuid="MIG-b"), FakeGpu(error=error), FakeGpu(uuid="MIG-d"))
+    answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a", parts=parts)))
+    assert host.nvml_gpus() == (("GPU-a", ("MIG-b", "MIG-d")),)
 
 
 def test_without_the_package_gpus_are_not_counted_but_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

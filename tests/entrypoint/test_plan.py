@@ -51,6 +51,35 @@ def test_gpus_left_idle_are_said() -> None:
     assert "2 of 4 visible GPUs" in found.warnings[0]
 
 
+def instances(given: int) -> Machine:
+    """A made-up machine that gives this process so many instances of MIG."""
+    first, *idle = (f"MIG-made-up-{number}" for number in range(given))
+    return machine(gpus=(first,), idle=tuple(idle))
+
+
+def test_of_several_instances_one_is_used_and_the_others_are_named_with_what_to_do() -> None:
+    found = planned({}, instances(3))
+    assert (found.device, found.spawn) == ("cuda", 1)
+    assert "not used are MIG-made-up-1, MIG-made-up-2. fix:" in found.warnings[0]
+    assert "CUDA_VISIBLE_DEVICES=MIG-..." in found.warnings[0]
+
+
+def test_tasks_that_were_all_given_the_same_instances_are_refused() -> None:
+    with pytest.raises(Failure, match="2 ranks on this node and one instance of MIG") as refused:
+        planned(captured("per-gpu/task-0@node01"), instances(2))
+    assert refused.value.code == 78
+
+
+def test_an_instance_bound_to_each_task_is_warned_of() -> None:
+    found = planned(captured("gpus-per-task/task-1@node01"), instances(1))
+    assert "NCCL may not join them. fix: ask for GPUs without MIG" in found.warnings[0]
+
+
+def test_one_instance_alone_is_a_gpu_like_any_other() -> None:
+    found = planned({}, instances(1))
+    assert (found.device, found.spawn, found.warnings) == ("cuda", 1, ())
+
+
 def test_cores_are_shared_among_the_ranks_of_a_node() -> None:
     assert planned({}, machine(cores=8), procs_per_node=2).threads == 4
 

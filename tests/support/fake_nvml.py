@@ -13,7 +13,8 @@ class FakeGpu:
     """A made-up GPU, or an instance of one. None: it does not answer.
 
     reasons: bits of why its clock is low; rows: of remapped memory, as NVML gives them. energy: millijoules so far;
-    power: milliwatts. parts: its MIG instances. minor: the number of its device file.
+    power: milliwatts. parts: its MIG instances. minor: the number of its device file. error: NVML's number of what
+    happens to whoever asks for it.
     """
 
     uuid: str = "GPU-made-up-0"
@@ -31,6 +32,7 @@ class FakeGpu:
     temperature: int | None = 30
     parts: tuple[FakeGpu, ...] = ()
     minor: int | None = None
+    error: int | None = None
 
 
 class FakeNvml:
@@ -63,7 +65,7 @@ class FakeNvml:
         return len(self._gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
-        return self._gpus[index]
+        return _reached(self._gpus[index])
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return self._driver
@@ -127,7 +129,13 @@ class FakeNvml:
         return _answered(len(gpu.parts) or None)
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
-        return gpu.parts[index]
+        return _reached(gpu.parts[index])
+
+
+def _reached(gpu: FakeGpu) -> FakeGpu:
+    if gpu.error is not None:
+        raise pynvml.NVMLError(gpu.error)
+    return gpu
 
 
 def _answered(value: int | None) -> int:

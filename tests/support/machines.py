@@ -13,8 +13,8 @@ ENVIRONS = REPOSITORY / "tests" / "environs"
 
 def machine(**changes: Any) -> Machine:
     """A node of 8 cores without GPUs, changed as asked."""
-    values: dict[str, Any] = {"hostname": "node01", "cores": 8, "gpus": (), "container": "none", "hidden_job": {}}
-    return Machine(**(values | changes))
+    gpus: dict[str, Any] = {"gpus": (), "idle": ()}
+    return Machine(**({"hostname": "node01", "cores": 8, **gpus, "container": "none", "hidden_job": {}} | changes))
 
 
 def fake_gpus(count: int) -> tuple[str, ...]:

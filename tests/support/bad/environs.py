@@ -279,6 +279,14 @@ CASES = [
         row="37",
     ),
     show(
+        id="environ-more-ranks-than-instances",
+        code=78,
+        line=("show", "--procs-per-node", "2"),
+        machine={"gpus": ("MIG-made-up-1",), "idle": ("MIG-made-up-2",)},
+        says=("2 ranks on this node and one instance of MIG", "given MIG-made-up-1, MIG-made-up-2"),
+        fix="CUDA_VISIBLE_DEVICES=MIG-...",
+    ),
+    show(
         id="environ-more-tasks-than-gpus",
         code=78,
         line=("show",),
