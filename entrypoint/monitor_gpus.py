@@ -39,17 +39,25 @@ class Device:
 
 
 def devices(nvml: Any) -> Iterator[Device]:
-    """Every GPU, each before its MIG instances."""
+    """Every GPU that answers, each before its MIG instances. Another job's and one that is lost do not."""
     for place in range(nvml.nvmlDeviceGetCount()):
-        board = nvml.nvmlDeviceGetHandleByIndex(place)
-        minor, uuid = _asked(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board)), str(nvml.nvmlDeviceGetUUID(board))
+        board, uuid = _reached(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, place))
+        if uuid is None:
+            continue
+        minor = _asked(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board))
         index = place if minor is None else minor
         yield Device(uuid=uuid, index=index, instance=None, handle=board, board=board)
         for number in range(_asked(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
-            part = _asked(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, number))
-            if part is not None:
-                uuid = str(nvml.nvmlDeviceGetUUID(part))
+            part, uuid = _reached(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, number))
+            if uuid is not None:
                 yield Device(uuid=uuid, index=index, instance=number, handle=part, board=board)
+
+
+def _reached(nvml: Any, question: Callable[[], Any]) -> tuple[Any, str | None]:
+    """The handle that is asked for and the UUID behind it; without the second the first is of no use."""
+    handle = _asked(nvml, question)
+    uuid = None if handle is None else _asked(nvml, partial(nvml.nvmlDeviceGetUUID, handle))
+    return handle, None if uuid is None else str(uuid)
 
 
 def found(every: Sequence[Device], wanted: Sequence[str], visible_devices: str | None) -> tuple[Device | None, ...]:
@@ -144,5 +152,5 @@ def _asked(nvml: Any, question: Callable[[], Any]) -> Any:
     """The answer; None where this GPU or driver has none."""
     try:
         return question()
-    except nvml.NVMLError:
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: a driver that is older than pynvml's names
         return None

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from machines import machine
@@ -95,6 +96,12 @@ def test_looks_keep_their_distance() -> None:
     rank.gauges.ask(["made-up-0"])
     assert rank.looked(0.0, 4.9)["seconds"] == 0.0
     assert rank.looked(5.0)["seconds"] == 5.0
+
+
+def test_another_jobs_gpu_takes_no_figure_from_ours() -> None:
+    rank = Rank(FakeNvml(FakeGpu(error=pynvml.NVML_ERROR_NO_PERMISSION), BUSY))
+    rank.gauges.ask(["made-up-0"])
+    assert rank.looked(0.0, 5.0)["gpu_busy"] == 200.0
 
 
 class NoDriver(FakeNvml):

@@ -99,6 +99,36 @@ def test_gpus_and_their_instances_are_listed() -> None:
     ]
 
 
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST])
+def test_a_gpu_or_instance_that_does_not_answer_hides_no_other_one(error: int) -> None:
+    silent, parted = FakeGpu(error=error), FakeGpu(uuid="GPU-parted", parts=(FakeGpu(error=error), OTHER))
+    told = [(it.uuid, it.index, it.instance) for it in devices(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
+    assert told == [("GPU-parted", 1, None), ("MIG-two", 1, 1), ("GPU-two", 2, None)]
+
+
+class Nameless(FakeNvml):
+    """Made up. The first GPU is lost between two questions."""
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        if gpu.uuid == "GPU-lost":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return gpu.uuid
+
+
+def test_a_gpu_that_is_lost_before_it_says_its_name_hides_no_other_one() -> None:
+    there = devices(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
+    assert [it.uuid for it in there] == ["GPU-one"]
+
+
+def test_a_question_that_the_drivers_library_does_not_know_hides_no_other_answer() -> None:
+    class Older(Changing):
+        def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
+            raise pynvml.NVMLLibraryMismatchError("made up: the library is older than the package")
+
+    told = Older(*[FakeGpu(power=300_000, busy=40)] * 3).measured()
+    assert (told["energy_j"], told["busy"]) == (1500.0, 200.0)
+
+
 def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> None:
     assert [it.index for it in devices(FakeNvml(FakeGpu(minor=3)))] == [3]
 
