@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from entrypoint import World
+from entrypoint import ExitCode, Failure, World
 from train.data.loader import Batch
 from train.data.sampling import Samples, blocks
 from train.evaluation.answers import Answers
 from train.evaluation.scores import Result
+from train.ranks import devicefaults
 from train.ranks.runtime import Runtime
 
-BATCH: Final = 256  # eval.batch_size auto: no gradients are kept, so that it fits wherever training does
+BATCH: Final = 256  # eval.batch_size auto: no gradients are kept, so that it mostly fits where training does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,27 @@ def largest(held_out: int, size: int | Literal["auto"]) -> int:
 def shares(held_out: int, size: int | Literal["auto"], world: World) -> list[Samples]:
     """This rank's held-out samples in batches of `size`: the same batches in any world, each on one rank."""
     return blocks(held_out, BATCH if size == "auto" else size, rank=world.rank, world_size=world.world_size)
+
+
+@contextmanager
+def within(images: int) -> Iterator[None]:
+    """Compute with batches of so many images. No size of the training's would help where they do not fit.
+
+    Raises:
+        Failure: RESOURCE, with the eval.batch_size to set.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not devicefaults.is_full(error):
+            raise
+        smaller = f"set eval.batch_size={images // 4 or 1} (it was {images}): the result stays the same"
+        raise Failure(
+            "out of GPU memory in the evaluation",
+            found=devicefaults.said(error),
+            fix=smaller if images > 1 else "take a GPU with more memory, a smaller model or smaller images",
+            code=ExitCode.RESOURCE,
+        ) from error
 
 
 @contextmanager

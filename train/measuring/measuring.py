@@ -15,7 +15,7 @@ from train.checkpoint.checkpoint import Committed
 from train.data import catalog, onehost
 from train.data.loader import Loader, open_loader
 from train.data.sets import Samples, Sets
-from train.evaluation.evaluation import Measured, evaluate, shares
+from train.evaluation.evaluation import Measured, evaluate, largest, shares, within
 from train.measuring import partial, trained, whole
 from train.measuring.chosen import Chosen, standing
 from train.measuring.trained import Facts
@@ -84,12 +84,11 @@ def run(
         sys.stderr.write(f"WARNING: {note}\n")
     weights = read(chosen)
     net = prepared(config, sets, weights, ready)
-    try:
+    held_out = len(sets.held_out.labels)
+    with within(largest(held_out, config.eval.batch_size)):
         loader = opened(config, sets, ready, pulse)
-        mine = shares(len(sets.held_out.labels), config.eval.batch_size, world)
+        mine = shares(held_out, config.eval.batch_size, world)
         measured = evaluate(net, pulse.each("evaluation", loader.evaluate(mine)), ready, classes=len(sets.classes))
-    except torch.OutOfMemoryError as error:
-        raise _too_large(error) from error
     if ready.is_main:
         verdict = _verdict(config, chosen, part, ready, measured, averaged=weights.averaged, loader=loader.kind)
         sys.stdout.write((verdict.as_json() if as_json else verdict.as_text()) + "\n")
@@ -203,13 +202,4 @@ def _nothing_held_out(config: RunConfig) -> Failure:
         found=f"data.name={config.data.name}, data.val_fraction={config.data.val_fraction:g}",
         fix="measure every image with --all, or give data with a val or test side, or another data.val_fraction",
         code=ExitCode.NO_INPUT,
-    )
-
-
-def _too_large(error: Exception) -> Failure:
-    return Failure(
-        "out of GPU memory",
-        found=(str(error).strip() or type(error).__name__).splitlines()[0],
-        fix="set eval.batch_size lower: the result stays the same; or data.loader=workers",
-        code=ExitCode.RESOURCE,
     )

@@ -128,7 +128,7 @@ def _place() -> str:
 
 
 def _evaluate(runtime: Runtime, network: nn.Module, images: Tensor) -> None:
-    with runtime.accelerator.autocast():
+    with runtime.accelerator.autocast(), evaluation.within(len(images)):
         evaluation.rehearse(network, images)
 
 

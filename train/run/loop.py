@@ -9,7 +9,7 @@ from typing import Final
 
 from train.data import onehost
 from train.evaluation import scores, stopping
-from train.evaluation.evaluation import evaluate, largest, shares
+from train.evaluation.evaluation import evaluate, largest, shares, within
 from train.evaluation.scores import Result
 from train.ranks.agreement import Agreement, Decision, exchange
 from train.record.metrics import Metrics
@@ -115,8 +115,10 @@ def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:
     todo.pulse.beat("evaluation", step=state.step)
     todo.faults.strike("eval", state.step)
     began = now.clock()
-    with now.stopwatch.paused(), averaged, todo.runtime.accelerator.autocast():  # of dp, state.network has none itself
-        whole = largest(todo.held_out, todo.config.eval.batch_size) if todo.compiled else None
+    size = largest(todo.held_out, todo.config.eval.batch_size)
+    autocast = todo.runtime.accelerator.autocast()  # of dp, state.network has none itself
+    with now.stopwatch.paused(), averaged, autocast, within(size):
+        whole = size if todo.compiled else None
         found = evaluate(state.network, batches, todo.runtime, classes=len(todo.classes), whole=whole)
     _agree_on_broken(todo)
     if any(todo.runtime.gathered(stop.wanted(todo, now))):

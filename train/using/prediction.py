@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure, World
 from train.data.shape import Shape
-from train.evaluation.evaluation import largest
+from train.evaluation.evaluation import largest, within
 from train.measuring import measuring
 from train.measuring.chosen import Chosen
 from train.oneline import one_line
@@ -119,14 +119,9 @@ def _scores(ready: Ready, batch: Tensor) -> Tensor:
     """float32 [n, classes] on the CPU."""
     if not len(batch):
         return torch.empty((0, len(ready.classes)))
-    try:
-        with torch.no_grad():
-            scores: Tensor = ready.network(batch.to(ready.device))
+    with torch.no_grad(), within(len(batch)):
+        scores: Tensor = ready.network(batch.to(ready.device))
         return scores.float().cpu()
-    except torch.OutOfMemoryError as error:
-        found = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fix = f"give smaller batches: eval.batch_size={max(1, len(batch) // 4)}"
-        raise Failure("out of GPU memory", found=found, fix=fix, code=ExitCode.RESOURCE) from error
 
 
 def _likeliest(scores: Tensor, top: int) -> list[list[tuple[int, float]]]:

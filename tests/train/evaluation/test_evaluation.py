@@ -12,8 +12,9 @@ from jobs import ALONE
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from entrypoint import Failure
 from train.data.loader import Batch
-from train.evaluation.evaluation import BATCH, evaluate, shares
+from train.evaluation.evaluation import BATCH, evaluate, shares, within
 from train.evaluation.scores import Result
 
 
@@ -103,3 +104,17 @@ def test_each_sample_is_on_one_rank_in_the_same_batches(size: int | Literal["aut
     found = [shares(600, size, replace(ALONE, rank=rank, world_size=ranks)) for rank in range(ranks)]
     assert sorted(block.tolist() for mine in found for block in mine) == [block.tolist() for block in alone]
     assert max(len(block) for block in alone) <= (BATCH if size == "auto" else size)
+
+
+@pytest.mark.parametrize(("images", "fix"), [(256, "eval.batch_size=64 (it was"), (3, "=1 "), (1, "smaller model")])
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "CUDA error: out of memory"])
+def test_a_batch_that_does_not_fit_the_gpu_names_a_smaller_one(images: int, fix: str, words: str) -> None:
+    with pytest.raises(Failure, match="out of GPU memory in the evaluation") as caught, within(images):
+        raise torch.AcceleratorError(words)  # no GPU said it here
+    assert caught.value.code == 71
+    assert fix in caught.value.fix
+
+
+def test_another_error_of_an_evaluation_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="mat1"), within(256):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -140,6 +140,16 @@ def test_a_checkpoint_without_an_average_is_measured_by_its_weights(
     assert json.loads(capsys.readouterr().out)["weights"] == "model"
 
 
+def test_batches_that_do_not_fit_the_gpu_are_told_smaller(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")  # no GPU said it here
+
+    monkeypatch.setattr(measuring, "evaluate", full)
+    with pytest.raises(Failure, match="out of GPU memory") as caught:
+        measure(small, "eval.batch_size=8")
+    assert (caught.value.code, caught.value.fix.split()[1]) == (71, "eval.batch_size=2")
+
+
 def test_the_average_is_measured_where_there_is_one(small: Path) -> None:
     weights = load_file(small / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, small / "ema.safetensors")

@@ -144,6 +144,18 @@ def test_what_cuda_says_while_torch_compiles_is_no_fault_of_the_model(
         prepared(nn.Linear(3, 2), tmp_path)
 
 
+def test_a_rehearsed_evaluation_that_does_not_fit_the_gpu_names_its_own_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
+
+    monkeypatch.setattr(compiling.evaluation, "rehearse", full)
+    with pytest.raises(Failure, match="in the evaluation") as caught, opened(tmp_path, *COMPILED, "eval.batch_size=8"):
+        pass
+    assert "eval.batch_size=2 " in caught.value.fix
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["raised-by-the-signal", "wrapped-once-more"])
 def test_a_signal_while_torch_compiles_is_a_stop_and_no_fault_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool

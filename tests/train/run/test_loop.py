@@ -12,10 +12,11 @@ import torch
 from images import write_classes
 from jobs import after, fit, opened, steps_of, trained
 
+from entrypoint import Failure
 from train.checkpoint import checkpoint
 from train.data.sampling import Piece
 from train.record import metrics
-from train.run import now
+from train.run import loop, now
 from train.run.signals import Watch
 
 
@@ -53,6 +54,18 @@ def test_checkpoints_come_at_the_steps_and_times_asked_for(tmp_path: Path, setti
 def test_without_held_out_images_nothing_is_measured(tmp_path: Path) -> None:
     todo, _ = trained(tmp_path, "data.val_fraction=0")
     assert (todo.state.result, committed(tmp_path)) == (None, 10)
+
+
+def test_an_evaluation_that_does_not_fit_the_gpu_names_its_own_batch_and_not_the_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
+
+    monkeypatch.setattr(loop, "evaluate", full)
+    with pytest.raises(Failure, match="in the evaluation") as caught:
+        trained(tmp_path, "eval.batch_size=8")
+    assert (caught.value.code, caught.value.fix.split()[1]) == (71, "eval.batch_size=2")
 
 
 def test_the_learning_rate_follows_the_optimizer_steps(tmp_path: Path) -> None:
