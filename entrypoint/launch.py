@@ -215,12 +215,13 @@ def _towards_others(planned: Plan) -> str | None:
 def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:
     """A foreign command opens its store on MASTER_PORT itself: it gets one that is free now.
 
-    On several nodes all must know it without talking, so that it is the first candidate, free or not.
+    Where several tasks start ranks, all must know it without talking: it is the first candidate, and where that is
+    taken rank 0's task refuses.
     """
     if not foreign or planned.agent_store:
         return {}
-    ports = planned.ports if planned.one_host else planned.ports[:1]
-    if planned.world.rank > 0 and planned.spawn < planned.world.world_size:
+    ports = planned.ports if _whole(planned) else planned.ports[:1]
+    if planned.world.rank > 0:
         return {"MASTER_PORT": str(planned.ports[0])}
     host = network.resolve(planned.world.master_addr)
     with network.bind_first_free(host, ports) as listener:

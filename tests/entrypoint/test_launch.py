@@ -121,6 +121,43 @@ def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> 
             run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
 
 
+def on_one_node(rank: int, first_port: int) -> Plan:
+    """One of the two tasks that mpirun has started here."""
+    numbers = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
+    environ = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+    found = planned(environ)
+    return replace(found, ports=(first_port, *found.ports))
+
+
+def port_told(found: Plan, folder: Path) -> str:
+    """The port that a foreign command of this task is told."""
+    command = [sys.executable, "-c", "import os; print(os.environ['MASTER_PORT'])"]
+    assert run_plan(found, command, dict(os.environ), log_dir=folder, foreign=True) == 0
+    return (folder / f"rank-{found.world.rank:04d}.log").read_text().strip()
+
+
+def test_tasks_of_one_node_agree_on_the_port_of_a_foreign_command(tmp_path: Path) -> None:
+    with network.bind_first_free("127.0.0.1", candidates("agree")) as listener:
+        port = listener.getsockname()[1]
+    assert {port_told(on_one_node(rank, port), tmp_path) for rank in (0, 1)} == {str(port)}
+
+
+def test_a_taken_port_that_the_other_tasks_of_a_node_would_look_for_is_refused_by_its_number(tmp_path: Path) -> None:
+    with network.bind_first_free("127.0.0.1", candidates("neighbour")) as taken:
+        port = taken.getsockname()[1]
+        assert port_told(on_one_node(1, port), tmp_path) == str(port)
+        with pytest.raises(Failure, match=f"ports {port}\n") as caught:
+            run_plan(on_one_node(0, port), ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
+    assert caught.value.code == 69
+
+
+def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path) -> None:
+    with network.bind_first_free("127.0.0.1", candidates("passed")) as taken:
+        port = taken.getsockname()[1]
+        found = planned({})
+        assert port_told(replace(found, ports=(port, *found.ports)), tmp_path) != str(port)
+
+
 # What a rank of ours does for a parent that listens: it says where it is, and that it has come to its end.
 RANK = """
 import os, time
