@@ -22,6 +22,7 @@ FULL: Final = re.compile(
 )
 CUDA: Final = re.compile(r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: )([^\n']+)")
 SHARED: Final = re.compile(r"shared memory (?:segment|file)|/dev/shm/nccl|No space left on device")
+NCCL: Final = "NCCL: "
 LAST: Final = "Last error:"  # below it torch shows what NCCL warned of last
 PACKAGES: Final = tuple(Path(torch.__file__).parents[1] / name for name in ("torch", "accelerate"))
 
@@ -117,7 +118,7 @@ def understood(error: BaseException, index: int | None = None) -> Failure | None
     if is_full(error):
         fix = "end the other program that holds its memory (nvidia-smi), or take another GPU (CUDA_VISIBLE_DEVICES)"
         return Failure("out of GPU memory", found=f"{said(error)}; {gpu(index)}", fix=fix, code=ExitCode.RESOURCE)
-    if LAST in str(error) and SHARED.search(said(error)):
+    if said(error).startswith(NCCL) and SHARED.search(said(error)):
         return _no_shared_memory(error)
     told = CUDA.search(str(error))
     kind = next((one for one in KINDS if told and any(sign in told[1] for sign in one.signs)), None)
@@ -131,8 +132,8 @@ def understood(error: BaseException, index: int | None = None) -> Failure | None
 def said(error: BaseException) -> str:
     """The error in one line: of NCCL's the reason, which stands below its kind and its version."""
     text = str(error).strip() or type(error).__name__
-    reasons = text.partition(LAST)[2].strip().splitlines()
-    return f"NCCL: {reasons[0]}" if reasons else re.sub(r"^(NCCL error) in: [^,\n]*, ", r"\1: ", text.splitlines()[0])
+    reasons = text.partition(LAST)[2].strip().splitlines() if "NCCL error" in text else []
+    return f"{NCCL}{reasons[0]}" if reasons else re.sub(r"^(NCCL error) in: [^,\n]*, ", r"\1: ", text.splitlines()[0])
 
 
 def gpu(index: int | None = None) -> str:

@@ -50,6 +50,7 @@ BUGS: tuple[Exception, ...] = (
     RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
     RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    RuntimeError("of the user's own. Last error:\nNo space left on device"),
     ValueError("an unknown error of the user's own, out of memory of the last meeting"),
 )
 SHM = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 96), error: No space left on device (28)"
