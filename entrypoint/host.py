@@ -22,7 +22,7 @@ class Machine:
 
     Attributes:
         hostname: the kernel's node name, short form (HOSTNAME may be another machine's under Slurm).
-        cores: processors that this process may use.
+        cores: processors that this process may use, of cores_there that the machine has.
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
         idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
         container: which engine this process runs in.
@@ -31,6 +31,7 @@ class Machine:
 
     hostname: str
     cores: int
+    cores_there: int
     gpus: tuple[str, ...]
     idle: tuple[str, ...]
     container: Container
@@ -44,6 +45,7 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True) -> Machine:
     return Machine(
         hostname=os.uname().nodename.split(".")[0],
         cores=len(os.sched_getaffinity(0)),
+        cores_there=os.cpu_count() or 1,
         gpus=used,
         idle=tuple(name for name in _given(there, wanted) if name not in used),
         container=container(),

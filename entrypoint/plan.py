@@ -21,7 +21,7 @@ class Plan:
     """What this task will start. `world` is that of its first rank; the further ones follow by counting up.
 
     ports: where rank 0 may listen, in order. agent_store: torchrun's own store already listens on ports[0].
-    threads: for OMP_NUM_THREADS. run_id: the launch's nonce, the same on all tasks.
+    threads: for OMP_NUM_THREADS, of each rank. run_id: the launch's nonce, the same on all tasks.
     """
 
     launcher: Launcher
@@ -78,10 +78,18 @@ def plan(found: Allocation, options: Options, machine: Machine, environ: Mapping
         ports=ports,
         run_id=found.key,
         agent_store=found.agent_store,
-        threads=max(1, machine.cores // (spawn if found.may_spawn else 1)),
+        threads=_threads(machine, spawn, here),
         sources={"master_port": "launch key" if not found.master_port else "given", **found.sources},
         warnings=found.warnings + _gpu_warnings(found, machine, device, spawn),
     )
+
+
+def _threads(machine: Machine, spawn: int, here: int) -> int:
+    """A rank's part of this task's processors. Tasks that are not bound (mpirun --bind-to none, srun
+    --cpu-bind=none) or bound together (mpirun's default, to a NUMA node) may each use the same ones: then no more
+    than its part of the machine's.
+    """
+    return max(1, min(machine.cores // spawn, machine.cores_there // here))
 
 
 def choose_device(options: Options, machine: Machine, environ: Mapping[str, str]) -> Literal["cpu", "cuda"]:

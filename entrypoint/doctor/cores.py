@@ -16,8 +16,15 @@ _FEWER = "give more: srun --cpus-per-task=N, docker run --cpus=N; or set data.wo
 
 def check(scene: Scene) -> list[Finding]:
     """Affinity, and the time that a control group gives."""
-    there, quota = os.cpu_count() or 1, reading.cores_quota(scene.root)
-    return [finding(len(os.sched_getaffinity(0)), there, quota, scene.ranks_of_task, scene.workers)]
+    mine, there, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, reading.cores_quota(scene.root)
+    return [finding(mine, there, quota, sharing(mine, there, scene), scene.workers)]
+
+
+def sharing(mine: int, there: int, scene: Scene) -> int:
+    """How many ranks share these processors at least: a task's own, or more where tasks were not bound apart (all
+    ranks of this machine with so many each are more than there are).
+    """
+    return max(scene.ranks_of_task, scene.ranks_here * mine // there)
 
 
 def brief(scene: Scene) -> list[Finding]:

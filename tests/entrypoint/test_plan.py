@@ -84,6 +84,17 @@ def test_cores_are_shared_among_the_ranks_of_a_node() -> None:
     assert planned({}, machine(cores=8), procs_per_node=2).threads == 4
 
 
+@pytest.mark.parametrize(
+    ("cores", "there", "tasks", "threads"),
+    [(64, 64, 8, 8), (32, 64, 8, 8), (8, 64, 8, 8), (8, 64, 2, 8), (16, 64, 1, 16), (2, 2, 8, 1)],
+    ids=["not bound", "bound to a NUMA node", "bound", "bound on a part of the node", "alone", "more tasks than cores"],
+)
+def test_tasks_that_may_use_the_same_cores_share_them(cores: int, there: int, tasks: int, threads: int) -> None:
+    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": str(tasks), "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    here = machine(cores=cores, cores_there=there)
+    assert planned(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks)}, here).threads == threads
+
+
 def test_the_device_asked_for_wins_over_gpus_that_are_there() -> None:
     assert planned({}, machine(gpus=fake_gpus(2)), device="cpu").device == "cpu"
 

@@ -12,8 +12,8 @@ ENVIRONS = REPOSITORY / "tests" / "environs"
 
 
 def machine(**changes: Any) -> Machine:
-    """A node of 8 cores without GPUs, changed as asked."""
-    gpus: dict[str, Any] = {"gpus": (), "idle": ()}
+    """A node of 8 cores, all of them given, without GPUs, changed as asked."""
+    gpus: dict[str, Any] = {"gpus": (), "idle": (), "cores_there": changes.get("cores", 8)}
     return Machine(**({"hostname": "node01", "cores": 8, **gpus, "container": "none", "hidden_job": {}} | changes))
 
 

@@ -48,6 +48,23 @@ def test_the_short_form_on_the_cpu_wants_a_core_for_each_rank(workers: int | Non
     assert found.state == state
 
 
+@pytest.mark.parametrize(("mine", "ranks"), [(64, 8), (32, 4), (8, 1), (16, 2), (1, 1)])
+def test_tasks_that_were_not_bound_apart_share_their_cores(mine: int, ranks: int) -> None:
+    environ = {f"OMPI_COMM_WORLD_{name}": "8" for name in ("SIZE", "LOCAL_SIZE")}
+    environ |= {f"OMPI_COMM_WORLD_{name}": "3" for name in ("RANK", "LOCAL_RANK")}
+    planned = plan(detect(environ, Options(device="cpu"), machine()), Options(device="cpu"), machine(), environ)
+    assert cores.sharing(mine, 64, Scene(environ=environ, plan=planned)) == ranks
+
+
+def test_cores_that_all_tasks_of_a_machine_share_are_told_for_real() -> None:
+    tasks = str(2 * (os.cpu_count() or 1))
+    environ = {f"OMPI_COMM_WORLD_{name}": tasks for name in ("SIZE", "LOCAL_SIZE")}
+    environ |= {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
+    planned = plan(detect(environ, Options(device="cpu"), machine()), Options(device="cpu"), machine(), environ)
+    (found,) = cores.check(Scene(environ=environ, plan=planned, root="/nonexistent"))
+    assert (found.state, "no core of its own" in found.text) == ("warn", True)
+
+
 def test_all_on_one_core_is_seen_for_real() -> None:
     code = "from entrypoint.doctor import cores, scene; print(cores.check(scene.Scene(environ={}))[0])"
     core = min(os.sched_getaffinity(0))
