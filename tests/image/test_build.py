@@ -135,7 +135,9 @@ def test_the_same_packages_make_the_same_files(built: Site, image: Image) -> Non
     assert others == []
 
 
-def test_the_projects_layer_is_the_same_when_it_is_built_again_by_somebody_with_settings(image: Image, tmp_path: Path) -> None:
+def test_the_projects_layer_is_the_same_when_somebody_with_settings_builds_it_again(
+    image: Image, tmp_path: Path
+) -> None:
     for name in re.findall(r"^!(.*)", (REPOSITORY / ".dockerignore").read_text(), re.M):
         taken = REPOSITORY / name
         (shutil.copytree if taken.is_dir() else shutil.copy)(taken, tmp_path / name)

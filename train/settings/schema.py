@@ -100,17 +100,16 @@ def section(kind: Any, value: Any, at: At) -> Any:
             refused.append(failure)
             if len(refused) == ENOUGH:
                 break
-    if refused:
-        raise together(refused)
+    if refused:  # three typos are not three attempts: the first tells of the others
+        first, *others = refused
+        first.also = (*first.also, *(line for one in others for line in in_short(one)))
+        raise first
     return kind(**taken)
 
 
-def together(refused: Sequence[Failure]) -> Failure:
-    """The first of them, which tells of the others in a line each: three typos are not three attempts."""
-    first, *others = refused
-    told = [line for one in others for line in (f"{one.found or one.what}, fix: {one.fix}", *one.also)]
-    first.also = (*first.also, *told)
-    return first
+def in_short(failure: Failure) -> Sequence[str]:
+    """It in a line, and what it tells of others."""
+    return f"{failure.found or failure.what}, fix: {failure.fix}", *failure.also
 
 
 def _section_fix(value: Any, at: At) -> str:
