@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.doctor import reading
@@ -16,28 +16,35 @@ from entrypoint.host import Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """A kind of network. libraries: what NCCL needs to use it. devices: where its device files lie."""
+    """A kind of network. libraries: what NCCL needs to use it. devices: where its device files lie.
+
+    plugin: whether NCCL needs one, too.
+    """
 
     name: str
     libraries: tuple[str, ...]
     devices: str
     fix: str
+    plugin: bool = False
 
 
 _IB = "install libibverbs1 and ibverbs-providers in the image (the project's image has them)"
 # In the image NCCL's own code speaks InfiniBand through libibverbs; EFA and Slingshot need a plugin beside libfabric.
-# The beginning of a device's name -> its kind; the empty one is any other. Source: the drivers' names under /sys/class.
+# The beginning of a driver's name -> its kind; the empty one is any other. Device names begin so too, but rdma-core
+# gives them others, after the place in the machine: EFA's `rdmap16s27`, mlx5's `rocep1s0`, `ibp1s0`.
 FABRICS = {
     "cxi": Fabric(
         name="Slingshot",
-        libraries=("libcxi.so.1", "libfabric.so.1", "libnccl-net.so"),
+        libraries=("libcxi.so.1", "libfabric.so.1"),
         devices="dev/cxi*",
+        plugin=True,
         fix="bind the site's libfabric and its NCCL plugin (aws-ofi-nccl) into the container: see launch/fabric",
     ),
     "efa": Fabric(
         name="EFA",
-        libraries=("libefa.so.1", "libfabric.so.1", "libnccl-net.so"),
+        libraries=("libefa.so.1", "libfabric.so.1"),
         devices="dev/infiniband/uverbs*",
+        plugin=True,
         fix="bind libfabric and the NCCL plugin (aws-ofi-nccl) of the host into the container: see launch/fabric",
     ),
     "mlx5": Fabric(
@@ -49,6 +56,7 @@ FABRICS = {
     "": Fabric(name="InfiniBand or RoCE", libraries=("libibverbs.so.1",), devices="dev/infiniband/uverbs*", fix=_IB),
 }
 _DEVICE_FIX = "give the container the device files: docker run --device=/dev/infiniband, apptainer without --contain"
+_LOCKED_FIX = "ulimit -l unlimited (docker run --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept)"
 _LOCKED_LEAST = 64 * 2**20  # what a queue pair and its buffers take at least
 
 
@@ -66,38 +74,78 @@ def check(scene: Scene) -> list[Finding]:
     devices = [device for device in reading.fabrics(scene.root) if device.active]
     if not devices:
         return [ok("fabric", "no InfiniBand, RoCE, EFA or Slingshot device that is up")]
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, list[reading.Device]] = {}
     for device in devices:
-        kinds.setdefault(_kind(device), []).append(device.name)
-    return [finding(FABRICS[kind], names, scene) for kind, names in kinds.items()]
+        kinds.setdefault(_kind(device), []).append(device)
+    return [finding(FABRICS[kind], those, scene) for kind, those in kinds.items()]
 
 
-def finding(fabric: Fabric, devices: Sequence[str], scene: Scene, loads: Callable[[str], bool] = loads) -> Finding:
-    """Unusable is a failure where ranks of several nodes would meet, and elsewhere a word for later."""
-    tell = fail if scene.several_nodes else warn
-    seen = f"{fabric.name} ({', '.join(devices)})"
+def finding(
+    fabric: Fabric, devices: Sequence[reading.Device], scene: Scene, loads: Callable[[str], bool] = loads
+) -> Finding:
+    """Whether these devices, all of this kind, can be used."""
+    tell, seen = severity(devices, scene), f"{fabric.name} ({', '.join(device.name for device in devices)})"
+    if setting := set_aside(devices[0], scene.environ):
+        return ok("fabric", f"{seen} is not used, as {setting} says: NCCL goes over TCP")
     if not _any(scene.root, fabric.devices):
         text = f"{seen} is in this machine, but /{fabric.devices} is not here: NCCL would use TCP, much slower"
-        return tell("fabric", text, _DEVICE_FIX)
-    missing = [library for library in fabric.libraries if not loads(library)]
+        return tell("fabric", text, or_ethernet(devices, _DEVICE_FIX))
+    missing = [" or ".join(names) for names in _needed(fabric, scene.environ) if not any(map(loads, names))]
     if missing:
         text = f"{seen} cannot be used: {', '.join(missing)} missing. NCCL would use TCP, much slower"
-        return tell("fabric", text, fabric.fix)
-    return locked(seen, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], scene)
+        return tell("fabric", text, or_ethernet(devices, fabric.fix))
+    return locked(seen, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], scene, tell)
 
 
-def locked(seen: str, limit: int, scene: Scene) -> Finding:
+def severity(devices: Sequence[reading.Device], scene: Scene) -> Callable[[str, str, str], Finding]:
+    """Unusable is a failure where ranks of several nodes would meet, and elsewhere a word for later.
+
+    Nor is it one where all carry Ethernet: such cards know RoCE, and many serve as plain network cards.
+    """
+    return fail if scene.several_nodes and not all(device.ethernet for device in devices) else warn
+
+
+def set_aside(device: reading.Device, environ: Mapping[str, str]) -> str:
+    """The setting by which NCCL is to leave this device alone, `NAME=value`; empty where there is none.
+
+    NCCL_IB_DISABLE is for NCCL's own InfiniBand; a plugin does not read it.
+    """
+    if environ.get("NCCL_NET", "").lower() == "socket":
+        return f"NCCL_NET={environ['NCCL_NET']}"
+    off = environ.get("NCCL_IB_DISABLE", "") not in ("", "0") and not FABRICS[_kind(device)].plugin
+    return f"NCCL_IB_DISABLE={environ['NCCL_IB_DISABLE']}" if off else ""
+
+
+def locked(seen: str, limit: int, scene: Scene, tell: Callable[[str, str, str], Finding]) -> Finding:
     """These networks write into memory that must stay where it is. limit: how much of it may be held so, bytes."""
-    if limit != resource.RLIM_INFINITY and limit < _LOCKED_LEAST:
+    if limit != resource.RLIM_INFINITY and limit < _LOCKED_LEAST and not reading.locks_memory(scene.root):
         text = f"{seen} needs locked memory, and only {limit // 1024} KiB may be locked"
-        return (fail if scene.several_nodes else warn)(
-            "fabric", text, "ulimit -l unlimited (docker run --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept)"
-        )
+        return tell("fabric", text, _LOCKED_FIX)
     return ok("fabric", f"{seen}: device files and libraries are here")
 
 
+def _needed(fabric: Fabric, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """One of each. The plugin comes first: it may know by itself where the others lie, and loads them."""
+    return [*([plugins(environ)] if fabric.plugin else []), *((library,) for library in fabric.libraries)]
+
+
+def plugins(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The files of which NCCL takes one as its plugin. Source: openPluginLib() in NCCL's plugin_open.cc."""
+    given = [name.strip() for name in environ.get("NCCL_NET_PLUGIN", "").split(",") if name.strip()]
+    whole = [name for name in given if "/" in name or name.endswith(".so")]
+    names = [(name,) if name in whole else (name, f"libnccl-net-{name}.so") for name in given]
+    return tuple(file for files in names for file in files) or ("libnccl-net.so",)
+
+
 def _kind(device: reading.Device) -> str:
-    return next(kind for kind in FABRICS if device.name.startswith(kind))
+    told = device.kind if device.kind in FABRICS else device.driver or device.name
+    return next(kind for kind in FABRICS if told.startswith(kind))
+
+
+def or_ethernet(devices: Sequence[reading.Device], fix: str) -> str:
+    """The fix, and before it another one where it may be that nothing is to be mended."""
+    ethernet = "where these are plain network cards: NCCL_NET=Socket (launch/fabric/ethernet.env); for RoCE: "
+    return ethernet + fix if all(device.ethernet for device in devices) else fix
 
 
 def _any(root: Place, pattern: str) -> bool:

@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from entrypoint.doctor import reading
+from entrypoint.doctor import fabric, reading
 from entrypoint.doctor.findings import Finding, fail, ok, warn
 from entrypoint.doctor.scene import Scene
 from entrypoint.errors import ExitCode
@@ -27,6 +27,7 @@ PAIR_S = 30.0
 _GRACE_S = 15.0  # what the parent needs besides
 _NAME = "all-reduce"
 _FIX = "start it by hand to see all of it: entrypoint run -- python -P -m train.smoke"
+_WAY_FIX = "see the finding `fabric`, and launch/fabric for the settings of each network"
 _HUNG_FIX = "NCCL_P2P_DISABLE=1 takes another way; for good: switch off IOMMU or ACS in the BIOS"
 
 
@@ -120,12 +121,16 @@ def pairs(uuids: Sequence[str], environ: Mapping[str, str], launch: Launch) -> F
 
 def _way(ended: Ended, scene: Scene) -> list[Finding]:
     """A fast network that is there and was not taken."""
-    up = [device.name for device in reading.fabrics(scene.root) if device.active]
+    up = [device for device in reading.fabrics(scene.root) if device.active]
     sockets = [way for way in ended.ways if way.startswith("NET/Socket")]
     if not (up and sockets and scene.several_nodes):
         return []
-    text = f"{', '.join(up)} is here and NCCL went over TCP ({', '.join(sockets)}): several times slower"
-    return [fail("transport", text, "see the finding `fabric`, and launch/fabric for the settings of each network")]
+    wanted, went = [device for device in up if not fabric.set_aside(device, scene.environ)], ", ".join(sockets)
+    if not wanted:
+        return [ok("transport", f"NCCL went over TCP ({went}), as {fabric.set_aside(up[0], scene.environ)} says")]
+    tell, names = fabric.severity(wanted, scene), ", ".join(device.name for device in wanted)
+    text = f"{names} is here and NCCL went over TCP ({went}): several times slower"
+    return [tell("transport", text, fabric.or_ethernet(wanted, _WAY_FIX))]
 
 
 def _speed(result: Mapping[str, Any], ways: Sequence[str]) -> str:

@@ -18,16 +18,22 @@ _FILES = {  # what a control group tells -> its file in version 2 and in version
     "tasks": ("pids.max", "pids.max"),
     "tasks used": ("pids.current", "pids.current"),
 }
+_CAP_IPC_LOCK = 14  # source: linux/capability.h
 _UNLIMITED = 2**60  # cgroup 1 writes "no limit" as a number of that size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device of a fast network: `mlx5_0`, whether one of its ports is up, and its kind (infiniband, cxi)."""
+    """A device of a fast network: `mlx5_0`, whether one of its ports is up, and its kind (infiniband, cxi).
+
+    driver: the kernel's, empty where it is not told. ethernet: whether all ports that are up carry Ethernet.
+    """
 
     name: str
     active: bool
     kind: str
+    driver: str = ""
+    ethernet: bool = False
 
 
 def text(root: Place, *parts: str) -> str:
@@ -99,11 +105,30 @@ def fabrics(root: Place = "/") -> tuple[Device, ...]:
     found = []
     for kind in ("infiniband", "cxi"):
         folder = Path(root, "sys/class", kind)
-        for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
-            states = [text(port, "state") for port in sorted(Path(folder, name, "ports").glob("*"))]
-            active = not states or any("ACTIVE" in state for state in states)  # cxi lists no ports there
-            found.append(Device(name=name, active=active, kind=kind))
+        found += [_device(folder / name, kind) for name in sorted(os.listdir(folder))] if folder.is_dir() else []
     return tuple(found)
+
+
+def locks_memory(root: Place = "/") -> bool:
+    """Whether this process may keep memory in its place without a limit, as the drivers of these networks ask: with
+    CAP_IPC_LOCK, in the first user namespace. Source: can_do_mlock() in the kernel's mm/mlock.c.
+    """
+    effective = re.search(r"^CapEff:\s+([0-9a-f]+)$", text(root, "proc/self/status"), re.M)
+    first = text(root, "proc/self/uid_map").split() == ["0", "0", str(2**32 - 1)]
+    return first and effective is not None and bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _device(folder: Path, kind: str) -> Device:
+    ports = sorted(Path(folder, "ports").glob("*"))
+    up = [port for port in ports if "ACTIVE" in text(port, "state")]
+    driver = folder / "device/driver"
+    return Device(
+        name=folder.name,
+        active=bool(up) or not ports,  # cxi lists no ports there
+        kind=kind,
+        driver=os.readlink(driver).rpartition("/")[2] if driver.is_symlink() else "",
+        ethernet={text(port, "link_layer").strip() for port in up} == {"Ethernet"},
+    )
 
 
 def _groups(root: Place, controller: str) -> Iterator[Path]:

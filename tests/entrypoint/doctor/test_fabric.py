@@ -3,36 +3,67 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from machines import machine
 
 from entrypoint.detect import detect
-from entrypoint.doctor import fabric
-from entrypoint.doctor.findings import Finding
+from entrypoint.doctor import fabric, reading
+from entrypoint.doctor.findings import Finding, fail
 from entrypoint.doctor.scene import Scene
 from entrypoint.options import Options
 from entrypoint.plan import plan
 
+MLX5 = reading.Device(name="mlx5_0", active=True, kind="infiniband")
+EFA = reading.Device(name="rdmap16s27", active=True, kind="infiniband", driver="efa")
+CXI = reading.Device(name="cxi0", active=True, kind="cxi")
+LITTLE = 65_536  # bytes
 
-def scene(root: Path, nodes: int = 2) -> Scene:
+
+def scene(root: Path, nodes: int = 2, **environ: str) -> Scene:
     options = Options(device="cpu", nodes=nodes, node_rank=0, master_addr="127.0.0.1")
-    return Scene(environ={}, plan=plan(detect({}, options, machine()), options, machine(), {}), root=root)
+    return Scene(environ=environ, plan=plan(detect({}, options, machine()), options, machine(), {}), root=root)
 
 
-def with_device(root: Path, name: str, file: str | None) -> Path:
-    port = root / "sys/class/infiniband" / name / "ports/1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("4: ACTIVE\n")
+def with_device(root: Path, name: str, file: str | None = None, driver: str = "", layer: str = "") -> Path:
+    device = root / "sys/class/infiniband" / name
+    files = {"state": "4: ACTIVE\n"} | ({"link_layer": f"{layer}\n"} if layer else {})
+    (device / "ports/1").mkdir(parents=True)
+    for told, text in files.items():
+        (device / "ports/1" / told).write_text(text)
+    if driver:
+        (device / "device").mkdir()
+        (device / "device/driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
     if file:
         (root / "dev" / file).parent.mkdir(parents=True)
         (root / "dev" / file).touch()
     return root
 
 
-def told(root: Path, kind: str, loads: bool, nodes: int = 2) -> Finding:
-    return fabric.finding(fabric.FABRICS[kind], [f"{kind}_0"], scene(root, nodes), loads=lambda library: loads)
+def told(root: Path, device: reading.Device, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
+    """What is said of this device where these libraries are installed."""
+    return fabric.finding(
+        fabric.FABRICS[fabric._kind(device)], [device], scene(root, nodes, **environ), loads=has.__contains__
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A machine that has the device files of all, and a program that may lock memory."""
+    for name in ("infiniband/uverbs0", "cxi0"):
+        (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    return with_rights(tmp_path, "0000000000004000", "0 0 4294967295")
+
+
+def with_rights(root: Path, effective: str, mapped: str) -> Path:
+    """A program with these capabilities in a user namespace with these users."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/status").write_text(f"Name:\tpython3\nCapEff:\t{effective}\nCapBnd:\t0\n")
+    (root / "proc/self/uid_map").write_text(f"         {mapped}\n")
+    return root
 
 
 def test_a_machine_without_a_fabric_is_ok(tmp_path: Path) -> None:
@@ -41,16 +72,17 @@ def test_a_machine_without_a_fabric_is_ok(tmp_path: Path) -> None:
 
 
 def test_a_device_without_its_file_names_the_option(tmp_path: Path) -> None:
-    (found,) = fabric.check(scene(with_device(tmp_path, "mlx5_0", None)))
+    (found,) = fabric.check(scene(with_device(tmp_path, "mlx5_0")))
     assert (found.state, "mlx5_0" in found.text) == ("fail", True)
     assert "--device=/dev/infiniband" in found.fix
 
 
-@pytest.mark.parametrize("kind", ["mlx5", "efa"])
-def test_a_missing_library_is_named(tmp_path: Path, kind: str) -> None:
-    found = told(with_device(tmp_path, f"{kind}_0", "infiniband/uverbs0"), kind, loads=False)
+@pytest.mark.parametrize("device", [MLX5, EFA, CXI], ids=lambda device: device.name)
+def test_a_missing_library_is_named(files: Path, device: reading.Device) -> None:
+    found, kind = told(files, device), fabric.FABRICS[fabric._kind(device)]
     assert found.state == "fail"
-    assert all(library in found.text for library in fabric.FABRICS[kind].libraries)
+    assert all(library in found.text for library in kind.libraries)
+    assert ("libnccl-net.so" in found.text) is kind.plugin
     assert found.fix
 
 
@@ -60,17 +92,93 @@ def test_slingshot_is_known_by_its_own_class(tmp_path: Path) -> None:
     assert (found.state, "Slingshot (cxi0)" in found.text) == ("fail", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "driver", "library"),
+    [
+        ("rdmap16s27", "efa", "libefa.so.1"),
+        ("rocep1s0", "mlx5_core", "libmlx5.so.1"),
+        ("mlx5_0", "mlx5_core", "libmlx5.so.1"),
+        ("mlx5_0", "", "libmlx5.so.1"),
+        ("efa_0", "", "libefa.so.1"),
+    ],
+)
+def test_a_device_is_known_by_its_driver_whatever_its_name_is(
+    tmp_path: Path, name: str, driver: str, library: str
+) -> None:
+    with_device(tmp_path, name, driver=driver)
+    (device,) = reading.fabrics(tmp_path)
+    assert library in fabric.FABRICS[fabric._kind(device)].libraries
+
+
 def test_on_one_node_an_unusable_fabric_is_only_a_warning(tmp_path: Path) -> None:
-    assert told(with_device(tmp_path, "mlx5_0", None), "mlx5", loads=True, nodes=1).state == "warn"
+    assert told(tmp_path, MLX5, nodes=1).state == "warn"
+
+
+@pytest.mark.parametrize("layer", ["Ethernet", "InfiniBand"])
+def test_a_card_that_may_be_a_plain_network_card_is_only_a_warning(tmp_path: Path, layer: str) -> None:
+    (found,) = fabric.check(scene(with_device(tmp_path, "mlx5_0", layer=layer)))
+    ethernet = layer == "Ethernet"
+    assert (found.state, "NCCL_NET=Socket" in found.fix) == ("warn" if ethernet else "fail", ethernet)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "value", "state"),
+    [
+        (MLX5, "NCCL_NET", "Socket", "ok"),
+        (EFA, "NCCL_NET", "socket", "ok"),
+        (MLX5, "NCCL_IB_DISABLE", "1", "ok"),
+        (MLX5, "NCCL_IB_DISABLE", "0", "fail"),
+        (EFA, "NCCL_IB_DISABLE", "1", "fail"),
+        (MLX5, "NCCL_NET", "IB", "fail"),
+    ],
+)
+def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
+    tmp_path: Path, device: reading.Device, name: str, value: str, state: str
+) -> None:
+    found = told(tmp_path, device, **{name: value})
+    assert (found.state, f"{name}={value}" in found.text) == (state, state == "ok")
+
+
+@pytest.mark.parametrize(
+    ("value", "file", "state"),
+    [
+        ("", "libnccl-net.so", "ok"),
+        ("ofi", "libnccl-net-ofi.so", "ok"),
+        ("aws,other", "libnccl-net-aws.so", "ok"),
+        ("/opt/plugin/libofi.so", "/opt/plugin/libofi.so", "ok"),
+        ("ofi", "libnccl-net.so", "fail"),
+        ("", "libnccl-net-ofi.so", "fail"),
+    ],
+)
+def test_the_plugin_is_the_file_that_nccl_would_take(files: Path, value: str, file: str, state: str) -> None:
+    for device in (EFA, CXI):
+        has = (file, *fabric.FABRICS[fabric._kind(device)].libraries)
+        assert told(files, device, has, NCCL_NET_PLUGIN=value).state == state
 
 
 def test_too_little_locked_memory_is_named(tmp_path: Path) -> None:
-    found = fabric.locked("InfiniBand (mlx5_0)", 65_536, scene(tmp_path))
+    found = fabric.locked("InfiniBand (mlx5_0)", LITTLE, scene(tmp_path), fail)
     assert (found.state, "64 KiB" in found.text, "memlock=-1" in found.fix) == ("fail", True, True)
 
 
+@pytest.mark.parametrize(
+    ("effective", "mapped", "state"),
+    [
+        ("0000000000004000", "0 0 4294967295", "ok"),
+        ("00000000a80425fb", "0 0 4294967295", "fail"),
+        ("0000000000004000", "0 100000 65536", "fail"),
+    ],
+    ids=["allowed", "docker's capabilities", "a user namespace"],
+)
+def test_who_may_lock_memory_without_a_limit_has_enough(
+    tmp_path: Path, effective: str, mapped: str, state: str
+) -> None:
+    here = scene(with_rights(tmp_path, effective, mapped))
+    assert fabric.locked("InfiniBand (mlx5_0)", LITTLE, here, fail).state == state
+
+
 def test_with_files_libraries_and_locked_memory_all_is_well(tmp_path: Path) -> None:
-    assert fabric.locked("InfiniBand (mlx5_0)", resource.RLIM_INFINITY, scene(tmp_path)).state == "ok"
+    assert fabric.locked("InfiniBand (mlx5_0)", resource.RLIM_INFINITY, scene(tmp_path), fail).state == "ok"
 
 
 def test_a_library_that_is_not_there_does_not_load() -> None:

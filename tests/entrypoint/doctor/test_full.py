@@ -120,10 +120,11 @@ def test_nccls_logs_tell_the_ways() -> None:
     assert full.ways(logs) == ("NET/Socket", "P2P/CUMEM", "SHM/direct")
 
 
-def fabric(root: Path) -> Path:
+def fabric(root: Path, layer: str = "InfiniBand") -> Path:
     port = root / "sys/class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
+    (port / "link_layer").write_text(f"{layer}\n")
     return root
 
 
@@ -132,6 +133,22 @@ def test_tcp_beside_a_fast_network_is_a_failure(tmp_path: Path, nodes: int, way:
     scene = Scene(environ={}, plan=replace(planned(2, nodes), device="cuda"), root=fabric(tmp_path))
     found = full.check(scene, [], always(Ended(code=0, text="", result=RESULT, ways=(way,))))
     assert [finding.state for finding in found] == states
+
+
+@pytest.mark.parametrize(
+    ("layer", "environ", "state", "words"),
+    [
+        ("InfiniBand", {"NCCL_NET": "Socket"}, "ok", "as NCCL_NET=Socket says"),
+        ("InfiniBand", {"NCCL_IB_DISABLE": "1"}, "ok", "as NCCL_IB_DISABLE=1 says"),
+        ("Ethernet", {}, "warn", "mlx5_0 is here and NCCL went over TCP"),
+    ],
+)
+def test_tcp_that_was_chosen_or_may_be_meant_is_none(
+    tmp_path: Path, layer: str, environ: dict[str, str], state: str, words: str
+) -> None:
+    scene = Scene(environ=environ, plan=planned(2, 2), root=fabric(tmp_path, layer))
+    _, found = full.check(scene, [], always(Ended(code=0, text="", result=RESULT, ways=("NET/Socket",))))
+    assert (found.name, found.state, words in found.text) == ("transport", state, True)
 
 
 def test_pairs_that_do_not_exchange_are_named() -> None:

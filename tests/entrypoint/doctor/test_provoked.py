@@ -48,7 +48,7 @@ MADE_UP = {
         "test_fabric.py::test_a_missing_library_is_named",
     ),
     "fabric.locked tell fabric": ("test_fabric.py::test_too_little_locked_memory_is_named",),
-    "full._way fail transport": ("test_full.py::test_tcp_beside_a_fast_network_is_a_failure",),
+    "full._way tell transport": ("test_full.py::test_tcp_beside_a_fast_network_is_a_failure",),
     "full.pairs fail pairs: these pairs of GPUs do not exchange": (
         "test_full.py::test_pairs_that_do_not_exchange_are_named",
     ),
