@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
-from entrypoint.world import CONTRACT, integer, port
+from entrypoint.world import CONTRACT, LONGEST, integer, port
 
 CORE = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _SIZES = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
@@ -16,14 +16,14 @@ _SIZES = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": 
 def is_set(environ: Mapping[str, str]) -> bool:
     """Whether a whole torchrun set is there.
 
-    Some platforms put the node's number into RANK and the nodes into WORLD_SIZE beside a whole PET_* set: theirs is
-    the PET_* set.
+    Some platforms put the node's number into RANK beside a whole PET_* set, and into WORLD_SIZE the nodes, or how many
+    ranks torchrun is to start (Kubeflow): theirs is the PET_* set.
 
     Raises:
         Failure: FACTS, for half a set, naming the missing half.
     """
     present = [name for name in CORE if environ.get(name)]
-    if present == ["RANK", "WORLD_SIZE"] and environ.get("PET_NNODES") == environ["WORLD_SIZE"]:
+    if present == ["RANK", "WORLD_SIZE"] and _counts_nodes(environ):
         return False
     if present and len(present) < len(CORE):
         missing = [name for name in CORE if name not in present]
@@ -35,6 +35,22 @@ def is_set(environ: Mapping[str, str]) -> bool:
             code=ExitCode.FACTS,
         )
     return bool(present)
+
+
+def _counts_nodes(environ: Mapping[str, str]) -> bool:
+    """Whether RANK is the number of a node among those of PET_*.
+
+    Source: the training operator's pkg/controller.v1/pytorch/envvar.go, WORLD_SIZE = replicas x nprocPerNode.
+    """
+    nodes, procs = environ.get("PET_NNODES", ""), environ.get("PET_NPROC_PER_NODE", "")
+    sizes = {nodes}
+    if _is_number(nodes) and _is_number(procs):
+        sizes.add(str(int(nodes) * int(procs)))
+    return environ["WORLD_SIZE"] in sizes and environ.get("PET_NODE_RANK", environ["RANK"]) == environ["RANK"]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= LONGEST
 
 
 def read(environ: Mapping[str, str], machine: Machine) -> Allocation:

@@ -45,8 +45,22 @@ def test_no_set_at_all_is_no_torchrun() -> None:
     assert not torchrun.is_set({"MASTER_ADDR": "node01", "MASTER_PORT": "29500"})
 
 
-def test_node_numbers_beside_a_pet_set_are_no_torchrun_set() -> None:
-    assert not torchrun.is_set({"RANK": "1", "WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NODE_RANK": "1"})
+# Two pods, as Kubeflow's training operator sets them.
+POD = {"RANK": "1", "PET_NODE_RANK": "1", "PET_NNODES": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+
+
+@pytest.mark.parametrize(("procs", "size"), [("4", "8"), ("1", "2"), ("auto", "2"), ("", "2"), ("4", "2")])
+def test_node_numbers_beside_a_pet_set_are_no_torchrun_set(procs: str, size: str) -> None:
+    assert not torchrun.is_set(POD | {"PET_NPROC_PER_NODE": procs, "WORLD_SIZE": size})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"RANK": "0"}, {"WORLD_SIZE": "7"}, {"PET_NPROC_PER_NODE": "auto"}, {"PET_NNODES": ""}, {"PET_NNODES": "1:2"}],
+)
+def test_node_numbers_that_contradict_the_pet_set_are_half_a_torchrun_set(change: dict[str, str]) -> None:
+    with pytest.raises(Failure, match="half a torchrun set"):
+        torchrun.is_set(POD | {"PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"} | change)
 
 
 @pytest.mark.parametrize(
