@@ -10,9 +10,10 @@ from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
 from entrypoint.options import Options
-from entrypoint.world import port
+from entrypoint.world import CONTRACT, integer, port
 
-RUN_ID = "ENTRYPOINT_RUN_ID"  # in a process that we started: its torchrun set is ours, and innermost
+RUN_ID = "ENTRYPOINT_RUN_ID"
+JOB = "ENTRYPOINT_JOB"  # in a process that we started: its torchrun set is ours, and innermost in this job
 
 
 def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Allocation:
@@ -26,7 +27,7 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
     if options.nodes is not None:
         return local.by_hand(options, machine)
     if torchrun.is_set(environ):
-        _compare_with_step(environ)
+        _refuse_inherited(environ)
         return torchrun.read(environ, machine)
     if name := mpi.family(environ):
         return _override_master(environ, mpi.read(environ, machine, name))
@@ -36,6 +37,7 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
         return local.pet(environ, machine)
     if slurm.in_job(environ):
         slurm.read_shell(environ, machine)
+    mpi.refuse_unknown(environ)
     _check_hidden_job(machine)
     return local.bare(environ, machine)
 
@@ -53,18 +55,61 @@ def _override_master(environ: Mapping[str, str], found: Allocation) -> Allocatio
     )
 
 
-def _compare_with_step(environ: Mapping[str, str]) -> None:
-    """A torchrun set that no torchrun made must agree with srun's; under torchrun, Slurm's numbers are its agent's."""
-    if environ.get("TORCHELASTIC_RUN_ID") or environ.get(RUN_ID) or not slurm.in_step(environ):
+def job_of(environ: Mapping[str, str]) -> str:
+    """The scheduler's job, and Slurm's step, in which this process is; empty outside of any."""
+    if slurm.in_job(environ):
+        return slurm.job_key(environ)
+    return mpi.batch_job(environ)
+
+
+def _refuse_inherited(environ: Mapping[str, str]) -> None:
+    """A set that we made must be of this job and step; one that no torchrun made must agree with srun's numbers.
+
+    sbatch and srun hand on the environment of the process that calls them, also that of a rank.
+    """
+    here, made_in = job_of(environ), environ.get(JOB)
+    if made_in is not None:
+        if here and made_in != here:
+            raise _inherited(environ, made_in, here)
         return
+    if slurm.in_step(environ) and not _agent_in_task(environ):
+        _compare_with_step(environ)
+
+
+def _agent_in_task(environ: Mapping[str, str]) -> bool:
+    """Whether the set may be of a torchrun inside each task: Slurm's numbers are then those of the agents.
+
+    Each agent starts one rank or more: a set for fewer ranks than the step has tasks is not this step's.
+    """
+    size, tasks = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
+    return bool(environ.get("TORCHELASTIC_RUN_ID")) and integer(size, environ[size]) >= integer(tasks, environ[tasks])
+
+
+def _inherited(environ: Mapping[str, str], made_in: str, here: str) -> Failure:
+    ours = [*CONTRACT.values(), JOB, "ENTRYPOINT_DEVICE", *environ.get("ENTRYPOINT_SET", "").split(",")]
+    mpis = [variable for tables in mpi.TABLES.values() for table in tables for variable in table.values()]
+    elastic = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]
+    names = dict.fromkeys(variable for variable in (*ours, *mpis, *elastic) if variable in environ)
+    return Failure(
+        "the variables of a rank of another launch came along: sbatch, srun and others hand on what they find",
+        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {made_in or 'no job'}, and this is {here}",
+        expected="the variables that the launcher of this job sets",
+        fix=f"before submitting, or first in the job script: unset {' '.join(names)}",
+        code=ExitCode.FACTS,
+    )
+
+
+def _compare_with_step(environ: Mapping[str, str]) -> None:
     pairs = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+    own = "; for a training of its own in each task: --nodes 1 --node-rank 0 --master-addr 127.0.0.1, without torchrun"
     for ours, theirs in pairs.items():
         if environ[ours] != environ[theirs]:
             raise Failure(
                 f"{ours} and {theirs} contradict each other",
                 found=f"{ours}={environ[ours]} {theirs}={environ[theirs]}",
                 expected="one launcher's numbers (a batch script that exports RANK gives all tasks the same one)",
-                fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script: srun's own numbers are read",
+                fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script, or unset them there: srun's own "
+                f"numbers are read{own if environ.get('TORCHELASTIC_RUN_ID') else ''}",
                 code=ExitCode.FACTS,
             )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entrypoint import gauges, hygiene, network, pulse, resident
 from entrypoint.children import Child, die_with_parent, start
-from entrypoint.detect import RUN_ID
+from entrypoint.detect import JOB, RUN_ID, job_of
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.folding import columns_of
 from entrypoint.hangwatch import Care, HangWatch
@@ -164,6 +164,7 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: C
     """What all ranks of this task share, beside the user's own variables. ENTRYPOINT_SET names what is not theirs."""
     variables = {
         RUN_ID: planned.run_id,
+        JOB: job_of(environ),
         "ENTRYPOINT_DEVICE": planned.device,
         "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),
         "ENTRYPOINT_HOSTS": ",".join(planned.hosts),

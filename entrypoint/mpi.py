@@ -1,4 +1,4 @@
-"""mpirun's variables to an Allocation: Open MPI's own, or PMI's (MPICH, Intel MPI, `srun --mpi=pmi2`)."""
+"""mpirun's variables to an Allocation: Open MPI's own, or those around PMI (MPICH, Intel MPI, PALS, MVAPICH, srun)."""
 
 from __future__ import annotations
 
@@ -12,45 +12,104 @@ from entrypoint.host import Machine
 from entrypoint.hostlist import expand_hosts
 from entrypoint.world import integer
 
-# Our noun -> the variable of each family.
-TABLES: dict[str, dict[str, str]] = {
-    "openmpi": {
-        "rank": "OMPI_COMM_WORLD_RANK",
-        "world_size": "OMPI_COMM_WORLD_SIZE",
-        "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-        "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-    },
-    "pmi": {
-        "rank": "PMI_RANK",
-        "world_size": "PMI_SIZE",
-        "local_rank": "MPI_LOCALRANKID",
-        "local_world_size": "MPI_LOCALNRANKS",
-    },
+Family = Literal["openmpi", "pmi"]
+HYDRA = {
+    "rank": "PMI_RANK",
+    "world_size": "PMI_SIZE",
+    "local_rank": "MPI_LOCALRANKID",
+    "local_world_size": "MPI_LOCALNRANKS",
+}
+# Our noun -> the variable, for each way in which a family says it.
+TABLES: dict[Family, tuple[dict[str, str], ...]] = {
+    "openmpi": (
+        {
+            "rank": "OMPI_COMM_WORLD_RANK",
+            "world_size": "OMPI_COMM_WORLD_SIZE",
+            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+            "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        },
+    ),
+    "pmi": (
+        HYDRA,
+        {**HYDRA, "local_rank": "PMI_LOCAL_RANK", "local_world_size": "PMI_LOCAL_SIZE"},  # PALS, on Cray's machines
+        {
+            "rank": "MV2_COMM_WORLD_RANK",
+            "world_size": "MV2_COMM_WORLD_SIZE",
+            "local_rank": "MV2_COMM_WORLD_LOCAL_RANK",
+            "local_world_size": "MV2_COMM_WORLD_LOCAL_SIZE",
+        },
+    ),
+}
+# One for each mpirun, the same on all hosts. PMI_PORT is none: each host has one of its own.
+LAUNCHES = ("PMI_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "MPISPAWN_MPIRUN_ID")
+BATCH_JOBS = ("PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX")
+# A rank's number without the size of its world: nothing can be made of it.
+NUMBERS_ONLY = {
+    "PMIX_RANK": "PMIx (prterun)",
+    "PALS_RANKID": "PALS",
+    "PMI_ID": "MPICH's mpiexec -pmi-port",
+    "FLUX_TASK_RANK": "Flux",
+    "JSM_NAMESPACE_RANK": "jsrun",
 }
 
 
-def family(environ: Mapping[str, str]) -> Literal["openmpi", "pmi"] | None:
+def family(environ: Mapping[str, str]) -> Family | None:
     """Which family started this process, if any.
 
-    `srun --mpi=pmi2` sets PMI_* to the step's own numbers: the richer Slurm set then tells the same, and wins.
+    `srun --mpi=pmi2` sets PMI_* to the step's own numbers: the richer Slurm set then tells the same, and wins. So it
+    does in an interactive shell, which is one task.
     """
-    if environ.get("OMPI_COMM_WORLD_RANK"):
-        return "openmpi"
-    if not environ.get("PMI_RANK"):
-        return None
+    for name, tables in TABLES.items():
+        for table in tables:
+            if environ.get(table["rank"]) and not (name == "pmi" and _repeats_slurm(environ, table)):
+                return name
+    return None
+
+
+def _repeats_slurm(environ: Mapping[str, str], table: Mapping[str, str]) -> bool:
+    said = (environ[table["rank"]], environ.get(table["world_size"]))
     if slurm.in_step(environ):
-        step = (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
-        return None if step == (environ["PMI_RANK"], environ.get("PMI_SIZE")) else "pmi"
-    return "pmi"
+        return said == (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
+    return said == ("0", "1") and _of_slurm(environ)
 
 
-def read(environ: Mapping[str, str], machine: Machine, name: Literal["openmpi", "pmi"]) -> Allocation:
+def _of_slurm(environ: Mapping[str, str]) -> bool:
+    """Whether the launch is named as Slurm's own plugins name a step of this job (pmi2, cray_shasta, pmix)."""
+    job = environ.get("SLURM_JOB_ID")
+    names = {"PMI_JOBID": f"{job}.", "PALS_APID": f"{job}.", "PMIX_NAMESPACE": f"slurm.pmix.{job}."}
+    return bool(job) and any(environ.get(name, "").startswith(start) for name, start in names.items())
+
+
+def refuse_unknown(environ: Mapping[str, str]) -> None:
+    """To be called where nothing else tells of a launcher: each task would take itself for the whole world.
+
+    Raises:
+        Failure: FACTS, where a variable shows a launcher that does not say how many ranks there are.
+    """
+    name = next((name for name in NUMBERS_ONLY if environ.get(name)), None)
+    if name and not _of_slurm(environ):
+        raise Failure(
+            f"{name} shows that {NUMBERS_ONLY[name]} started this, and nothing tells how many ranks there are",
+            found=f"{name}={environ[name][:200]}",
+            expected="the variables of srun, torchrun, Open MPI's mpirun or MPICH's mpiexec",
+            fix="start it with one of these, or one task on each node with --nodes --node-rank --master-addr "
+            f"--master-port; for a training of this process alone: unset {name}",
+            code=ExitCode.FACTS,
+        )
+
+
+def batch_job(environ: Mapping[str, str]) -> str:
+    """The job of PBS or LSF; empty outside of any."""
+    return ":".join(environ[name] for name in BATCH_JOBS if environ.get(name))
+
+
+def read(environ: Mapping[str, str], machine: Machine, name: Family) -> Allocation:
     """The Allocation of one MPI rank.
 
     Raises:
         Failure: FACTS, for a missing variable, impossible numbers, or several nodes without an address.
     """
-    table = TABLES[name]
+    table = _table(environ, name)
     values = {noun: integer(variable, environ[variable]) for noun, variable in table.items() if environ.get(variable)}
     _require_all(table, values)
     _check(table, values)
@@ -69,9 +128,15 @@ def read(environ: Mapping[str, str], machine: Machine, name: Literal["openmpi", 
         may_spawn=values["local_world_size"] == 1,
         master_addr=environ.get("MASTER_ADDR") or _first_host(hosts, nodes, name),
         master_port=None,
-        key=_key(environ),
+        key=_key(environ, table),
         sources=dict(table) | {"master_addr": "SLURM_NODELIST" if len(hosts) > 1 else "this host"},
     )
+
+
+def _table(environ: Mapping[str, str], name: Family) -> dict[str, str]:
+    """The whole one, or the one of which most is there."""
+    begun = [table for table in TABLES[name] if environ.get(table["rank"])]
+    return max(begun, key=lambda table: sum(bool(environ.get(variable)) for variable in table.values()))
 
 
 def _require_all(table: Mapping[str, str], values: Mapping[str, int]) -> None:
@@ -116,7 +181,12 @@ def _first_host(hosts: tuple[str, ...], nodes: int, name: str) -> str:
     )
 
 
-def _key(environ: Mapping[str, str]) -> str:
-    """PMI's job id or PMIx's name space is one per mpirun; the Slurm job tells jobs on one node apart."""
-    launch = environ.get("PMI_JOBID") or environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
+def _key(environ: Mapping[str, str], table: Mapping[str, str]) -> str:
+    """One for each mpirun, as far as a variable tells; the Slurm job tells jobs on one node apart.
+
+    Hydra has no such variable, but hands the whole environment on to all hosts: PBS's or LSF's job is known to all.
+    """
+    launch = next((environ[name] for name in LAUNCHES if environ.get(name)), "")
+    if not launch and table is HYDRA:
+        launch = batch_job(environ)
     return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{launch}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machines import captured, machine
 
-from entrypoint.detect import detect
+from entrypoint.detect import detect, job_of
 from entrypoint.errors import Failure
 from entrypoint.options import Options
 
@@ -14,6 +14,12 @@ TORCHRUN |= {"MASTER_PORT": "29500"}
 STEP = captured("per-gpu/task-0@node01")
 BATCH = captured("no-srun-two-nodes/batch-0@node01")
 PET = {"PET_NNODES": "1"}
+# What a script that `entrypoint run` started as its only rank, in step 6.0, hands on to the job that it submits.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node07"}
+OURS = ALONE | {"ENTRYPOINT_RUN_ID": "slurm:6.0.0", "ENTRYPOINT_JOB": "slurm:6.0.0", "ENTRYPOINT_DEVICE": "cuda"}
+OURS |= {"ENTRYPOINT_SET": "OMP_NUM_THREADS,NCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME": "=lo"}
+TORCHRUNS = ALONE | {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
+ONE_TASK = captured("one-task/task-0@node01")
 
 
 def launcher(environ: dict[str, str], options: Options | None = None) -> str:
@@ -51,6 +57,104 @@ def test_a_torchrun_set_by_hand_must_agree_with_the_step(name: str) -> None:
 
 def test_a_torchrun_set_by_hand_that_agrees_with_the_step_is_taken() -> None:
     assert launcher(TORCHRUN | STEP) == "torchrun"
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        captured("per-gpu/task-0@node01"),
+        captured("per-gpu/task-1@node01"),
+        ONE_TASK,
+        captured("batch-one-node/batch-0@node01"),
+        {"PBS_JOBID": "7.pbs"},
+        {"LSB_JOBID": "7"},
+    ],
+    ids=["task-0", "task-1", "one-task-agrees", "batch", "pbs", "lsf"],
+)
+def test_a_ranks_variables_from_another_job_are_refused(job: dict[str, str]) -> None:
+    with pytest.raises(Failure, match="of another launch") as caught:
+        launcher(OURS | job)
+    assert caught.value.code == 76
+    assert "slurm:6.0.0" in (caught.value.found or "")
+
+
+def test_the_fix_for_a_ranks_variables_names_all_that_came_along() -> None:
+    with pytest.raises(Failure, match="of another launch") as caught:
+        launcher(OURS | {"PMI_RANK": "0", "TORCHELASTIC_RUN_ID": "none", "NCCL_DEBUG": "INFO"} | STEP)
+    named = set(caught.value.fix.partition("unset ")[2].split())
+    assert named == {*ALONE, "ENTRYPOINT_JOB", "ENTRYPOINT_DEVICE", "NCCL_SOCKET_IFNAME", "PMI_RANK"} | {
+        "TORCHELASTIC_RUN_ID"
+    }
+    left = {name: value for name, value in OURS.items() if name not in named}
+    assert launcher(left | STEP) == "slurm-task"
+
+
+@pytest.mark.parametrize("made_in", ["", "slurm:6.0.0", "slurm:1.1.0", "pbs.7"], ids=["none", "job", "step", "pbs"])
+def test_a_ranks_variables_from_anywhere_else_are_refused_in_a_step(made_in: str) -> None:
+    assert job_of(STEP) not in (made_in, "")
+    with pytest.raises(Failure, match="of another launch"):
+        launcher(OURS | STEP | {"ENTRYPOINT_JOB": made_in})
+
+
+@pytest.mark.parametrize("job", [STEP, ONE_TASK, BATCH, {"PBS_JOBID": "7.pbs"}, {}])
+def test_what_a_rank_of_ours_starts_is_that_rank(job: dict[str, str]) -> None:
+    assert launcher(OURS | job | {"ENTRYPOINT_JOB": job_of(job)}) == "torchrun"
+
+
+def test_a_rank_that_took_slurms_variables_away_is_that_rank() -> None:
+    assert launcher(OURS) == "torchrun"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_torchrun_of_fewer_ranks_than_the_step_has_tasks_is_another_jobs(rank: str) -> None:
+    with pytest.raises(Failure, match="contradict each other") as caught:
+        launcher(TORCHRUNS | captured(f"per-gpu/task-{rank}@node01"))
+    assert "unset" in caught.value.fix
+    assert "--nodes 1 --node-rank 0" in caught.value.fix
+
+
+def test_a_torchrun_of_one_rank_in_a_step_of_one_task_is_its_own() -> None:
+    assert launcher(TORCHRUNS | ONE_TASK) == "torchrun"
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID", "PMI_ID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK"])
+def test_a_rank_of_nobody_knows_how_many_is_refused_with_the_variable_to_unset(name: str) -> None:
+    with pytest.raises(Failure, match=f"{name} shows") as caught:
+        launcher({name: "0"})
+    assert caught.value.code == 76
+    assert f"unset {name}" in caught.value.fix
+
+
+def test_machines_by_hand_are_not_asked_for_their_launcher() -> None:
+    assert launcher({"PMIX_RANK": "3"}, Options(nodes=1, node_rank=0, master_addr="a")) == "local"
+
+
+@pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
+def test_a_number_beside_a_launcher_that_says_more_is_not_asked(name: str) -> None:
+    found = [launcher(environ | {name: "0"}) for environ in (TORCHRUN, STEP, PET)]
+    assert found == ["torchrun", "slurm-task", "pet"]
+
+
+@pytest.mark.parametrize(
+    "plugins",
+    [
+        {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.4294967290"},
+        {"PALS_RANKID": "0", "PALS_APID": "7.4294967290"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_JOBID": "7.4294967290"},
+    ],
+    ids=["pmix", "cray-shasta", "pmi2"],
+)
+def test_what_slurms_own_plugins_set_in_an_interactive_shell_is_slurms_word(plugins: dict[str, str]) -> None:
+    shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_JOB_NUM_NODES": "1", "SLURM_PROCID": "0"}
+    assert launcher(shell | plugins) == "local"
+    with pytest.raises(Failure, match="not started by srun"):
+        launcher(shell | plugins | {"SLURM_JOB_NUM_NODES": "2"})
+
+
+def test_a_prterun_in_such_a_shell_is_not_slurms_word() -> None:
+    shell = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "PMIX_NAMESPACE": "prterun-node01-53@1"}
+    with pytest.raises(Failure, match="PMIX_RANK shows"):
+        launcher(shell | {"PMIX_RANK": "2"})
 
 
 def test_master_addr_and_port_exported_before_srun_win() -> None:

@@ -151,6 +151,16 @@ def test_a_taken_port_that_the_other_tasks_of_a_node_would_look_for_is_refused_b
     assert caught.value.code == 69
 
 
+def test_what_a_rank_hands_on_to_the_next_job_is_refused_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    first = dict(os.environ) | {"PBS_JOBID": "6.pbs"}
+    assert run_plan(planned(first), command, first, log_dir=tmp_path, foreign=True) == 0
+    handed_on = json.loads((tmp_path / "rank-0000.log").read_text())
+    assert detect(handed_on, Options(), machine()).launcher == "torchrun"
+    with pytest.raises(Failure, match=r"of another launch[^$]*of 6.pbs, and this is 7.pbs"):
+        detect(handed_on | {"PBS_JOBID": "7.pbs"}, Options(), machine())
+
+
 def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path) -> None:
     with network.bind_first_free("127.0.0.1", candidates("passed")) as taken:
         port = taken.getsockname()[1]

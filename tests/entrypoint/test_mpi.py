@@ -19,6 +19,16 @@ OPENMPI = {
 }
 INTEL = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
+PALS = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "PALS_APID": "1c2d"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "3",
+    "MV2_COMM_WORLD_SIZE": "4",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+# What MPICH 4.0.2's mpiexec sets beside the numbers, on each host its own.
+HYDRA = INTEL | {"PMI_FD": "8", "HYDI_CONTROL_FD": "7", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "node02"}
+
 
 def read(environ: dict[str, str], name: Any = "openmpi") -> Allocation:
     return mpi.read(environ, machine(), name)
@@ -28,8 +38,10 @@ def test_one_node_meets_on_loopback() -> None:
     assert (read(OPENMPI).num_nodes, read(OPENMPI).master_addr) == (1, "127.0.0.1")
 
 
-def test_intel_and_mpich_ranks_are_read() -> None:
-    found = read(INTEL | {"MASTER_ADDR": "node01"}, "pmi")
+@pytest.mark.parametrize("ranks", [INTEL, PALS, MVAPICH, INTEL | MVAPICH], ids=["intel", "pals", "mvapich", "both"])
+def test_intels_mpichs_crays_and_mvapichs_ranks_are_read(ranks: dict[str, str]) -> None:
+    assert mpi.family(ranks) == "pmi"
+    found = read(ranks | {"MASTER_ADDR": "node01"}, "pmi")
     assert (found.task, found.num_tasks, found.local_task, found.tasks_here) == (3, 4, 1, 2)
     assert (found.node_rank, found.num_nodes, found.master_addr) == (1, 2, "node01")
 
@@ -56,6 +68,36 @@ def test_a_pmi_that_differs_from_the_step_is_an_mpirun_inside_it() -> None:
 
 def test_two_mpiruns_on_a_node_have_different_keys() -> None:
     assert read(OPENMPI | {"PMIX_NAMESPACE": "a@1"}).key != read(OPENMPI | {"PMIX_NAMESPACE": "b@1"}).key
+
+
+@pytest.mark.parametrize("name", ["PALS_APID", "MPISPAWN_MPIRUN_ID", "PMI_JOBID"])
+def test_two_launches_of_one_family_have_different_keys(name: str) -> None:
+    first, second = (read(MVAPICH | {name: number, "MASTER_ADDR": "a"}, "pmi").key for number in ("1", "2"))
+    assert first != second
+
+
+@pytest.mark.parametrize("name", ["PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX"])
+def test_hydras_launches_in_two_jobs_have_different_keys(name: str) -> None:
+    first, second = (read(HYDRA | {name: number, "MASTER_ADDR": "a"}, "pmi").key for number in ("1", "2"))
+    assert first != second
+
+
+def test_what_each_host_of_hydras_has_of_its_own_is_no_part_of_the_key() -> None:
+    hosts = [HYDRA, HYDRA | {"PMI_RANK": "0", "PMI_FD": "6", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "node01"}]
+    hosts.append(HYDRA | {"PMI_PORT": "node02:33735"})
+    assert len({read(host | {"MASTER_ADDR": "a"}, "pmi").key for host in hosts}) == 1
+
+
+@pytest.mark.parametrize("ranks", [MVAPICH, PALS, OPENMPI])
+def test_the_job_is_no_part_of_the_key_where_it_may_not_be_handed_on(ranks: dict[str, str]) -> None:
+    name: Any = mpi.family(ranks)
+    given = ranks | {"MASTER_ADDR": "a"}
+    assert read(given, name).key == read(given | {"PBS_JOBID": "7.pbs"}, name).key
+
+
+def test_half_of_palss_set_is_refused_by_its_missing_half() -> None:
+    with pytest.raises(Failure, match="mpirun, but PMI_LOCAL_SIZE is not set"):
+        read({name: value for name, value in PALS.items() if name != "PMI_LOCAL_SIZE"}, "pmi")
 
 
 @pytest.mark.parametrize(

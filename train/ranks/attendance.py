@@ -95,7 +95,8 @@ def twice(rank: int, found: str) -> Failure:
         f"two processes say that they are rank {rank}",
         found=found,
         expected="each rank once",
-        fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK",
+        fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK; two "
+        "runs on one host need ports of their own: --master-port, or MASTER_PORT under mpiexec",
         code=ExitCode.FACTS,
     )
 
