@@ -101,7 +101,8 @@ def _inherited(environ: Mapping[str, str], made_in: str, here: str) -> Failure:
 
 def _compare_with_step(environ: Mapping[str, str]) -> None:
     pairs = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-    own = "; for a training of its own in each task: --nodes 1 --node-rank 0 --master-addr 127.0.0.1, without torchrun"
+    own = "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr 127.0.0.1, "
+    own += "without torchrun"
     for ours, theirs in pairs.items():
         if environ[ours] != environ[theirs]:
             raise Failure(
