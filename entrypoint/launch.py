@@ -53,7 +53,7 @@ def run_plan(
         if planned.world.num_nodes > 1:
             network.resolve(planned.world.master_addr)
         base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
-        _tell(planned, (*notes, *_restart_notes(planned, care)), console)
+        _tell(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
         for name in (pulse.VARIABLE, gauges.VARIABLE):  # an outer run's
             base.pop(name, None)
         shared = base | _common(planned, environ, console, care) | _own_port(planned, foreign)
@@ -109,6 +109,16 @@ def _restart_notes(planned: Plan, care: Care | None) -> list[str]:
     if care is None or care.restarts == 0 or _whole(planned):
         return []
     return ["launch.max_restarts is not used: this task starts only some of the ranks. The job script requeues the job"]
+
+
+def _address_notes(planned: Plan, foreign: bool) -> list[str]:
+    """A foreign command's ranks would wait for one that listens elsewhere; ours find that out at their store."""
+    world = planned.world
+    if not foreign or planned.agent_store or world.rank > 0 or world.num_nodes == 1:
+        return []
+    if network.is_ours(address := network.resolve(world.master_addr)):
+        return []
+    return [f"the master's address {address} is not this host's own: right if a service or router leads here"]
 
 
 def _whole(planned: Plan) -> bool:
@@ -224,7 +234,7 @@ def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:
     ports = planned.ports if _whole(planned) else planned.ports[:1]
     if planned.world.rank > 0:
         return {"MASTER_PORT": str(planned.ports[0])}
-    host = network.resolve(planned.world.master_addr)
+    host = network.where_to_listen(planned.world.master_addr, planned.world.num_nodes)
     with network.bind_first_free(host, ports) as listener:
         return {"MASTER_PORT": str(listener.getsockname()[1])}
 

@@ -45,6 +45,30 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
     )
 
 
+def where_to_listen(master: str, num_nodes: int) -> str:
+    """The one address on which rank 0 listens: torch's store asks nobody for a password.
+
+    On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to an address that only
+    leads here (a service's, a router's): then all interfaces will do, and nothing less.
+
+    Raises:
+        Failure: PEER, for a master that does not resolve here.
+    """
+    address = resolve(master)
+    if num_nodes == 1 or (is_ours(address) and not _is_loopback(address)):
+        return address
+    return "::" if ":" in address else "0.0.0.0"
+
+
+def is_ours(address: str) -> bool:
+    """Whether this machine has that address, found out by listening there."""
+    try:
+        bind_first_free(address, [0]).close()
+    except Failure:
+        return False
+    return True
+
+
 def _cannot_bind(host: str, port: int, error: OSError) -> Failure:
     return Failure(
         f"rank 0 cannot listen on {host}:{port}: {error.strerror}",

@@ -13,11 +13,13 @@ from entrypoint.errors import Failure
 from entrypoint.plan import Plan
 
 ANSWER_S = 2.0
-LOOPBACK, ANYWHERE = "127.0.0.1", "0.0.0.0"
+ARRIVE_S = 0.5  # for a connection that an address in front of this host has taken
+LOOPBACK = "127.0.0.1"
 # Variables that choose an interface -> whether a name in it may be only the beginning of one (NCCL).
 CHOICES = {"ENTRYPOINT_INTERFACE": False, "GLOO_SOCKET_IFNAME": False, "NCCL_SOCKET_IFNAME": True}
 _ROUTE_FIX = "set MASTER_ADDR or ENTRYPOINT_INTERFACE to a network that all nodes share"
 _LOOPING_FIX = "take the name out of the lines of /etc/hosts that begin with 127., or set MASTER_ADDR to its address"
+_IN_FRONT_FIX = "right for a service or a router that will lead here; else unset MASTER_ADDR, or set it to this host"
 _FIREWALL_FIX = "open the ports {0} between the nodes, or set ENTRYPOINT_PORT_RANGE=LOW-HIGH to some that are open"
 
 
@@ -75,13 +77,17 @@ def _master(plan: Plan) -> list[Finding]:
     if towards is None and ":" not in address:
         return [fail("master", f"{host} is {address}, and this host has no route to it", _ROUTE_FIX)]
     known = ok("master", f"{host} is {address}, through {towards or 'an IPv6 route'}")
-    if loops := plan.world.num_nodes > 1 and network.loops_back(host):
+    if plan.world.num_nodes > 1 and network.loops_back(host):
         known = _looping(plan, f"{host} is {address}, this host itself")
     if plan.agent_store:
         return [known]
     if plan.world.rank > 0:
         return [known, way(address, plan.ports[0])]
-    return [known, port(ANYWHERE if loops else address, plan.ports, plan.launcher)]
+    listening = network.where_to_listen(host, plan.world.num_nodes)
+    listens = port(listening, plan.ports, plan.launcher)
+    if listens.state == "ok" and not network.is_ours(address):
+        known = _in_front(address, listening, plan.ports)
+    return [known, listens]
 
 
 def _looping(plan: Plan, text: str) -> Finding:
@@ -92,6 +98,19 @@ def _looping(plan: Plan, text: str) -> Finding:
     if between in (None, network.LO):
         return warn("master", f"{text}, and no network interface leads to another one", _ROUTE_FIX)
     return ok("master", f"{text}; the others are reached through {between}, unless ENTRYPOINT_INTERFACE says another")
+
+
+def _in_front(address: str, listening: str, ports: Sequence[int]) -> Finding:
+    """A service's address, or a router's, leads to rank 0's host; a wrong one does not."""
+    text = f"{address} is not this host's own"
+    with network.bind_first_free(listening, ports) as listener:
+        network.probe(address, listener.getsockname()[1], ANSWER_S)
+        listener.settimeout(ARRIVE_S)
+        try:
+            listener.accept()[0].close()
+        except TimeoutError:
+            return warn("master", f"{text}, and nothing came from there to here", _IN_FRONT_FIX)
+    return ok("master", f"{text}, and leads here")
 
 
 def port(address: str, ports: Sequence[int], launcher: str) -> Finding:

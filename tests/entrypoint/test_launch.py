@@ -121,6 +121,15 @@ def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> 
             run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
 
 
+@pytest.mark.parametrize(("address", "noted"), [("192.0.2.1", True), ("127.0.0.1", False)])
+def test_a_foreign_command_may_meet_at_a_services_address_and_is_told_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], address: str, noted: bool
+) -> None:
+    found = planned(captured("per-node/task-0@node01") | {"MASTER_ADDR": address})
+    assert port_told(found, tmp_path) == str(found.ports[0])
+    assert (f"address {address} is not this host's own" in capfd.readouterr().err) is noted
+
+
 def on_one_node(rank: int, first_port: int) -> Plan:
     """One of the two tasks that mpirun has started here."""
     numbers = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}

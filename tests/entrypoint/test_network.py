@@ -38,6 +38,29 @@ def test_an_address_of_another_machine_is_refused_with_its_name() -> None:
         network.bind_first_free("192.0.2.1", [20_001])
 
 
+@pytest.mark.parametrize(
+    ("master", "nodes", "address"),
+    [
+        ("127.0.0.1", 1, "127.0.0.1"),
+        ("127.0.0.1", 2, "0.0.0.0"),
+        ("192.0.2.1", 1, "192.0.2.1"),
+        ("192.0.2.1", 2, "0.0.0.0"),
+        ("::1", 2, "::"),
+        ("2001:db8::1", 2, "::"),
+    ],
+)
+def test_rank_0_listens_everywhere_only_where_its_address_is_not_its_own(master: str, nodes: int, address: str) -> None:
+    assert network.where_to_listen(master, nodes) == address
+
+
+def test_an_address_of_this_machine_alone_is_listened_on_alone() -> None:
+    if why := missing():
+        pytest.skip(why)
+    line = "from entrypoint.network import where_to_listen as to; print(to('10.77.0.1', 2), to('10.77.0.9', 2))"
+    with joined(1) as (host,), host.start("-c", line, cwd=REPOSITORY) as process:
+        assert process.communicate(timeout=60)[0].split() == ["10.77.0.1", "0.0.0.0"]
+
+
 def test_a_name_that_does_not_resolve_is_named() -> None:
     with pytest.raises(Failure, match=r"no-such-host\.invalid") as caught:
         network.resolve("no-such-host.invalid")

@@ -63,14 +63,14 @@ def _open(world: World, environ: Mapping[str, str], deadline: float) -> dist.Sto
 
 
 def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
-    listener = _listen(world, ports)
+    listener = network.bind_first_free(network.where_to_listen(world.master_addr, world.num_nodes), ports)
     address, port = listener.getsockname()[:2]
     for earlier in ports[: list(ports).index(port)]:
         if _speaks_for(run_id, world, earlier):
             listener.close()
             raise attendance.twice(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
     store = dist.TCPStore(
-        "127.0.0.1" if address in ("0.0.0.0", "::") else address,
+        {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(address, address),
         port,
         world.world_size,
         is_master=True,
@@ -81,26 +81,6 @@ def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> 
     store.set(_SERVER, _ME)
     store.set(_NONCE, run_id)
     return store
-
-
-def _listen(world: World, ports: Sequence[int]) -> socket.socket:
-    """Listen on one address only: torch's store asks nobody for a password.
-
-    On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to a service's address:
-    then only all interfaces will do.
-    """
-    address = network.resolve(world.master_addr)
-    if world.num_nodes > 1 and (address.startswith("127.") or address == "::1" or not _is_ours(address)):
-        address = "0.0.0.0"
-    return network.bind_first_free(address, ports)
-
-
-def _is_ours(address: str) -> bool:
-    try:
-        network.bind_first_free(address, [0]).close()
-    except Failure:
-        return False
-    return True
 
 
 def _find(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
@@ -158,7 +138,7 @@ def _refuse_rival(world: World, environ: Mapping[str, str]) -> None:
     if world.rank or world.num_nodes == 1 or environ.get("ENTRYPOINT_AGENT_STORE") == "1":
         return
     address = network.resolve(world.master_addr)
-    if _is_ours(address):
+    if network.is_ours(address):
         return
     run_id = environ.get("ENTRYPOINT_RUN_ID", "")
     for port in (int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")):

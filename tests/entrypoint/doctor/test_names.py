@@ -128,9 +128,10 @@ def hosts() -> Iterator[Sequence[Host]]:
         yield found
 
 
-def looked(hosts: Sequence[Host], folder: Path, rank: int = 1) -> dict[str, Any]:
+def looked(hosts: Sequence[Host], folder: Path, *more: str, rank: int = 1) -> dict[str, Any]:
     """What the doctor on the second of two machines says of the way to the first."""
-    words = ["--nodes", "2", "--node-rank", str(rank), "--master-addr", hosts[0].address, "--output", str(folder)]
+    of_two = ["--nodes", "2", "--node-rank", str(rank), "--master-addr", hosts[0].address]
+    words = [*of_two, *more, "--output", str(folder)]
     with hosts[1].start("-m", "entrypoint", "doctor", "--json", "--device", "cpu", *words, cwd=folder) as process:
         said, _ = process.communicate(timeout=60)
     return {finding["name"]: finding for finding in json.loads(said)["findings"]}
@@ -168,6 +169,35 @@ def test_a_master_that_no_network_joins_to_another_machine_is_warned(debian: Seq
     debian[0].cut()
     found = looked(debian, tmp_path, rank=0)["master"]
     assert (found["state"], "no network interface" in found["text"]) == ("warn", True)
+
+
+# Hands each connection on to the second machine, as a service or a router does.
+IN_FRONT = """
+import socket
+with socket.create_server(("10.77.0.1", 23456)) as server:
+    print("ready", flush=True)
+    while True:
+        server.accept()[0].close()
+        socket.create_connection(("10.77.0.2", 23456)).close()
+"""
+
+
+def test_a_service_in_front_of_rank_0_is_no_trouble(hosts: Sequence[Host], tmp_path: Path) -> None:
+    with hosts[0].start("-c", IN_FRONT, cwd=tmp_path) as service:
+        try:
+            assert service.stdout is not None
+            assert service.stdout.readline() == "ready\n"
+            found = looked(hosts, tmp_path, "--master-port", "23456", rank=0)
+        finally:
+            service.kill()
+    assert found["master"]["text"] == "10.77.0.1 is not this host's own, and leads here"
+    assert (found["master"]["state"], found["port"]["state"]) == ("ok", "ok")
+
+
+def test_a_master_address_of_another_machine_is_a_warning_on_rank_0s(hosts: Sequence[Host], tmp_path: Path) -> None:
+    found = looked(hosts, tmp_path, rank=0)["master"]
+    assert (found["state"], "nothing came from there" in found["text"]) == ("warn", True)
+    assert "unset MASTER_ADDR" in found["fix"]
 
 
 def test_a_cut_link_is_no_route(hosts: Sequence[Host], tmp_path: Path) -> None:

@@ -81,6 +81,9 @@ FOR_REAL = {
     "names.interface fail interface": ("an interface that is not here",),
     "names._master refused master": ("a master without a name",),
     "names._master fail master: and this host has no route to it": ("test_names.py::test_a_cut_link_is_no_route",),
+    "names._in_front warn master: and nothing came from there to here": (
+        "test_names.py::test_a_master_address_of_another_machine_is_a_warning_on_rank_0s",
+    ),
     "names._looping warn master: if rank 0 is on another one, it is not found": (
         "test_names.py::test_another_machine_that_knows_the_masters_name_as_loopback_is_warned",
     ),

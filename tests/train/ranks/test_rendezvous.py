@@ -59,6 +59,14 @@ def test_the_store_listens_on_loopback_only_where_all_ranks_share_a_host() -> No
     assert listening == [f"0100007F:{port}"]
 
 
+@pytest.mark.parametrize("master", ["127.0.0.1", "::1"])
+def test_ranks_of_several_machines_meet_at_a_store_that_listens_everywhere(master: str) -> None:
+    worlds = [replace(world, master_addr=master, num_nodes=2) for world in (FIRST, SECOND)]
+    stores = meet(f"everywhere {master}", *worlds, ENTRYPOINT_ONE_HOST="0")
+    stores[0].set("key", "value")  # type: ignore[attr-defined]
+    assert stores[1].get("key") == b"value"  # type: ignore[attr-defined]
+
+
 def test_a_taken_first_port_moves_everyone_to_the_next() -> None:
     with network.bind_first_free("127.0.0.1", candidates("taken first")[:1]):
         stores = meet("taken first", FIRST, SECOND)
