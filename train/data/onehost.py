@@ -17,6 +17,14 @@ from entrypoint import Failure, World
 
 T = TypeVar("T")
 PROCESSES: Final = Path("/proc")
+BOOT: Final = PROCESSES / "sys/kernel/random/boot_id"
+
+
+def machine() -> str:
+    """What this machine's kernel has been called since it started; containers on it are told the same."""
+    with suppress(OSError):
+        return BOOT.read_text()
+    return ""
 
 
 def _alone(value: Any) -> list[Any]:
@@ -79,9 +87,18 @@ class Host:
 ALONE: Final = Host()
 
 
-def host(world: World, gathered: Callable[[Any], list[Any]]) -> Host:
-    """This rank among those of its machine."""
-    return Host(node=world.node_rank, rank=world.rank, world_size=world.world_size, gathered=gathered)
+def host(world: World, gathered: Callable[[Any], list[Any]], machine: Callable[[], str] = machine) -> Host:
+    """This rank among those of its machine. To be called by all ranks. machine: its mark, which no other one has.
+
+    Some launchers tell a rank no node's number, and the one that was counted up for it is wrong where they deal ranks
+    out in turn (mpirun --map-by node). Where ranks of one node have machines of several marks, the marks decide.
+    """
+    node = world.node_rank
+    if world.num_nodes > 1:
+        told = gathered((node, mark := machine()))
+        if len(set(told)) > len({number for number, _ in told}):
+            node = [each for _, each in told].index(mark)
+    return Host(node=node, rank=world.rank, world_size=world.world_size, gathered=gathered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hosts import together
+from worlds import FIRST
 
 from entrypoint import ExitCode, Failure
 from train.data import onehost
@@ -58,6 +60,30 @@ def test_another_file_under_the_number_that_was_told_is_not_taken(tmp_path: Path
 def test_what_the_first_rank_of_a_machine_finds_is_all_of_its_ranks() -> None:
     found = together(lambda host: host.first(lambda: f"rank {host.rank}"), [0, 1, 0, 1])
     assert found == ["rank 0", "rank 1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("told", "marks", "nodes"),
+    [
+        ([0, 0, 1, 1], "abab", [0, 1, 0, 1]),
+        ([0, 0, 1, 1], "aabb", [0, 0, 1, 1]),
+        ([0, 0, 1, 1], "aaaa", [0, 0, 1, 1]),
+        ([0, 1, 0, 1], "abab", [0, 1, 0, 1]),
+    ],
+    ids=["dealt out in turn", "as told", "two networks of one machine", "told in turn"],
+)
+def test_a_nodes_number_that_was_counted_up_gives_way_to_its_machines_mark(
+    told: list[int], marks: str, nodes: list[int]
+) -> None:
+    def run(host: Host) -> int:
+        world = replace(FIRST, rank=host.rank, world_size=4, num_nodes=2, node_rank=told[host.rank])
+        return onehost.host(world, host.gathered, machine=lambda: marks[host.rank]).node
+
+    assert together(run, [0] * 4) == nodes
+
+
+def test_a_machines_mark_stays_the_same() -> None:
+    assert onehost.machine() == onehost.machine() != ""
 
 
 def test_a_failure_on_one_machine_ends_all_ranks() -> None:
