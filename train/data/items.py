@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from train import plugin
 from train.data.axes import laid_out
 from train.data.sets import Samples
 
+LOOKED: Final = 8  # items that are read twice
 ONE_AT_A_TIME: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not stand several threads
 
 
@@ -67,6 +69,17 @@ def open_items(dataset: Any, labels: Tensor, size: int, name: str) -> Items:
     rows = torch.arange(len(labels))
     first = Items(dataset, rows, labels, size, name).one(0)
     return Items(dataset, rows, labels, size, name, (tuple(first.shape), first.dtype))
+
+
+def changing(items: Items) -> int | None:
+    """Which of the first few items is another one when it is read again; None where all stay, as a half of random flips
+    does not.
+    """
+    for sample in range(min(LOOKED, len(items.labels))):
+        with suppress(Failure):  # one that cannot be read is counted where it is used
+            if not torch.equal(items.one(sample), items.one(sample)):
+                return int(items.rows[sample])
+    return None
 
 
 def part(items: Items, chosen: Tensor) -> Items:

@@ -53,11 +53,21 @@ def _as_sets(made: Any, data: Data) -> Sets:
         chosen = tensors.held_out_part(data, training.labels)
         training, others = items.part(training, ~chosen), items.part(training, chosen)
     shape, _ = training.first or ((), None)
+    changing = items.changing(training)
     return Sets(
         training=training,
         held_out=others,
         classes=tuple(map(str, names or range(count))),
         shape=Shape(channels=shape[-1], size=shape[:-1]),
+        warnings=() if changing is None else (_changing(data, changing),),
+    )
+
+
+def _changing(data: Data, row: int) -> str:
+    return (
+        f"{data.name}: item {row} is not the same when it is read again (random transforms?). Kept in memory, items "
+        "are read once and stay so in all epochs; data.loader=workers reads them anew, and a run that goes on or has "
+        "other ranks then sees other ones. Take what is random out: data.augment moves images by keys"
     )
 
 

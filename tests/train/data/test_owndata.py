@@ -36,6 +36,11 @@ class Listed(Squares):
     targets = [row % 2 for row in range(40)]
     classes = ["even", "odd"]
 
+class Moving(Squares):
+    def __getitem__(self, row):
+        pixels, label = super().__getitem__(row)
+        return (np.random.randint(0, 9, pixels.shape).astype(np.uint8) if row == 3 else pixels), label
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter([])
@@ -106,6 +111,16 @@ def test_what_a_factory_may_return(
 
 def test_the_factory_gets_the_data_section(write: Any) -> None:
     assert sizes(owndata.find(write("Squares(len(data.root)), Squares(4)"))) == (7, 4)
+
+
+def test_items_that_change_when_they_are_read_again_are_warned_of(write: Any) -> None:
+    (said,) = catalog.open_sets(write("Moving(), Squares(10)")).warnings
+    assert "item 3 is not the same when it is read again" in said
+    assert "data.augment" in said
+
+
+def test_items_that_stay_as_they_are_are_not_warned_of(write: Any) -> None:
+    assert catalog.open_sets(write("Squares(), Squares(10)")).warnings == ()
 
 
 def test_listed_labels_are_not_read_out_of_the_items(write: Any) -> None:
