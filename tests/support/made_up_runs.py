@@ -49,6 +49,13 @@ def go_on(folder: Path, *, step: int, ranks: int) -> None:
     (folder / "run.json").write_text(json.dumps(found))
 
 
+def found_finished(folder: Path, *, step: int) -> None:
+    """A later start, which had nothing to train."""
+    found = json.loads((folder / "run.json").read_text())
+    found["starts"].append({"at": "later", "step": step, "idle": True, "hosts": ["login"], "launcher": "local"})
+    (folder / "run.json").write_text(json.dumps(found))
+
+
 def facts(ranks: int) -> dict[str, Any]:
     """run.json of one start."""
     start = {"at": "2026-11-18T00:26:40+00:00", "step": 0, "world_size": ranks, "hosts": ["node01"]}

@@ -46,10 +46,37 @@ def write_config(run_folder: Path, config: RunConfig) -> None:
     durable.write(run_folder / CONFIG, schema.dump(config).encode())
 
 
-def write_run(
+def write_start(
     run_folder: Path,
     *,
     step: int,
+    world_size: int | None,
+    hosts: Sequence[str],
+    launcher: str,
+    environ: Mapping[str, str],
+    now: float,
+) -> None:
+    """Complete the entry of this start in `starts` of `run.json`, where `starts.begin` has begun one. On rank 0.
+
+    Args:
+        step: the step that this start goes on from (0: from the start).
+        world_size: None for a start that finds the run finished and trains nothing: its place is not the training's.
+        now: seconds since 1970.
+
+    Raises:
+        Failure: as in `refusals.MEANING`.
+    """
+    ranks = {"idle": True} if world_size is None else {"world_size": world_size}
+    start = {"at": utc(now), "step": step, **ranks, "hosts": [*hosts], "launcher": launcher}
+    found = read_run(run_folder) or {}
+    before = found.get("starts", [])
+    begun = before.pop() if before and not {"world_size", "idle"} & before[-1].keys() else {}  # a moment ago
+    durable.write_json(run_folder / RUN, found | {"starts": [*before, {**begun, **start, **job(environ)}]})
+
+
+def write_run(
+    run_folder: Path,
+    *,
     world: World,
     hosts: Sequence[str],
     launcher: str,
@@ -58,23 +85,17 @@ def write_run(
     environ: Mapping[str, str],
     variables: Mapping[str, Mapping[str, str]],
     training: Mapping[str, Any],
-    now: float,
 ) -> None:
-    """Write `run.json`: the facts of this start, and one entry in `starts` for each start so far. On rank 0.
+    """Write what `run.json` says of the training: the facts of this start in place of an earlier one's. On rank 0.
 
     Args:
-        step: the step that this start goes on from (0: from the start).
         hosts: one name per node; `sources`: for each fact the variable it came from.
         variables: of the caller: those that act, and those that were not used.
         training: what `auto`, the data and the model came to: runs are compared by it.
-        now: seconds since 1970.
 
     Raises:
         Failure: as in `refusals.MEANING`.
     """
-    start = {"at": utc(now), "step": step, "world_size": world.world_size, "hosts": [*hosts], "launcher": launcher}
-    before = (read_run(run_folder) or {}).get("starts", [])
-    begun = before.pop() if before and "world_size" not in before[-1] else {}  # by `starts.begin`, a moment ago
     image = source.image(environ)
     facts = {
         "versions": versions(),
@@ -85,7 +106,7 @@ def write_run(
         "sources": dict(sources),
         "argv": [*argv],
         "variables": {kind: dict(found) for kind, found in variables.items()},
-        "starts": [*before, {**begun, **start, **job(environ)}],
+        "starts": (read_run(run_folder) or {}).get("starts", []),
     }
     durable.write_json(run_folder / RUN, {"hosts": [*hosts], "launcher": launcher} | facts)
 

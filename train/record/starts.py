@@ -86,12 +86,15 @@ def end(run_folder: Path, code: int, me: Holder) -> None:
 def of_the_training(starts: Sequence[Start], said: Ending | None) -> Ending | None:
     """How the last start ended that really trained, as far as somebody said so; where none did, what was said last.
 
-    A start that was refused, or stopped before its step was known, ends itself and not the run.
+    A start that was refused, or stopped before its step was known, ends itself and not the run. One that found the run
+    finished, and ended so, says it of the run: whoever trained may have been killed after the last commit.
 
     Args:
         starts: all, oldest first. said: what stands in errors/exit.json: of the last of them.
     """
-    trained = [start for start in starts if "world_size" in start and start.get("step") is not None]
+    last = said.code if said else None
+    tell = [start for start in starts if _tells(start, last if start is starts[-1] else None)]
+    trained = [start for start in tell if start.get("step") is not None]
     if not trained:
         return said
     ended = _ended(trained[-1])
@@ -109,6 +112,11 @@ def known(run_folder: Path) -> list[dict[str, Any]]:
 
 def _write(run_folder: Path, starts: Sequence[Start]) -> None:
     durable.write_json(run_folder / record.RUN, (record.read_run(run_folder) or {}) | {"starts": [*starts]})
+
+
+def _tells(start: Start, said: int | None) -> bool:
+    """Whether its end is the run's. said: the code in errors/exit.json, where that is this start's."""
+    return "world_size" in start or (bool(start.get("idle")) and _ended(start).get("code", said) == ExitCode.OK)
 
 
 def _same_job(one: Start, other: Start) -> bool:

@@ -14,6 +14,8 @@ from train.report.document import Block, Document, Facts, Section, Table, Words
 from train.report.figures import NOT, SCORES
 from train.report.reading import Run, number
 
+TRAINED_NOTHING = "none: finished before"
+
 
 def document(
     runs: Sequence[Run], found: Sequence[Bench], *, anyway: bool, made: str, missing: Sequence[str] = ()
@@ -175,7 +177,8 @@ def starts(run: Run) -> Section | None:
     if len(run.starts) < 2:
         return None
     head = ["began", "from step", "ranks", "hosts", "launcher", "ended"]
-    rows = [[_plain(start, key) for key in ("at", "step", "world_size", "hosts", "launcher")] for start in run.starts]
+    shown = [{**start, "world_size": TRAINED_NOTHING} if start.get("idle") else start for start in run.starts]
+    rows = [[_plain(start, key) for key in ("at", "step", "world_size", "hosts", "launcher")] for start in shown]
     ended = [start.get("ended") for start in run.starts]
     told = [f"{end.get('code')}, {end.get('cause')}" if isinstance(end, dict) else "not recorded" for end in ended]
     lines = [[*row, end] for row, end in zip(rows, told, strict=True)]

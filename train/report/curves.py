@@ -83,7 +83,7 @@ def curve(
 
 def restarts(run: Run) -> Mapping[float, str]:
     """Where later starts went on, with their number of ranks; none where there are too many to be told apart."""
-    later = [start for start in run.starts if start["step"] > 0]
+    later = [start for start in run.starts if start["step"] > 0 and not start.get("idle")]
     if len(later) > MARKED:
         return {}
     length = run.steps_per_epoch or 1

@@ -70,7 +70,7 @@ class Run:
 
     @property
     def world_size(self) -> int | None:
-        """Of the last start."""
+        """Of the last start that has trained."""
         return whole(self.fact("world", "world_size"))
 
     @property

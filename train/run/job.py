@@ -76,6 +76,8 @@ class Job:
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
     usage: Usage = UNMEASURED
+    first_step: Callable[[], None] | None = None
+    """On rank 0, once this start has done one: it is a part of the training from then on."""
 
     @property
     def checkpoints(self) -> Path:

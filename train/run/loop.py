@@ -48,6 +48,7 @@ def fit(
 
 def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress, take: Take) -> None:
     state, host = todo.state, onehost.host(todo.runtime.world, todo.runtime.gathered)
+    begun = state.step
     agreement = Agreement(exchange(todo.runtime.control, host), lambda: _wishes(todo, now))
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
@@ -63,6 +64,9 @@ def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress, take: Take
             save(todo, now, metrics)
         agreement.propose()
         take(todo, now, stream)
+        if todo.first_step is not None and state.step == begun + 1:
+            with now.stopwatch.paused():
+                todo.runtime.shared(todo.first_step)
         progress.step()
         compare_replicas(todo)
         if state.step % todo.config.log.every_steps == 0:

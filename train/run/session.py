@@ -75,8 +75,13 @@ def run(
     )
     used = usage.begin(ready, gauges.attach(environ), config.log.gpu_every_seconds)
     todo = seat.job = replace(todo, usage=used)
-    ready.shared(lambda: _write_facts(todo, environ, argv, now, found))
     idle = is_finished(todo)
+    ready.shared(lambda: _write_start(todo, environ, now, idle=idle))
+    facts = partial(_write_facts, todo, dict(environ), argv, found)
+    if todo.state.step == 0:
+        ready.shared(facts)
+    else:  # until it has done a step, the record and what is trained are an earlier start's
+        todo = seat.job = replace(todo, first_step=facts)
     shown = Progress(main=ready.is_main, terminal=terminal and not idle, total=todo.steps.total, step=todo.state.step)
     before = (seat.before,) if seat.before else ()
     shown.say(_idle(todo, before) if idle else banner(todo, found, until=bell.watch.deadline, before=before))
@@ -215,22 +220,29 @@ def _next(todo: Job, typed: str, *, early: bool) -> str:
     return f"ended early: {found}\n{said}"
 
 
-def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], now: float, found: Variables) -> None:
-    """On rank 0: config.yaml and run.json. A run that is past what is asked for keeps what it was trained with."""
-    if todo.state.step <= todo.steps.total:
-        record.write_config(todo.folder, todo.config)
+def _write_start(todo: Job, environ: Mapping[str, str], now: float, *, idle: bool) -> None:
+    """On rank 0: that there is one more, and where; `idle` where it will train nothing."""
+    ranks = None if idle else todo.runtime.world.world_size
+    record.write_start(todo.folder, step=todo.state.step, world_size=ranks, **_place(environ), environ=environ, now=now)
+
+
+def _place(environ: Mapping[str, str]) -> Mapping[str, Any]:
+    hosts = [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
+    return {"hosts": hosts, "launcher": environ.get("ENTRYPOINT_LAUNCHER", "unknown")}
+
+
+def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], found: Variables) -> None:
+    """On rank 0: config.yaml, and what run.json says of the training."""
+    record.write_config(todo.folder, todo.config)
     record.write_run(
         todo.folder,
-        step=todo.state.step,
         world=todo.runtime.world,
-        hosts=[host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host],
-        launcher=environ.get("ENTRYPOINT_LAUNCHER", "unknown"),
+        **_place(environ),
         sources=_sources(environ),
         argv=argv,
         environ=environ,
         variables=found.record(),
         training=_training(todo),
-        now=now,
     )
 
 

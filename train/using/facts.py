@@ -21,7 +21,7 @@ from train.using.takes import Takes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """tensors: averaged over steps, where the run did so. told: the checkpoint's state.json. recorded: run.json of its
-    run, as its last start left it; empty where it is not there."""
+    run, as the last start that trained left it; empty where it is not there."""
 
     config: RunConfig
     takes: Takes

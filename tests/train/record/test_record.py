@@ -26,11 +26,17 @@ WORLD = World(
 )
 
 
+def begun(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str, str] | None = None, **more: Any) -> None:
+    """One more start."""
+    told: dict[str, Any] = {"world_size": 4, "hosts": ["node01", "node02"], "launcher": "slurm-task", **more}
+    record.write_start(folder, step=step, environ=environ or {}, now=now, **told)
+
+
 def started(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str, str] | None = None) -> dict[str, Any]:
-    """The record after one more start."""
+    """The record after one more start that trained."""
+    begun(folder, step=step, now=now, environ=environ)
     record.write_run(
         folder,
-        step=step,
         world=WORLD,
         hosts=["node01", "node02"],
         launcher="slurm-task",
@@ -39,7 +45,6 @@ def started(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str,
         environ=environ or {},
         variables={"acting": {"NCCL_DEBUG": "INFO"}, "removed": {}},
         training={"precision": "bf16"},
-        now=now,
     )
     found = record.read_run(folder)
     assert found is not None
@@ -54,6 +59,16 @@ def test_a_start_is_recorded_with_its_place_and_where_that_came_from(tmp_path: P
     assert found["argv"] == ["train", "--config", "a.yaml"]
     assert found["variables"] == {"acting": {"NCCL_DEBUG": "INFO"}, "removed": {}}
     assert found["training"] == {"precision": "bf16"}
+
+
+def test_a_start_that_trains_nothing_adds_its_entry_alone(tmp_path: Path) -> None:
+    before = started(tmp_path)
+    begun(tmp_path, step=8, world_size=None, hosts=["login"], launcher="local")
+    after = record.read_run(tmp_path) or {}
+    entry = {"step": 8, "idle": True, "hosts": ["login"], "launcher": "local"}
+    assert (after["starts"][:-1], after["starts"][-1] | entry) == (before["starts"], after["starts"][-1])
+    assert "world_size" not in after["starts"][-1]
+    assert {**after, "starts": None} == {**before, "starts": None}
 
 
 def test_the_versions_that_matter_are_recorded(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ DONE = {"step": 0, "world_size": 1, "ended": {"code": 0, "cause": "finished"}}
 REFUSED = {"step": None, "ended": {"code": 65, "cause": "another config"}}
 OTHER_DATA = {"step": 8, "ended": {"code": 65, "cause": "other data"}}
 KILLED = {"step": 0, "world_size": 1}
+IDLE = {"step": 8, "idle": True}
 
 
 def ending(code: int, cause: str, step: int | None = None) -> Ending:
@@ -142,6 +143,10 @@ def ending(code: int, cause: str, step: int | None = None) -> Ending:
         ([KILLED], ending(0, "finished", 8), ending(0, "finished", 8)),
         ([KILLED, REFUSED], ending(65, "another config"), None),
         ([DONE, KILLED], None, None),
+        ([DONE, IDLE], None, ending(0, "finished")),
+        ([DONE, {**IDLE, "ended": {"code": 69, "cause": "killed"}}], ending(69, "killed"), ending(0, "finished")),
+        ([KILLED, IDLE], ending(0, "finished", 8), ending(0, "finished", 8)),
+        ([KILLED, {**IDLE, "ended": DONE["ended"]}, REFUSED], ending(65, "other"), ending(0, "finished")),
         ([REFUSED], ending(65, "another config"), ending(65, "another config")),
         ([], ending(0, "finished", 8), ending(0, "finished", 8)),
         ([{"step": 0, "world_size": 1, "ended": {"code": "x"}}], None, None),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import history, make_run, of_gpus
+from made_up_runs import found_finished, history, make_run, of_gpus
 
 from train.report import contents, reading
 from train.report.document import Document, Facts, Table
@@ -61,6 +61,16 @@ def test_several_starts_are_listed(tmp_path: Path) -> None:
     section = contents.starts(reading.read(folder))
     assert section is not None
     assert "75, SIGUSR1" in str(section)
+
+
+def test_a_start_that_found_the_run_finished_is_listed_as_one_that_trained_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    found_finished(folder, step=20)
+    section = contents.starts(reading.read(folder))
+    assert section is not None
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert [row[2] for row in table.rows] == ["2", "none: finished before"]
 
 
 def test_a_run_that_is_not_there_is_a_caution(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up_runs import make_run
+from made_up_runs import found_finished, make_run
 
 from train.report import curves, reading
 from train.report.document import Picture, Words
@@ -45,6 +45,12 @@ def test_a_start_that_went_on_is_marked(tmp_path: Path) -> None:
     record["starts"].append({"step": 15, "world_size": 4})
     (folder / "run.json").write_text(json.dumps(record))
     assert curves.restarts(reading.read(folder)) == {1.5: "goes on, 4 ranks"}
+
+
+def test_a_start_that_trained_nothing_is_not_marked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    found_finished(folder, step=20)
+    assert curves.restarts(reading.read(folder)) == {}
 
 
 def test_a_run_without_a_line_has_words_instead_of_a_picture(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import go_on, history, make_run
+from made_up_runs import found_finished, go_on, history, make_run
 
 from train.record import exitfile
 from train.report import figures, reading
@@ -30,6 +30,14 @@ def test_a_start_without_a_log_point_leaves_the_speed_to_the_one_before(tmp_path
     found = figures.speed(reading.read(folder))
     assert found is not None
     assert (found.images_per_s, found.ranks, figures.ranks(reading.read(folder))) == (2000, 2, 2)
+
+
+def test_a_start_that_trained_nothing_changes_neither_speed_nor_place(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    before = reading.read(folder)
+    found_finished(folder, step=20)
+    after = reading.read(folder)
+    assert (figures.speed(after), figures.place(after)) == (figures.speed(before), "2 ranks on 1 node")
 
 
 def test_a_single_log_point_is_said_to_hold_the_first_steps(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from made_up_usage import rank, row
 
 from entrypoint import ExitCode, Failure
 from train.evaluation import scores
+from train.files import durable
 from train.record import exitfile, progress, record
 from train.run import compiling, job, session, step
 from train.run.bell import Bell
@@ -190,6 +191,53 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     assert found["training"]["device"] == f"CPU, {progress.many(torch.get_num_threads(), 'thread')} per rank"
     assert schema.load(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
     assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=0, step=8, cause="finished")
+
+
+def moved(folder: Path) -> dict[str, Any]:
+    """The record of a run, as if all of it had been trained on eight GPUs."""
+    found = record.read_run(folder) or {}
+    found["training"] |= {"device": "NVIDIA H100", "precision": "bf16", "fit": {"micro": 512, "key": "of 8"}}
+    found["world"] |= {"world_size": 8, "local_world_size": 8}
+    told = found | {"versions": {"torch": "2.0"}, "git": "abc", "image": {"digest": "sha256:0"}, "hosts": ["node01"]}
+    durable.write_json(folder / record.RUN, told)
+    return told
+
+
+def unlike(folder: Path, before: dict[str, Any]) -> set[str]:
+    """What is not as it was in the record of a run."""
+    after = record.read_run(folder) or {}
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+def test_a_finished_run_started_again_elsewhere_keeps_the_record_of_its_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder)
+    before, config = moved(folder), (folder / "config.yaml").read_text()
+    assert run(folder, "log.every_steps=1", environ={"ENTRYPOINT_HOSTS": "login"}) == ExitCode.OK
+    assert unlike(folder, before) == {"starts"}
+    entry = (record.read_run(folder) or {})["starts"][-1]
+    assert (entry["idle"], entry["hosts"], entry.get("world_size")) == (True, ["login"], None)
+    assert (folder / "config.yaml").read_text() == config
+
+
+def test_a_start_that_is_stopped_before_its_first_step_leaves_the_record_of_the_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, "train.epochs=1")
+    before = moved(folder)
+    assert run(folder, environ={"ENTRYPOINT_DEADLINE": "1"}) == ExitCode.STOPPED
+    assert unlike(folder, before) == {"starts"}
+    assert run(folder) == ExitCode.OK
+    assert {"training", "world", "versions"} < unlike(folder, before)
+    assert schema.load(str(folder / "config.yaml")).train.epochs == 2
+
+
+def test_a_start_that_is_refused_leaves_the_record_of_the_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder)
+    before = moved(folder)
+    with pytest.raises(Failure, match="another"):
+        run(folder, "optim.lr=0.5", "train.epochs=3")
+    assert unlike(folder, before) == set()
 
 
 def test_a_signal_ends_with_75_and_the_next_start_goes_on(
