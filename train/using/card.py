@@ -8,6 +8,7 @@ from typing import Final
 from entrypoint import Failure
 from train.evaluation import figures
 from train.evaluation.scores import Result
+from train.optim import schedules
 from train.record import record
 from train.record.progress import many
 from train.report import markdown
@@ -97,11 +98,12 @@ def _training(about: About) -> dict[str, str]:
     config, training = about.config, section(about.recorded, "training")
     world, each = about.told.get("world_size"), training.get("steps_per_epoch")
     optim, precision = config.optim, training.get("precision", config.train.precision)
+    rate = schedules.peak(optim, config.train.global_batch_size)
     rows = {
         "steps": f"{about.step:,}",
         "epochs": f"{about.step / each:g}" if isinstance(each, int) and each > 0 else None,
         "global batch": f"{config.train.global_batch_size:,}",
-        "optimizer": f"{optim.name}, learning rate {optim.lr:g}, {optim.schedule}",
+        "optimizer": f"{optim.name}, learning rate {rate:g}, {optim.schedule}",
         "precision": str(precision),
         "world": many(world, "rank") if isinstance(world, int) else None,
         "device": str(training["device"]) if "device" in training else None,
@@ -127,7 +129,7 @@ def _recall(result: Result, classes: tuple[str, ...]) -> list[list[str]]:
 
 
 def _versions(about: About) -> Mapping[str, str]:
-    """Of the training's last start, where its run.json is there; else those of this machine, and said so."""
+    """Of the last start that trained, where its run.json is there; else those of this machine, and said so."""
     trained = section(about.recorded, "versions")
     named = trained or {f"{name} (at export)": version for name, version in record.versions().items()}
     commit = about.recorded.get("git")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from train.data.shape import Shape
-from train.settings.config import Model, Run, RunConfig, Train
+from train.settings.config import Model, Optim, Run, RunConfig, Train
 from train.using import card
 from train.using.facts import About
 from train.using.takes import Takes
@@ -69,6 +69,13 @@ def rows(about: About) -> dict[str, str]:
 )
 def test_the_card_tells(name: str, said: str) -> None:
     assert rows(ABOUT)[name] == said
+
+
+@pytest.mark.parametrize(("scaling", "said"), [("none", "0.1"), ("linear", "0.8"), ("sqrt", "0.282843")])
+def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any, said: str) -> None:
+    optim = Optim(name="sgd", lr=0.1, lr_scaling=scaling, base_batch_size=256)
+    scaled = replace(ABOUT.config, optim=optim, train=Train(global_batch_size=2048))
+    assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {said}, {optim.schedule}"
 
 
 def test_the_licence_is_said_to_be_open() -> None:
