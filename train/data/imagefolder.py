@@ -52,7 +52,7 @@ def layout(root: Path) -> Layout:
 def _too_few(root: Path, training: Path, classes: tuple[str, ...]) -> Failure:
     """Images without class folders are told: who has them stands one folder too deep, or has not sorted them."""
     what, listed = f"data.root {root} has fewer than two class folders", ", ".join(classes) or "none"
-    images = sum(name.lower().endswith(SUFFIXES) for name in entries(training, os.DirEntry.is_file))
+    images = sum(map(is_image, entries(training, os.DirEntry.is_file)))
     if not images:
         return _missing(what, f"{training.absolute()}: {listed}")
     told = f"{images:,} images" if images > 1 else "1 image"
@@ -69,7 +69,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     Raises:
         Failure: NO_INPUT, where the folder cannot be listed.
     """
-    return tuple(name for name in entries(folder, os.DirEntry.is_dir) if not name.startswith("."))
+    return tuple(name for name in entries(folder, os.DirEntry.is_dir) if not hidden(name))
 
 
 def entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
@@ -88,7 +88,10 @@ def entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[st
 def image_files(folder: Path, others: Counter[str] | None = None, inside: set[str] | None = None) -> Iterator[Path]:
     """Every image below a class folder, in sorted order, folders inside folders included.
 
-    others: counts by ending what is no image; hidden files are not told. inside: takes the folders directly in it.
+    Hidden files and folders are passed over: tools keep copies there (`.ipynb_checkpoints`, `.snapshot`), and a Mac's
+    archives hold a `._1.jpg`, which is no image, for each `1.jpg`.
+
+    others: counts by ending what is no image. inside: takes the folders directly in it.
 
     Raises:
         Failure: NO_INPUT for a link to a folder above it, which would be walked without end, and for a folder that
@@ -99,15 +102,24 @@ def image_files(folder: Path, others: Counter[str] | None = None, inside: set[st
         raise unreadable(error, folder) from error
 
     for above, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not hidden(name))
         if inside is not None and above == os.fspath(folder):
             inside.update(folders)
         for link in (Path(above, name) for name in folders if os.path.islink(os.path.join(above, name))):
             _refuse_circle(link, folder)
-        yield from (Path(above, name) for name in sorted(names) if name.lower().endswith(SUFFIXES))
+        yield from (Path(above, name) for name in sorted(names) if is_image(name))
         if others is not None:
-            told = (name for name in names if not name.startswith(".") and not name.lower().endswith(SUFFIXES))
-            others.update(map(ending, told))
+            others.update(ending(name) for name in names if not hidden(name) and not is_image(name))
+
+
+def hidden(name: str) -> bool:
+    """Whether `ls` leaves it out."""
+    return name.startswith(".")
+
+
+def is_image(name: str) -> bool:
+    """By its name."""
+    return name.lower().endswith(SUFFIXES) and not hidden(name)
 
 
 def ending(name: str) -> str:
@@ -174,9 +186,8 @@ def beside(root: Path, found: Layout, unread: Counter[str]) -> None:
     """
     for folder in {root, found.training, found.held_out or found.training}:
         for name in entries(folder, os.DirEntry.is_file):
-            image = name.lower().endswith(SUFFIXES)
-            if image or not name.startswith("."):
-                unread[ending(name) + (BESIDE if image else "")] += 1
+            if not hidden(name):
+                unread[ending(name) + (BESIDE if is_image(name) else "")] += 1
 
 
 def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tuple[str, ...]) -> None:

@@ -44,6 +44,39 @@ def test_images_are_counted_and_other_files_are_not(tmp_path: Path) -> None:
     assert imagefolder.count(tmp_path, ("a", "b")) == 3
 
 
+HIDDEN = ("a/.ipynb_checkpoints/0-checkpoint.png", "a/deep/.snapshot/0.png", "a/._0.png", "b/.nfs0001.png")
+
+
+def test_hidden_images_are_no_images(tmp_path: Path) -> None:
+    make(tmp_path, "a/0.png", "b/1.jpg", *HIDDEN)
+    others, inside = Counter[str](), {"a": set[str](), "b": set[str]()}
+    assert imagefolder.counts(tmp_path, ("a", "b"), others, inside) == {"a": 1, "b": 1}
+    assert (others, inside["a"]) == ({}, {"deep"})
+
+
+def test_a_link_in_a_hidden_folder_is_not_followed(tmp_path: Path) -> None:
+    make(tmp_path, "a/0.png")
+    (tmp_path / "a" / ".again").symlink_to(tmp_path)
+    assert imagefolder.count(tmp_path, ("a",)) == 1
+
+
+def test_a_class_of_hidden_images_alone_is_empty(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="without an image: 1"):
+        imagefolder.count(make(tmp_path, "a/0.png", "b/._0.png"), ("a", "b"))
+
+
+def test_hidden_images_beside_the_classes_are_not_told(tmp_path: Path) -> None:
+    make(tmp_path, "a/0.png", "b/1.jpg", "._x.png", "y.png")
+    unread = Counter[str]()
+    imagefolder.beside(tmp_path, imagefolder.layout(tmp_path), unread)
+    assert unread == {f".png{imagefolder.BESIDE}": 1}
+
+
+def test_hidden_images_directly_in_the_root_are_not_counted(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="1 image directly in it"):
+        imagefolder.layout(make(tmp_path, "1.jpg", "._1.jpg"))
+
+
 REFUSED = {
     "missing": ((), "nowhere", "cannot be read"),
     "file": (("nowhere",), "nowhere", "cannot be read"),

@@ -28,6 +28,12 @@ def test_a_folder_is_all_images_in_it_and_below(photos: Path) -> None:
     assert names(photos) == ["a.JPG", "b.png", "c.png"]
 
 
+def test_hidden_images_are_taken_where_they_are_named(photos: Path) -> None:
+    copy, strange = (write_image(photos / name) for name in (".checkpoints/b.png", "._b.png"))
+    assert names(photos) == ["a.JPG", "b.png", "c.png"]
+    assert names(copy.parent, strange) == ["b.png", "._b.png"]
+
+
 def test_a_file_is_taken_whatever_its_name_in_the_order_of_the_words(photos: Path) -> None:
     assert names(photos / "notes.txt", photos / "b.png", photos / "b.png") == ["notes.txt", "b.png", "b.png"]
 
