@@ -12,13 +12,24 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from entrypoint import ExitCode, Failure
 
 # All that Pillow raises for 70,000 damaged files of its main formats.
 BROKEN: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
 DEEP: Final = ("I", "F")  # 16-bit PGM files come as I too
+TAGGED: Final = frozenset({"exif", "Raw profile type exif"})  # where Pillow keeps the block; of a TIFF nowhere
+# What makes an image upright, by its EXIF orientation.
+TURNS: Final[Mapping[object, Image.Transpose]] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # The system's own errors say nothing of the image: skipping it would hide a lost disk.
 _AWAY = (ExitCode.NO_INPUT, "let this user read the file, or delete it")
 _DISK = (ExitCode.IO, "start again when the file system answers")
@@ -54,11 +65,29 @@ def opened(path: Path) -> Image.Image:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """In 8 bits and three channels. Of 16 bits the upper 8 are taken: Pillow itself would make nearly all white.
+    """Upright, as its EXIF orientation says, in 8 bits and three channels.
+
+    Of 16 bits the upper 8 are taken: Pillow itself would make nearly all white.
 
     Raises:
         ValueError: for 32 bits, whose range nobody knows.
     """
+    flat = _flat(image)  # which loads it: only then a TIFF has turned itself, and a PNG has told all its tags
+    turn = _turn(image)
+    return flat if turn is None else flat.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """None too where the tags are damaged: the pixels may be whole."""
+    if TAGGED.isdisjoint(image.info):
+        return None
+    try:
+        return TURNS.get(image.getexif().get(ExifTags.Base.Orientation))
+    except Exception:  # Pillow promises nothing of what it raises here
+        return None
+
+
+def _flat(image: Image.Image) -> Image.Image:
     if image.mode not in DEEP and not image.mode.startswith("I;16"):
         return image.convert("RGB")
     values = np.asarray(image)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train import plugin
+from train.data import decode
 from train.data.axes import laid_out
 from train.data.sets import Samples
 
@@ -110,7 +111,7 @@ def item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
 def _pixels(image: Any, size: int, name: str) -> Tensor:
     """One image or clip as [*size, channels]: tensors have their channels first, arrays last, as files of them do."""
     if isinstance(image, Image.Image):
-        fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+        fitted = ImageOps.fit(_rgb(image, name), (size, size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(fitted))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _wrong(name, f"a {type(image).__name__}")
@@ -121,6 +122,19 @@ def _pixels(image: Any, size: int, name: str) -> Tensor:
         raise _wrong(name, f"an array of {str(found.dtype).removeprefix('torch.')}")
     laid = laid_out(found[None], name, channels_first=isinstance(image, Tensor))[0]
     return laid.contiguous() if laid.dtype == torch.uint8 else laid.float().contiguous()
+
+
+def _rgb(image: Image.Image, name: str) -> Image.Image:
+    """Upright and in 8 bits. Mode I also comes of numbers up to 255: their upper 8 of 16 bits would be black."""
+    try:
+        flat = decode.rgb(image)
+        if image.mode == "I" and 0 < np.asarray(image).max() <= 0xFF:
+            raise ValueError("pixels of 32 bits (mode I), none above 255: save it with 8 or 16 bits")
+    except decode.BROKEN as error:  # an image that was opened is read only here
+        if isinstance(error, OSError) and error.errno in decode.SYSTEM:
+            raise
+        raise _wrong(name, str(error)) from error
+    return flat
 
 
 def told(shape: tuple[int, ...], kind: torch.dtype) -> str:
@@ -135,5 +149,5 @@ def _bad(name: str, row: int, what: str, found: str, expected: str) -> Failure:
 
 def _wrong(name: str, found: str) -> Failure:
     expected = "a PIL image, or an array or tensor of uint8 or floats"
-    fix = "convert it in the dataset's __getitem__"
+    fix = "convert it in the dataset's __getitem__, or leave it out"
     return Failure(f"{name} is no image", found=found, expected=expected, fix=fix, code=ExitCode.DATA)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from train.files import durable
 
-VERSION: Final = 1
+VERSION: Final = 2  # raised whenever the same file would be decoded to other pixels
 CHANNELS: Final = 3
 BESIDE: Final = 5  # bytes beside each image: its checksum, and whether there is one
 

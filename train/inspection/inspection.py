@@ -62,8 +62,8 @@ def of_file(path: Path, sample: int) -> Look:
     began = time.perf_counter()
     try:
         with decode.opened(path) as image:
-            size, mode = image.size, image.mode
-            pixels = decode.rgb(image).tobytes()
+            mode, upright = image.mode, decode.rgb(image)
+            size, pixels = upright.size, upright.tobytes()
     except decode.BROKEN as error:
         return _broken(sample, decode.unreadable(path, sample, error))
     seconds = time.perf_counter() - began

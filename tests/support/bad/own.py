@@ -78,6 +78,12 @@ DATA: dict[str, Row] = {
         "__getitem__",
     ),
     "image-of-objects": ("return pair(kind=object), None", 65, ("is no image", "an array of object"), "__getitem__"),
+    "picture-of-floats": (
+        "from PIL import Image; return [(Image.new('F', (8, 8)), n % 2) for n in range(9)], None",
+        65,
+        ("item 0 is no image", "32 bits (mode F)"),
+        "__getitem__",
+    ),
     "image-of-ints": ("return pair(kind=np.int64), None", 65, ("is no image", "an array of int64"), "__getitem__"),
     "item-unlike-first": (
         "p = pair(); p[5:] = [(np.zeros((9, 9, 3), np.uint8), n % 2) for n in range(7)]; return p, None",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from entrypoint import Failure
 from train.data import decode
@@ -99,6 +99,57 @@ def test_pixels_of_an_unknown_range_are_refused(tmp_path: Path, pixels: np.ndarr
     with pytest.raises(Failure, match="32 bits") as caught:
         decode.decode(tmp_path / "a.tif", 8, 0)
     assert caught.value.code == 65
+
+
+def sideways(path: Path, orientation: int, pixels: np.ndarray[tuple[int, ...]]) -> Path:
+    """As a camera stores a picture: the pixels as they came, and how it was held."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(pixels).save(path, exif=exif)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_a_sideways_picture_is_decoded_as_its_upright_copy(tmp_path: Path, orientation: int, name: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (12, 21, 3), np.uint8)
+    path = sideways(tmp_path / name, orientation, noise)
+    with Image.open(path) as image:
+        ImageOps.exif_transpose(image).save(tmp_path / "upright.bmp")
+    assert (decode.decode(path, 8, 0) == decode.decode(tmp_path / "upright.bmp", 8, 0)).all()
+
+
+def test_a_large_sideways_picture_is_upright_too(tmp_path: Path) -> None:
+    pixels = np.zeros((96, 160), np.uint8)
+    pixels[:, :80] = 255  # its left is the top of what the camera saw
+    found = decode.decode(sideways(tmp_path / "a.jpg", 6, pixels), 8, 0)
+    assert (found[:3].min() > 200, found[5:].max() < 50) == (True, True)
+
+
+def test_16_bits_are_upright_too(tmp_path: Path) -> None:
+    path = sideways(tmp_path / "a.png", 3, np.kron(DEEP, np.ones((2, 1))).astype(np.uint16))
+    assert (decode.decode(path, 4, 0)[::2, :, 0] == (DEEP >> 8)[::-1, ::-1]).all()
+
+
+HEAD, SIX = b"Exif\0\0II*\0\x08\0\0\0", b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0"
+DAMAGED = {
+    "empty": b"Exif\0\0",
+    "no-tiff": b"Exif\0\0nothing of the kind",
+    "cut": HEAD + b"\x02\0" + SIX[:7],
+    "beyond-its-end": HEAD[:-4] + b"\xff\xff\xff\x7f",
+    "no-number": HEAD + b"\x01\0\x12\x01\x02\0\x02\0\0\0x\0\0\0\0\0\0\0",
+    "two-numbers": HEAD + b"\x01\0" + SIX[:4] + b"\x02\0\0\0\x06\0\x06\0\0\0\0\0",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp"])
+@pytest.mark.parametrize("block", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_tags_leave_an_image_as_it_is(tmp_path: Path, block: bytes, name: str) -> None:
+    image = Image.effect_noise((20, 12), 90).convert("RGB")
+    image.save(tmp_path / name, exif=block)
+    image.save(tmp_path / f"without-{name}")
+    assert (decode.decode(tmp_path / name, 8, 0) == decode.decode(tmp_path / f"without-{name}", 8, 0)).all()
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:

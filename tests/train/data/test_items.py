@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from entrypoint import ExitCode, Failure
 from train.data import items
@@ -58,6 +61,20 @@ def test_pixels_come_as_they_are() -> None:
     assert opened(BYTES, tensor).read(np.arange(2)).equal(torch.from_numpy(np.stack([BYTES, BYTES])))
 
 
+def test_of_a_picture_of_16_bits_the_upper_8_are_taken() -> None:
+    deep = np.linspace(0, 0xFFFF, 36, dtype=np.uint16).reshape(6, 6)
+    pictures = [Image.fromarray(deep), Image.fromarray(deep.astype(np.int32))]
+    assert [picture.mode for picture in pictures] == ["I;16", "I"]
+    assert (opened(*pictures).read(np.arange(2))[..., 0].numpy() == deep >> 8).all()
+
+
+def test_a_picture_that_was_taken_sideways_is_turned() -> None:
+    picture = Image.fromarray(BYTES[:6, :6])
+    picture.getexif()[ExifTags.Base.Orientation] = 6
+    picture.info["exif"] = picture.getexif().tobytes()
+    assert (opened(picture.copy()).read(np.arange(1))[0].numpy() == np.rot90(BYTES[:6, :6], -1)).all()
+
+
 def test_a_part_reads_its_own_items() -> None:
     source = opened(*(np.full((4, 4), number, np.uint8) for number in range(6)))
     part = items.part(source, source.labels == 1)
@@ -99,6 +116,8 @@ BAD = {
     "a-list": (([[1, 2]], 1), "a list", "no image"),
     "integers": ((BYTES.astype(np.int64), 1), "int64", "no image"),
     "objects": ((np.array([None]), 1), "an array of object", "no image"),
+    "a-picture-of-floats": ((Image.new("F", (8, 8), 0.5), 1), "32 bits (mode F)", "no image"),
+    "a-picture-of-few-numbers": ((Image.new("I", (8, 8), 255), 1), "mode I", "no image"),
     "one-axis": ((BYTES[0, 0], 1), "[1, 3]", "these axes"),
     "channels-first": ((BYTES.transpose(2, 0, 1), 1), "[1, 3, 8, 8]", "another place"),
 }
@@ -112,6 +131,23 @@ def test_a_bad_item_is_refused_by_its_number(second: Any, found: str, what: str)
     assert caught.value.code == ExitCode.DATA
     assert found in str(caught.value.found)
     assert "item 1" in str(caught.value)
+
+
+def test_a_picture_that_is_broken_where_it_is_read_late_is_named() -> None:
+    Image.effect_noise((64, 64), 90).save(whole := io.BytesIO(), "JPEG")
+    cut = whole.getvalue()[:900]
+    with pytest.raises(Failure, match="item 1 is no image") as caught:
+        opened(BYTES, lambda: (Image.open(io.BytesIO(cut)), 1)).read(np.arange(2))
+    assert "truncated" in str(caught.value.found)
+
+
+def test_a_lost_disk_is_not_a_wrong_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(image: Image.Image) -> Image.Image:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(items.decode, "rgb", lost)
+    with pytest.raises(OSError, match="error"):
+        opened(Image.new("L", (8, 8)))
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:

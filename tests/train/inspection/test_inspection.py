@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from images import write_image
-from PIL import Image
+from PIL import ExifTags, Image
 
 from entrypoint import ExitCode, Failure
 from train.data.folder import Files
@@ -46,6 +46,16 @@ def test_a_file_is_its_size_and_its_pillow_mode(tmp_path: Path, mode: str) -> No
     look = inspection.of_file(saved(tmp_path / "a.png", mode), 3)
     assert (look.sample, look.size, look.mode, look.broken) == (3, (9, 6), mode, None)
     assert look.seconds > 0
+
+
+def test_a_sideways_file_is_looked_at_upright(tmp_path: Path) -> None:
+    one, other = saved(tmp_path / "a.png", "RGB"), tmp_path / "b.png"
+    with Image.open(one) as image:
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6
+        image.transpose(Image.Transpose.ROTATE_90).save(other, exif=exif)
+    first, second = (inspection.of_file(path, 0) for path in (one, other))
+    assert (first.size, first.digest) == (second.size, second.digest)
 
 
 def test_16_bits_are_named(tmp_path: Path) -> None:
