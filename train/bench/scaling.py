@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import make_plan
+from entrypoint import ExitCode, Failure, make_plan
 from train.bench import loads, paced, rows, worlds
 from train.bench.options import Options
 from train.bench.rows import Found, Row, Series, Target
 from train.bench.worlds import ENDLESS, Speed, World, warm_up
+from train.settings.batches import nearest_multiples
 
 STRONG, WEAK = "strong", "weak"
 KINDS: Final = (STRONG, WEAK)
@@ -177,14 +178,32 @@ def _batch(options: Options) -> int:
 
 
 def _own(options: Options, kind: str, count: int, fewest: int) -> list[str]:
-    """Of the user's configuration: its global batch is that of the fewest processes."""
+    """Of the user's configuration: its global batch is that of the fewest processes.
+
+    Raises:
+        Failure: USAGE for one that cannot grow as the processes do.
+    """
     from train.settings import schema  # YAML
 
     train = schema.load(options.config, options.overrides).train
-    batch = train.global_batch_size * (count // fewest if kind == WEAK else 1)
+    batch = _grown(train.global_batch_size, count, fewest) if kind == WEAK else train.global_batch_size
     rest = train.micro_batch_size != "auto" and batch % (train.micro_batch_size * count)
     micro = ["train.micro_batch_size=auto"] if rest else []
     return [*options.overrides, *ENDLESS, f"train.global_batch_size={batch}", *micro]
+
+
+def _grown(batch: int, count: int, fewest: int) -> int:
+    grown, rest = divmod(batch * count, fewest)
+    if not rest:
+        return grown
+    choices = nearest_multiples(batch, fewest)
+    raise Failure(
+        f"the global batch cannot grow from {_many(fewest)} to {count}",
+        found=f"train.global_batch_size: {batch}, of which {count}/{fewest} is no whole number",
+        expected="as many images for each process, whatever their number (weak scaling)",
+        fix=f"train.global_batch_size={' or '.join(map(str, choices))}, or other numbers with --processes",
+        code=ExitCode.USAGE,
+    )
 
 
 def _facts(speed: Speed) -> dict[str, Any]:

@@ -290,6 +290,14 @@ CASES = [
         for name, (variable, value, says, fix) in ACCELERATE.items()
     ),
     check(
+        id="bench-batch-cannot-grow",
+        line=("bench", "scaling", "--processes", "2,3"),
+        config="train: {global_batch_size: 9}\n",
+        code=64,
+        says=("the global batch cannot grow from 2 processes to 3", "train.global_batch_size: 9"),
+        fix="train.global_batch_size=8 or 10",
+    ),
+    check(
         id="accelerate-cpu",
         environ={"ACCELERATE_USE_CPU": "true"},
         machine={"gpus": fake_gpus(1)},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from stand_ins import asked, replaced
 
+from entrypoint import ExitCode, Failure
 from train.bench import scaling
 from train.bench.rows import Found, Row, Series
 
@@ -114,6 +115,25 @@ def test_a_user_s_training_keeps_its_global_batch_or_lets_it_grow(tmp_path: Path
     assert "train.micro_batch_size=auto" in words["strong", 4]
     assert number(words["weak", 4], "train.global_batch_size") == 192
     assert "train.micro_batch_size=auto" not in words["weak", 4]
+
+
+def grown(folder: Path, batch: int, *counts: int) -> list[int]:
+    """The global batches of weak scaling, of a training with this one."""
+    (folder / "mine.yaml").write_text(f"train: {{global_batch_size: {batch}}}\n")
+    planned = scaling.plan(asked(folder, config=str(folder / "mine.yaml")), counts)
+    weak = [planned[scaling.WEAK, count] for count in counts[1:]]
+    return [number(" ".join(world.side.command), "train.global_batch_size") for world in weak]
+
+
+def test_the_global_batch_grows_as_the_processes_do_where_they_are_no_multiples(tmp_path: Path) -> None:
+    assert grown(tmp_path, 48, 2, 3, 5) == [72, 120]
+
+
+def test_a_global_batch_that_cannot_grow_so_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="from 2 processes to 3") as caught:
+        grown(tmp_path, 49, 2, 3)
+    assert caught.value.code == ExitCode.USAGE
+    assert caught.value.fix.startswith("train.global_batch_size=48 or 50, or other")
 
 
 def test_each_process_of_a_cpu_has_one_thread(tmp_path: Path) -> None:
