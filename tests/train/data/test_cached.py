@@ -13,7 +13,7 @@ from hosts import together
 from images import write_classes, write_image
 
 from entrypoint import ExitCode, Failure, Pulse
-from train.data import cached, catalog, decode
+from train.data import cached, catalog, decode, stock
 from train.data.onehost import ALONE
 from train.data.sets import Sets
 from train.files import lease
@@ -59,6 +59,16 @@ def test_another_split_of_the_same_files_takes_the_same_cache(data: Data, decode
     other = used(replace(data, val_fraction=0.25))
     assert other.held_out.labels.shape == (2,)
     assert len(decoded) == 8
+
+
+def test_a_cache_of_an_older_way_to_decode_is_not_taken(
+    data: Data, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(stock, "VERSION", stock.VERSION - 1)
+        used(data)
+    used(data)
+    assert len(decoded) == 16
 
 
 @pytest.mark.parametrize("change", ["size", "content", "time", "one more"])
