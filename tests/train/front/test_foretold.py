@@ -86,10 +86,15 @@ def happened(*settings: str) -> str:
     if list(RUN.glob("before-*")):
         return "begin anew"
     began = starts.known(RUN)[-1]["step"]
+    if json.loads((RUN / "errors/exit.json").read_text())["step"] == began:
+        return f"is finished, step {began}"
     facts = json.loads((RUN / "run.json").read_text())["training"]
-    ended = json.loads((RUN / "errors/exit.json").read_text())["step"]
-    did = "is finished" if ended == began else "goes on"
-    return f"{did}, step {began} of {facts['steps']}"
+    return f"goes on, step {began} of {facts['steps']}"
+
+
+def done(verdict: str) -> str:
+    """What a start leaves of it: one that finds the run finished does not record how many steps it asked for."""
+    return verdict.partition(" of ")[0] if verdict.startswith("is finished") else verdict
 
 
 def state(change: Callable[[dict[str, Any]], object]) -> Change:
@@ -209,7 +214,7 @@ FILES_CHANGED: dict[str, tuple[Change, tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("settings", "expected"), SETTINGS_CHANGED.values(), ids=SETTINGS_CHANGED)
 def test_after_a_change_of_settings_a_start_does_what_check_foretells(settings: tuple[str, ...], expected: str) -> None:
     said = foretold(*settings)
-    assert (said, happened(*settings)) == (expected, expected)
+    assert (said, happened(*settings)) == (expected, done(expected))
 
 
 @pytest.mark.usefixtures("again")
@@ -219,7 +224,7 @@ def test_after_a_change_of_files_a_start_does_what_check_foretells(
 ) -> None:
     change()
     said = foretold(*settings)
-    assert (said, happened(*settings)) == (expected, expected)
+    assert (said, happened(*settings)) == (expected, done(expected))
 
 
 @pytest.mark.usefixtures("again")
@@ -254,7 +259,7 @@ def test_of_arrays_both_sides_are_compared(
     save(32, 8)
     start(*arrays)
     save(*now)
-    assert (foretold(*arrays), happened(*arrays)) == (expected, expected)
+    assert (foretold(*arrays), happened(*arrays)) == (expected, done(expected))
 
 
 def save(training: int, held_out: int | None) -> None:
