@@ -30,7 +30,9 @@ def stuck(name: str, limit_s: float) -> list[Finding]:
 
 def run(checks: Mapping[str, Check], scene: Scene, limit_s: float, late: Late = stuck) -> list[Finding]:
     """Start all, and take what is there at the limit, in the table's order. late: says what to tell of the rest."""
-    answers = {name: _started(name, check, scene) for name, check in checks.items()}
+    together = threading.Event()  # one that tries how many threads there can be would leave none for those behind it
+    answers = {name: _started(name, check, scene, together) for name, check in checks.items()}
+    together.set()
     deadline = time.monotonic() + limit_s
     found: list[Finding] = []
     for name, answer in answers.items():
@@ -52,8 +54,13 @@ def asked(name: str, check: Check, scene: Scene) -> Sequence[Finding]:
         return [warn(name, text, "please report this line: the doctor should know what it means")]
 
 
-def _started(name: str, check: Check, scene: Scene) -> queue.SimpleQueue[Sequence[Finding]]:
+def _started(name: str, check: Check, scene: Scene, together: threading.Event) -> queue.SimpleQueue[Sequence[Finding]]:
     """A thread that nobody has to wait for: a file server that hangs is not interrupted."""
     answer: queue.SimpleQueue[Sequence[Finding]] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(asked(name, check, scene)), daemon=True, name=f"doctor {name}").start()
+
+    def act() -> None:
+        together.wait()
+        answer.put(asked(name, check, scene))
+
+    threading.Thread(target=act, daemon=True, name=f"doctor {name}").start()
     return answer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from entrypoint.doctor import running
 from entrypoint.doctor.findings import Finding, ok
 from entrypoint.doctor.scene import Scene
@@ -35,3 +37,24 @@ def test_a_refusal_inside_a_check_is_a_failure() -> None:
 
     (found,) = running.run({"gpus": refuses}, Scene(environ={}), 60.0)
     assert (found.name, found.state, found.text, found.fix) == ("gpus", "fail", "no", "yes")
+
+
+def test_a_check_that_takes_all_threads_leaves_one_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    class Scarce(threading.Thread):
+        """None is left once the first check has begun, which has half a second for it."""
+
+        def start(self) -> None:
+            if begun.is_set():
+                raise RuntimeError("can't start new thread")
+            super().start()
+            begun.wait(0.5)
+
+    def greedy(scene: Scene) -> Sequence[Finding]:
+        begun.set()
+        return [ok("memory", "x")]
+
+    monkeypatch.setattr(running.threading, "Thread", Scarce)
+    found = running.run({"memory": greedy, "cores": lambda scene: [ok("cores", "x")]}, Scene(environ={}), 60.0)
+    assert [finding.name for finding in found] == ["memory", "cores"]
