@@ -85,6 +85,8 @@ def load(folder: str | Path) -> Exported:
     told = _told(place)
     try:
         model = Model(name=str(told["name"]), args=dict(told["args"]))
+        # The run's own: what a network draws and keeps out of its state dict comes from nothing else.
+        seed = int(told.get("config", {}).get("run", {}).get("seed", 0))
         taken, shape = told["input"], Shape(channels=told["input"]["channels"], size=tuple(told["input"]["size"]))
         classes, bytes_ = tuple(map(str, told["classes"])), taken["numbers"] == "uint8"
         tensors = _tensors(place, Entry(size=int(told["weights"]["size"]), sha256=str(told["weights"]["sha256"])))
@@ -92,7 +94,7 @@ def load(folder: str | Path) -> Exported:
         raise _damaged(place, f"{type(error).__name__}: {error}") from error
     plugin.look_beside(str(place / NAME), model.name)
     with torch.random.fork_rng(devices=[]):
-        network = networks.build(model, classes=len(classes), shape=shape, seed=0)
+        network = networks.build(model, classes=len(classes), shape=shape, seed=seed)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

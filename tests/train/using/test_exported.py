@@ -70,6 +70,31 @@ def test_loading_leaves_the_callers_random_numbers_alone(whole: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+# A network with numbers that it draws and keeps out of its state dict, as random Fourier features are.
+DRAWS = """
+import torch
+from torch import nn
+
+class Drawn(nn.Module):
+    def __init__(self, classes, width):
+        super().__init__()
+        self.register_buffer("drawn", torch.randn(192, width), persistent=False)
+        self.last = nn.Linear(width, classes)
+    def forward(self, x):
+        return self.last((x.flatten(1) @ self.drawn).cos())
+"""
+
+
+def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "drawing.py").write_text(DRAWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    todo, _ = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
+    found = chosen.choose(str(tmp_path / "run"))
+    export.export(chosen.configured(found, None, ())[0], found, tmp_path / "model")
+    images, network = torch.randn(2, 3, 8, 8), todo.state.network.eval()
+    assert torch.equal(exported.load(tmp_path / "model").network(images), network(images))
+
+
 def code_of(model: Path) -> str:
     found = re.search(r"```python\n(.*?)```", (model / exported.CARD).read_text(), re.DOTALL)
     assert found
@@ -105,6 +130,7 @@ BAD: dict[str, tuple[Callable[[Path], object], int]] = {
     "another format": (lambda model: described(model, format=2), 65),
     "a part missing": (lambda model: (model / exported.NAME).write_text('{"format": 1}'), 65),
     "a part of another kind": (lambda model: described(model, input=None), 65),
+    "a seed of another kind": (lambda model: described(model, config={"run": {"seed": "seven"}}), 65),
     "no weights": (lambda model: (model / exported.WEIGHTS).unlink(), 65),
     "a flipped bit": (lambda model: flip(model / exported.WEIGHTS), 65),
     "longer": (
