@@ -81,8 +81,8 @@ def diverged(todo: Job, now: Now, found: str) -> Failure:
     return Failure(
         f"training diverged at or before step {todo.state.step}",
         found=found,
-        fix="lower optim.lr, lengthen optim.warmup_epochs, or set train.clip_grad_norm: 1.0; "
-        "errors/diverged.json names the last batches",
+        fix="start anew under another run.name with a lower optim.lr, a longer optim.warmup_epochs, or "
+        "train.clip_grad_norm=1.0; errors/diverged.json names the last batches",
         kept=str(now.saved) if now.saved else None,
         code=ExitCode.DIVERGED,
     )

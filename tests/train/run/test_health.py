@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -18,6 +20,11 @@ from train.ranks import replicas
 from train.run import health, now
 from train.run.job import Job
 from train.run.signals import Watch
+from train.settings import changes, schema
+from train.settings.config import RunConfig
+
+
+LOWER = ("optim.lr=0.001", "optim.warmup_epochs=9", "train.clip_grad_norm=1.0")
 
 
 def spoil(todo: Job) -> None:
@@ -37,6 +44,19 @@ def test_a_run_that_diverges_ends_with_90_and_keeps_the_last_good_checkpoint(
     assert kept is not None
     assert caught.value.kept == str(kept.path)
     assert all(tensor.isfinite().all() for tensor in checkpoint.load(kept)[0]["model"].values())
+
+
+def test_what_would_help_a_diverged_run_is_offered_to_a_new_one_as_the_old_one_would_refuse_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(3, spoil, monkeypatch)
+    with opened(tmp_path, "checkpoint.every_steps=2") as todo, pytest.raises(Failure) as caught:
+        fit(todo)
+    before, _, keys = caught.value.fix.partition("another run.name")
+    assert before == "start anew under "
+    assert {*re.findall(r"(?:optim|train)\.\w+", keys)} == {
+        *changes.changed(asdict(RunConfig()), asdict(schema.load(None, LOWER)))
+    }
 
 
 def test_statistics_that_are_not_finite_end_a_run_whose_loss_they_do_not_touch(
