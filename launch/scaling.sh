@@ -1,7 +1,8 @@
 #!/bin/bash
 # How well a training scales over nodes:  launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]
 # Submits launch/multinode.sh once for each number of nodes in NODES ("1 2 4"): the same global batch (strong scaling),
-# and one that grows with the nodes (weak), STEPS optimizer steps each; then a job that writes the report. docs/performance.md
+# and one that grows with the nodes (weak), STEPS optimizer steps each; then a job that writes the report. docs/clusters.md
+# The micro batch is `auto`, since CONFIG's may not divide on all of them; train.micro_batch_size=N behind CONFIG holds it.
 # Not an array: its tasks would all have the same number of nodes.
 set -euo pipefail
 refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }; cd -P . # Apptainer binds no folder that was reached through a link
@@ -17,6 +18,7 @@ read -ra nodes <<<"${NODES:-1 2 4}"
   refuse 64 "NODES='${NODES:-}' STEPS='$steps'" "NODES='1 2 4' STEPS=300"
 [[ -f ${1:-} ]] || refuse 64 "no CONFIG${1:+ where it belongs: $*}" "launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]"
 [[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
+set -- "$1" train.micro_batch_size=auto "${@:2}"; log=$((steps < 50 ? steps / 5 + 1 : 10)) # the first log point is no speed
 # The words of `train check`: "global batch   256 = 64 micro x ..."
 batch=$(apptainer exec "$image" train check --config "$@" | sed -n 's/^global batch *\([0-9]*\) = .*/\1/p')
 [[ $batch ]] || refuse 64 "train check names no global batch" "apptainer exec $image train check --config $*"
@@ -27,7 +29,7 @@ done
 jobs=() strong=() weak=() payer=()
 measure() { # KIND NODES GLOBAL_BATCH CONFIG [section.key=value ...]: submit one training, and note where its run will be
   local -r run=scaling-$1-$2 count=$2 ours=("train.global_batch_size=$3" "train.max_steps=$steps" train.epochs=1000000
-    eval.every_epochs=1000000 checkpoint.every_minutes=null checkpoint.resume=never)
+    eval.every_epochs=1000000 checkpoint.every_minutes=null checkpoint.resume=never "log.every_steps=$log")
   local said; shift 3
   said=$("$here/multinode.sh" "${options[@]}" --nodes="$count" --job-name="$run" "$@" "${ours[@]}" "run.name=$run")
   job=$(sed -n 's/^Submitted batch job \([0-9]*\).*/\1/p' <<<"$said"); echo "$run: job ${job:?$said}"; jobs+=("$job")

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from processes import unmeasured
 
+from train.settings import schema
+from train.settings.batches import batches
+
 SCRIPT = Path(__file__).parents[1] / "launch" / "scaling.sh"
 # The container's train is the one that is tested; sbatch notes its words and gives numbers.
 STAND_INS = {
@@ -57,6 +60,20 @@ def test_each_number_of_nodes_is_a_job_and_the_first_counts_for_both_kinds(jobs:
 
 def test_the_global_batch_stays_or_grows_with_the_nodes(jobs: list[str]) -> None:
     assert [re.findall(r"global_batch_size=(\d+)", job)[-1] for job in jobs[:-1]] == ["96", "96", "192"]
+
+
+def test_each_job_trains_on_four_gpus_of_each_node_and_has_log_points_to_tell_its_speed(jobs: list[str]) -> None:
+    own = ["train.micro_batch_size=96", "log.every_steps=100"]  # of the file
+    asked = [schema.load(None, own + re.findall(r"[\w.]+=\S+", job.split("cfg.yaml")[1])) for job in jobs[:-1]]
+    assert all(batches(one.train.global_batch_size, one.train.micro_batch_size, 8) for one in asked)
+    assert [one.train.max_steps // one.log.every_steps for one in asked] == [5, 5, 5]
+
+
+def test_a_micro_batch_behind_the_config_is_held(tmp_path: Path) -> None:
+    done = run(tmp_path, "cfg.yaml", "train.micro_batch_size=32", NODES="1")
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "jobs").read_text().splitlines()[0]
+    assert re.findall(r"micro_batch_size=(\w+)", asked)[-1] == "32"
 
 
 def test_the_report_comes_after_all_of_them_and_names_the_runs_of_each_kind(jobs: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from processes import python
 from runs import Run
 
 from train.record import metrics
+from train.settings import schema
+from train.settings.batches import batches
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHORT = ("train.max_steps=2", "log.every_steps=1")
@@ -67,6 +70,14 @@ NEEDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
     "cifar100_wrn_ours": lambda root: arrays(root, 100) + SMALL,
     "finetune": finetune,
 }
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_every_shipped_configuration_fits_the_four_gpus_of_the_job_scripts_or_says_how(name: str) -> None:
+    text = (CONFIGS / f"{name}.yaml").read_text()
+    train = schema.load(str(CONFIGS / f"{name}.yaml"), []).train
+    said = re.search(r"for 4: train\.micro_batch_size=(\d+)", text)
+    assert batches(train.global_batch_size, int(said[1]) if said else train.micro_batch_size, 4).accumulation >= 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
