@@ -62,7 +62,8 @@ def choose_precision(wanted: str, device: torch.device) -> str:
         raise Failure(
             f"train.precision {wanted} is not possible on this device",
             found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            fix="set train.precision to auto, which takes the best that every device has",
+            fix="set train.precision to auto, which takes the best that every device has "
+            "(in a new run: another run.name)",
             code=ExitCode.USAGE,
         )
     return wanted

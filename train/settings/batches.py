@@ -56,17 +56,26 @@ def remainder(global_batch_size: int, micro_batch_size: int | Literal["auto"], w
     """A global batch that leaves a remainder, with values that do not."""
     micro = None if micro_batch_size == "auto" else micro_batch_size
     unit = world_size * (micro or 1)
-    choices = [f"train.global_batch_size={_either(nearest_multiples(global_batch_size, unit))}"]
+    sizes = _either(nearest_multiples(global_batch_size, unit))
+    choices = [f"set train.global_batch_size={sizes} (in a new run: another run.name)"]
     if micro and global_batch_size % world_size == 0:
-        choices.append(f"train.micro_batch_size={_either(nearest_divisors(global_batch_size // world_size, micro))}")
+        sizes = _either(nearest_divisors(global_batch_size // world_size, micro))
+        choices.append(f"set train.micro_batch_size={sizes}")
+    if global_batch_size % (micro or 1) == 0:
+        choices.append(f"start {_some_ranks(nearest_divisors(global_batch_size // (micro or 1), world_size))}")
     name = f"train.micro_batch_size {micro} x {world_size} ranks" if micro else f"{world_size} ranks"
     return Failure(
         f"train.global_batch_size {global_batch_size} cannot be divided among {name}",
         found=f"{global_batch_size} = {global_batch_size // unit} x {unit} + {global_batch_size % unit}",
         expected=f"a multiple of {unit}",
-        fix=f"set {', or '.join(choices)}",
+        fix=", or ".join(choices),
         code=ExitCode.USAGE,
     )
+
+
+def _some_ranks(numbers: tuple[int, ...]) -> str:
+    """What a run that is there already may have on this machine: all else would make it another training."""
+    return f"{_either(numbers)} rank{'' if numbers == (1,) else 's'} (--procs-per-node, or srun --ntasks)"
 
 
 def _either(numbers: tuple[int, ...]) -> str:

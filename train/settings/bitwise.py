@@ -87,6 +87,10 @@ def _unfit(found: str, expected: str, fix: str) -> Failure:
     )
 
 
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
+
+
 def _wrong_world(train: Train, world_size: int) -> Failure:
     leaves, legal = micro_batches(train), worlds(train)
     under = max(size for size in legal if size <= world_size)
@@ -94,6 +98,7 @@ def _wrong_world(train: Train, world_size: int) -> Failure:
         f"train.reproducible bitwise cannot add up {leaves} micro batches on {world_size} ranks",
         found=f"{world_size} ranks",
         expected=f"one of {', '.join(map(str, legal))}",
-        fix=f"start {under} ranks (--procs-per-node, or srun --ntasks), or set train.reproducible=fast",
+        fix=f"start {_ranks(under)} (--procs-per-node, or srun --ntasks), or set train.reproducible=fast "
+        "(in a new run: another run.name)",
         code=ExitCode.FACTS,
     )

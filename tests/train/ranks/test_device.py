@@ -110,3 +110,4 @@ def test_a_precision_that_the_device_lacks_is_refused_not_ignored(
     with pytest.raises(Failure, match=wanted) as caught:
         device.choose_precision(wanted, where)
     assert caught.value.code == ExitCode.USAGE
+    assert caught.value.fix.endswith("(in a new run: another run.name)")  # one that is there keeps its precision

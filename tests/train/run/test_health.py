@@ -23,7 +23,6 @@ from train.run.signals import Watch
 from train.settings import changes, schema
 from train.settings.config import RunConfig
 
-
 LOWER = ("optim.lr=0.001", "optim.warmup_epochs=9", "train.clip_grad_norm=1.0")
 
 

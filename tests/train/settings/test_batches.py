@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -20,8 +21,17 @@ from train.settings.batches import (
     steps,
 )
 
+NEW = "(in a new run: another run.name)"
+HOW = "(--procs-per-node, or srun --ntasks)"
 SIZES = st.integers(1, 4096)
 WORLDS = st.integers(1, 512)
+
+
+def numbers(fix: str, what: str) -> list[int]:
+    """The one or two that a fix offers after these words."""
+    found = re.search(rf"{what}(\d+)(?: or (\d+))?", fix)
+    assert found, fix
+    return [int(number) for number in found.groups() if number]
 
 
 @given(per_rank=SIZES, world=WORLDS)
@@ -41,8 +51,10 @@ def test_batches_multiply_up_or_the_fix_is_legal(global_: int, micro: Any, world
         return
     with pytest.raises(Failure) as caught:
         batches(global_, micro, world)
-    for size in caught.value.fix.partition("global_batch_size=")[2].partition(",")[0].split(" or "):
-        assert batches(int(size), micro, world).global_ == int(size)
+    for size in numbers(caught.value.fix, "train.global_batch_size="):
+        assert batches(size, micro, world).global_ == size
+    for ranks in numbers(caught.value.fix, "start ") if micro == "auto" or global_ % micro == 0 else ():
+        assert batches(global_, micro, ranks).global_ == global_
 
 
 @given(micro=st.integers(1, 300), per_rank=SIZES, world=WORLDS)
@@ -50,8 +62,8 @@ def test_the_micro_batches_of_the_fix_are_legal(micro: int, per_rank: int, world
     if per_rank % micro:
         with pytest.raises(Failure) as caught:
             batches(per_rank * world, micro, world)
-        for size in caught.value.fix.partition("micro_batch_size=")[2].split(" or "):
-            assert batches(per_rank * world, int(size), world).micro == int(size)
+        for size in numbers(caught.value.fix, "train.micro_batch_size="):
+            assert batches(per_rank * world, size, world).micro == size
 
 
 @given(
@@ -76,16 +88,42 @@ def test_max_steps_is_a_cap(max_steps: int | None, total: int) -> None:
 
 
 REFUSED = {
-    "ranks": (256, "auto", 3, "256 = 85 x 3 + 1", "train.global_batch_size=255 or 258"),
-    "more-ranks-than-samples": (4, "auto", 8, "4 = 0 x 8 + 4", "train.global_batch_size=8"),
+    "ranks": (
+        256,
+        "auto",
+        3,
+        "256 = 85 x 3 + 1",
+        f"train.global_batch_size=255 or 258 {NEW}, or start 2 or 4 ranks {HOW}",
+    ),
+    "more-ranks-than-samples": (
+        4,
+        "auto",
+        8,
+        "4 = 0 x 8 + 4",
+        f"train.global_batch_size=8 {NEW}, or start 4 ranks {HOW}",
+    ),
+    "fewer-pieces-than-ranks": (
+        64,
+        16,
+        8,
+        "64 = 0 x 128 + 64",
+        f"train.global_batch_size=128 {NEW}, or set train.micro_batch_size=8, or start 4 ranks {HOW}",
+    ),
+    "a-prime": (7, "auto", 2, "7 = 3 x 2 + 1", f"train.global_batch_size=6 or 8 {NEW}, or start 1 or 7 ranks {HOW}"),
     "micro": (
         256,
         24,
         4,
         "256 = 2 x 96 + 64",
-        "train.global_batch_size=192 or 288, or train.micro_batch_size=16 or 32",
+        f"train.global_batch_size=192 or 288 {NEW}, or set train.micro_batch_size=16 or 32",
     ),
-    "micro-larger": (64, 100, 1, "64 = 0 x 100 + 64", "train.global_batch_size=100, or train.micro_batch_size=64"),
+    "micro-larger": (
+        64,
+        100,
+        1,
+        "64 = 0 x 100 + 64",
+        f"train.global_batch_size=100 {NEW}, or set train.micro_batch_size=64",
+    ),
 }
 
 

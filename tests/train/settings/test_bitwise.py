@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.settings import bitwise, schema
+from train.settings import bitwise, changes, schema
 from train.settings.config import RunConfig
 
 EIGHT = ("train.reproducible=bitwise", "train.global_batch_size=64", "train.micro_batch_size=8")
@@ -30,7 +32,17 @@ def test_powers_of_two_that_divide_the_micro_batches_are_taken(world: int) -> No
 def test_other_worlds_are_refused_with_the_legal_ones(world: int, fewer: int) -> None:
     failure = refused(world)
     assert (failure.code, failure.expected) == (ExitCode.FACTS, "one of 1, 2, 4, 8")
-    assert f"start {fewer} rank" in failure.fix
+    assert f"start {fewer} ranks" in failure.fix
+
+
+def test_a_run_that_is_there_is_told_that_the_other_mode_is_for_a_new_one() -> None:
+    differs = changes.changed(asdict(config()), asdict(config("train.reproducible=fast")))
+    assert list(differs) == ["train.reproducible"]  # which it refuses
+    assert refused(3).fix.endswith("set train.reproducible=fast (in a new run: another run.name)")
+
+
+def test_one_rank_is_one_rank() -> None:
+    assert refused(2, "train.micro_batch_size=64").fix.startswith("start 1 rank (")
 
 
 @pytest.mark.parametrize(
