@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from entrypoint.folding import say, say_help
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
+    from entrypoint.hygiene import is_secret
     from entrypoint.launch import run_plan
     from entrypoint.limits import met
     from entrypoint.options import Options, add_launch_arguments, options_from
@@ -39,6 +40,7 @@ __all__ = [
     "from_environ",
     "gauges",
     "hold",
+    "is_secret",
     "look_around",
     "make_plan",
     "met",
@@ -61,6 +63,7 @@ PLACES = {
     "folding": ("say", "say_help"),
     "hang": ("Limits",),
     "hangwatch": ("Care",),
+    "hygiene": ("is_secret",),
     "launch": ("run_plan",),
     "limits": ("met",),
     "options": ("Options", "add_launch_arguments", "options_from"),

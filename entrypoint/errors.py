@@ -64,7 +64,7 @@ class Failure(Exception):
         also: Sequence[str] = (),
     ) -> None:
         super().__init__(what)
-        self.what, self.fix, self.code = what, fix, code
+        self.what, self.fix, self.code = what, fix, ExitCode(code)
         self.found, self.expected, self.kept, self.also = found, expected, kept, tuple(also)
 
     def __str__(self) -> str:
@@ -79,6 +79,11 @@ class Failure(Exception):
         # A file's name may hold anything, what a terminal would obey included.
         head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
         return "\n".join([head, *lines]).translate(CONTROL)
+
+    def arguments(self) -> dict[str, Any]:
+        """Plain values that another process makes the same failure of: `Failure(**arguments)`."""
+        named = {name: getattr(self, name) for name in ("what", "fix", "found", "expected", "kept", "also")}
+        return named | {"code": int(self.code)}
 
     def as_json(self) -> dict[str, Any]:
         """The same facts for `entrypoint show --json` and `errors/`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,12 @@ from pathlib import Path
 
 # Host Python settings that reach into a container or another environment and change what is imported.
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable of this name may not be shown or written."""
+    return SECRET.search(name) is not None
 
 
 def clean(environ: Mapping[str, str], *, foreign: bool, scratch: Path | None) -> tuple[dict[str, str], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
@@ -10,7 +9,6 @@ from entrypoint import hygiene
 from entrypoint.doctor.findings import Finding, ok, warn
 from entrypoint.doctor.scene import Scene
 
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _LONGEST = 60
 _OFF = ("", "0")
 # What does harm, or has no effect where the user thinks it has one -> what it does.
@@ -110,6 +108,6 @@ def _does(table: Mapping[str, str], name: str) -> str | None:
 
 def _shown(name: str, value: str) -> str:
     """No secret, no novel."""
-    if _SECRET.search(name):
+    if hygiene.is_secret(name):
         return f"{name}=(not shown)"
     return f"{name}={value if len(value) <= _LONGEST else value[: _LONGEST - 3] + '...'}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from entrypoint.errors import ExitCode, Failure
@@ -47,3 +49,8 @@ def test_what_else_is_wrong_stands_below_the_fix_in_a_few_lines() -> None:
     assert str(failure).splitlines()[1:3] == ["  fix: mend a", "  also: b0"]
     assert str(failure).splitlines()[-2:] == ["  also: b4", "  also: more, once these are mended"]
     assert len(failure.as_json()["also"]) == 9
+
+
+def test_another_process_makes_the_same_failure_of_its_arguments() -> None:
+    failure = Failure("what", fix="mend", code=ExitCode.DATA, found="this", expected="that", kept="x", also=["y"])
+    assert Failure(**json.loads(json.dumps(failure.arguments()))).as_json() == failure.as_json()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import Failure, Pulse
-from train.data.onehost import ALONE, Host, facts
+from train.data.onehost import ALONE, Host
 from train.data.pools import Read, Side, on_device
 from train.data.sets import Samples
 
@@ -208,7 +208,7 @@ class _Part:
             read, taken, bad = next(results)
             side.ledger.add(side.name, bad)
         except Failure as failure:
-            self.found.failure = (int(chunk[0]), facts(failure))
+            self.found.failure = (int(chunk[0]), failure.arguments())
             raise
         self.found.bad |= bad
         rows = chunk if side.replace else taken

@@ -109,17 +109,11 @@ class Area:
     memory: Tensor | None = None
 
 
-def facts(failure: Failure) -> dict[str, Any]:
-    """What another process makes the same failure of."""
-    told = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
-    return told | {"code": int(failure.code)}
-
-
 def _outcome(action: Callable[[], T]) -> tuple[T | None, dict[str, Any] | None]:
     try:
         return action(), None
     except Failure as failure:
-        return None, facts(failure)
+        return None, failure.arguments()
 
 
 def _made(size: int) -> int | None:

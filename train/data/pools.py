@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from entrypoint import ExitCode, Failure, die_with_parent
 from train.data.broken import Ledger, Tolerant
-from train.data.onehost import facts
 from train.data.sets import Samples, Source
 
 PREFETCH: Final = 2  # batches that each worker process has ready
@@ -132,7 +131,7 @@ class _Reading(Dataset[Any]):
                 share(pixels)
             return pixels, taken, bad
         except Failure as failure:
-            return facts(failure)
+            return failure.arguments()
 
 
 def share(pixels: Tensor) -> None:

@@ -262,5 +262,4 @@ def _outcome(action: Callable[[], Any]) -> tuple[Any, dict[str, Any] | None]:
     try:
         return action(), None
     except Failure as failure:
-        facts = {name: getattr(failure, name) for name in ("what", "fix", "found", "expected", "kept")}
-        return None, facts | {"code": failure.code}
+        return None, failure.arguments()

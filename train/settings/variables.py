@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, is_secret
 
 # Taken out before torch is loaded: another precision, algorithm or engine than the config's, behind its back. Found by
 # reading what torch 2.15, accelerate 1.15, triton, oneDNN and cuBLAS ask the environment for.
@@ -63,7 +63,6 @@ APPTAINERS: Final = "/.singularity.d/libs"  # where --nv puts the driver: LD_LIB
 # torch 2.15 reads the wrapper that DETAIL puts around gloo as if it were gloo: SIGSEGV in DDP's constructor.
 CRASHES: Final = "DDP on the CPU would crash with DETAIL, INFO works"
 SET_BY_PARENT: Final = "ENTRYPOINT_SET"
-SECRET: Final = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 LONGEST: Final = 80
 TRUE: Final = ("1", "true", "yes", "y", "on", "t")
 ENGINES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "SAGEMAKER")
@@ -116,7 +115,7 @@ def reason(name: str) -> str | None:
 
 def presentable(name: str, value: str) -> str:
     """A value for the console and for run.json: no secret, no password in an address, no novel."""
-    if SECRET.search(name):
+    if is_secret(name):
         return "(not shown)"
     value = re.sub(r"//[^/@\s]+@", "//(not shown)@", value).replace("\n", " ")
     return value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
