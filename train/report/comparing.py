@@ -14,7 +14,8 @@ from train.report.reading import Run, whole
 from train.settings import changes
 from train.settings.config import RunConfig
 
-# What decides the arithmetic of a step and what is fed into it. The loader: in memory or by workers, not how many.
+# What decides the arithmetic of a step and what is fed into it. The loader: in memory or by workers, not how many; by
+# workers, whether they decode the images or find them decoded.
 SAME: Final[Mapping[str, Callable[[Run], str]]] = {
     "precision": lambda run: _precision(run),
     "data": lambda run: _data(run),
@@ -32,7 +33,10 @@ STEP: Final = (
     "train.gradient_exchange",
     "train.reproducible",
     "train.sync_batchnorm",
+    "train.ema_decay",
+    "train.clip_grad_norm",
     "optim.name",
+    "optim.args",
 )
 DEFAULTS: Final = changes.flat(asdict(RunConfig()))
 # Differ between any two runs, and say nothing.
@@ -175,7 +179,10 @@ def _data(run: Run) -> str:
 
 def _loader(run: Run) -> str:
     kind = run.fact("training", "loader")
-    return UNKNOWN if not isinstance(kind, str) else "workers" if "worker" in kind else kind
+    if not isinstance(kind, str) or "worker" not in kind:
+        return kind if isinstance(kind, str) else UNKNOWN
+    cached = "data.cache" not in run.idle and _of(run, "data.cache") is not None
+    return "workers, from data.cache" if cached else "workers"
 
 
 def _model(run: Run) -> str:
@@ -189,7 +196,7 @@ def _model(run: Run) -> str:
 
 
 def _step(run: Run) -> str:
-    return ", ".join(f"{key} {figures.told(_of(run, key))}" for key in STEP) if run.config else UNKNOWN
+    return ", ".join(f"{key} {figures.setting(_of(run, key))}" for key in STEP) if run.config else UNKNOWN
 
 
 def _of(run: Run, key: str) -> Any:

@@ -35,6 +35,32 @@ def test_runs_that_differ_in_their_ranks_alone_are_alike(tmp_path: Path) -> None
     assert not found.differs
 
 
+@pytest.mark.parametrize("work", ["train.ema_decay=0.99", "train.clip_grad_norm=1.0", "optim.args.foreach=true"])
+def test_what_a_step_does_besides_makes_runs_unlike(tmp_path: Path, work: str) -> None:
+    runs = two(tmp_path, settings=[work])
+    key, _, value = work.removesuffix(".foreach=true").partition("=")
+    found = comparing.likeness(runs)
+    assert list(found.differs) == ["step options"]
+    assert f"{key} {value or 'foreach=true'}" in found.differs["step options"][1]
+    assert "not recorded" not in str(found.differs)  # null is a value
+
+
+def reading_files(folder: Path, loader: str, *cache: str) -> Run:
+    settings = ["data.name=folder", *cache]
+    return reading.read(make_run(folder, settings=settings, training={"loader": loader}))
+
+
+@pytest.mark.parametrize(("loader", "alike"), [("4 workers", False), ("memory", True)])
+def test_workers_that_decode_are_not_those_that_find_images_decoded(tmp_path: Path, loader: str, alike: bool) -> None:
+    runs = [reading_files(tmp_path / "plain", loader), reading_files(tmp_path / "cached", loader, "data.cache=/c")]
+    assert list(comparing.likeness(runs).differs) == ([] if alike else ["input"])
+
+
+def test_where_the_decoded_images_lie_is_no_difference(tmp_path: Path) -> None:
+    runs = [reading_files(tmp_path / name, "2 workers", f"data.cache=/{name}") for name in "ab"]
+    assert comparing.likeness(runs).alike
+
+
 @pytest.mark.parametrize(("name", "changes"), UNLIKE.items(), ids=UNLIKE.keys())
 def test_what_is_computed_otherwise_is_not_alike(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     runs = two(tmp_path, **changes)
