@@ -24,26 +24,30 @@ def unseen(
 ) -> Failure | None:
     """The Failure for `path` (said as `name` and the path), if it is not there and its place is the container's own.
 
+    A link is there wherever its folder is mounted; what it leads to is what counts, and what has to be mounted.
+
     None outside Apptainer, for what is there, and below a folder of the host that is mounted. (Under docker a whole
     machine may live in the container, and a wrong path is only a wrong path.)
     """
-    if (engine or container()) != "apptainer" or os.path.lexists(path):
+    if (engine or container()) != "apptainer" or os.path.exists(path):
         return None
-    there = _own_place(path, own)
+    meant = Path(os.path.realpath(path))
+    there = _own_place(meant, own)
     if there is None:
         return None
+    named = os.path.abspath(path)
     return Failure(
         f"{name} {path} is not visible inside the container",
-        found=f"of {path.absolute()} only {there} is there, and it is the container's own",
-        fix=_fix(path.absolute(), there),
+        found=("" if named == str(meant) else f"{named} leads to {meant}; ")
+        + f"of {meant} only {there} is there, and it is the container's own",
+        fix=_fix(meant, there),
         code=code,
     )
 
 
 def _own_place(path: Path, own: Iterable[Path] = OWN) -> Path | None:
-    """The nearest folder above `path` that is there, if it is the container's own and not mounted from the host."""
-    whole = path.absolute()
-    there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+    """The nearest folder above `path`, which has no links, that is there, if it is the container's own and not mounted from the host."""
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
     try:
         return there if there.stat().st_dev in {place.stat().st_dev for place in own} else None
     except OSError:

@@ -139,10 +139,12 @@ def space(folder: Path, left: Room, kind: str) -> Finding:
 
 
 def _unwritable(scene: Scene, folder: Path, place: Path, error: str) -> Finding:
-    """A default folder gives way to a temporary one, where one task starts all ranks; one that was named does not."""
+    """A default folder gives way to a temporary one, where one task starts all ranks; one that was named does not, and
+    neither does a link to nowhere.
+    """
     text = f"{folder}: {place} {error}"
     alone = scene.plan is None or scene.plan.spawn == scene.plan.world.world_size
-    if scene.output == OUTPUT and alone:
+    if scene.output == OUTPUT and alone and os.path.exists(place):
         return warn("output", f"{text}; a run would go to a temporary folder and may be lost", _OUTPUT_FIX)
     if hidden := unseen("the output folder", folder, code=ExitCode.OUTPUT):
         return refused("output", hidden)

@@ -49,6 +49,26 @@ def test_what_is_there_is_visible(tmp_path: Path) -> None:
     assert binds.unseen("data.root", tmp_path, engine="apptainer", own=(tmp_path,)) is None
 
 
+@pytest.mark.parametrize("below", ["", "imagenet"])
+def test_where_a_link_leads_to_is_what_has_to_be_mounted(tmp_path: Path, below: str) -> None:
+    target = tmp_path / "scratch" / "me"
+    (tmp_path / "link").symlink_to(target)
+    failure = binds.unseen("data.root", tmp_path / "link" / below, engine="apptainer", own=(tmp_path,))
+    assert failure is not None
+    assert failure.fix.endswith(f"APPTAINER_BIND={target / below}")
+    assert f"{tmp_path / 'link' / below} leads to {target / below}" in str(failure.found)
+
+
+def test_a_link_to_nothing_in_a_mounted_folder_is_only_wrong(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "removed")
+    assert binds.unseen("data.root", tmp_path / "link", engine="apptainer", own=ELSEWHERE) is None
+
+
+def test_a_link_to_what_is_there_is_visible(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert binds.unseen("data.root", tmp_path / "link", engine="apptainer", own=(tmp_path,)) is None
+
+
 @pytest.mark.parametrize("engine", ["none", "docker"])
 def test_without_apptainer_a_path_is_only_wrong(tmp_path: Path, engine: binds.Container) -> None:
     assert binds.unseen("data.root", tmp_path / "no", engine=engine, own=(tmp_path,)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,12 +34,14 @@ def run_folder(config: RunConfig) -> Path:
 def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
     """The run's folder, once its place was shown to be writable; or one in a temporary folder.
 
-    Only the default place gives way, and only where this task starts all ranks: others would not find the folder.
+    Only the default place gives way, and only where this task starts all ranks: others would not find the folder. A
+    link is somebody's word for where runs are kept: it does not give way either.
 
     Raises:
         Failure: OUTPUT, IO or RESOURCE, where nothing can be kept.
     """
     folder = run_folder(config)
+    _refuse_dangling(folder)
     try:
         durable.prepare(folder if os.path.isdir(folder) else folder.parent)
         return Place(folder=folder)
@@ -80,8 +83,30 @@ def temporary(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
+def _refuse_dangling(folder: Path) -> None:
+    link = _dangling(folder)
+    if link is None:
+        return
+    target = os.path.realpath(link)
+    raise unseen("run.output_dir", link, code=ExitCode.OUTPUT) or Failure(
+        f"{link} is a symbolic link to what is not there: the run cannot be kept where it says",
+        found=f"{link} -> {os.readlink(link)}",
+        fix=f"mkdir -p {shlex.quote(target)}, if nothing else is missing; or mount it (docker run -v DIR:{target}); or "
+        "remove the link",
+        code=ExitCode.OUTPUT,
+    )
+
+
+def _dangling(folder: Path) -> Path | None:
+    """The link on the way to `folder` that leads to nothing, which is what one to a folder not mounted looks like."""
+    way = (folder.absolute(), *folder.absolute().parents)
+    return next((place for place in way if os.path.islink(place) and not os.path.exists(place)), None)
+
+
 def look(folder: Path) -> str:
     """In words, without writing: whether the folder is new, and whether its place seems writable."""
+    if link := _dangling(folder):
+        return f"{link} leads to {os.path.realpath(link)}, which is not there"
     there = next((place for place in (folder, *folder.absolute().parents) if os.path.lexists(place)), Path("/"))
     if not os.access(there, os.W_OK | os.X_OK):
         return f"{there} cannot be written"

@@ -85,6 +85,15 @@ def test_a_read_only_default_folder_gives_way(tmp_path: Path) -> None:
     assert "temporary folder" in said
 
 
+def test_a_default_folder_that_is_a_link_to_nothing_does_not_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to("/scratch/me/runs")
+    (found,) = places.output(Scene(environ={}))
+    assert (found.state, str(tmp_path / "runs") in found.text) == ("fail", True)
+
+
 def test_a_folder_of_another_user_is_a_failure(tmp_path: Path) -> None:
     as_root()
     folder = tmp_path / "theirs"

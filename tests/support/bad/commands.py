@@ -325,6 +325,14 @@ CASES = [
         fix="run.output_dir",
     ),
     check(
+        id="output-is-a-link-to-nothing",
+        line=("run.output_dir=file",),
+        prepare=lambda folder: (folder / "file").symlink_to(folder / "purged"),
+        code=73,
+        says=("file is a symbolic link to what is not there",),
+        fix="mkdir -p",
+    ),
+    check(
         id="output-is-a-file",
         line=("run.output_dir=file",),
         prepare=file_named("file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 
@@ -65,6 +66,36 @@ def test_ranks_that_others_start_would_not_find_a_temporary_folder(blocked: Path
     with pytest.raises(Failure) as caught:
         rundir.choose(RunConfig(), plan(1, world_size=2), {})
     assert caught.value.code == ExitCode.OUTPUT
+
+
+@pytest.mark.parametrize("output", ["runs", "runs/sub"])
+def test_a_link_to_a_folder_that_is_not_mounted_never_gives_way(here: Path, output: str) -> None:
+    (here / "runs").symlink_to("/scratch/me/runs")
+    with pytest.raises(Failure, match="symbolic link to what is not there") as caught:
+        rundir.choose(schema.load(None, [f"run.output_dir={output}"]), plan(), {"TMPDIR": str(here)})
+    assert (caught.value.code, caught.value.found) == (ExitCode.OUTPUT, f"{here / 'runs'} -> /scratch/me/runs")
+    assert caught.value.fix.startswith("mkdir -p /scratch/me/runs,")
+    assert [path.name for path in here.iterdir()] == ["runs"]
+
+
+def test_in_a_container_the_bind_of_a_links_target_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "runs").symlink_to("/scratch/me/runs")
+    seen = functools.partial(rundir.unseen, engine="apptainer")
+    monkeypatch.setattr(rundir, "unseen", seen)
+    with pytest.raises(Failure, match="not visible inside the container") as caught:
+        rundir.choose(RunConfig(), plan(), {"TMPDIR": str(here)})
+    assert (caught.value.code, "APPTAINER_BIND=/scratch/me/runs" in caught.value.fix) == (ExitCode.OUTPUT, True)
+
+
+def test_a_link_to_a_folder_that_is_there_is_taken(here: Path) -> None:
+    (here / "room").mkdir()
+    (here / "runs").symlink_to(here / "room")
+    assert rundir.choose(RunConfig(), plan(), {}) == rundir.Place(folder=Path("runs/quickstart"))
+
+
+def test_looking_says_where_a_link_does_not_lead(here: Path) -> None:
+    (here / "runs").symlink_to("/scratch/me/runs")
+    assert rundir.look(Path("runs/a")) == f"{here / 'runs'} leads to /scratch/me/runs, which is not there"
 
 
 def test_with_no_place_at_all_the_first_one_is_named(blocked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
