@@ -72,8 +72,8 @@ def use(sets: Sets, data: Data, host: Host, pulse: Pulse) -> Sets:
     """The same samples, read from data.cache, which is filled first. To be called by all ranks.
 
     Raises:
-        Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder; what reading the files
-            raises where it is no broken image.
+        Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder, also where another user
+            keeps it for himself; what reading the files raises where it is no broken image.
     """
     if data.cache is None or isinstance(sets.held_out, Cached):
         return sets
@@ -144,12 +144,18 @@ def _filled(path: Path, files: Files, pulse: Pulse) -> Stock:
             path.parent.mkdir(parents=True, exist_ok=True)
             held = lease.take(place, waited)
         if held is None:
-            waited = lease.wait(place, lambda _: None, beat=lambda _: pulse.beat("data"))
+            waited = lease.wait(place, lambda _: None, beat=lambda _: _filled_elsewhere(path, pulse))
             continue
         with held.held():
             if stock.opened(path, len(files.paths), files.size) is None:  # while this process asked for the lease
                 _fill_unless_taken_over(path, files, pulse)
     return found
+
+
+def _filled_elsewhere(path: Path, pulse: Pulse) -> None:
+    """Its holder lives: what a dead one left is no matter."""
+    stock.refuse_shut(path)
+    pulse.beat("data")
 
 
 def _fill_unless_taken_over(path: Path, files: Files, pulse: Pulse) -> None:

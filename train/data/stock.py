@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from entrypoint import ExitCode, Failure
 from train.files import durable
 
 VERSION: Final = 2  # raised whenever the same file would be decoded to other pixels
@@ -78,13 +80,19 @@ class Writer:
 
 
 def opened(path: Path, count: int, size: int) -> Stock | None:
-    """The images, or None where the file is missing, of another size than it should be, or was given up."""
+    """The images, or None where the file is missing, of another size than it should be, or was given up.
+
+    Raises:
+        Failure: OUTPUT where it is there, for other users: to decode all of it again would only replace theirs.
+    """
     try:
         if json.loads(_manifest(path).read_bytes()) != _told(count, size) or os.path.getsize(path) != bytes_(
             count, size
         ):
             return None
         mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+    except PermissionError as error:
+        raise _not_for_this_user(Path(error.filename)) from error
     except (OSError, ValueError):
         return None
     end = count * _of_one(size)
@@ -108,7 +116,7 @@ def writing(path: Path, count: int, size: int) -> Iterator[Writer]:
     if free < need:
         raise OSError(errno.ENOSPC, f"{need / 1e6:.1f} MB are needed")
     temporary = path.with_name(f"{durable.TEMPORARY}{path.name}-{os.urandom(4).hex()}")
-    for left in path.parent.glob(f"{durable.TEMPORARY}{path.stem}.*"):  # of one that was killed
+    for left in _unfinished(path):  # of one that was killed
         durable.remove(left)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -123,6 +131,50 @@ def writing(path: Path, count: int, size: int) -> Iterator[Writer]:
         raise
     finally:
         os.close(handle)
+
+
+def refuse_shut(path: Path) -> None:
+    """Whether this user will be able to read what another process is writing, asked before it is waited for.
+
+    Raises:
+        Failure: OUTPUT.
+    """
+    for file in _unfinished(path):
+        with suppress(OSError):  # gone meanwhile
+            try:
+                os.close(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+            except PermissionError as error:
+                raise _not_for_this_user(file) from error
+
+
+def _unfinished(path: Path) -> Iterator[Path]:
+    return path.parent.glob(f"{durable.TEMPORARY}{path.stem}.*")
+
+
+def _not_for_this_user(file: Path) -> Failure:
+    user, folder = _owner(file), file.parent
+    return Failure(
+        f"data.cache is {user}'s, and cannot be read",
+        found=f"{file}, as {_named(os.geteuid())}",
+        fix=f"let {user} run `chmod -R g+rX {folder}` (and fill it under umask 027), or set data.cache "
+        "to another folder",
+        code=ExitCode.OUTPUT,
+    )
+
+
+def _owner(file: Path) -> str:
+    """Of the file, or, where a folder above it is shut, of that one."""
+    for place in (file, *file.parents):
+        with suppress(OSError):
+            return _named(place.stat().st_uid)
+    return "another user"
+
+
+def _named(user: int) -> str:
+    """Containers often know no names of users."""
+    with suppress(KeyError):
+        return pwd.getpwuid(user).pw_name
+    return f"uid {user}"
 
 
 def bytes_(count: int, size: int) -> int:

@@ -47,6 +47,8 @@ UNREACHED: dict[str, str] = {
     "train/data/pools.py:_received": "data workers that die: tests/train/data/test_pools.py",
     "train/data/pools.py:share": "a full /dev/shm: tests/train/data/test_pools.py, make chaos row 41",
     "train/data/sharing.py:refuse_small": "a small /dev/shm: tests/train/data/test_sharing.py, make chaos row 41",
+    "train/data/stock.py:opened": "another user: tests/train/data/test_cached.py",
+    "train/data/stock.py:refuse_shut": "another user: tests/train/data/test_cached.py",
     "train/evaluation/evaluation.py:within": "a GPU's memory: tests/train/evaluation/test_evaluation.py",
     "train/fetching/fetch.py:_raise_what_failed": "two processes that fetch: tests/train/fetching/test_fetch.py",
     "train/front/requeued.py:_refuse_without_checkpoints": "a requeued job: tests/train/front/test_requeued.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hosts import together
 from images import write_classes, write_image
+from shut import NOBODY, ONLY_ROOT, being, of_everybody, umask
 
 from entrypoint import ExitCode, Failure, Pulse
 from train.data import cached, catalog, decode, stock
@@ -154,6 +155,50 @@ def test_a_folder_that_cannot_be_written_is_refused_with_the_key(data: Data, tmp
     with pytest.raises(Failure, match="cannot write") as caught:
         used(replace(data, cache=str(tmp_path / "file" / "c")))
     assert (caught.value.code, "data.cache" in caught.value.fix) == (ExitCode.OUTPUT, True)
+
+
+@pytest.fixture
+def shared(data: Data) -> Iterator[Data]:
+    """Images that every user may read, and a folder for a cache where all may write."""
+    with of_everybody() as folder, umask(0o077):
+        (folder / "c").mkdir()
+        (folder / "c").chmod(0o1777)
+        Path(data.root).rename(folder / "images")
+        for path in (folder / "images").rglob("*"):
+            path.chmod(0o755)
+        yield replace(data, root=str(folder / "images"), cache=str(folder / "c"))
+
+
+@ONLY_ROOT
+@pytest.mark.parametrize("shut", ["*.json", "*.pixels"])
+def test_a_cache_that_only_another_user_may_read_is_not_decoded_again(
+    shared: Data, decoded: list[Path], shut: str
+) -> None:
+    used(shared)
+    for path in Path(shared.cache or "").iterdir():
+        path.chmod(0o600 if path.match(shut) else 0o644)
+    with being(NOBODY), pytest.raises(Failure, match=r"data\.cache is root's") as caught:
+        used(shared)
+    assert (caught.value.code, "g+rX" in caught.value.fix, len(decoded)) == (ExitCode.OUTPUT, True, 8)
+
+
+@ONLY_ROOT
+def test_what_another_user_fills_for_himself_is_not_waited_for(
+    shared: Data, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets, times = catalog.open_sets(shared), iter(range(60))
+    name = cached.key(cached.everything(sets.training, sets.held_out), shared, Pulse())
+    (left := Path(shared.cache or "", f"{name}.lease.1")).write_text("{}")
+    left.with_name(f".tmp-{name}.pixels-0123").touch()
+
+    def touch(_: float) -> None:
+        with being(0):
+            os.utime(left, ns=(0, next(times)))
+
+    monkeypatch.setattr(lease.time, "sleep", touch)
+    with being(NOBODY), pytest.raises(Failure, match=r"data\.cache is root's"):
+        used(shared)
+    assert decoded == []
 
 
 @pytest.mark.parametrize("inside", ["", "ant", "cache", "ant/../cache"])

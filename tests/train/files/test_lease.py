@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from processes import TIMEOUT_S, start_python, wait_until
+from shut import NOBODY, ONLY_ROOT, being, of_everybody
 
 from train.files import lease
 from train.files.lease import Holder, Waited
@@ -147,6 +148,33 @@ def test_a_holder_that_touches_its_file_is_waited_for(path: Path, elsewhere: Hol
 
     assert lease.wait(path, touch, clock=count(0, 10).__next__) == Waited(token=elsewhere.token)
     assert next(looks) == 51
+
+
+@ONLY_ROOT
+def test_a_holder_whose_file_only_its_user_may_read_is_waited_for(elsewhere: Holder) -> None:
+    looks = iter(range(1000))
+
+    def touch(holder: Holder | None) -> None:
+        with being(0):
+            os.utime(file, ns=(0, look)) if (look := next(looks)) < 50 else file.unlink()
+
+    with of_everybody() as folder, being(NOBODY):
+        with being(0):
+            file = left_by(folder / ".lease", elsewhere)
+            file.chmod(0o600)
+        assert lease.wait(folder / ".lease", touch, clock=count(0, 10).__next__) == Waited(token=None)
+    assert next(looks) == 51
+
+
+@ONLY_ROOT
+def test_a_silent_holder_whose_file_only_its_user_may_read_is_dead_too(elsewhere: Holder) -> None:
+    with of_everybody() as folder:
+        path = folder / ".lease"
+        left_by(path, elsewhere).chmod(0o600)
+        with being(NOBODY):
+            waited = lease.wait(path, lambda _: None, clock=count(0, 10).__next__)
+            assert lease.take(path) is None
+            assert lease.take(path, waited) is not None
 
 
 def test_a_holder_that_came_to_life_again_is_not_dead(path: Path, elsewhere: Holder) -> None:
