@@ -6,7 +6,7 @@ set -euo pipefail; set -f # no word here is a pattern
 image=${IMAGE:-train} count=${1:-} info='' list='' engine='' gpus=() access=()
 die() { printf 'ERROR[%s] %s; fix: %s\n' "$@" >&2; exit "$1"; }
 case $count in
-  '' | --* | *=* | check | where | eval | data) count=all ;;
+  '' | --* | *=* | check | where | eval | predict | export | data | bench | report) count=all ;;
   *[!0-9]* | ?????*) die 64 "'$count' is not a number of GPUs" "launch/workstation.sh [N] [--config CONFIG] [section.key=value ...]" ;;
   *) count=$((10#$count)); shift ;;
 esac
@@ -40,8 +40,9 @@ fi
 # Not --ipc=host: what a killed worker leaves in shared memory is to go with the container. Labels: SELinux's would change your folders.
 options=(--rm --stop-timeout 120 --shm-size "${SHM:-$(awk '/MemTotal/ {print int($2 / 2) "k"}' /proc/meminfo)}" --user "$(id -u):$(id -g)"
   --security-opt label=disable --env HOME=/tmp --mount "type=bind,\"source=${PWD//\"/\"\"}\",target=/workspace" --workdir /workspace)
-if [[ $engine == *docker && $info == *rootless* ]]; then options+=(--user 0:0); fi             # its root is you
-if [[ $engine == *podman && $(id -u) != 0 ]]; then options+=(--userns=keep-id); fi             # your number inside is yours outside
+if [[ $engine == *docker && $info == *rootless* ]]; then options+=(--user 0:0)                 # its root is you
+elif [[ $engine == *podman && $(id -u) != 0 ]]; then options+=(--userns=keep-id --group-add=keep-groups) # your numbers inside are yours outside
+else read -ra groups < <(id -G); options+=("${groups[@]/#/--group-add=}"); fi                  # data may be a group's
 while IFS= read -rd, bind; do # a folder that is not there would be made, and a name without / taken for a volume's: both are empty
   from=$(realpath -se "${bind%%:*}") || die 66 "BINDS: there is no folder ${bind%%:*}" "BINDS=FOLDER[:PLACE[:ro]],..."
   place=${bind#"${bind%%:*}"}; options+=(--volume "$from${place:-:$from}")

@@ -11,6 +11,8 @@ from bed import until
 from containers import Image, settings
 from machines import REPOSITORY
 
+from train.__main__ import COMMANDS, OWN
+
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
 SCRIPT = REPOSITORY / "launch" / "workstation.sh"
@@ -180,6 +182,34 @@ def test_an_image_that_is_missing_is_told_with_how_to_make_it(bench: Bench) -> N
 def test_a_rootless_docker_s_root_is_the_user(bench: Bench) -> None:
     started = bench.run("0", ENGINE="docker", INFO="Security Options: seccomp rootless")
     assert [started[at + 1] for at, word in enumerate(started) if word == "--user"][-1] == "0:0"
+
+
+def groups(bench: Bench, engine: str, info: str) -> list[str]:
+    """What somebody's groups become."""
+    bench.put("id", '#!/bin/sh\n[ "$1" = -G ] && echo 1000 27 998 || echo 1000\n')
+    words = bench.run("0", ENGINE=engine, INFO=info)
+    return [word.removeprefix("--group-add=") for word in words if word.startswith("--group-add")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "info", "given"),
+    [
+        ("docker", KNOWS, ["1000", "27", "998"]),
+        ("docker", "Security Options: seccomp rootless", []),
+        ("podman", "buildahVersion: 1.28.2", ["keep-groups"]),
+    ],
+)
+def test_what_the_user_reads_by_a_group_can_be_read_inside(
+    bench: Bench, engine: str, info: str, given: list[str]
+) -> None:
+    assert groups(bench, engine, info) == given
+
+
+def test_each_command_of_train_is_passed_on_and_takes_all_gpus(bench: Bench) -> None:
+    for command in {*COMMANDS, *OWN} - {"train"}:
+        started = bench.run(command, "runs/NAME")
+        assert started[started.index("train") :] == ["train", "train", command, "runs/NAME"]
+        assert value(started, "--gpus") == '"device=0,1,2,3"'
 
 
 def test_the_words_of_train_and_the_variables_of_ours_are_passed_on(bench: Bench) -> None:
