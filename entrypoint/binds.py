@@ -46,7 +46,7 @@ def unseen(
 
 
 def _own_place(path: Path, own: Iterable[Path] = OWN) -> Path | None:
-    """The nearest folder above `path`, which has no links, that is there, if it is the container's own and not mounted from the host."""
+    """The nearest folder above `path` (without links) that is there, if it is the container's own and not mounted."""
     there = next(place for place in (path, *path.parents) if os.path.lexists(place))
     try:
         return there if there.stat().st_dev in {place.stat().st_dev for place in own} else None

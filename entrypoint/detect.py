@@ -116,7 +116,7 @@ def _compare_with_step(environ: Mapping[str, str]) -> None:
 
 
 def _check_hidden_job(machine: Machine) -> None:
-    """`--cleanenv` removes SLURM_*: a task among several would take itself for a world of one."""
+    """`--cleanenv` and `--containall` remove SLURM_*: a task among several would take itself for a world of one."""
     hidden = machine.hidden_job
     # Without the job's variables nothing tells how many tasks it has.
     known = "SLURM_JOB_NUM_NODES" in hidden or "SLURM_NNODES" in hidden
@@ -126,7 +126,7 @@ def _check_hidden_job(machine: Machine) -> None:
             f"a parent process is in Slurm job {hidden['SLURM_JOB_ID']}, but the SLURM_* variables were removed: each "
             "of the job's tasks would train alone",
             found=f"a job with {tasks} tasks; SLURM_JOB_ID is not set here",
-            fix="leave out --cleanenv (-e) of apptainer; for this node alone: --nodes 1 --node-rank 0 "
-            "--master-addr 127.0.0.1",
+            fix="leave out --cleanenv (-e) and --containall (-C) of apptainer; for this node alone: --nodes 1 "
+            "--node-rank 0 --master-addr 127.0.0.1",
             code=ExitCode.FACTS,
         )

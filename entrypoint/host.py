@@ -14,6 +14,8 @@ from entrypoint.errors import ExitCode, Failure
 Place = str | os.PathLike[str]  # pathlib alone would be a tenth of what `entrypoint show` takes
 Container = Literal["apptainer", "docker", "none"]
 _STEPD = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
+# In `extern` are those who come by ssh to a node of their job: no task of it.
+_STEPS_GROUP = re.compile(r"/job_(\d+)/step_(?!extern)(\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Machine:
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
         idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
         container: which engine this process runs in.
-        hidden_job: SLURM_* variables of a parent process where this process has none (`--cleanenv`), else empty.
+        hidden_job: SLURM_* variables of the job that this process is in without having them (`--cleanenv`), else empty.
     """
 
     hostname: str
@@ -131,7 +133,8 @@ def parents_job(pid: int, proc: Place = "/proc", most: int = 16) -> dict[str, st
     """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them.
 
     In a user namespace (unprivileged Apptainer) no parent's environment can be read; slurmstepd's title still names the
-    job: then that is all there is.
+    job: then that is all there is. In a process namespace (`--containall`) no parent can be seen; Apptainer leaves a
+    process in its step's control group, whose path names the job too.
     """
     for _ in range(most):
         process = os.path.join(proc, str(pid))
@@ -143,7 +146,8 @@ def parents_job(pid: int, proc: Place = "/proc", most: int = 16) -> dict[str, st
         pid = _parent_of(process)
         if pid <= 1:
             break
-    return {}
+    group = _STEPS_GROUP.search(_text(os.path.join(proc, "self", "cgroup")))
+    return {"SLURM_JOB_ID": group[1], "SLURM_STEP_ID": group[2]} if group else {}
 
 
 def oom_kills(cgroups: Place = "/proc/self/cgroup", root: Place = "/sys/fs/cgroup") -> int:

@@ -106,6 +106,26 @@ def test_a_job_is_known_by_slurmstepds_title_where_no_environment_can_be_read(tm
     assert host.parents_job(9, proc=tmp_path) == {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "batch"}
 
 
+GROUPS = {
+    "v1": "4:pids:/slurm/uid_1001/job_77/step_0/task_1\n3:cpu:/\n0::/\n",
+    "v2": "0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_1\n",
+}
+
+
+@pytest.mark.parametrize("version", GROUPS)
+def test_a_job_is_known_by_the_control_group_where_no_parent_can_be_seen(tmp_path: Path, version: str) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(GROUPS[version])
+    assert host.parents_job(1, proc=tmp_path) == {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize("group", ["slurmstepd.scope/job_77/step_extern/user/task_special", "user.slice/session-1"])
+def test_who_comes_to_a_node_by_ssh_is_no_task_of_a_job(tmp_path: Path, group: str) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(f"0::/system.slice/{group}\n")
+    assert host.parents_job(1, proc=tmp_path) == {}
+
+
 def test_the_machine_tells_its_own_name_not_the_shells() -> None:
     assert host.read_machine({"HOSTNAME": "elsewhere"}).hostname == socket.gethostname().split(".")[0]
 
