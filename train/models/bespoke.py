@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from entrypoint import ExitCode, Failure
 from train import plugin
@@ -14,10 +16,16 @@ from train.models import trial
 from train.settings.config import Model
 
 KEY = "model.name"
+# torch's own layers that compute otherwise while they train. Of other layers nobody knows.
+TWO_MODES: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+SHOWN: Final = 3  # names in one line
 
 
 def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
     """What `factory(classes=, shape=, **model.args)` gives; a factory that names no `shape` gets none.
+
+    A network that is in evaluation mode as a whole is given back to train: libraries hand trained ones out so. Parts
+    of it stay as they are: somebody has frozen them (see `notes`).
 
     Raises:
         Failure: USAGE, where it cannot be found or called so, fails, or gives something else than such a network.
@@ -26,6 +34,8 @@ def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
     net = plugin.call(model.name, KEY, **options)
     if not isinstance(net, nn.Module):
         raise _refused(model, f"it gives a {type(net).__name__}", "a torch.nn.Module", "return the network")
+    if not any(module.training for module in net.modules()):
+        net.train()
     try:
         wrong = trial.with_zeros(net, shape, classes)
     except Failure:
@@ -36,6 +46,23 @@ def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
         expected = f"scores [n, {classes}] for samples [n, {', '.join(map(str, shape.input))}], from all its weights"
         raise _refused(model, wrong, expected, "mend the network, or freeze what takes no part (requires_grad=False)")
     return net
+
+
+def notes(net: nn.Module) -> tuple[str, ...]:
+    """What is worth saying of a network: the parts that are in evaluation mode, and are trained so."""
+    still = [
+        name or "the network itself"
+        for name, module in net.named_modules()
+        if not module.training
+        and (isinstance(module, TWO_MODES) or not type(module).__module__.startswith("torch.nn."))
+    ]
+    if not still:
+        return ()
+    named = ", ".join(still[:SHOWN]) + (", ..." if len(still) > SHOWN else "")
+    return (
+        f"{len(still)} of the network's modules ({named}) are in evaluation mode, as the factory gives them, and stay "
+        "so: no dropout there, and no new BatchNorm statistics; call .train() in the factory unless that is meant",
+    )
 
 
 def _options(model: Model, classes: int, shape: Shape) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from train.data.sets import Sets
 from train.evaluation import stopping
 from train.evaluation.evaluation import largest, shares
 from train.faults import Faults
-from train.models import networks, syncnorm, weights
+from train.models import bespoke, networks, syncnorm, weights
 from train.optim import criterion, optimizers, schedules
 from train.optim.criterion import Criterion
 from train.optim.ema import Average
@@ -109,7 +109,7 @@ def open_job(
     net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
     found = resuming.look(config, runtime, checkpoints, net, optimizer, counted, begin)
-    loaded = weights.load(net, config.model.weights) if config.model.weights and found.step is None else ()
+    loaded = _first_weights(config, net, fresh=found.step is None)
     runtime.same_weights(net)
     loader, aimed, batches, fit = _fitted(config, runtime, sets, batches, notebook, pulse)
     exact = _exact(config, runtime, net, batches)
@@ -145,6 +145,12 @@ def open_job(
         told=_told(config, sets),
         notes=(*sets.notes, *loader.notes, *loaded, *notes, *runtime.clocks(), *(faults.notes if faults else ())),
     )
+
+
+def _first_weights(config: RunConfig, net: nn.Module, *, fresh: bool) -> tuple[str, ...]:
+    """Put those of model.weights in, where the run is a fresh one; what is worth saying of the network."""
+    loaded = weights.load(net, config.model.weights) if config.model.weights and fresh else ()
+    return (*loaded, *bespoke.notes(net))
 
 
 def _told(config: RunConfig, sets: Sets) -> tuple[str, ...]:

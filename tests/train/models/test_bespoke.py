@@ -11,7 +11,7 @@ from torch import nn
 
 from entrypoint import Failure
 from train.data.shape import Shape
-from train.models import networks
+from train.models import bespoke, networks
 from train.settings.config import Model
 
 CODE = """
@@ -55,6 +55,16 @@ def idle(classes):
     net = Net(classes)
     net.never = nn.Linear(1, 1)
     return net
+def trained_before(classes):
+    return nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(classes)).eval()
+def frozen_in_part(classes):
+    net = trained_before(classes).train()
+    net[0].eval()
+    return net
+def new_head(classes):
+    net = trained_before(classes)
+    net[3] = nn.LazyLinear(classes)
+    return net
 def positional(classes, /): return Net(classes)
 """
 
@@ -90,6 +100,21 @@ def test_its_first_weights_depend_on_the_seed_alone() -> None:
     torch.manual_seed(4)
     second = build("without_shape").state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_network_that_comes_in_evaluation_mode_is_trained_in_training_mode() -> None:
+    net = build("trained_before")
+    assert all(module.training for module in net.modules())
+    assert bespoke.notes(net) == ()
+
+
+@pytest.mark.parametrize(
+    ("factory", "still"), [("frozen_in_part", "1 of the network's modules (0)"), ("new_head", "2 of the network's")]
+)
+def test_parts_in_evaluation_mode_stay_so_and_a_note_says_it(factory: str, still: str) -> None:
+    net = build(factory)
+    assert not net[0].training  # type: ignore[index]
+    assert bespoke.notes(net)[0].startswith(still)
 
 
 @pytest.mark.parametrize(

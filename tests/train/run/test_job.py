@@ -71,6 +71,20 @@ def test_a_run_that_goes_on_does_not_take_them_again(tmp_path: Path) -> None:
         assert torch.equal(weights_of(todo), weights_of(second))
 
 
+FROZEN = """
+from torch import nn
+def make(classes, width):
+    return nn.Sequential(nn.BatchNorm2d(3).eval(), nn.Flatten(), nn.LazyLinear(classes))
+"""
+
+
+def test_the_banner_tells_of_parts_in_evaluation_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "frozen_part.py").write_text(FROZEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    with opened(tmp_path / "run", "model.name=frozen_part:make") as todo:
+        assert "in evaluation mode" in todo.notes[0]
+
+
 def test_batch_norm_of_one_rank_needs_no_other(tmp_path: Path) -> None:
     with opened(tmp_path, "model.args.norm=batch", "train.sync_batchnorm=true") as todo:
         assert not any(isinstance(module, SyncNorm) for module in todo.state.network.modules())
