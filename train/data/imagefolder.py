@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,37 +16,92 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".t
 _ELSEWHERE = "set data.root to the folder that holds the class folders (in a container: mount it)"
 LONGEST = 9  # an ending
 BESIDE = " beside the class folders"
-HELD_OUT = ("val", "valid", "validation", "test")
+# What the folders of the two sides are called, in any case. The first of the held-out ones that is there is taken.
+TRAINING = ("train", "training")
+HELD_OUT = ("val", "valid", "validation", "dev", "test", "testing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Folders of class folders. held_out is None where the held-out images are a part of the training images.
 
-    `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/` beside it, or `root/CLASS/` alone.
+    `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/` beside it, or `root/CLASS/` alone. aside: folders
+    beside the two that look like images to learn from or to measure on, and are not read.
     """
 
     training: Path
     held_out: Path | None
     classes: tuple[str, ...]
+    aside: tuple[str, ...] = ()
 
 
 def layout(root: Path) -> Layout:
     """Look at the folders, not at the files.
 
     Raises:
-        Failure: NO_INPUT, where the folder is missing, has no classes, or the two sides' classes differ.
+        Failure: NO_INPUT, where the folder is missing, has no classes, or the two sides' classes differ; and where
+            nobody can tell its sides from its classes.
     """
-    training = root / "train" if os.path.isdir(root / "train") else root  # False too where this user may not look
-    classes = class_names(training)
+    beside = class_names(root)
+    side = _training(root, beside)
+    training = root if side is None else root / side
+    classes = beside if side is None else class_names(training)
     if len(classes) < 2:
         raise _too_few(root, training, classes)
-    held_out = (
-        next((root / name for name in HELD_OUT if os.path.isdir(root / name)), None) if training != root else None
-    )
+    if side is None:
+        _refuse_sides(root, classes)
+        return Layout(training=root, held_out=None, classes=classes)
+    held_out = _held_out(root, beside)
     if held_out:
         _same(training, classes, held_out, class_names(held_out))
-    return Layout(training=training, held_out=held_out, classes=classes)
+    others = (name for name in beside if name != side and (held_out is None or name != held_out.name))
+    aside = tuple(name for name in others if _looks_like_images(root / name, classes))
+    return Layout(training=training, held_out=held_out, classes=classes, aside=aside)
+
+
+def _training(root: Path, names: Collection[str]) -> str | None:
+    """The folder to learn from; None where the folders are classes.
+
+    `Train` among classes may be one, a vehicle: it is a side where it holds folders, or a held-out one is beside it.
+    """
+    called = [name for name in names if name.lower() in TRAINING]
+    if TRAINING[0] in called:
+        return TRAINING[0]
+    paired = any(name.lower() in HELD_OUT for name in names)
+    sides = [name for name in called if paired or class_names(root / name)]
+    if len(sides) > 1:
+        found = f"{_some(sides)}, in {root.absolute()}"
+        raise _missing("data.root holds more than one folder to train on", found, "leave one of them in data.root")
+    return sides[0] if sides else None
+
+
+def _held_out(root: Path, names: Collection[str]) -> Path | None:
+    """Of `test` and `Test` the one that is written as we write it."""
+    found = [name for name in names if name.lower() in HELD_OUT]
+    found.sort(key=lambda name: (HELD_OUT.index(name.lower()), name != name.lower()))
+    return root / found[0] if found else None
+
+
+def _refuse_sides(root: Path, classes: tuple[str, ...]) -> None:
+    """Held-out folders without one to learn from: they would be trained on as two classes."""
+    if all(name.lower() in HELD_OUT for name in classes):
+        what, found = (
+            "data.root holds folders to measure on, and none to train on",
+            f"{root.absolute()}: {_some(classes)}",
+        )
+        fix = f"call the folder to train on {root / TRAINING[0]}; if these are classes, give them other names"
+        raise _missing(what, found, fix)
+
+
+def _looks_like_images(folder: Path, classes: tuple[str, ...]) -> bool:
+    """By its name, or by what lies directly in it: an image, or a folder called as a class."""
+    if folder.name in classes or folder.name.lower() in (*TRAINING, *HELD_OUT):
+        return True
+    try:
+        with os.scandir(folder) as found:
+            return any(entry.name in classes or is_image(entry.name) for entry in found)
+    except OSError:  # nothing in it is wanted
+        return False
 
 
 def _too_few(root: Path, training: Path, classes: tuple[str, ...]) -> Failure:
@@ -194,11 +249,14 @@ def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tupl
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
         found = f"only in {training.absolute()}: {_some(only_here)}; only in {held_out.absolute()}: {_some(only_there)}"
-        fix = f"let both folders in data.root have the same: {_some(sorted({*classes, *others}))}"
+        fix = (
+            f"let both folders in data.root have the same: {_some(sorted({*classes, *others}))}; or, if the second is "
+        )
+        fix += "nothing to measure on, move it out of data.root"
         raise _missing("the class folders for training and for evaluation differ", found, fix)
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
 

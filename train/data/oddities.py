@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from train.data.imagefolder import BESIDE, HELD_OUT
+from train.data.imagefolder import BESIDE, HELD_OUT, Layout
 from train.oneline import one_line
 
 SHOWN: Final = 5  # kinds of files
@@ -44,11 +44,22 @@ def parts(inside: Mapping[str, Collection[str]]) -> tuple[str, ...]:
 
 def _part(name: str, classes: Sequence[str]) -> str:
     listed = ", ".join(map(one_line, classes[:NAMED])) + (", ..." if len(classes) > NAMED else "")
-    sides = ", or the other class folders into data.root/train" if name in HELD_OUT else ""
+    sides = ", or the other class folders into data.root/train" if name.lower() in HELD_OUT else ""
     return (
         f"the class folder {one_line(name)} holds folders named like other classes ({listed}): a part of the data, not "
         f"a class? fix: move it beside data.root{sides}"
     )
+
+
+def aside(found: Layout) -> str | None:
+    """The folders beside the two sides that look like images, in words; None where there are none."""
+    if not found.aside:
+        return None
+    listed = ", ".join(map(one_line, found.aside[:SHOWN]))
+    more = f" and {len(found.aside) - SHOWN:,} more" if len(found.aside) > SHOWN else ""
+    learned = one_line(found.training.name)
+    measured = one_line(found.held_out.name) if found.held_out else f"a part of {learned}"
+    return f"beside {learned}, which is trained on, and {measured}, which is held out, not read: {listed}{more}"
 
 
 def none_held_out(classes: Sequence[str], training: Sequence[int], held_out: Sequence[int]) -> tuple[str, ...]:

@@ -151,7 +151,8 @@ def describe(
         rows |= {"steps": f"{counted.per_epoch:,} per epoch, {counted.total:,} in all; {_dropped(counted)}"}
         rows |= {"learning rate": schedules.describe(schedules.schedule(config.optim, counted, batch.global_))}
     rows |= {"output": f"{folder} ({rundir.look(folder)})"}
-    warnings, notes = [*plan.warnings, *(found.warnings if found else ())], [note, found.note() if found else None]
+    warnings = [*plan.warnings, *(found.warnings if found else ())]
+    notes = [note, *((found.note(), found.aside) if found else ())]
     if so_far := standing.look(
         config, folder, steps=counted, data=found.facts() if found else known.facts(config.data)
     ):

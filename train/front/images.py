@@ -19,13 +19,17 @@ WIDEST: Final = 40  # letters of a name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Images on both sides, by ending how many files are not read, and what looks like a slip."""
+    """Images on both sides, by ending how many files are not read, and what looks like a slip.
+
+    aside: in words, the folders that are not read.
+    """
 
     classes: tuple[str, ...]
     training: int
     held_out: int
     unread: Mapping[str, int]
     warnings: tuple[str, ...] = ()
+    aside: str | None = None
 
     def row(self) -> str:
         """The images in words."""
@@ -69,7 +73,14 @@ def look(data: Data) -> Found:
 
         training = groups.trained_on(layout, data.group, data.val_fraction)
         rest = images - training
-    return Found(classes=layout.classes, training=training, held_out=rest, unread=unread, warnings=warnings)
+    return Found(
+        classes=layout.classes,
+        training=training,
+        held_out=rest,
+        unread=unread,
+        warnings=warnings,
+        aside=oddities.aside(layout),
+    )
 
 
 def _small(counts: Mapping[str, int], rest: int, fraction: float) -> tuple[str, ...]:

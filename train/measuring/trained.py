@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -164,7 +165,7 @@ def _moved(trained: Facts, there: Facts) -> str | None:
 
 def _elsewhere(trained: Facts, there: Facts, *, whole: bool) -> str | None:
     """Other files, as far as their place says."""
-    if _source(there.data) == _source(replace(trained.data, root=os.path.join(trained.data.root, "train"))):
+    if _source(there.data) in [_source(replace(trained.data, root=folder)) for folder in _sides(trained.data.root)]:
         return f"these are the images that the model was trained on: {NOT_NEW}"
     if whole and (trained.training, trained.held_out) == (there.training, there.held_out):
         return f"as many images as in the training: if they are its own, {trained.training:,} of them were trained on"
@@ -174,6 +175,14 @@ def _elsewhere(trained: Facts, there: Facts, *, whole: bool) -> str | None:
         f"{there.held_out:,} of the {there.images:,} images in {there.place} are measured, by a split of their own: "
         "--all measures all; if the training's images are among them, some of these were trained on"
     )
+
+
+def _sides(root: str) -> list[str]:
+    """The folders in a folder that may be the one it was trained on; also where it is not there any more."""
+    named = {imagefolder.TRAINING[0]}
+    with suppress(Failure):
+        named.update(name for name in imagefolder.class_names(Path(root)) if name.lower() in imagefolder.TRAINING)
+    return [os.path.join(root, name) for name in named]
 
 
 def _divided(data: Data) -> bool:

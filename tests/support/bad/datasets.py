@@ -300,6 +300,22 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("differ", "dog", "cow"),
         "have the same",
     ),
+    "no-training-side": (
+        "43",
+        both(lambda f: write_classes(f / "d/Val", cat=2, dog=2), lambda f: write_classes(f / "d/test", cat=2, dog=2)),
+        "check",
+        66,
+        ("folders to measure on, and none to train on", "Val, test"),
+        "call the folder to train on d/train",
+    ),
+    "two-training-sides": (
+        "43",
+        both(lambda f: write_classes(f / "d/Train", a=2, b=2), lambda f: write_classes(f / "d/Training", a=2, b=2)),
+        "check",
+        66,
+        ("more than one folder to train on", "Train, Training"),
+        "leave one of them in data.root",
+    ),
     "link-in-a-circle": (
         "52",
         both(folders(cat=9, dog=9), lambda f: (f / "d/cat/more").symlink_to("..", target_is_directory=True)),

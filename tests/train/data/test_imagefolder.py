@@ -34,6 +34,56 @@ def test_a_folder_beside_train_is_held_out(tmp_path: Path, name: str) -> None:
     assert (found.training, found.held_out) == (tmp_path / "train", tmp_path / name)
 
 
+SIDES = {  # folders that hold both classes -> what is trained on, what is held out, what is told to be left aside
+    "capitals": (("Train", "Test"), "Train", "Test", ()),
+    "loud": (("TRAIN", "VAL"), "TRAIN", "VAL", ()),
+    "longer": (("Training", "Testing"), "Training", "Testing", ()),
+    "development": (("train", "Dev", "testing"), "train", "Dev", ("testing",)),
+    "all-three": (("train", "test", "val"), "train", "val", ("test",)),
+    "no-held-out": (("training", "photos"), "training", None, ("photos",)),
+    "both-cases": (("Train", "train", "Test", "test"), "train", "test", ("Test", "Train")),
+}
+
+
+@pytest.mark.parametrize(("names", "training", "held_out", "aside"), SIDES.values(), ids=SIDES)
+def test_sides_are_known_by_their_names_in_any_case(
+    tmp_path: Path, names: tuple[str, ...], training: str, held_out: str | None, aside: tuple[str, ...]
+) -> None:
+    found = imagefolder.layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
+    assert (found.training, found.classes) == (tmp_path / training, ("a", "b"))
+    assert (found.held_out, found.aside) == (tmp_path / held_out if held_out else None, aside)
+
+
+@pytest.mark.parametrize("names", [("bus", "Train"), ("Training", "resting"), ("test", "control")])
+def test_a_class_may_be_called_as_a_side(tmp_path: Path, names: tuple[str, ...]) -> None:
+    found = imagefolder.layout(make(tmp_path, *(f"{name}/1.jpg" for name in names)))
+    assert (found.training, found.classes) == (tmp_path, tuple(sorted(names)))
+
+
+@pytest.mark.parametrize("names", [("val", "test"), ("Dev", "TEST", "Valid")])
+def test_sides_without_one_to_train_on_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(Failure, match="and none to train on") as caught:
+        imagefolder.layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
+    assert caught.value.code == ExitCode.NO_INPUT
+    assert f"call the folder to train on {tmp_path}/train" in caught.value.fix
+
+
+def test_two_folders_to_train_on_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="more than one folder to train on") as caught:
+        imagefolder.layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("Train", "Training") for name in "ab")))
+    assert caught.value.found == f"Train, Training, in {tmp_path}"
+
+
+def test_images_that_are_not_sorted_are_not_two_classes(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="1 image directly in it"):
+        imagefolder.layout(make(tmp_path, "Train/1.jpg", "Test/2.jpg"))
+
+
+def test_folders_beside_the_sides_that_hold_no_images_are_not_told(tmp_path: Path) -> None:
+    make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "a/2.jpg", "more/3.jpg", "runs/log.txt", ".cache/4.jpg")
+    assert imagefolder.layout(tmp_path).aside == ("a", "more")
+
+
 def test_val_comes_before_test(tmp_path: Path) -> None:
     make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test", "val") for name in "ab"))
     assert imagefolder.layout(tmp_path).held_out == tmp_path / "val"

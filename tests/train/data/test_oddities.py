@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from train.data import oddities
-from train.data.imagefolder import BESIDE
+from train.data.imagefolder import BESIDE, Layout
 
 
 def test_the_commonest_ending_comes_first_and_pictures_have_a_way_in() -> None:
@@ -28,6 +30,24 @@ def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
     (told,) = oddities.parts({"cat": [], "dog": ["big"], "ship": [], "test": ["cat", "dog", "ship"]})
     assert told.startswith("the class folder test holds folders named like other classes (cat, dog, ship): a part of")
     assert told.endswith("fix: move it beside data.root, or the other class folders into data.root/train")
+
+
+@pytest.mark.parametrize(
+    ("held_out", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-side", "a-part"]
+)
+def test_folders_beside_the_sides_are_told_with_what_is_held_out(held_out: Path | None, measured: str) -> None:
+    found = Layout(training=Path("d/Train"), held_out=held_out, classes=("a", "b"), aside=tuple("uvwxyz"))
+    told = f"beside Train, which is trained on, and {measured}, which is held out, not read: u, v, w, x, y and 1 more"
+    assert oddities.aside(found) == told
+
+
+def test_nothing_beside_the_sides_is_nothing_said() -> None:
+    assert oddities.aside(Layout(training=Path("d"), held_out=None, classes=("a", "b"))) is None
+
+
+def test_a_held_out_folder_among_the_classes_is_known_in_any_case() -> None:
+    (told,) = oddities.parts({"cat": [], "dog": [], "Testing": ["cat", "dog"]})
+    assert told.endswith("or the other class folders into data.root/train")
 
 
 @pytest.mark.parametrize("inside", [["dog"], ["cat", "dog"], ["left", "right"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.data import folder, imagefolder
+from train.data import catalog, folder, imagefolder
 from train.front import images
 from train.settings.config import Data
 
@@ -30,6 +30,12 @@ def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
     sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
     found = images.look(make(tmp_path, *sides, "train/cat/2.jpg"))
     assert (found.training, found.held_out) == (3, 2)
+
+
+def test_a_folder_that_is_not_read_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
+    data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val", "test") for name in ("cat", "dog")))
+    assert images.look(data).aside == "beside train, which is trained on, and val, which is held out, not read: test"
+    assert catalog.open_sets(data).notes == (images.look(data).aside,)
 
 
 def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:

@@ -183,6 +183,13 @@ def test_the_training_side_alone_is_known_by_its_place(pets: Path) -> None:
     assert said.startswith("these are the images that the model was trained on")
 
 
+def test_the_training_side_is_known_whatever_its_case(tmp_path: Path) -> None:
+    write_classes(tmp_path / "Training", cat=2, dog=2)
+    pets, there = str(tmp_path), str(tmp_path / "Training")
+    (said,) = trained.notes(other(PETS, root=pets), other(PETS, root=there, training=64, held_out=16), whole=True)
+    assert said.startswith("these are the images that the model was trained on")
+
+
 def test_a_test_set_of_its_own_says_nothing_and_its_split_names_the_way_to_measure_all(pets: Path) -> None:
     mine = other(PETS, root=str(write_classes(pets.with_name("test"), cat=3, dog=2)), training=4, held_out=1)
     assert trained.notes(PETS, mine, whole=True) == ()
