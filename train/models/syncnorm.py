@@ -10,6 +10,8 @@ from torch import distributed as dist
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from entrypoint import ExitCode, Failure
+
 
 class Group:
     """The ranks that add up. A copy is the same group: networks are copied, processes are not."""
@@ -89,9 +91,13 @@ def convert(net: nn.Module, device: torch.device, control: dist.ProcessGroup | N
     """`net` with every BatchNorm made to count all ranks' samples. Parameters, buffers and their names stay.
 
     control: the ranks, by gloo; None where there is one, and nothing changes. On GPUs the default group is used.
+
+    Raises:
+        Failure: USAGE for a kind of BatchNorm that computes more: another class would take its place, and lose that.
     """
     if control is None:
         return net
+    _refuse_others(net)
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-any-return,no-untyped-call]
     group = Group(control)
@@ -100,6 +106,21 @@ def convert(net: nn.Module, device: torch.device, control: dist.ProcessGroup | N
             module.__class__ = SyncNorm
             module.group = group  # type: ignore[assignment]
     return net
+
+
+def _refuse_others(net: nn.Module) -> None:
+    for name, module in net.named_modules():
+        if not isinstance(module, _BatchNorm) or isinstance(module, SyncNorm | nn.SyncBatchNorm):
+            continue
+        if type(module).forward is not _BatchNorm.forward:
+            raise Failure(
+                "train.sync_batchnorm cannot count the samples of all ranks in this model",
+                found=f"{name or 'the network'} is a {type(module).__name__}, which has a forward of its own",
+                expected="BatchNorm1d, 2d or 3d of torch, which another class can stand in for",
+                fix="set train.sync_batchnorm=false, or use torch's BatchNorm and put what follows it into a layer of "
+                "its own",
+                code=ExitCode.USAGE,
+            )
 
 
 def _beside(per_channel: Tensor, x: Tensor) -> Tensor:

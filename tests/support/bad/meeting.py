@@ -193,6 +193,17 @@ def error_of_torch(error: Exception) -> Callable[[Path], object]:
     return call
 
 
+def norm_of_more(folder: Path) -> None:
+    """A BatchNorm with an activation inside, synchronized over two ranks."""
+    from train.models import syncnorm
+
+    class NormAct(torch.nn.BatchNorm2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).relu()
+
+    syncnorm.convert(torch.nn.Sequential(NormAct(3)), torch.device("cpu"), dist.ProcessGroup(0, 2))
+
+
 UNDERSTOOD: dict[str, tuple[Exception, int, tuple[str, ...], str]] = {
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory"), 71, ("out of GPU memory",), "train.micro_batch_size"),
     "broken-gpu": (
@@ -266,6 +277,13 @@ CASES = [
     *(
         Case(id=f"understood-{name}", door=through(error_of_torch(error)), code=code, says=says, fix=fix)
         for name, (error, code, says, fix) in UNDERSTOOD.items()
+    ),
+    Case(
+        id="synchronized-norm-of-more",
+        door=through(norm_of_more),
+        code=64,
+        says=("train.sync_batchnorm", "0 is a NormAct"),
+        fix="train.sync_batchnorm=false",
     ),
     Case(
         id="stopped-early",

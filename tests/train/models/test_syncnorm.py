@@ -14,7 +14,9 @@ from ranks import together
 from runs import TEN_STEPS, Run
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch import distributed as dist
 
+from entrypoint import ExitCode, Failure
 from train.models import syncnorm
 
 Trained = Callable[[str, int], list[dict[str, Tensor]]]
@@ -54,6 +56,44 @@ def test_one_rank_keeps_torchs_own() -> None:
     net = nn.Sequential(nn.BatchNorm2d(2))
     assert syncnorm.convert(net, torch.device("cpu"), None) is net
     assert type(net[0]) is nn.BatchNorm2d
+
+
+class NormAct(nn.BatchNorm2d):
+    """BatchNorm and an activation in one, as timm has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As its parent, without what is below 0."""
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_norm_that_computes_more_is_refused_and_left_alone(device: str) -> None:
+    net = nn.Sequential(nn.BatchNorm2d(3), NormAct(3))
+    with pytest.raises(Failure, match="1 is a NormAct, which has a forward of its own") as caught:
+        syncnorm.convert(net, torch.device(device), Several())
+    assert caught.value.code == ExitCode.USAGE
+    assert [type(module) for module in net] == [nn.BatchNorm2d, NormAct]
+
+
+class ByAnotherName(nn.BatchNorm2d):
+    """It computes nothing else."""
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(3), nn.BatchNorm2d(3), nn.BatchNorm3d(3), nn.SyncBatchNorm(3), ByAnotherName(3)], ids=str
+)
+def test_a_norm_that_computes_what_torchs_does_is_converted(norm: nn.Module) -> None:
+    net = nn.Sequential(copy.deepcopy(norm))
+    for _ in range(2):  # once more is no error
+        syncnorm.convert(net, torch.device("cpu"), Several())
+    assert type(net[0]) is syncnorm.SyncNorm
+
+
+class Several(dist.ProcessGroup):
+    """Ranks that are only named."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
 
 
 class Alone(syncnorm.Group):
