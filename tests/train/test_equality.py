@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from strange import ACTING, REMOVED
 from train.record import metrics
 
 Train = Callable[..., Run]
+Grid = Callable[[str, int], Run]
 # Two epochs of 16 steps: what is left off at step 10 stands in the middle of the first.
 LONG = (
     "train.max_steps=20",
@@ -25,6 +28,11 @@ LONG = (
     "checkpoint.every_steps=10",
     "checkpoint.keep=9",
 )
+# What is trained once whole and once as two starts, and on how many ranks.
+WHOLE = {name: [*LONG, f"optim.name={name}", "optim.lr=0.01"] for name in ("sgd", "adamw")}
+WHOLE["batch"] = [*LONG, "model.args.norm=batch", "optim.lr=0.01"]
+PAIRS = [("sgd", 1), ("sgd", 2), ("sgd", 4), ("adamw", 1), ("adamw", 2), ("batch", 2)]
+STILL = ["optim.lr=1e-12", "optim.weight_decay=0", "train.max_steps=1", "eval.batch_size=50"]  # 50 + 50 + 50 + 42
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,40 @@ def again(place: Path, ranks: int, *settings: str, name: str) -> Run:
     ended = python(*command(ranks, *settings, name=name), cwd=place)
     assert ended.returncode == 0, ended.stderr
     return Run(folder=place / "runs" / name)
+
+
+def at_once(place: Path, ranks: int, table: Mapping[str, Sequence[str]]) -> None:
+    """Everything in the table, one after the other in the same processes: PLACE/NAME/RANKS gets the run."""
+    (place / "grid.json").write_text(json.dumps(table))
+    script = str(Path(__file__).parents[1] / "support" / "grid.py")
+    launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
+    ended = python(*launch, sys.executable, script, str(place), cwd=place)
+    assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
+
+
+def whole_and_halved(place: Path, ranks: int) -> None:
+    """PLACE/still/RANKS, PLACE/whole-NAME/RANKS, and PLACE/halved-NAME/RANKS that new processes end from step 10 on."""
+    names = [name for name, on in PAIRS if on == ranks]
+    at_once(place, ranks, {"still": STILL} | {f"whole-{name}": WHOLE[name] for name in names})
+    for name in names:
+        halved = Run(folder=place / f"halved-{name}" / str(ranks))
+        shutil.copytree(place / f"whole-{name}" / str(ranks), halved.folder)
+        forget_after(halved, 10)
+    if names:
+        at_once(place, ranks, {f"halved-{name}": WHOLE[name] for name in names})
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """A run of `whole_and_halved` by its name and ranks; all of so many ranks are trained when the first is wanted."""
+    place = tmp_path_factory.mktemp("grid")
+
+    def run(name: str, ranks: int) -> Run:
+        if not (place / "still" / str(ranks)).exists():
+            whole_and_halved(place, ranks)
+        return Run(folder=place / name / str(ranks))
+
+    return run
 
 
 def forget_after(run: Run, step: int) -> None:
@@ -157,34 +199,32 @@ def test_ten_steps_change_the_weights(train: Train) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train, ranks: int) -> None:
-    still = ("optim.lr=1e-12", "optim.weight_decay=0", "train.max_steps=1", "eval.batch_size=50")  # 50 + 50 + 50 + 42
-    alone = evaluation(train(1, *still))
-    assert evaluation(train(ranks, *still)) == pytest.approx(alone, rel=1e-9)
+def test_evaluation_counts_every_image_once_on_any_number_of_ranks(grid: Grid, ranks: int) -> None:
+    alone = evaluation(grid("still", 1))
+    assert evaluation(grid("still", ranks)) == pytest.approx(alone, rel=1e-9)
     assert alone["samples"] == 192
 
 
-@pytest.mark.parametrize(("optimizer", "ranks"), [("sgd", 1), ("sgd", 2), ("sgd", 4), ("adamw", 1), ("adamw", 2)])
-def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(
-    train: Train, place: Path, optimizer: str, ranks: int
-) -> None:
-    settings = (*LONG, f"optim.name={optimizer}", "optim.lr=0.01")
-    whole = train(ranks, *settings, name=f"whole-{optimizer}-{ranks}")
-    halved = Run(folder=place / "runs" / f"halved-{optimizer}-{ranks}")
-    shutil.copytree(whole.folder, halved.folder)
-    forget_after(halved, 10)
-    assert_same_bits(again(place, ranks, *settings, name=halved.folder.name), whole)
-    assert halved.record["starts"][-1]["step"] == 10
+@pytest.mark.parametrize(("name", "ranks"), PAIRS)
+def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(grid: Grid, name: str, ranks: int) -> None:
+    assert_same_bits(grid(f"halved-{name}", ranks), grid(f"whole-{name}", ranks))
 
 
-def test_with_batch_norm_a_resumed_run_measures_what_an_uninterrupted_one_does(train: Train, place: Path) -> None:
-    settings = (*LONG, "model.args.norm=batch", "optim.lr=0.01")
-    whole, halved = train(2, *settings, name="whole-batch"), Run(folder=place / "runs" / "halved-batch")
-    shutil.copytree(whole.folder, halved.folder)
-    forget_after(halved, 10)
-    again(place, 2, *settings, name="halved-batch")
-    assert_same_bits(halved, whole)
-    assert [e["loss"] for e in events(halved, "eval")] == [e["loss"] for e in events(whole, "eval")]
+@pytest.mark.parametrize(("name", "ranks"), PAIRS)
+def test_a_resumed_run_does_only_the_steps_after_its_checkpoint_again(grid: Grid, name: str, ranks: int) -> None:
+    halved, whole = (
+        {event["step"]: event["time"] for event in events(grid(f"{part}-{name}", ranks), "train")}
+        for part in ("halved", "whole")
+    )
+    assert [step for step, time in whole.items() if halved[step] != time] == list(range(11, 21))
+
+
+def test_with_batch_norm_a_resumed_run_measures_what_an_uninterrupted_one_does(grid: Grid) -> None:
+    halved, whole = (
+        [event["loss"] for event in events(grid(f"{part}-batch", 2), "eval")] for part in ("halved", "whole")
+    )
+    assert len(whole) == 2
+    assert halved == whole
 
 
 def test_a_run_stopped_by_a_signal_ends_with_the_bits_of_an_uninterrupted_one(train: Train, place: Path) -> None:
