@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ Taken = tuple[Tensor, Tensor, int]
 class Means:
     """Over the samples since the tally was cleared, all ranks together. loss is NaN or infinite if any was.
 
-    beside: the sums of what was sent along.
+    Of no samples both are NaN. beside: the sums of what was sent along.
     """
 
     loss: float
@@ -64,16 +65,15 @@ class Tally:
         if len(self._waiting) >= TAKEN:
             self._fetch()
 
-    def read(self, total: Callable[[Tensor], Tensor], beside: Sequence[float] = ()) -> Means | None:
-        """The means over all ranks; None if nothing was added. `total` sums over ranks in place.
+    def read(self, total: Callable[[Tensor], Tensor], beside: Sequence[float] = ()) -> Means:
+        """The means over all ranks. `total` sums over ranks in place.
 
         beside: as many other numbers on each rank, to be summed in the same exchange.
         """
         mine = torch.tensor([*self.numbers(), *beside], dtype=torch.float64, device=self._device)
         loss, right, samples, *rest = total(mine).tolist()
-        if not samples:
-            return None
-        return Means(loss=loss / samples, accuracy=right / samples, samples=int(samples), beside=tuple(rest))
+        loss, right = (loss / samples, right / samples) if samples else (math.nan, math.nan)
+        return Means(loss=loss, accuracy=right, samples=int(samples), beside=tuple(rest))
 
     def losses(self) -> list[float]:
         """The mean loss of each that this rank has taken since the tally was cleared; of many the last ones."""

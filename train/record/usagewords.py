@@ -17,26 +17,29 @@ FIXES: Final[Mapping[str, str]] = {
     "cap_s": "none, where the limit is the GPU's own; nvidia-smi -q -d POWER shows whether somebody lowered it",
 }
 J_IN_WH: Final = 3600.0
+LOOKS: Final = 20  # the last may be one old, while all images count: of so many, a twentieth is missing at most
+LARGE: Final = 10_000  # Wh: more are told in kWh
 
 
-def facts(ranks: Sequence[Rank], images: int) -> dict[str, str]:
-    """Lines of the summary, for what is known. images: that were trained on meanwhile."""
-    known = values(ranks, images)
-    told = {"GPU use": _use(ranks), "GPU memory": _gpu_memory(ranks), "energy": _energy(known)}
+def facts(ranks: Sequence[Rank], images: int, every_s: float = 0.0) -> dict[str, str]:
+    """Lines of the summary, for what is known. images: that were trained on meanwhile. every_s: between two looks."""
+    known = values(ranks, images, every_s)
+    told = {"GPU use": _use(ranks), "GPU memory": _gpu_memory(ranks), "energy": _energy(known, images, every_s)}
     told |= {"throttled": _throttled(ranks), "CPU use": _cpu(known), "memory": _memory(ranks)}
     return {key: words for key, words in told.items() if words}
 
 
-def values(ranks: Sequence[Rank], images: int) -> dict[str, Any]:
-    """The same as numbers; what is not known is left out."""
+def values(ranks: Sequence[Rank], images: int, every_s: float = 0.0) -> dict[str, Any]:
+    """The same as numbers; what is not known is left out, and so is energy by image of less than LOOKS looks."""
     joules, gpus = [gpu["energy_j"] for gpu in _gpus(ranks) if gpu["energy_s"] > 0], _gpus(ranks)
     wh = sum(joules) / J_IN_WH if gpus and len(joules) == len(gpus) else math.nan  # of a part it would say too little
+    seconds = _highest(rank.process["seconds"] for rank in ranks)
     found = {
-        "seconds": _highest(rank.process["seconds"] for rank in ranks),
+        "seconds": seconds,
         "gpu_utilisation_percent": _mean(mean(gpu, "busy", "busy_s") for gpu in gpus),
         "gpu_memory_peak_bytes": _highest(gpu["memory_peak_bytes"] for gpu in gpus),
         "wh": wh,
-        "wh_per_1000_images": wh / images * 1000 if images else math.nan,
+        "wh_per_1000_images": wh / images * 1000 if images and seconds >= LOOKS * every_s else math.nan,
         "cpu_cores": _mean(mean(rank.process, "cpu_seconds", "seconds") for rank in ranks),
         "memory_peak_bytes": _highest(rank.process["memory_peak_bytes"] for rank in ranks),
         **{key: _highest(rank.process[key] for rank in ranks) for key in TORCH},
@@ -71,11 +74,21 @@ def _gpu_memory(ranks: Sequence[Rank]) -> str:
     return f"up to {size(gpu['memory_peak_bytes'])} of {size(gpu['memory_total_bytes'])} ({name(most, gpu)}){tensors}"
 
 
-def _energy(known: Mapping[str, Any]) -> str:
+def _energy(known: Mapping[str, Any], images: int, every_s: float) -> str:
     if "wh" not in known:
         return ""
-    each = f", {known['wh_per_1000_images']:,.3g} Wh per 1,000 images" if "wh_per_1000_images" in known else ""
-    return f"{known['wh']:,.4g} Wh of the GPUs{each}"
+    wh, each = known["wh"], ""
+    if "wh_per_1000_images" in known:
+        each = f", {_digits(known['wh_per_1000_images'], 3)} Wh per 1,000 images"
+    elif images:
+        each = f" (per image: only from {LOOKS * every_s:g} s of training on)"
+    return f"{_digits(wh / 1000, 4)} kWh of the GPUs{each}" if wh >= LARGE else f"{_digits(wh, 4)} Wh of the GPUs{each}"
+
+
+def _digits(value: float, number: int) -> str:
+    """So many that count, never with an exponent above 0, as `g` alone would write 1.3e+05."""
+    rounded = float(f"{value:.{number}g}")
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:.{number}g}"
 
 
 def _throttled(ranks: Sequence[Rank]) -> str:

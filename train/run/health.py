@@ -23,16 +23,16 @@ SKIPPED: Final = 20  # fp16: so many steps in a row without finite gradients is 
 def sound(todo: Job, now: Now) -> Means | None:
     """The means since the last reading, once all ranks have seen that they are finite, and no jump to go back for.
 
-    With fp16 a single infinite loss only makes the scaler skip a step.
+    None where nothing was trained on since. With fp16 a single infinite loss only makes the scaler skip a step.
 
     Raises:
         Failure: DIVERGED.
         Jumped: with train.spike rollback.
     """
     means = now.tally.read(todo.runtime.total, todo.usage.beside())
-    if means is None:
+    todo.usage.note(means.beside, trained=means.samples > 0)
+    if not means.samples:
         return None
-    todo.usage.note(means.beside)
     fp16 = todo.state.scaler is not None
     if (now.skipped >= SKIPPED) if fp16 else not math.isfinite(means.loss):
         raise diverged(todo, now, f"mean loss {means.loss} over the last {means.samples} samples")

@@ -35,7 +35,7 @@ class Usage:
         """hosts: of all ranks; without any, nothing is measured. devices: of this rank, as many as others have."""
         self._page, self._rank, self._hosts = page or gauges.Gauges(), rank, hosts
         self._devices, self._every_s, self._clock = devices, every_s * max(1.0, len(hosts) / MANY), clock
-        self._told_at = clock()
+        self._look_s, self._told_at = every_s, clock()
         self._newest: Sequence[float] = ()
         self._told: tuple[Rank, ...] = ()
 
@@ -49,9 +49,10 @@ class Usage:
         mine = (*self._page.read(len(self._devices)), *own)
         return usage.placed(mine, rank=self._rank, ranks=len(self._hosts))
 
-    def note(self, everyone: Sequence[float]) -> None:
-        """Keep the sum until it is written."""
-        self._newest = everyone or self._newest
+    def note(self, everyone: Sequence[float], *, trained: bool = True) -> None:
+        """Keep the sum until it is written; before the first training there is nothing to tell of."""
+        if trained or self._newest:
+            self._newest = everyone or self._newest
 
     def write(self, metrics: Metrics, step: int) -> None:
         """On rank 0, once it is time: a line for each GPU and each rank."""
@@ -62,12 +63,12 @@ class Usage:
         """The last lines, and what it came to. images: that this start has trained on."""
         if self._rank == 0 and self._newest:
             self._write(metrics, step)
-            if found := usagewords.values(self._told, images):
+            if found := usagewords.values(self._told, images, self._look_s):
                 metrics.write("usage", step=step, images=images, **found)
 
     def facts(self, images: int) -> dict[str, str]:
         """For the summary."""
-        return usagewords.facts(self._everyone(), images)
+        return usagewords.facts(self._everyone(), images, self._look_s)
 
     def _write(self, metrics: Metrics, step: int) -> None:
         now = self._everyone()

@@ -21,21 +21,18 @@ def tally(*losses: float) -> Tally:
 
 def test_means_are_over_samples() -> None:
     means = tally(1.0, 3.0).read(lambda total: total)
-    assert means is not None
     assert (means.loss, means.samples) == (2.0, 6)
     assert means.accuracy == pytest.approx(2 / 3)
 
 
 def test_ranks_are_summed_before_the_division() -> None:
     means = tally(1.0).read(lambda total: total.mul_(4))
-    assert means is not None
     assert (means.loss, means.samples) == (1.0, 12)
 
 
 def test_other_numbers_are_summed_in_the_same_exchange() -> None:
     exchanges: list[int] = []
     means = tally(1.0).read(lambda total: (exchanges.append(len(total)), total.mul_(4))[1], [7.0, math.nan, 0.5])
-    assert means is not None
     assert (means.loss, means.beside[0], means.beside[2]) == (1.0, 28.0, 2.0)
     assert exchanges == [6]
 
@@ -43,7 +40,6 @@ def test_other_numbers_are_summed_in_the_same_exchange() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_one_bad_loss_is_still_seen_at_the_next_reading(bad: float) -> None:
     means = tally(1.0, bad, 1.0).read(lambda total: total)
-    assert means is not None
     assert not math.isfinite(means.loss)
 
 
@@ -67,10 +63,13 @@ def test_what_a_tree_adds_up_is_loss_right_answers_and_samples() -> None:
     assert sums(torch.tensor(0.5), torch.tensor(2), 4).tolist() == [2.0, 2.0, 4.0]
 
 
-def test_an_empty_tally_has_no_means() -> None:
+def test_an_empty_tally_has_no_means_and_still_exchanges_other_numbers() -> None:
     found = tally(1.0)
     found.clear()
-    assert found.read(lambda total: total) is None
+    means = found.read(lambda total: total.mul_(2), [7.0])
+    assert (means.samples, means.beside) == (0, (14.0,))
+    assert math.isnan(means.loss)
+    assert math.isnan(means.accuracy)
 
 
 def test_pauses_and_earlier_starts_are_told_apart() -> None:

@@ -40,6 +40,35 @@ def test_without_any_image_energy_is_told_alone() -> None:
     assert facts([rank(0, gpu())], images=0)["energy"] == "0.8333 Wh of the GPUs"
 
 
+@pytest.mark.parametrize(
+    ("wh", "told"),
+    [
+        (0.83333, "0.8333 Wh"),
+        (999.96, "1,000 Wh"),
+        (1410.2, "1,410 Wh"),
+        (9999.6, "10 kWh"),
+        (134_400.0, "134.4 kWh"),
+        (98_765_000.0, "98,760 kWh"),
+    ],
+)
+def test_energy_is_written_without_an_exponent(wh: float, told: str) -> None:
+    assert facts([rank(0, gpu(energy_j=3600 * wh))], images=0)["energy"] == f"{told} of the GPUs"
+
+
+@pytest.mark.parametrize(("wh", "told"), [(0.11849, "0.118"), (999.7, "1,000"), (12_345.0, "12,300")])
+def test_energy_by_image_is_written_without_an_exponent(wh: float, told: str) -> None:
+    said = facts([rank(0, gpu(energy_j=3600 * wh))], images=1000)["energy"]
+    assert said.endswith(f", {told} Wh per 1,000 images")
+
+
+def test_energy_by_image_is_left_out_where_a_look_that_is_missing_would_count_for_much() -> None:
+    short, long = [rank(0, gpu(), seconds=99.0)], [rank(0, gpu(), seconds=100.0)]
+    assert "wh_per_1000_images" not in values(short, 1000, 5.0)
+    assert values(long, 1000, 5.0)["wh_per_1000_images"] == 0.8333
+    told = facts(short, 1000, 5.0)["energy"]
+    assert told == "0.8333 Wh of the GPUs (per image: only from 100 s of training on)"
+
+
 @pytest.mark.parametrize("key", usagewords.FIXES)
 def test_a_clock_that_was_low_for_long_is_named_with_its_gpu_and_what_to_do(key: str) -> None:
     told = facts([rank(0, gpu(**{key: 0.4})), rank(1, gpu(**{key: 1.2}))], images=1)["throttled"]

@@ -21,6 +21,7 @@ from entrypoint import gauges
 from train.ranks.runtime import Runtime
 from train.record import metrics, usage
 from train.record.metrics import Metrics
+from train.run import loop
 from train.run.job import Job
 from train.run.usage import UNMEASURED, Usage, begin, computing
 
@@ -82,7 +83,7 @@ def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest
 
 def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
-    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=5.0)
+    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=0.5)
     parent.says(10.0)
     used.note(used.beside())
     with recorded(tmp_path) as record:
@@ -91,6 +92,40 @@ def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.Monke
     (line,) = read(tmp_path, "usage")
     assert (line["images"], line["wh_per_1000_images"], line["gpu_utilisation_percent"]) == (1000, 0.8333, 50.0)
     assert set(used.facts(1000)) == {"GPU use", "GPU memory", "energy", "CPU use", "memory"}
+
+
+def test_a_run_of_few_looks_has_no_energy_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Parent(monkeypatch)
+    used = Usage(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
+    for seconds, told in ((99.0, False), (100.0, True)):  # by the looks, not by how often many ranks are told of
+        parent.says(seconds)
+        used.note([*used.beside()[: usage.width(1)]] * 64)
+        assert ("Wh per 1,000 images" in used.facts(1000)["energy"]) is told
+
+
+def test_a_start_that_trains_on_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Parent(monkeypatch)
+    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE])
+    parent.says(10.0)
+    used.note(used.beside(), trained=False)
+    assert used.facts(0) == {}
+
+
+@pytest.mark.parametrize("every", [2, 3], ids=["a-log-point-at-the-end", "none"])
+def test_the_last_evaluation_is_in_what_a_run_consumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    noted: list[tuple[float, ...]] = []
+    measured: list[float] = []
+    real = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda *args, **more: (measured.append(1), real(*args, **more))[1])
+    with opened(tmp_path, f"log.every_steps={every}") as todo:
+        used = Usage(hosts=["node01"])
+        monkeypatch.setattr(used, "beside", lambda: [sum(measured)])
+        monkeypatch.setattr(used, "note", lambda everyone, *, trained: noted.append(everyone))
+        fit(replace(todo, usage=used))
+    assert measured
+    assert noted[-1] == (len(measured),)
 
 
 def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
