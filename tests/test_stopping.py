@@ -96,9 +96,14 @@ def test_a_request_while_the_save_before_is_waited_for_is_noted_too(tmp_path: Pa
 
 
 def stopped_after(seconds: float, place: Path) -> tuple[int, str, list[str]]:
-    """A signal so long after the front door has begun to listen: the code, what was said, and what was written."""
+    """A signal so long after the front door has begun to listen: the code, what was said, and what was written.
+
+    The data never come to be, so that there is no first step, however fast the machine is.
+    """
     place.mkdir()
-    with training(place, "data.samples=100000", "data.image_size=64") as process:
+    (place / "config.yaml").write_text("data: {name: 'held:make'}\n")
+    (place / "held.py").write_text("import time\n\ndef make(data):\n    time.sleep(3600)\n")
+    with training(place, "--config", str(place / "config.yaml")) as process:
         wait_until(lambda: listens(process.pid), "a handler")
         time.sleep(seconds)
         process.send_signal(TERM)
