@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from torch import nn
@@ -19,6 +20,8 @@ KEY = "model.name"
 # torch's own layers that compute otherwise while they train. Of other layers nobody knows.
 TWO_MODES: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 SHOWN: Final = 3  # names in one line
+Trial = Callable[[nn.Module, Shape, int], str | None]
+TRIALS: Final[Mapping[Trial, str]] = {trial.with_zeros: "", trial.as_it_trains: " while it trains"}
 
 
 def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
@@ -36,15 +39,8 @@ def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
         raise _refused(model, f"it gives a {type(net).__name__}", "a torch.nn.Module", "return the network")
     if not any(module.training for module in net.modules()):
         net.train()
-    try:
-        wrong = trial.with_zeros(net, shape, classes)
-    except Failure:
-        raise
-    except Exception as error:
-        raise plugin.failed(f"{KEY} {model.name}: its network fails on samples of {shape}", error) from error
-    if wrong:
-        expected = f"scores [n, {classes}] for samples [n, {', '.join(map(str, shape.input))}], from all its weights"
-        raise _refused(model, wrong, expected, "mend the network, or freeze what takes no part (requires_grad=False)")
+    for trying, when in TRIALS.items():
+        _refuse_unfit(model, net, classes, shape, trying, when)
     return net
 
 
@@ -63,6 +59,19 @@ def notes(net: nn.Module) -> tuple[str, ...]:
         f"{len(still)} of the network's modules ({named}) are in evaluation mode, as the factory gives them, and stay "
         "so: no dropout there, and no new BatchNorm statistics; call .train() in the factory unless that is meant",
     )
+
+
+def _refuse_unfit(model: Model, net: nn.Module, classes: int, shape: Shape, trying: Trial, when: str) -> None:
+    try:
+        wrong = trying(net, shape, classes)
+    except Failure:
+        raise
+    except Exception as error:
+        raise plugin.failed(f"{KEY} {model.name}: its network fails on samples of {shape}{when}", error) from error
+    if wrong:
+        expected = f"scores [n, {classes}] for samples [n, {', '.join(map(str, shape.input))}], from all its weights"
+        fix = "mend the network, or freeze what takes no part (requires_grad=False)"
+        raise _refused(model, f"{wrong}{when}", expected, fix)
 
 
 def _options(model: Model, classes: int, shape: Shape) -> dict[str, Any]:

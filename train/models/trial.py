@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from train.data.shape import Shape
 
 BATCH = 2  # samples: BatchNorm cannot train on one number
+LARGER: Final = 32
 SMALL: Final = 8192  # numbers in a sample: 52 x 52 pixels of three channels
 
 
@@ -58,12 +59,29 @@ def with_zeros(net: nn.Module, shape: Shape, classes: int) -> str | None:
         return wrong(output, classes) or _idle(net, output)
 
 
-def wrong(output: object, classes: int) -> str | None:
-    """What keeps `output`, for a batch of two, from being its scores [2, classes]."""
+def as_it_trains(net: nn.Module, shape: Shape, classes: int) -> str | None:
+    """What is wrong with the output for zeros in the modes that the network has; None if nothing is.
+
+    Generators, parameters, buffers and whatever else its modules keep stay as they are.
+
+    Raises:
+        Exception: what the network raises, for a larger batch too: some cut theirs into parts.
+    """
+    try:
+        with _tried(net):
+            return wrong(net(torch.zeros(BATCH, *shape.input)), classes)
+    except Exception:
+        with suppress(Exception), _tried(net):
+            return wrong(net(torch.zeros(LARGER, *shape.input)), classes, LARGER)
+        raise
+
+
+def wrong(output: object, classes: int, samples: int = BATCH) -> str | None:
+    """What keeps `output`, for a batch of so many, from being its scores [samples, classes]."""
     if not isinstance(output, Tensor):
-        return f"for {BATCH} samples it gives a {type(output).__name__}"
-    if tuple(output.shape) != (BATCH, classes):
-        return f"for {BATCH} samples it gives {list(output.shape)}"
+        return f"for {samples} samples it gives a {type(output).__name__}"
+    if tuple(output.shape) != (samples, classes):
+        return f"for {samples} samples it gives {list(output.shape)}"
     return None if output.is_floating_point() else f"it gives numbers of type {output.dtype}"
 
 
@@ -92,3 +110,32 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+@contextmanager
+def _tried(net: nn.Module) -> Iterator[None]:
+    """After it, each module has what it had before: also what its forward has put in place of something, and what it
+    has made of its first batch.
+    """
+    modules = [module for module in net.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    kept = [(vars(module), dict(vars(module)), _held(module)) for module in modules]
+    values = [(tensor, tensor.detach().clone()) for tensor in chain(net.parameters(), net.buffers())]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            yield
+    finally:
+        for now, before, held in kept:
+            now.clear()
+            now.update(before)
+            for place, there in held:
+                place.clear()
+                place.update(there)
+        with torch.no_grad():
+            for tensor, numbers in values:
+                if not torch.equal(tensor, numbers):
+                    tensor.copy_(numbers)
+
+
+def _held(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Where it keeps its parameters, buffers and parts, and what is there now."""
+    return [(place, dict(place)) for place in (module._parameters, module._buffers, module._modules)]

@@ -204,6 +204,14 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         ("its network fails on samples of", "shapes cannot be multiplied"),
         "mend it there",
     ),
+    "two-in-training": (
+        "class N(nn.Module):\n    def __init__(self, c):\n        super().__init__(); self.l = nn.Linear(192, c)\n"
+        "    def forward(self, x):\n        y = self.l(x.flatten(1)); return (y, y) if self.training else y\n"
+        "def make(classes): return N(classes)",
+        "",
+        ("it gives a tuple while it trains",),
+        "mend",
+    ),
     "in-eval-only": (
         "class N(nn.Module):\n    def __init__(self, c):\n        super().__init__(); self.l = nn.Linear(192, c)\n"
         "    def forward(self, x):\n        y = self.l(x.flatten(1)); return y if self.training else y[:, :1]\n"

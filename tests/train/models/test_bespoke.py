@@ -65,6 +65,16 @@ def new_head(classes):
     net = trained_before(classes)
     net[3] = nn.LazyLinear(classes)
     return net
+class Two(Net):
+    def forward(self, x):
+        return (super().forward(x), None) if self.training else super().forward(x)
+class Mistyped(Net):
+    def forward(self, x):
+        return self.lost(x) if self.training else super().forward(x)
+class Eighths(Net):
+    def forward(self, x):
+        parts = x.view(8, -1, *x.shape[1:]) if self.training else [x]
+        return torch.cat([Net.forward(self, part) for part in parts])
 def positional(classes, /): return Net(classes)
 """
 
@@ -81,9 +91,9 @@ def build(factory: str, size: tuple[int, ...] = (4, 4), **args: Any) -> nn.Modul
     return networks.build(Model(name=name, args=args), classes=5, shape=Shape(channels=3, size=size), seed=0)
 
 
-@pytest.mark.parametrize("factory", ["plain", "without_shape", "anything", "Net"])
+@pytest.mark.parametrize("factory", ["plain", "without_shape", "anything", "Net", "Eighths"])
 def test_a_factory_is_told_what_it_asks_for(factory: str) -> None:
-    assert build(factory)(torch.zeros(2, 3, 4, 4)).shape == (2, 5)
+    assert build(factory)(torch.zeros(8, 3, 4, 4)).shape == (8, 5)
 
 
 def test_its_arguments_come_from_the_config() -> None:
@@ -140,6 +150,8 @@ def test_parts_in_evaluation_mode_stay_so_and_a_note_says_it(factory: str, still
         ("no_weights", {}, "none of its weights can be trained"),
         ("idle", {}, "does not depend on never.weight, never.bias"),
         ("plain", {"hidden": "nine"}, "TypeError"),
+        ("Two", {}, "for 2 samples it gives a tuple while it trains"),
+        ("Mistyped", {}, "has no attribute 'lost'"),
     ],
     ids=str,
 )

@@ -27,7 +27,7 @@ class Made(nn.Module):
         return self.give(self.layer(self.norm(x + torch.rand(1)).flatten(1)))
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data, trial.of_shapes])
+@pytest.mark.parametrize("trying", [trial.with_zeros, trial.as_it_trains, trial.without_data, trial.of_shapes])
 def test_a_network_with_one_score_per_class_passes(trying: Callable[..., str | None]) -> None:
     assert trying(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), SHAPE, 5) is None
 
@@ -62,7 +62,7 @@ def test_weights_without_a_part_in_the_output_are_named() -> None:
     assert trial.with_zeros(net, SHAPE, 5) is None
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.without_data, trial.of_shapes])
+@pytest.mark.parametrize("trying", [trial.with_zeros, trial.as_it_trains, trial.without_data, trial.of_shapes])
 def test_the_generator_stays_where_it_was(trying: Callable[..., str | None]) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 5), nn.RReLU())
     before = torch.get_rng_state()
@@ -79,13 +79,39 @@ def test_buffers_gradients_and_modes_stay_as_they_were() -> None:
     assert (net.training, net.norm.training, net.count.item(), net.layer.weight.grad) == (True, False, 0, None)
 
 
+class Begun(nn.Module):
+    """Scales as its first batch in training says, keeps a mean in a new tensor each time, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.calls = nn.Linear(48, 5), nn.Parameter(torch.ones(1)), 0
+        self.register_buffer("mean", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, 3, 4, 4] to [n, 5]."""
+        if self.training and not self.calls:
+            self.scale.data.fill_(x.std())
+        self.calls += 1
+        self.mean = 0.9 * self.mean + x.mean()
+        return self.layer(x.flatten(1)) * self.scale  # type: ignore[no-any-return]
+
+
+def test_a_trial_of_training_leaves_nothing_that_a_first_batch_would() -> None:
+    net = Begun()
+    mean, weight = net.mean, net.layer.weight.clone()
+    assert trial.as_it_trains(net, SHAPE, 5) is None
+    assert (net.calls, net.scale.item(), net.mean.item()) == (0, 1, 1)
+    assert net.mean is mean
+    assert torch.equal(net.layer.weight, weight)
+
+
 def test_lazy_layers_find_their_sizes() -> None:
     net = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
     assert trial.with_zeros(net, SHAPE, 5) is None
     assert net[1].weight.shape == (5, 48)
 
 
-@pytest.mark.parametrize("trying", [trial.without_data, trial.of_shapes])
+@pytest.mark.parametrize("trying", [trial.as_it_trains, trial.without_data, trial.of_shapes])
 def test_a_training_steps_second_output_is_seen(trying: Callable[..., str | None]) -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor) -> Any:
