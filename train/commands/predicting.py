@@ -43,8 +43,11 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         ready, files = _of_export(arguments, words, settings, device, unread)
     else:
         ready, files = _of_run(arguments, words, settings, device, _ours(environ), unread)
+    from train.data import depth
     from train.using import prediction
 
+    for warning in depth.told(depth.of_files(files)):
+        say(f"WARNING: {warning}", sys.stderr)
     try:
         for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
             _tell(one, as_json=arguments.json)

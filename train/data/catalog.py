@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from train.data import arrays, folder, imagefolder, oddities, owndata, published, synthetic
+from train.data import arrays, depth, folder, imagefolder, oddities, owndata, published, synthetic
 from train.data.sets import Samples, Sets, Source
 from train.data.shape import Shape
 from train.settings import batches, names
@@ -19,7 +19,7 @@ __all__ = ["Samples", "Sets", "Source", "open_sets"]
 
 
 def open_sets(data: Data) -> Sets:
-    """List both sides without reading an image.
+    """List both sides, reading no more than a few images.
 
     Raises:
         Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself rules out.
@@ -60,7 +60,7 @@ def _folder(data: Data) -> Sets:
         classes=found.classes,
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
         notes=(*found.notes, *((aside,) if aside else ())),
-        warnings=found.warnings,
+        warnings=(*found.warnings, *depth.warnings(depth.of_files(found.training.paths), f"data.root {data.root}")),
     )
 
 

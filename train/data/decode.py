@@ -87,8 +87,13 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return None
 
 
+def is_deep(image: Image.Image) -> bool:
+    """Whether its pixels have more than 8 bits."""
+    return image.mode in DEEP or image.mode.startswith("I;16")
+
+
 def _flat(image: Image.Image) -> Image.Image:
-    if image.mode not in DEEP and not image.mode.startswith("I;16"):
+    if not is_deep(image):
         return image.convert("RGB")
     values = np.asarray(image)
     if image.mode == "F" or values.max() > 0xFFFF or values.min() < 0:

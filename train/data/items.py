@@ -15,7 +15,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train import plugin
-from train.data import decode
+from train.data import decode, depth
 from train.data.axes import laid_out
 from train.data.sets import Samples
 
@@ -81,6 +81,18 @@ def changing(items: Items) -> int | None:
             if not torch.equal(items.one(sample), items.one(sample)):
                 return int(items.rows[sample])
     return None
+
+
+def depths(items: Items) -> list[int | None]:
+    """As `depth.of_files`, of the first few items; nothing where they are no PIL images."""
+    found: list[int | None] = []
+    for row in items.rows[:LOOKED].tolist():
+        with suppress(Failure, *decode.BROKEN):
+            image, _ = item(items.dataset, row, items.name)
+            if not isinstance(image, Image.Image):
+                return []
+            found.append(depth.highest(image))
+    return found
 
 
 def part(items: Items, chosen: Tensor) -> Items:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train import plugin
-from train.data import items, labels, tensors
+from train.data import depth, items, labels, tensors
 from train.data.folder import Files
 from train.data.items import Items
 from train.data.sets import Samples, Sets, Source
@@ -54,12 +54,13 @@ def _as_sets(made: Any, data: Data) -> Sets:
         training, others = items.part(training, ~chosen), items.part(training, chosen)
     shape, _ = training.first or ((), None)
     changing = items.changing(training)
+    warnings = () if changing is None else (_changing(data, changing),)
     return Sets(
         training=training,
         held_out=others,
         classes=tuple(map(str, names or range(count))),
         shape=Shape(channels=shape[-1], size=shape[:-1]),
-        warnings=() if changing is None else (_changing(data, changing),),
+        warnings=(*warnings, *depth.warnings(items.depths(training), data.name)),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
+from train.data.depth import WHITE
 from train.inspection.inspection import Look
 
 SHOWN: Final = 10
@@ -18,7 +19,8 @@ Pair = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class Side:
-    """What one side holds. name_of and label_of: of a sample; least: data.image_size.
+    """What one side holds. name_of and label_of: of a sample; least: data.image_size. highest: value of all images of
+    16 bits.
 
     twice: (sample, the earlier one with the same pixels), leaked: (sample, the same image on the other side).
     """
@@ -30,6 +32,7 @@ class Side:
     seconds: float = 0.0
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
+    highest: int | None = None
     small: list[int] = field(default_factory=list)
     broken: list[tuple[int, str]] = field(default_factory=list)
     first: dict[bytes, int] = field(default_factory=dict)
@@ -45,6 +48,8 @@ class Side:
         self.seconds += look.seconds
         self.sizes[look.size] += 1
         self.modes[look.mode] += 1
+        if look.highest is not None:
+            self.highest = max(look.highest, self.highest or 0)
         if min(look.size[:2]) < self.least:
             self.small.append(look.sample)
         if self.first.setdefault(look.digest, look.sample) != look.sample:
@@ -64,6 +69,7 @@ class Side:
             "per_class": per_class,
             "sizes": _sizes(self.sizes),
             "modes": dict(self.modes.most_common()),
+            "highest_of_16_bits": self.highest,
             "seconds_per_sample": self.seconds / self.read if self.read else None,
             "smaller_than_image_size": [self.name_of(sample) for sample in self.small],
             "broken": [{"name": self.name_of(sample), "reason": reason} for sample, reason in self.broken],
@@ -120,7 +126,10 @@ class Findings:
         share = f"{side.read:,} of " if side.broken else ""
         rows = [(name, f"{share}{side.samples:,} read{speed}")]
         if side.read:
-            rows += [("  sizes", _sizes_in_words(side.sizes)), ("  pixels", _modes_in_words(side.modes))]
+            rows += [
+                ("  sizes", _sizes_in_words(side.sizes)),
+                ("  pixels", _modes_in_words(side.modes) + _highest(side.highest)),
+            ]
         if side.small:
             some = ", ".join(side.name_of(sample) for sample in side.small[:3])
             more = _more(len(side.small), 3)
@@ -174,6 +183,10 @@ def _by(size: Sequence[int]) -> str:
 
 def _modes_in_words(modes: Counter[str]) -> str:
     return ", ".join(f"{mode} {count:,}" for mode, count in modes.most_common())
+
+
+def _highest(value: int | None) -> str:
+    return "" if value is None else f", highest value of 16 bits {value:,} of {WHITE:,}"
 
 
 def _more(number: int, shown: int = SHOWN) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from entrypoint import ExitCode, Failure
-from train.data import decode
+from train.data import decode, depth
 from train.data.folder import Files
 from train.data.sets import Samples, Source
 from train.data.shape import Shape
@@ -30,7 +30,8 @@ CHANNELS: Final = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One sample. size: (width, height), clips (width, height, frames). mode: Pillow's word for a pixel.
+    """One sample. size: (width, height), clips (width, height, frames). mode: Pillow's word for a pixel. highest: the
+    highest value of an image of 16 bits, else None.
 
     digest: of the decoded pixels, so that the same image in another lossless file is the same. seconds: to read it.
     broken: why it cannot be read; then size, mode and digest are empty.
@@ -39,6 +40,7 @@ class Look:
     sample: int
     size: tuple[int, ...] = ()
     mode: str = ""
+    highest: int | None = None
     digest: bytes = b""
     seconds: float = 0.0
     broken: str | None = None
@@ -62,12 +64,13 @@ def of_file(path: Path, sample: int) -> Look:
     began = time.perf_counter()
     try:
         with decode.opened(path) as image:
-            mode, upright = image.mode, decode.rgb(image)
+            mode, upright, highest = image.mode, decode.rgb(image), depth.highest(image)
             size, pixels = upright.size, upright.tobytes()
     except decode.BROKEN as error:
         return _broken(sample, decode.unreadable(path, sample, error))
     seconds = time.perf_counter() - began
-    return Look(sample=sample, size=size, mode=mode, digest=_digest(repr(size).encode(), pixels), seconds=seconds)
+    digest = _digest(repr(size).encode(), pixels)
+    return Look(sample=sample, size=size, mode=mode, highest=highest, digest=digest, seconds=seconds)
 
 
 def of_samples(source: Source, shape: Shape, samples: Samples) -> list[Look]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from bad.case import MARK, Case, through_rank, through_train
 from images import write_classes
+from PIL import Image
 from safetensors.torch import save_file
 
 RUN = ("runs", "runs/*")  # a rank may write into its run's folder
@@ -264,6 +265,12 @@ def both(*makes: Make) -> Make:
     return lambda folder: [make(folder) for make in makes]
 
 
+def dark(place: str) -> Make:
+    """Images of 16 bits that hold numbers of 8."""
+    image = Image.fromarray(np.full((8, 8), 255, np.uint16))
+    return lambda folder: [image.save(folder / place / f"{number}.png") for number in range(9)]
+
+
 FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
     "missing": ("43", lambda f: None, "check", 66, ("data.root cannot be read", "No such file", "d"), "data.root"),
     "a-file": ("43", written("d", b""), "check", 66, ("data.root cannot be read", "Not a directory"), "data.root"),
@@ -429,6 +436,14 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         65,
         ("x.tiff", "32 bits"),
         "data.max_bad_images",
+    ),
+    "images-all-black": (
+        "",
+        both(folders(cat=0, dog=0), dark("d/cat"), dark("d/dog")),
+        "rank data.val_fraction=0",
+        65,
+        ("would all be read as black", "8 images of 16 bits looked at, no value above 255"),
+        "with 8 bits",
     ),
     "image-dead-link": (
         "42",

@@ -13,10 +13,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import flip, reseal
 from images import write_image
 from jobs import forget_accelerate, trained
+from PIL import Image
 from processes import Started, python, unmeasured
 
 from train import __main__ as front
@@ -55,6 +57,12 @@ def test_each_image_is_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in lines] == [str(path) for path in sorted(paths)]
     assert all(name in ("outline-0", "outline-1") and 0.5 <= float(share) <= 1 for _, name, share in lines)
+
+
+def test_images_of_12_bits_are_warned_of(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save("a.png")
+    assert predict(run, "a.png") == 0
+    assert "WARNING: 1 image of 16 bits looked at, no value above 4,095 of 65,535" in capsys.readouterr().err
 
 
 def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

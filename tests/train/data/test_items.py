@@ -68,6 +68,15 @@ def test_of_a_picture_of_16_bits_the_upper_8_are_taken() -> None:
     assert (opened(*pictures).read(np.arange(2))[..., 0].numpy() == deep >> 8).all()
 
 
+def test_the_highest_values_of_pictures_of_16_bits_are_told() -> None:
+    pictures = [Image.fromarray(np.full((6, 6), value, np.uint16)) for value in (0, 255, 4095)]
+    assert items.depths(opened(*pictures, Image.new("L", (6, 6)))) == [0, 255, 4095, None]
+
+
+def test_arrays_have_no_depth_to_be_told() -> None:
+    assert items.depths(opened(BYTES, BYTES)) == []
+
+
 def test_a_picture_that_was_taken_sideways_is_turned() -> None:
     picture = Image.fromarray(BYTES[:6, :6])
     picture.getexif()[ExifTags.Base.Orientation] = 6

@@ -41,6 +41,14 @@ class Moving(Squares):
         pixels, label = super().__getitem__(row)
         return (np.random.randint(0, 9, pixels.shape).astype(np.uint8) if row == 3 else pixels), label
 
+class Dark(Squares):
+    def __init__(self, highest):
+        super().__init__()
+        self.highest = highest
+    def __getitem__(self, row):
+        from PIL import Image
+        return Image.fromarray(np.full((8, 8), self.highest, np.uint16)), row % 2
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter([])
@@ -123,6 +131,11 @@ def test_items_that_stay_as_they_are_are_not_warned_of(write: Any) -> None:
     assert catalog.open_sets(write("Squares(), Squares(10)")).warnings == ()
 
 
+def test_pictures_of_12_bits_are_warned_of(write: Any) -> None:
+    (said,) = catalog.open_sets(write("Dark(4095), None")).warnings
+    assert said.startswith("users_data:make: 8 images of 16 bits looked at, no value above 4,095")
+
+
 def test_listed_labels_are_not_read_out_of_the_items(write: Any) -> None:
     given = write("(one := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
                   "(np.zeros((4, 4), np.uint8), 0)))[:1] * 2")  # fmt: skip
@@ -163,6 +176,7 @@ BAD = {
     "negative-targets": ("setattr(Squares, 'targets', [-1, 1] * 20) or (Squares(), None)", "-1"),
     "a-gap": ("setattr(Squares, 'targets', [0, 2] * 20) or (Squares(), None)", "no label 1"),
     "fewer-names-than-classes": ("setattr(Listed, 'classes', ['a']) or (Listed(), None)", "label 1"),
+    "pictures-that-would-be-black": ("Dark(255), None", "no value above 255"),
     "other-held-out-shape": ("Squares(), Squares(size=6)", "different shapes"),
     "sets-with-a-large-label": ("sets([0, 1, 2])", "label 2"),
     "sets-without-samples": ("sets(np.zeros(0, int))", "no training samples"),

@@ -117,6 +117,15 @@ def test_sizes_are_the_smallest_the_largest_and_the_most_frequent() -> None:
     assert "  sizes        100 x 10 to 640 x 480, most often 64 x 48 (50.0%)" in shown
 
 
+def test_the_highest_value_of_16_bits_is_told() -> None:
+    looks = [
+        Look(sample=n, size=(8, 8), mode="I;16", digest=b"%d" % n, highest=value) for n, value in enumerate((7, 3071))
+    ]
+    found = findings(looks)
+    assert "  pixels       I;16 2, highest value of 16 bits 3,071 of 65,535\n" in found.as_text()
+    assert json.loads(found.as_json())["training"]["highest_of_16_bits"] == 3071
+
+
 def test_modes_are_counted() -> None:
     modes = ["RGB", "L", "RGB", "I;16", "P", "RGBA"]
     assert (
