@@ -1,4 +1,4 @@
-"""From .npz, .safetensors and .pt files to both sides of the data. Nothing is unpickled; tensor files are mapped."""
+"""From .npz, .safetensors and .pt files to both sides of the data. Nothing is unpickled; what can be is mapped."""
 
 from __future__ import annotations
 
@@ -7,46 +7,58 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from errno import EINVAL
 from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data import arrayfiles, headers, tensors
+from train.data import arrayfiles, headers, npz, tensors
+from train.data.npz import Pick
 from train.data.sets import Sets
+from train.files.refusals import sized
 from train.settings.config import Data
-
-BEGINNINGS: Final = (b"P", b"\x93", b"\x80")  # of a zip archive, of one array, and of a pickle, which is refused as one
-Pick = Callable[[Iterable[str]], list[str]]
 
 
 def find(data: Data) -> Sets:
     """Both sides, as they are stored: nothing is resized. See `tensors.laid_out` for the axes.
 
-    An .npz file is read into memory; of tensor files only what is used.
+    Of files as numpy.savez and torch write them only what is used is read, and ranks share it in memory.
 
     Raises:
         Failure: NO_INPUT for missing files, DATA for arrays that are no data set, SECURITY for pickled objects.
     """
     file, other = arrayfiles.files(Path(data.root), data.name)
     loaded, first = _load(file), data.name == "tensor"
+    notes = [*_copied(file, loaded)]
     mine, theirs = arrayfiles.named(loaded, file)
     training = tensors.side(loaded[mine[0]], loaded[mine[1]], str(file), channels_first=first)
     if other is not None:
         loaded, file = _load(other), other
+        notes += _copied(file, loaded)
         theirs, _ = arrayfiles.named(loaded, other)
-    if theirs is None:
-        return tensors.sets(data, training, None)
-    return tensors.sets(
-        data, training, tensors.side(loaded[theirs[0]], loaded[theirs[1]], str(file), channels_first=first)
-    )
+    held_out = theirs and tensors.side(loaded[theirs[0]], loaded[theirs[1]], str(file), channels_first=first)
+    sets = tensors.sets(data, training, held_out or None)
+    return replace(sets, notes=(*sets.notes, *notes))
+
+
+def _copied(file: Path, names: Iterable[str]) -> Iterator[str]:
+    """What each rank holds for itself, where that is much."""
+    if file.suffix != ".npz":
+        return
+    with _told(file):
+        size = npz.copied(file, names)
+    if size >= npz.WORTH_A_WORD:
+        yield (
+            f"{file.name}: each rank reads {sized(size)} of it into memory of its own, since it is compressed, or not "
+            "in this machine's order; written by numpy.savez, or as .safetensors, ranks would share it"
+        )
 
 
 def _load(file: Path) -> Mapping[str, Tensor]:
@@ -58,25 +70,6 @@ def _load(file: Path) -> Mapping[str, Tensor]:
 
     with _told(file):
         return LOADERS[file.suffix](file, pick)
-
-
-def _npz(file: Path, pick: Pick) -> dict[str, Tensor]:
-    with file.open("rb") as stream:  # numpy would leave a broken file open
-        if stream.read(1) not in BEGINNINGS:  # numpy would call a text a pickle
-            raise ValueError("no archive of numpy's")
-        stream.seek(0)
-        archive = np.load(stream, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise ValueError("one array, and no archive of several")
-        headers.shapes(file)  # refuses arrays larger than their bytes, for which numpy would ask for memory
-        return {name: _as_tensor(name, archive[name]) for name in pick(archive.files)}
-
-
-def _as_tensor(name: str, array: Any) -> Tensor:
-    """Without a copy, unless its bytes lie in another machine's order."""
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} has the type {array.dtype}, and no numbers")
-    return torch.from_numpy(np.asarray(array, array.dtype.newbyteorder("=")))
 
 
 def _safetensors(file: Path, pick: Pick) -> dict[str, Tensor]:
@@ -104,7 +97,7 @@ def _plain(name: str, tensor: Tensor) -> Tensor:
 
 
 LOADERS: Final[Mapping[str, Callable[[Path, Pick], dict[str, Tensor]]]] = {
-    ".npz": _npz,
+    ".npz": npz.load,
     ".safetensors": _safetensors,
     ".pt": _pt,
     ".pth": _pt,

@@ -36,7 +36,7 @@ class Stored:
             Failure: DATA for numbers that are not finite, naming the first such sample.
         """
         rows = self.rows[torch.from_numpy(samples)]
-        taken = self.pixels[rows].contiguous()
+        taken = _gathered(self.pixels, rows)
         if taken.dtype != torch.uint8:
             taken = taken.float()
             self._refuse_not_finite(taken, rows)
@@ -53,6 +53,13 @@ class Stored:
                 fix="replace or remove the sample",
                 code=ExitCode.DATA,
             )
+
+
+def _gathered(pixels: Tensor, rows: Tensor) -> Tensor:
+    """These rows. Numbers that are mapped from an .npz may begin at any byte, which torch does not expect: as bytes."""
+    if pixels.data_ptr() % pixels.itemsize == 0 or pixels.stride(-1) != 1:
+        return pixels[rows].contiguous()
+    return pixels.view(torch.uint8)[rows].contiguous().view(pixels.dtype)
 
 
 def whole(pixels: Tensor, labels: Tensor, name: str, size: int | None = None) -> Stored:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
 from train.data import arrays
+from train.data import npz as npz_file
 from train.data.sets import Sets
 from train.data.stored import Stored
 from train.settings.config import Data
@@ -118,10 +119,10 @@ def test_what_is_not_meant_is_not_read(tmp_path: Path) -> None:
     assert len(find(tmp_path / "a.npz").training.labels) == 32
 
 
-@pytest.mark.parametrize("write", [safetensors, pt], ids=["safetensors", "pt"])
-def test_tensor_files_are_mapped_and_not_copied(write: Callable[[Path], None], tmp_path: Path) -> None:
-    path = tmp_path / ("a.pt" if write is pt else "a.safetensors")
-    write(path)
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "pt"])
+def test_what_lies_in_a_file_as_in_memory_is_mapped_and_not_copied(kind: str, tmp_path: Path) -> None:
+    name, write = WRITERS[kind]
+    write(path := tmp_path / name)
     sets = find(path)
     assert str(path) in Path("/proc/self/maps").read_text()
     assert len(sets.training.labels) == 32
@@ -134,6 +135,15 @@ def test_floats_of_any_order_and_width(kind: str, tmp_path: Path) -> None:
     read = sets.training.read(np.array([3]))
     assert read.dtype == torch.float32
     assert np.allclose(read[0].numpy(), IMAGES[int(stored(sets.training).rows[3])] / 64, atol=0.002)
+
+
+@pytest.mark.parametrize(("name", "said"), [("npz", 0), ("compressed", 1)])
+def test_what_each_rank_holds_for_itself_is_said(
+    name: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npz_file, "WORTH_A_WORD", 5000)
+    WRITERS[name][1](tmp_path / "train.npz")
+    assert " ".join(find(tmp_path / "train.npz").notes).count("each rank reads 8.") == said
 
 
 class Trap:

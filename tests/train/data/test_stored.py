@@ -58,3 +58,11 @@ def test_no_samples_are_none() -> None:
 def test_images_of_the_right_size_are_not_resized() -> None:
     assert stored.whole(BYTES, LABELS, "a.npz", size=4).size is None
     assert stored.whole(BYTES, LABELS, "a.npz", size=8).read(np.arange(2)).shape == (2, 8, 8, 3)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 3, 1)])
+def test_numbers_that_begin_at_any_byte_are_read(axes: tuple[int, ...]) -> None:
+    wanted = np.random.default_rng(0).random((6, 4, 4, 3), np.float32)
+    shifted = np.frombuffer(bytearray(b"x" + wanted.tobytes()), np.float32, offset=1).reshape(wanted.shape)
+    source = stored.whole(torch.from_numpy(shifted).permute(axes), LABELS, "a.npz")
+    assert torch.equal(source.read(np.array([5, 0])), torch.from_numpy(wanted).permute(axes)[[5, 0]])
