@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Pulse
-from train.data import decode, stock
+from train.data import decode, paths, stock
 from train.data.folder import Files
 from train.data.onehost import Host
 from train.data.sets import Samples, Sets
@@ -50,7 +50,7 @@ class Cached:
         return self.files.labels
 
     @property
-    def paths(self) -> npt.NDArray[np.str_]:
+    def paths(self) -> Sequence[str]:
         """Of the files."""
         return self.files.paths
 
@@ -82,12 +82,12 @@ def use(sets: Sets, data: Data, host: Host, pulse: Pulse) -> Sets:
             sets, notes=(*sets.notes, "data.cache does nothing here: only image folders are decoded into it")
         )
     _refuse_inside(Path(data.cache), Path(data.root))
-    files = everything(sets.training, sets.held_out)
+    files, rows = everything(sets.training, sets.held_out)
     name = host.first(lambda: key(files, data, pulse))
     images = _filled(Path(data.cache) / f"{name}.pixels", files, pulse)
-    training, held_out = (
-        Cached(side, np.searchsorted(files.paths, side.paths), images) for side in (sets.training, sets.held_out)
-    )
+    count = len(sets.training.labels)
+    training = Cached(sets.training, rows[:count], images)
+    held_out = Cached(sets.held_out, rows[count:], images)
     return replace(sets, training=training, held_out=held_out, notes=(*sets.notes, f"data.cache: {images.path}"))
 
 
@@ -102,10 +102,13 @@ def _refuse_inside(cache: Path, root: Path) -> None:
         )
 
 
-def everything(training: Files, held_out: Files) -> Files:
-    """All files in one order, however they are split. Their labels do not matter."""
-    paths = np.unique(np.concatenate([training.paths, held_out.paths]))
-    return Files(paths, torch.zeros(len(paths), dtype=torch.int64), training.size)
+def everything(training: Files, held_out: Files) -> tuple[Files, Samples]:
+    """All files once, in one order, however they are split; and where in it those of each side are, int64 [count].
+
+    Their labels do not matter.
+    """
+    every, rows = paths.merged(paths.packed(training.paths), paths.packed(held_out.paths))
+    return Files(every, torch.zeros(len(every), dtype=torch.int64), training.size), rows
 
 
 def key(files: Files, data: Data, pulse: Pulse) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data import decode, groups, imagefolder, oddities
+from train.data import decode, groups, imagefolder, oddities, paths
 from train.data.split import held_out_samples
 from train.settings import batches
 from train.settings.config import Data
@@ -23,9 +23,9 @@ Samples = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Image files and their classes."""
+    """Image files and their classes. paths: `Paths`, or whatever a factory of the user's own gives."""
 
-    paths: npt.NDArray[np.str_]
+    paths: Sequence[str]
     labels: Tensor
     size: int
 
@@ -67,9 +67,9 @@ def find(data: Data) -> Found:
     if layout.held_out is not None:
         held_out = _listed(layout.held_out, layout.classes, data.image_size, unread, {})
         if data.group is not None:
-            groups.refuse_leak(_groups(training, layout.training, data), _groups(held_out, layout.held_out, data))
+            groups.refuse_leak(_groups(training, data), _groups(held_out, data))
         return _found(layout, training, held_out, unread, oddities.parts(inside))
-    chosen, notes = _split(training, layout.training, data)
+    chosen, notes = _split(training, data)
     held_out, training = _part(training, chosen), _part(training, ~chosen)
     warnings = oddities.parts(inside)
     if data.val_fraction > 0:
@@ -96,39 +96,42 @@ def _found(
     )
 
 
-def _split(files: Files, above: Path, data: Data) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
+def _split(files: Files, data: Data) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
     """Which files are held out, and what to say of it."""
     labels = files.labels.numpy()
     count = batches.held_out(len(labels), data.val_fraction)
     if data.group is None:
         return held_out_samples(labels, count), ()
-    named = _groups(files, above, data)
+    named = _groups(files, data)
     chosen = groups.held_out_samples(labels, named, count)
     return chosen, (groups.note(named, chosen, count),)
 
 
-def _groups(files: Files, above: Path, data: Data) -> list[str]:
+def _groups(files: Files, data: Data) -> list[str]:
     """data.group is searched in paths as they are below the folder of class folders: no folder above may match."""
-    return groups.names((Path(str(path)).relative_to(above).as_posix() for path in files.paths), data.group or "")
+    return groups.names(paths.packed(files.paths).names(), data.group or "")
 
 
 def _listed(
     above: Path, classes: tuple[str, ...], size: int, unread: Counter[str], inside: Mapping[str, set[str]]
 ) -> Files:
-    found = [
-        (str(path), label)
-        for label, name in enumerate(classes)
-        for path in imagefolder.image_files(above / name, unread, inside.get(name))
-    ]
-    counts = Counter(label for _, label in found)
-    if len(counts) < len(classes):
+    counts: list[int] = []
+
+    def each() -> Iterator[str]:
+        for name in classes:
+            counts.append(0)
+            for path in imagefolder.image_files(above / name, unread, inside.get(name)):
+                counts[-1] += 1
+                yield str(path)
+
+    listed = paths.of(each(), str(above / "_")[:-1])
+    if not all(counts):
         imagefolder.count(above, classes)  # names the empty ones
-    paths, labels = zip(*found, strict=True)
-    return Files(np.array(paths), torch.tensor(labels), size)
+    return Files(listed, torch.from_numpy(np.repeat(np.arange(len(classes)), counts)), size)
 
 
 def _part(files: Files, chosen: npt.NDArray[np.bool_]) -> Files:
-    return Files(files.paths[chosen], files.labels[torch.from_numpy(chosen)], files.size)
+    return Files(paths.packed(files.paths).part(chosen), files.labels[torch.from_numpy(chosen)], files.size)
 
 
 def _check_number(data: Data, layout: imagefolder.Layout) -> None:

@@ -91,7 +91,7 @@ def _cached(sets: Sets, config: RunConfig) -> tuple[Sets, Sequence[str]]:
     folder, training, held_out = config.data.cache, sets.training, sets.held_out
     if folder is None or not (isinstance(training, Files) and isinstance(held_out, Files)):
         return sets, ()
-    files = cached.everything(training, held_out)
+    files, _ = cached.everything(training, held_out)
     path = Path(folder) / f"{cached.key(files, config.data, Pulse())}.pixels"
     if stock.opened(path, len(files.paths), files.size) is None:
         return sets, ("read is from the image files: data.cache does not hold them yet; the first training fills it",)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from train.data import paths
 from train.data.folder import Files
 from train.data.sets import Samples, Sets, Source
 
@@ -44,5 +44,6 @@ def _joined(first: Source, second: Source) -> Source:
         return first
     labels = torch.cat([first.labels, second.labels])
     if isinstance(first, Files) and isinstance(second, Files):  # so that an image that cannot be read has one number
-        return Files(np.concatenate([first.paths, second.paths]), labels, first.size)
+        every = paths.joined(paths.packed(first.paths), paths.packed(second.paths))
+        return Files(every, labels, first.size)
     return Both(first=first, second=second, labels=labels)

@@ -141,7 +141,7 @@ def test_of_several_ranks_one_decodes(data: Data, decoded: list[Path]) -> None:
 
 def test_a_holder_that_died_is_not_waited_for(data: Data) -> None:
     sets = catalog.open_sets(data)
-    name = cached.key(cached.everything(sets.training, sets.held_out), data, Pulse())
+    name = cached.key(cached.everything(sets.training, sets.held_out)[0], data, Pulse())
     folder = Path(data.cache or "")
     folder.mkdir()
     held = lease.take(folder / f"{name}.lease", me=replace(lease.myself(), pid=2**22 + 1))
@@ -187,7 +187,7 @@ def test_what_another_user_fills_for_himself_is_not_waited_for(
     shared: Data, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets, times = catalog.open_sets(shared), iter(range(60))
-    name = cached.key(cached.everything(sets.training, sets.held_out), shared, Pulse())
+    name = cached.key(cached.everything(sets.training, sets.held_out)[0], shared, Pulse())
     (left := Path(shared.cache or "", f"{name}.lease.1")).write_text("{}")
     left.with_name(f".tmp-{name}.pixels-0123").touch()
 

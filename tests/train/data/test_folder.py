@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,28 @@ def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=20, bee=20)
     first, second = (set(folder.find(data(tmp_path)).held_out.paths) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("side", ["", "train"], ids=["split", "folders of their own"])
+def test_one_long_name_does_not_make_the_paths_of_all_others_as_long(tmp_path: Path, side: str) -> None:
+    write_classes(tmp_path / side, ant=20, bee=20)
+    if side:
+        write_classes(tmp_path / "val", ant=1, bee=1)
+    write_image(tmp_path / side / "bee" / f"{'x' * 200}.png")
+    found = folder.find(data(tmp_path))
+    assert len(pickle.dumps(found.training.paths)) < 40 * 50 + 1000  # 40 times 200 letters, as one array of text
+
+
+def test_a_path_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", ant=2, bee=1)
+    write_classes(tmp_path / "val", ant=1, bee=1)
+    os.rename(tmp_path / "train/ant/001.png", os.fsencode(tmp_path / "train/ant") + b"/\xe9.png")
+    assert folder.find(data(tmp_path)).training.read(np.array([1])).shape == (1, 8, 8, 3)
+
+
+def test_the_working_folder_may_be_the_folder_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_classes(tmp_path, ant=5, bee=5))
+    assert sorted(folder.find(data(Path())).held_out.paths)[0].startswith("ant/")
 
 
 def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_looks_come_in_order_whatever_the_number_of_threads(
     tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "FILES_AT_ONCE", 2)
-    paths = np.array([str(write_image(tmp_path / f"{number}.png", number)) for number in range(15)])
+    paths = [str(write_image(tmp_path / f"{number}.png", number)) for number in range(15)]
     files = Files(paths, torch.zeros(15), 8)
     assert [look.sample for look in inspection.looks(files, IMAGES, threads)] == list(range(15))
 

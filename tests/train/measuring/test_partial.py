@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +18,7 @@ PETS = ("cat", "dog", "owl", "yak")
 
 
 def files(*labels: int) -> Files:
-    return Files(np.array([f"{number}.png" for number in range(len(labels))]), torch.tensor(labels), 8)
+    return Files([f"{number}.png" for number in range(len(labels))], torch.tensor(labels), 8)
 
 
 def sets(*classes: str) -> Sets:
@@ -35,7 +34,7 @@ def test_images_of_some_classes_get_the_numbers_of_the_training() -> None:
 
 
 def test_an_empty_side_stays_empty() -> None:
-    none = replace(sets("dog", "yak"), held_out=Files(np.array([], str), torch.empty(0, dtype=torch.int64), 8))
+    none = replace(sets("dog", "yak"), held_out=Files([], torch.empty(0, dtype=torch.int64), 8))
     assert len(partial.of(none, PETS).held_out.labels) == 0
 
 
