@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from entrypoint import gauges, network
-    from entrypoint.binds import unseen
+    from entrypoint.binds import fleeting, unseen
     from entrypoint.children import die_with_parent
     from entrypoint.console import shield
     from entrypoint.doctor.brief import look_around
@@ -37,6 +37,7 @@ __all__ = [
     "add_launch_arguments",
     "attach",
     "die_with_parent",
+    "fleeting",
     "from_environ",
     "gauges",
     "hold",
@@ -55,7 +56,7 @@ __all__ = [
 
 # Each is loaded when it is first asked for: `entrypoint show` starts no process, and a rank starts none either.
 PLACES = {
-    "binds": ("unseen",),
+    "binds": ("fleeting", "unseen"),
     "children": ("die_with_parent",),
     "console": ("shield",),
     "doctor.brief": ("look_around",),

@@ -1,4 +1,4 @@
-"""A path that is not there becomes a Failure that says so, where only the container does not show it."""
+"""Which paths a container does not show, which becomes a Failure that says so, and which ones end with it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.host import Container, container
+from entrypoint.host import Container, Place, container, mount_of
 
 # On the image's own file systems; what the host gives is mounted over them. (With `underlay`, / is not the image's.)
 OWN = (Path("/"), Path("/usr"))
+OURS = "opt/image.json"  # only our image has it
 
 
 def unseen(
@@ -43,6 +44,30 @@ def unseen(
         fix=_fix(meant, there),
         code=code,
     )
+
+
+def fleeting(path: Path, *, engine: Container | None = None, root: Place = "/") -> bool:
+    """Whether what can be written in `path` ends with the container, since nothing of the host is mounted there.
+
+    That is known of Apptainer's session (`--contain`, `--writable-tmpfs`), and of our image's own layer, which root can
+    write. Another container may be a whole machine, and stay.
+    """
+    if (engine or container(root)) == "apptainer":
+        return _of_session(path, root)
+    return os.path.exists(os.path.join(root, OURS)) and mount_of(path, root)[0] == "/"
+
+
+def _of_session(path: Path, root: Place) -> bool:
+    """Apptainer keeps a session's files in one small memory file system, with the accounts' file that it writes; a
+    writable image (`--overlay`, `--writable`) has the size of what it is on.
+    """
+    accounts = os.path.join(root, "etc/passwd")
+    try:
+        device, session, first = (os.stat(place).st_dev for place in (path, accounts, root))
+        sizes = [(disk.f_frsize, disk.f_blocks) for disk in (os.statvfs(path), os.statvfs(accounts))]
+    except OSError:
+        return False
+    return device in (session, first) and sizes[0] == sizes[1]
 
 
 def _own_place(path: Path, own: Iterable[Path] = OWN) -> Path | None:

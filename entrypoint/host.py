@@ -129,6 +129,21 @@ def container(root: Place = "/") -> Container:
     return "docker" if any(map(os.path.exists, marks)) else "none"
 
 
+def mount_of(path: Place, root: Place = "/") -> tuple[str, str]:
+    """Where the file system that holds `path` is mounted, and its kind (nfs4, overlay, ...).
+
+    Empty and `unknown` where no mount says so.
+    """
+    whole = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in _text(os.path.join(root, "proc/self/mounts")).splitlines():
+        _, place, name = line.split(" ")[:3]
+        place = place.replace("\\040", " ")
+        if (whole == place or whole.startswith(place.rstrip("/") + "/")) and len(place) >= len(best):
+            best, kind = place, name
+    return best, kind
+
+
 def parents_job(pid: int, proc: Place = "/proc", most: int = 16) -> dict[str, str]:
     """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them.
 

@@ -8,11 +8,11 @@ import pwd
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoint import hygiene
-from entrypoint.binds import unseen
+from entrypoint.binds import fleeting, unseen
 from entrypoint.doctor import reading
 from entrypoint.doctor.findings import Finding, fail, ok, refused, warn
 from entrypoint.doctor.scene import OUTPUT, Scene
@@ -86,7 +86,14 @@ def output(scene: Scene) -> list[Finding]:
     if error := trouble(place):
         return [_unwritable(scene, folder, place, error)]
     kind = reading.filesystem(place, scene.root)
-    return [space(folder, room(place), kind if folder.exists() else f"{kind}, not there yet")]
+    found = space(folder, room(place), kind if folder.exists() else f"{kind}, not there yet")
+    return [_fleeting(found) if fleeting(place, root=scene.root) else found]
+
+
+def _fleeting(found: Finding) -> Finding:
+    """More room is of no use there."""
+    text = f"{found.text}; it is in the container, and a run there may vanish with it"
+    return replace(found, state="fail" if found.state == "fail" else "warn", text=text, fix=_OUTPUT_FIX)
 
 
 def nearest(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.host import Place
+from entrypoint.host import Place, mount_of
 
 MIB = 2**20
 _FILES = {  # what a control group tells -> its file in version 2 and in version 1
@@ -68,14 +68,7 @@ def cores_quota(root: Place = "/") -> float | None:
 
 def filesystem(path: Path, root: Place = "/") -> str:
     """The kind of file system that holds `path` (nfs4, overlay, ...); `unknown` where no mount says so."""
-    whole = os.path.realpath(path)
-    best, kind = "", "unknown"
-    for line in text(root, "proc/self/mounts").splitlines():
-        _, place, name = line.split(" ")[:3]
-        place = place.replace("\\040", " ")
-        if (whole == place or whole.startswith(place.rstrip("/") + "/")) and len(place) >= len(best):
-            best, kind = place, name
-    return kind
+    return mount_of(path, root)[1]
 
 
 def driver_of_host(root: Place = "/") -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,50 @@ def test_a_link_to_what_is_there_is_visible(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["none", "docker"])
 def test_without_apptainer_a_path_is_only_wrong(tmp_path: Path, engine: binds.Container) -> None:
     assert binds.unseen("data.root", tmp_path / "no", engine=engine, own=(tmp_path,)) is None
+
+
+def image_at(root: Path, *mounts: str) -> Path:
+    """What our image looks like from inside: its mark, and its mounts."""
+    for name in ("opt", "proc/self"):
+        (root / name).mkdir(parents=True)
+    (root / binds.OURS).write_text("{}")
+    (root / "proc/self/mounts").write_text("".join(f"{mount} rw 0 0\n" for mount in ("overlay / overlay", *mounts)))
+    return root
+
+
+@pytest.mark.parametrize("engine", ["docker", "none"])
+def test_the_layer_of_our_image_ends_with_its_container(tmp_path: Path, engine: binds.Container) -> None:
+    assert binds.fleeting(tmp_path, engine=engine, root=image_at(tmp_path / "image"))
+
+
+def test_a_folder_that_is_mounted_into_our_image_stays(tmp_path: Path) -> None:
+    root = image_at(tmp_path / "image", f"/dev/sda1 {tmp_path} ext4")
+    assert not binds.fleeting(tmp_path, engine="docker", root=root)
+
+
+def test_another_container_may_be_a_whole_machine(tmp_path: Path) -> None:
+    root = image_at(tmp_path / "image")
+    (root / binds.OURS).unlink()
+    assert not binds.fleeting(tmp_path, engine="docker", root=root)
+
+
+def test_a_home_in_apptainers_session_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").touch()
+    (tmp_path / "home").mkdir()
+    assert binds.fleeting(tmp_path / "home", engine="apptainer", root=tmp_path)
+
+
+def test_a_folder_of_the_host_outlasts_apptainers_session(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").touch()
+    assert not binds.fleeting(Path("/proc"), engine="apptainer", root=tmp_path)
+
+
+def test_a_writable_image_that_is_not_the_session_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").touch()
+    session = os.statvfs("/proc")  # of another size than the disk
+    statvfs = os.statvfs
+    monkeypatch.setattr(os, "statvfs", lambda place: session if str(place).endswith("passwd") else statvfs(place))
+    assert not binds.fleeting(tmp_path, engine="apptainer", root=tmp_path)

@@ -90,6 +90,12 @@ def test_a_container_that_may_do_nothing_trains_without_any_mounted_folder(image
     assert ["docker run -v" in line for line in ended.lines("WARNING")] == [True]
 
 
+def test_root_who_can_write_without_any_mounted_folder_is_warned(image: Image) -> None:
+    ended = image.run(*SHORT, options=("--user=0",))
+    assert ended.code == 0, ended.output
+    assert ["/workspace/runs is in the container" in line for line in ended.lines("WARNING")] == [True], ended.output
+
+
 def test_stopping_a_container_saves_and_says_so(image: Image, tmp_path: Path) -> None:
     work = writable(tmp_path / "work")
     run = work / "runs" / "quickstart"

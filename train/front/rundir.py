@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure, Plan, unseen
+from entrypoint import ExitCode, Failure, Plan, fleeting, unseen
 from train.files import durable
 from train.settings.config import Run, RunConfig
 
@@ -44,7 +44,7 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
     _refuse_dangling(folder)
     try:
         durable.prepare(folder if os.path.isdir(folder) else folder.parent)
-        return Place(folder=folder)
+        return Place(folder=folder, warnings=_lost(folder.parent))
     except Failure as failure:
         unasked = config.run.output_dir == Run().output_dir
         if failure.code != ExitCode.OUTPUT or not unasked or plan.spawn < plan.world.world_size:
@@ -56,11 +56,26 @@ def choose(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> Place:
             raise
     warning = (
         f"{folder.parent.absolute()} cannot be written: this run is kept in {stand_in}, which may vanish with the "
-        f"container. fix: mount a folder there (docker run -v DIR:{Path.cwd()}, apptainer --bind DIR), or set "
-        "run.output_dir"
+        f"container. fix: {_mount(folder.parent)}, or set run.output_dir"
     )
     folder = stand_in / config.run.name
     return Place(folder=folder, overrides=(f"run.output_dir={stand_in}",), warnings=(warning,))
+
+
+def _lost(output: Path) -> tuple[str, ...]:
+    """Root may write everywhere in a container, and Apptainer's --contain gives a home of its own."""
+    if not fleeting(output):
+        return ()
+    return (
+        f"{output.absolute()} is in the container, no folder of the host: this run may vanish with it. fix: "
+        f"{_mount(output)}, or set run.output_dir to one that is mounted",
+    )
+
+
+def _mount(output: Path) -> str:
+    """A mounted working directory shows the configuration and the data too."""
+    here, whole = Path.cwd(), output.absolute()
+    return f"mount a folder there (docker run -v DIR:{here if here in whole.parents else whole}, apptainer --bind DIR)"
 
 
 def scratch(environ: Mapping[str, str]) -> Path:

@@ -94,6 +94,16 @@ def test_a_default_folder_that_is_a_link_to_nothing_does_not_give_way(
     assert (found.state, str(tmp_path / "runs") in found.text) == ("fail", True)
 
 
+@pytest.mark.parametrize(("free_mib", "state"), [(10**5, "warn"), (64, "fail")])
+def test_an_output_folder_that_ends_with_the_container_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, state: str
+) -> None:
+    monkeypatch.setattr(places, "fleeting", lambda place, root: place == tmp_path)
+    monkeypatch.setattr(places, "room", lambda place: places.Room(free_mib=free_mib, inodes=None))
+    (found,) = places.output(Scene(environ={}, output=tmp_path / "runs"))
+    assert (found.state, "in the container" in found.text, "mount" in found.fix) == (state, True, True)
+
+
 def test_a_folder_of_another_user_is_a_failure(tmp_path: Path) -> None:
     as_root()
     folder = tmp_path / "theirs"

@@ -98,6 +98,17 @@ def test_looking_says_where_a_link_does_not_lead(here: Path) -> None:
     assert rundir.look(Path("runs/a")) == f"{here / 'runs'} leads to /scratch/me/runs, which is not there"
 
 
+@pytest.mark.parametrize("output", ["runs", "named"])
+def test_a_folder_that_ends_with_the_container_is_taken_with_a_warning(
+    here: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.setattr(rundir, "fleeting", lambda folder: folder == Path(output))
+    place = rundir.choose(schema.load(None, [f"run.output_dir={output}"]), plan(), {})
+    assert (place.folder, place.overrides) == (Path(output, "quickstart"), ())
+    assert f"{here / output} is in the container" in place.warnings[0]
+    assert f"docker run -v DIR:{here}," in place.warnings[0]
+
+
 def test_with_no_place_at_all_the_first_one_is_named(blocked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rundir, "temporary", lambda environ: None)
     with pytest.raises(Failure, match="cannot write runs"):
