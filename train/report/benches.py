@@ -16,7 +16,7 @@ from train.plotting.panels import Panel, Series
 from train.plotting.ratios import Ratio
 from train.plotting.speedup import Point
 from train.report import drawn, scaling
-from train.report.document import Block, Facts, Picture, Section, Table
+from train.report.document import Block, Facts, Picture, Section, Table, Words
 from train.report.figures import NOT, short
 from train.report.reading import number
 
@@ -24,6 +24,11 @@ LARGEST: Final = 64 * 2**20  # bytes
 SCALING: Final = "scaling"  # how series begin whose x is processes and whose line `images_per_s` is throughput
 TICKS: Final = 12  # places on an axis that all have their number
 THROUGHPUT: Final = "images_per_s"
+BARS: Final = (
+    "Bars on speed-up and efficiency are the bounds of images per second: they hold its median with 95 %, or are the "
+    "range of too few blocks. They are over the median of the fewest processes, whose own spread is not in them. The "
+    "95 % CI in the table above is of the speed-up itself."
+)
 VERDICT: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "-"}
 
 
@@ -126,7 +131,9 @@ def _curves(bench: Bench, number: int) -> list[Block]:
     """Series over processes as speed-up and efficiency, the others as they are."""
     of_scaling = {_kind(one): points for one in bench.series if (points := _points(one))}
     others = [one for one in bench.series if not _points(one)]
-    found = scaling.blocks(of_scaling, name=f"bench-{number}-scaling")
+    bars = any(point.low is not None or point.high is not None for points in of_scaling.values() for point in points)
+    found: list[Block] = [Words(text=BARS)] if bars else []
+    found += scaling.blocks(of_scaling, name=f"bench-{number}-scaling")
     for at, one in enumerate(others, 1):
         found += drawn.pictures(f"bench-{number}-{at}", [_panel(one)], of=bench.name)
     return found

@@ -140,7 +140,7 @@ def short(value: float) -> str:
     """Three digits that count, thousands with a comma."""
     if not math.isfinite(value):
         return NOT
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"  # else: 1e+03
 
 
 def duration(seconds: float | None) -> str:

@@ -17,8 +17,16 @@ from train.report.reading import Run
 ENOUGH: Final = 3  # numbers of processes before a trend can be told from a chance
 BEYOND: Final = 1.1  # of the ideal: more is no gift, but a base that was too slow
 HOW: Final = (
-    "Images per second between log points, all ranks together: the median, with the quartiles as bars. Start-up, the "
-    "first log point of a start, evaluations and saves are not in it."
+    "Images per second between log points, all ranks together: the median. Start-up, the first log point of a start, "
+    "evaluations and saves are not in it. "
+)
+BARS: Final = (
+    "Bars are the quartiles: they show how much single log points vary, over the median of the fewest ranks, whose own "
+    "spread is not in them. Whether two points differ, only repeated runs tell."
+)
+OF_SEVERAL: Final = (
+    "Of several runs on as many ranks it is the median of theirs, and bars reach from the lowest quartile of any of "
+    "them to the highest, over the median of the fewest ranks, whose own spread is not in them."
 )
 TITLE: Final = "Scaling"
 MEANING: Final = {
@@ -41,7 +49,10 @@ def section(runs: Sequence[Run], found: Likeness, *, anyway: bool) -> Section | 
         return Section(title=TITLE, blocks=[Words(text=asked)])
     note = None if found.alike else f"Not comparable: not the same {', '.join(found.differs)}"
     kind = "unlike runs" if note else "weak scaling" if comparing.BATCH in found.differs else "strong scaling"
-    said = [Words(text=f"{MEANING[kind]}{HOW}")] + ([Words(text=f"{note}.", caution=True)] if note else [])
+    repeated = len(measured) < len(runs) - len(left)
+    said = [Words(text=MEANING[kind] + HOW + (OF_SEVERAL if repeated else BARS))] + (
+        [Words(text=f"{note}.", caution=True)] if note else []
+    )
     doubt = f"not the same {comparing.THREADS}" if comparing.unlike_threads(runs) else None
     shown = blocks({kind: measured}, name="scaling", note=note, doubt=doubt)
     return Section(title=TITLE, blocks=[*said, *left, *shown])

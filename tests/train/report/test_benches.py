@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from entrypoint import ExitCode, Failure
 from train.bench import output, pairs, rows
 from train.report import benches
 from train.report.benches import Bench
-from train.report.document import Picture, Table
+from train.report.document import Picture, Table, Words
 
 LINES = {
     "images_per_s": [(1, 100.0), (2, 180.0), (4, 300.0)],
@@ -51,6 +52,13 @@ def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
     assert table.head[0] == "strong scaling: processes"
     names = [block.name for block in section.blocks if isinstance(block, Picture)]
     assert names == ["bench-1-scaling-speed-up", "bench-1-scaling-efficiency", "bench-1-1"]
+
+
+def test_the_bars_of_a_speed_up_are_explained_where_there_are_any(tmp_path: Path) -> None:
+    without = replace(SCALING, lines={name: line for name, line in LINES.items() if name not in ("low", "high")})
+    for series, said in ((SCALING, 1), (OTHER, 0), (without, 0)):
+        words = [block.text for block in benches.section(written(tmp_path, series)).blocks if isinstance(block, Words)]
+        assert sum("Bars on speed-up" in text for text in words) == said
 
 
 def test_a_row_is_reached_where_the_bench_says_so(tmp_path: Path) -> None:

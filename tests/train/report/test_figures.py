@@ -93,3 +93,10 @@ def test_settings_are_for_people(value: object, said: str) -> None:
 )
 def test_durations_are_for_people(seconds: float, said: str) -> None:
     assert figures.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.123456, "0.123"), (99.95, "100"), (999.4, "999"), (999.7, "1,000"), (134_400.0, "134,400")]
+)
+def test_a_number_has_three_digits_that_count_and_no_exponent(value: float, text: str) -> None:
+    assert figures.short(value) == text

@@ -121,3 +121,12 @@ def test_several_runs_of_one_size_give_their_median_and_their_whole_spread(tmp_p
     same = [reading.read(make_run(tmp_path / str(rate), ranks=1, speed=rate)) for rate in (10.0, 20.0, 60.0)]
     (point,) = scaling.points(same)
     assert (point.images_per_s, point.low, point.high) == (20, 10, 60)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_the_words_say_what_the_bars_are(tmp_path: Path, repeated: bool) -> None:
+    found = runs(tmp_path, 1000, 900, 0, events=[])  # the last one is left out
+    again = [reading.read(make_run(tmp_path / "again", ranks=1, speed=950.0))] if repeated else []
+    said = str(section([*found, *again]).blocks[0])
+    assert ("Bars are the quartiles" in said) is not repeated
+    assert ("the lowest quartile of any of them to the highest" in said) is repeated
