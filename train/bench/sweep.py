@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,6 +22,7 @@ AUTO, MEMORY = "auto", "memory"
 SIZES: Final = (16, 64, 256, 1024)
 LARGEST_ON_CPU: Final = 256
 PRECISIONS: Final = ("fp32", "bf16")
+WORKERS: Final = re.compile(r"(\d+) workers?")  # as the loader calls itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def recommended(done: Sequence[tuple[Setting, Speed]], procs: int) -> Row:
     """Of those that are as fast as the fastest, the one that takes the fewest CPUs, workers and memory."""
     fastest = max(speed.images_per_s().value for _, speed in done)
     close = [(setting, speed) for setting, speed in done if speed.images_per_s().value >= CLOSE * fastest]
-    setting, speed = min(close, key=lambda one: (one[0].cpus, _readers_of(one[0]), one[1].memory))
+    setting, speed = min(close, key=lambda one: (one[0].cpus, _readers_of(*one), one[1].memory))
     cpus = f"{setting.cpus * procs} CPUs for the task" if procs > 1 else f"--cpus-per-task={setting.cpus}"
     what = f"recommended: {' '.join(setting.words())}, {cpus}"
     return rows.figure("recommended", what, speed.images_per_s(), unit="images/s", **_facts(setting, speed))
@@ -143,8 +145,10 @@ def _facts(setting: Setting, speed: Speed) -> dict[str, Any]:
     return asked | {"memory_bytes": speed.memory, "loader": (speed.facts or {}).get("loader")}
 
 
-def _readers_of(setting: Setting) -> int:
-    return int(setting.workers) if setting.workers.isdigit() else 0
+def _readers_of(setting: Setting, speed: Speed) -> int:
+    """Data workers of each process: of `auto`, what it came to there."""
+    found = WORKERS.match(str((speed.facts or {}).get("loader")))
+    return int(found[1] if found else setting.workers if setting.workers.isdigit() else 0)
 
 
 def _numbers(text: str) -> list[int]:

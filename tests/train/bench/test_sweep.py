@@ -11,8 +11,10 @@ import pytest
 from stand_ins import asked, replaced
 
 from train.bench import sweep
+from train.bench.paced import Side
 from train.bench.rows import Found, Row, Series
 from train.bench.sweep import Setting
+from train.bench.worlds import Speed, World
 
 OWN = argparse.Namespace(micro=[8, 16], workers=["auto", "2"], precisions=["fp32"], cpus=[1])
 CONFIG = "train: {global_batch_size: 32}\n"
@@ -42,6 +44,19 @@ def test_of_those_as_fast_the_one_that_takes_less_is_recommended(
 ) -> None:
     replaced(monkeypatch, lambda words: 0.99 if "data.workers=2" in words else 1.0)
     assert "data.workers" not in last(found(tmp_path)).target.what
+
+
+def timed(workers: str, loader: str) -> tuple[Setting, Speed]:
+    """As fast as any other."""
+    world = World(name="w", side=Side(name="w", command=[], environ={}))
+    speed = Speed(world=world, seconds=(1.0,) * 5, images=64, facts={"loader": loader})
+    return Setting(micro=64, workers=workers, precision="fp32", cpus=2), speed
+
+
+@pytest.mark.parametrize(("came_to", "taken"), [("8 workers", False), ("1 worker", True), ("memory", True)])
+def test_auto_counts_as_the_workers_that_it_starts(came_to: str, taken: bool) -> None:
+    what = sweep.recommended([timed("auto", came_to), timed("2", "2 workers")], procs=1).target.what
+    assert ("data.workers=2" not in what) is taken
 
 
 def test_each_setting_has_a_row_with_its_memory_and_a_point_in_both_plots(
