@@ -138,7 +138,7 @@ def open_loader(
 
 def chosen(sets: Sets, data: Data, cores: int) -> tuple[Literal["memory", "workers"], int]:
     """What data.loader and data.workers come to for a rank that may use so many processors."""
-    fits = sets.numbers <= LARGEST_IN_MEMORY
+    fits = sets.bytes_ <= LARGEST_IN_MEMORY
     kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
     return kind, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
 

@@ -52,7 +52,7 @@ def _as_sets(made: Any, data: Data) -> Sets:
     if others is None:
         chosen = tensors.held_out_part(data, training.labels)
         training, others = items.part(training, ~chosen), items.part(training, chosen)
-    shape, _ = training.first or ((), None)
+    shape, kind = training.first or ((), torch.uint8)
     changing = items.changing(training)
     warnings = () if changing is None else (_changing(data, changing),)
     return Sets(
@@ -60,6 +60,7 @@ def _as_sets(made: Any, data: Data) -> Sets:
         held_out=others,
         classes=tuple(map(str, names or range(count))),
         shape=Shape(channels=shape[-1], size=shape[:-1]),
+        floats=kind.is_floating_point,
         warnings=(*warnings, *depth.warnings(items.depths(training), data.name)),
     )
 
@@ -116,8 +117,8 @@ def _checked(made: Sets, data: Data) -> Sets:
         else Agreed(side, labels.checked_labels(side.labels, data.name), made.shape, data)
         for side in (made.training, made.held_out)
     )
-    training.read(np.arange(1))
-    return replace(made, training=training, held_out=held_out)
+    first = training.read(np.arange(1))
+    return replace(made, training=training, held_out=held_out, floats=first.is_floating_point())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from train.data.shape import Shape
 
+FLOAT: Final = 4  # bytes of a number, of whatever width it was before it was read
 Samples = npt.NDArray[np.int64]
 
 
@@ -30,8 +31,9 @@ class Source(Protocol):
 class Sets:
     """Both sides of the data. held_out may be empty (data.val_fraction: 0).
 
-    notes, warnings: what the user should know of how they came about. mirror: whether a sample's mirror image is of its
-    class, so that data.augment: standard may show it; not for digits, nor where the class is a direction.
+    floats: whether samples are read as float32, and not as bytes. notes, warnings: what the user should know of how
+    they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show it; not
+    for digits, nor where the class is a direction.
     """
 
     training: Source
@@ -41,8 +43,10 @@ class Sets:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     mirror: bool = True
+    floats: bool = False
 
     @property
-    def numbers(self) -> int:
-        """How many numbers all samples are: bytes, where they are read as uint8."""
-        return (len(self.training.labels) + len(self.held_out.labels)) * math.prod(self.shape.stored)
+    def bytes_(self) -> int:
+        """Of all samples as they are read."""
+        count = len(self.training.labels) + len(self.held_out.labels)
+        return count * math.prod(self.shape.stored) * (FLOAT if self.floats else 1)

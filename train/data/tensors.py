@@ -60,7 +60,14 @@ def sets(data: Data, training: Stored, held_out: Stored | None) -> Sets:
         training, held_out = stored.part(training, ~chosen), stored.part(training, chosen)
     names = tuple(str(label) for label in range(classes))
     note = f"{training.name} holds {'clips' if len(shape.size) == 3 else 'images'} of {shape}, {_told(training.pixels)}"
-    return Sets(training=training, held_out=held_out, classes=names, shape=shape, notes=(note,))
+    return Sets(
+        training=training,
+        held_out=held_out,
+        classes=names,
+        shape=shape,
+        notes=(note,),
+        floats=training.pixels.is_floating_point(),
+    )
 
 
 def _same_kind(one: Stored, other: Stored) -> None:

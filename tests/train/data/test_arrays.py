@@ -146,6 +146,12 @@ def test_what_each_rank_holds_for_itself_is_said(
     assert " ".join(find(tmp_path / "train.npz").notes).count("each rank reads 8.") == said
 
 
+@pytest.mark.parametrize(("kind", "each"), [("u1", 1), ("<f2", 4), ("<f8", 4)])
+def test_what_samples_take_in_memory_is_counted_as_they_are_read(kind: str, each: int, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=IMAGES.astype(kind), labels=LABELS)
+    assert find(tmp_path / "a.npz").bytes_ == each * IMAGES.size
+
+
 class Trap:
     """Makes a folder when it is unpickled."""
 

@@ -28,7 +28,7 @@ def test_no_held_out_image_is_trained_on() -> None:
 
 
 def test_both_sides_are_measured_in_bytes() -> None:
-    assert catalog.open_sets(SMALL).numbers == 100 * 16 * 16 * 3
+    assert catalog.open_sets(SMALL).bytes_ == 100 * 16 * 16 * 3
 
 
 def test_nothing_may_be_held_out() -> None:

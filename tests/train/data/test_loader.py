@@ -84,6 +84,16 @@ def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened().kind == "1 worker"
 
 
+@pytest.mark.parametrize(("kind", "said"), [("u1", "memory"), ("f4", "workers")])
+def test_floats_fill_the_memory_with_a_quarter_of_the_numbers(
+    kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "LARGEST_IN_MEMORY", 20 * 8 * 8 * 2)
+    np.savez(tmp_path / "a.npz", images=np.zeros((20, 8, 8), kind), labels=np.arange(20) % 2)
+    settings = Data(name="npz", root=str(tmp_path / "a.npz"))
+    assert loader.chosen(catalog.open_sets(settings), settings, 2)[0] == said
+
+
 def test_memory_is_filled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = training(loader="memory")
     monkeypatch.setattr(inmemory, "CHUNK", 2)

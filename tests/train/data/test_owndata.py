@@ -117,6 +117,12 @@ def test_what_a_factory_may_return(
     assert sets.training.read(np.arange(2)).shape == (2, *sets.shape.stored)
 
 
+@pytest.mark.parametrize(("made", "floats"), [("tensors", True), ("sets", False), ("a-pair", False)])
+def test_floats_are_known_as_such(write: Any, made: str, floats: bool) -> None:
+    sets = catalog.open_sets(write(MADE[made][0]))
+    assert sets.floats == floats == sets.training.read(np.arange(1)).is_floating_point()
+
+
 def test_the_factory_gets_the_data_section(write: Any) -> None:
     assert sizes(owndata.find(write("Squares(len(data.root)), Squares(4)"))) == (7, 4)
 

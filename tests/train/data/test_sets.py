@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from train.data.sets import Sets
@@ -17,11 +19,15 @@ def sets(frames: int | None = None) -> Sets:
 
 
 def test_both_sides_are_counted_together() -> None:
-    assert sets().numbers == 10 * 4 * 5 * 2
+    assert sets().bytes_ == 10 * 4 * 5 * 2
 
 
 def test_a_clip_counts_with_all_its_frames() -> None:
-    assert sets(frames=6).numbers == 6 * sets().numbers
+    assert sets(frames=6).bytes_ == 6 * sets().bytes_
+
+
+def test_a_float_counts_for_the_four_bytes_that_it_takes_in_memory() -> None:
+    assert replace(sets(), floats=True).bytes_ == 4 * sets().bytes_
 
 
 def test_a_data_set_may_be_mirrored_unless_it_says_no() -> None:
