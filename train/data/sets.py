@@ -32,8 +32,8 @@ class Sets:
     """Both sides of the data. held_out may be empty (data.val_fraction: 0).
 
     floats: whether samples are read as float32, and not as bytes. notes, warnings: what the user should know of how
-    they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show it; not
-    for digits, nor where the class is a direction.
+    they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show
+    it; not for digits, nor where the class is a direction.
     """
 
     training: Source
