@@ -102,7 +102,7 @@ class Train:
     """How long and in which batches. Accumulation is derived: global / (micro x world).
 
     compile: what torch.compile calls its mode. gradient_exchange, bucket_cap_mb: what DDP sends, and in which portions.
-    ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 10 bits.
+    ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 11 bits.
     spike: what to do about a loss that jumps. check_replicas_every_steps: also before every save; null: never.
     """
 
