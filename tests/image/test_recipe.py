@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from containers import Image
 from machines import REPOSITORY
 
 OCI = (REPOSITORY / "Containerfile").read_text()
@@ -65,6 +66,12 @@ def test_both_set_the_same_variables() -> None:
 def test_both_have_the_same_labels() -> None:
     oci = set(re.findall(r"(org\.opencontainers\.image\.[\w.]+)=", OCI))
     assert oci == set(re.findall(r"(org\.opencontainers\.image\.[\w.]+) ", section("labels") + section("post")))
+
+
+def test_the_test_of_apptainer_def_holds_in_a_job_of_many_tasks(image: Image) -> None:
+    job = ("--env=SLURM_JOB_ID=7", "--env=SLURM_NTASKS=8", "--env=SLURM_JOB_NUM_NODES=1")
+    ended = image.run("sh", "-c", section("test"), options=job)
+    assert (ended.code, "launcher          local" in ended.output) == (0, True), ended.output
 
 
 @pytest.mark.parametrize("path", RECIPE, ids=lambda path: path.name)
