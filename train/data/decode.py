@@ -42,8 +42,11 @@ SYSTEM: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
 }
 
 
-def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
+def decode(path: Path, size: int, sample: int, *, draft: bool = True) -> npt.NDArray[np.uint8]:
     """One image, uint8 [size, size, 3]: its shorter side scaled to `size`, the middle of the longer one.
+
+    Args:
+        draft: whether a JPEG is decoded at a part of its size first, which is quicker, and gives slightly other pixels.
 
     Raises:
         Failure: DATA for what is no whole image, NO_INPUT for a file that is gone or not for this user, IO or RESOURCE
@@ -51,8 +54,9 @@ def decode(path: Path, size: int, sample: int) -> npt.NDArray[np.uint8]:
     """
     try:
         with opened(path) as image:
-            image.draft("RGB", (size, size))
-            return np.asarray(_square(rgb(image), size))
+            if draft:
+                image.draft("RGB", (size, size))
+            return np.asarray(square(rgb(image), size))
     except BROKEN as error:
         raise unreadable(path, sample, error) from error
 
@@ -121,7 +125,8 @@ def _empty(path: Path) -> bool:
     return False
 
 
-def _square(image: Image.Image, size: int) -> Image.Image:
+def square(image: Image.Image, size: int) -> Image.Image:
+    """Its middle, scaled: whole pixels are cut, so that all who read an image cut the same."""
     if image.size == (size, size):
         return image
     side = min(image.size)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
@@ -95,6 +95,11 @@ def depths(items: Items) -> list[int | None]:
     return found
 
 
+def are_pictures(items: Items) -> bool:
+    """Whether they are PIL images, which are cut and scaled here; arrays are as the data set has made them."""
+    return isinstance(item(items.dataset, int(items.rows[0]), items.name)[0], Image.Image)
+
+
 def part(items: Items, chosen: Tensor) -> Items:
     """The items where `chosen` (bool [count]) is true."""
     return Items(items.dataset, items.rows[chosen], items.labels[chosen], items.size, items.name, items.first)
@@ -123,8 +128,7 @@ def item(dataset: Any, row: int, name: str) -> tuple[Any, int]:
 def _pixels(image: Any, size: int, name: str) -> Tensor:
     """One image or clip as [*size, channels]: tensors have their channels first, arrays last, as files of them do."""
     if isinstance(image, Image.Image):
-        fitted = ImageOps.fit(_rgb(image, name), (size, size), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(fitted))
+        return torch.from_numpy(np.array(decode.square(_rgb(image, name), size)))
     if not isinstance(image, (Tensor, np.ndarray)):
         raise _wrong(name, f"a {type(image).__name__}")
     if isinstance(image, np.ndarray) and image.dtype.kind not in "biufc":

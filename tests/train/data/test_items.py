@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from PIL import ExifTags, Image
 
 from entrypoint import ExitCode, Failure
-from train.data import items
+from train.data import decode, items
 
 BYTES = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
 
@@ -54,6 +55,18 @@ def test_images_of_every_kind(image: Any, shape: tuple[int, ...], kind: torch.dt
     assert source.first == (shape, kind)
     read = source.read(np.array([1, 0]))
     assert (read.shape, read.dtype, read.is_contiguous()) == ((2, *shape), kind, True)
+
+
+@pytest.mark.parametrize("sides", [(21, 8), (8, 21), (40, 33), (6, 6)])
+def test_a_picture_is_cut_and_scaled_as_a_file_is(sides: tuple[int, int], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    read = opened(Image.open(tmp_path / "a.jpg").convert("RGB")).read(np.arange(1))[0]
+    assert np.array_equal(read, decode.decode(tmp_path / "a.jpg", 6, 0, draft=False))
+
+
+def test_pictures_are_known_from_arrays() -> None:
+    assert [items.are_pictures(opened(one)) for one in (Image.fromarray(BYTES), BYTES)] == [True, False]
 
 
 def test_pixels_come_as_they_are() -> None:
