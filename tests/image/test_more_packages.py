@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def test_a_package_in_a_mounted_folder_is_found_by_the_next_container(image: Ima
 def test_without_a_folder_the_mount_is_named(image: Image) -> None:
     ended = image.run("pip", "install", "onemore")
     assert (ended.code, "-v ./extra:/opt/extra (Docker)" in ended.output) == (73, True)
+    assert "mounted there" not in ended.output
+
+
+def test_a_mounted_folder_of_somebody_else_is_told_with_who_must_start_it(image: Image, tmp_path: Path) -> None:
+    (tmp_path / "extra").mkdir(mode=0o700)  # of the one who tests, who is not the image's user
+    options = (mounted(tmp_path / "extra", "/opt/extra"), "--user=54321:54321")
+    ended = image.run("pip", "install", "onemore", options=options)
+    assert (ended.code, f"a folder of user {os.getuid()}, mode 700, mounted there" in ended.output) == (73, True)
+    for word in ('--user "$(id -u):$(id -g)"', "--userns=keep-id", ":z"):
+        assert word in ended.output
 
 
 def test_an_image_built_on_this_one_may_install_as_root(image: Image, tmp_path: Path) -> None:
