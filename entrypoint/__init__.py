@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from entrypoint import gauges, network
     from entrypoint.binds import fleeting, unseen
+    from entrypoint.cgroups import processors
     from entrypoint.children import die_with_parent
     from entrypoint.console import shield
     from entrypoint.doctor.brief import look_around
@@ -47,6 +48,7 @@ __all__ = [
     "met",
     "network",
     "options_from",
+    "processors",
     "run_plan",
     "say",
     "say_help",
@@ -57,6 +59,7 @@ __all__ = [
 # Each is loaded when it is first asked for: `entrypoint show` starts no process, and a rank starts none either.
 PLACES = {
     "binds": ("fleeting", "unseen"),
+    "cgroups": ("processors",),
     "children": ("die_with_parent",),
     "console": ("shield",),
     "doctor.brief": ("look_around",),

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from entrypoint.cgroups import Place
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.host import Container, Place, container, mount_of
+from entrypoint.host import Container, container, mount_of
 
 # On the image's own file systems; what the host gives is mounted over them. (With `underlay`, / is not the image's.)
 OWN = (Path("/"), Path("/usr"))

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from entrypoint.cgroups import Place, in_time, processors
 from entrypoint.errors import ExitCode, Failure
 
-Place = str | os.PathLike[str]  # pathlib alone would be a tenth of what `entrypoint show` takes
 Container = Literal["apptainer", "docker", "none"]
 _STEPD = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 # In `extern` are those who come by ssh to a node of their job: no task of it.
@@ -24,7 +24,7 @@ class Machine:
 
     Attributes:
         hostname: the kernel's node name, short form (HOSTNAME may be another machine's under Slurm).
-        cores: processors that this process may use, of cores_there that the machine has.
+        cores: processors that this process can keep busy, of cores_there that the machine has (or gives, by a quota).
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
         idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
         container: which engine this process runs in.
@@ -40,14 +40,14 @@ class Machine:
     hidden_job: Mapping[str, str]
 
 
-def read_machine(environ: Mapping[str, str], *, gpus: bool = True) -> Machine:
+def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: Place = "/") -> Machine:
     """Look once; every later stage works on the value. gpus: False where none is wanted: nobody counts them then."""
     there, wanted = nvml_gpus() if gpus else (), environ.get("CUDA_VISIBLE_DEVICES")
     used = visible(there, wanted)
     return Machine(
         hostname=os.uname().nodename.split(".")[0],
-        cores=len(os.sched_getaffinity(0)),
-        cores_there=os.cpu_count() or 1,
+        cores=processors(root),
+        cores_there=in_time(os.cpu_count() or 1, root),  # tasks of one machine are most often in one group
         gpus=used,
         idle=tuple(name for name in _given(there, wanted) if name not in used),
         container=container(),

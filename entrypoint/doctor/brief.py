@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from entrypoint.cgroups import Place
 from entrypoint.doctor import cores, memory, places, report
 from entrypoint.doctor.findings import Finding
 from entrypoint.doctor.running import Check, run
 from entrypoint.doctor.scene import Scene
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.folding import columns_of
-from entrypoint.host import Place
 from entrypoint.plan import Plan
 
 LIMIT_S = 0.4

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from entrypoint.doctor import reading
+from entrypoint.cgroups import cores_quota
 from entrypoint.doctor.findings import Finding, ok, warn
 from entrypoint.doctor.scene import Scene
 
 WANTED = 2  # of a rank: one for itself, one for a data worker
 _FIX = "give more: srun --cpus-per-task=N (and --cpu-bind=cores), docker run --cpus=N; or start fewer ranks here"
+_SEEN = "give cores instead of time: docker run --cpuset-cpus=0-3; `train` itself starts no more than there is time for"
 _FEWER = "give more: srun --cpus-per-task=N, docker run --cpus=N; or set data.workers to auto, which counts them"
 
 
 def check(scene: Scene) -> list[Finding]:
     """Affinity, and the time that a control group gives."""
-    mine, there, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, reading.cores_quota(scene.root)
+    mine, there, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cores_quota(scene.root)
     return [finding(mine, there, quota, sharing(mine, there, scene), scene.workers)]
 
 
@@ -28,8 +29,9 @@ def sharing(mine: int, there: int, scene: Scene) -> int:
 
 
 def brief(scene: Scene) -> list[Finding]:
-    """On the CPU without data workers a rank is content with one."""
-    return check(replace(scene, workers=0) if scene.on_cpu and scene.workers is None else scene)
+    """On the CPU without data workers a rank is content with one. A quota that is enough is kept to by a training."""
+    found = check(replace(scene, workers=0) if scene.on_cpu and scene.workers is None else scene)
+    return [finding for finding in found if finding.fix != _SEEN]
 
 
 def finding(mine: int, there: int, quota: float | None, ranks: int, workers: int | None = None) -> Finding:
@@ -43,9 +45,9 @@ def finding(mine: int, there: int, quota: float | None, ranks: int, workers: int
     text += f" with {workers} data worker{'s' if workers > 1 else ''} each" if workers else ""
     wanted = ranks * (WANTED if workers is None else max(workers, min(workers + 1, WANTED)))
     if usable >= wanted:
-        return ok("cores", text)
-    if quota and quota < mine and mine >= wanted:
-        return warn("cores", f"{text}: threads are started for {mine} and stand still in between", _FIX)
+        if usable == mine:
+            return ok("cores", text)
+        return warn("cores", f"{text}: a program that counts them starts threads that stand still in between", _SEEN)
     if workers:
         return warn("cores", f"{text}: they take turns", _FEWER)
     return warn("cores", f"{text}: no core of its own for {'each' if workers == 0 else 'a data worker of each'}", _FIX)

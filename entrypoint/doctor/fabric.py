@@ -8,10 +8,10 @@ import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from entrypoint.cgroups import Place
 from entrypoint.doctor import reading
 from entrypoint.doctor.findings import Finding, fail, ok, warn
 from entrypoint.doctor.scene import Scene
-from entrypoint.host import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.host import Place, mount_of
+from entrypoint.cgroups import Place, groups
+from entrypoint.host import mount_of
 
 MIB = 2**20
 _FILES = {  # what a control group tells -> its file in version 2 and in version 1
@@ -48,7 +48,7 @@ def memory_free_mib(root: Place = "/") -> int | None:
     """What this process may still take: the machine's memory, or less where a control group has less left."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text(root, "proc/meminfo"), re.M)
     left = [int(found[1]) // 1024] if found else []
-    for folder in _groups(root, "memory"):
+    for folder in groups(root, "memory"):
         limit, used = _number(folder, "memory"), _number(folder, "memory used")
         if limit is not None and used is not None:
             left.append(max(0, limit - used + _reclaimable(folder)) // MIB)
@@ -57,13 +57,8 @@ def memory_free_mib(root: Place = "/") -> int | None:
 
 def tasks_left(root: Place = "/") -> int | None:
     """How many more processes and threads the control group takes; None where it has no limit."""
-    numbers = [(_number(folder, "tasks"), _number(folder, "tasks used")) for folder in _groups(root, "pids")]
+    numbers = [(_number(folder, "tasks"), _number(folder, "tasks used")) for folder in groups(root, "pids")]
     return min((limit - (used or 0) for limit, used in numbers if limit is not None), default=None)
-
-
-def cores_quota(root: Place = "/") -> float | None:
-    """Processors' worth of time that the control group gives; None where it gives all."""
-    return min(filter(None, (_quota(folder) for folder in _groups(root, "cpu"))), default=None)
 
 
 def filesystem(path: Path, root: Place = "/") -> str:
@@ -124,20 +119,7 @@ def _device(folder: Path, kind: str) -> Device:
     )
 
 
-def _groups(root: Place, controller: str) -> Iterator[Path]:
-    """This process's control group for it and those around it, innermost first; a container's may lie at the root."""
-    for line in text(root, "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        base = Path(root, "sys/fs/cgroup", *([names] if names else []))
-        if names and not base.is_dir():
-            base = base.parent / controller
-        inner = Path(path.lstrip("/"))
-        yield from (base / each for each in (inner, *inner.parents))
-
-
-def _number(folder: Path, what: str) -> int | None:
+def _number(folder: str, what: str) -> int | None:
     for name in _FILES[what]:
         said = text(folder, name).strip()
         if said.isdigit():
@@ -145,14 +127,7 @@ def _number(folder: Path, what: str) -> int | None:
     return None
 
 
-def _reclaimable(folder: Path) -> int:
+def _reclaimable(folder: str) -> int:
     """Files that are kept in memory while nobody needs it."""
     found = re.search(r"^(?:total_)?inactive_file (\d+)$", text(folder, "memory.stat"), re.M)
     return int(found[1]) if found else 0
-
-
-def _quota(folder: Path) -> float | None:
-    words = text(folder, "cpu.max").split()
-    if len(words) != 2:
-        words = [text(folder, "cpu.cfs_quota_us").strip(), text(folder, "cpu.cfs_period_us").strip()]
-    return int(words[0]) / int(words[1]) if all(word.isdigit() for word in words) and int(words[1]) else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.host import Place
+from entrypoint.cgroups import Place
 from entrypoint.options import Options
 from entrypoint.plan import Plan
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from entrypoint import Failure, World
+from entrypoint import Failure, World, processors
 
 T = TypeVar("T")
 PROCESSES: Final = Path("/proc")
@@ -44,9 +44,11 @@ class Host:
     gathered: Callable[[Any], list[Any]] = _alone
 
     def cores(self) -> int:
-        """Processors that this rank may use: those of its affinity, divided among the ranks that have the same."""
+        """Processors that this rank can keep busy: those of its affinity, or as many as a quota gives time for, divided
+        among the ranks that have the same.
+        """
         mine = (self.node, sorted(os.sched_getaffinity(0)))
-        return max(1, len(mine[1]) // self.gathered(mine).count(mine))
+        return max(1, processors() // self.gathered(mine).count(mine))
 
     def first(self, action: Callable[[], T]) -> T:
         """What `action` returns on the first rank of this machine, on all of them. To be called by all ranks.

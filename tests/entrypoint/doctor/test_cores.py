@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from machines import machine
@@ -27,7 +28,29 @@ def test_each_rank_wants_a_core_and_one_for_its_data(mine: int, quota: float | N
 
 
 def test_a_quota_below_the_affinity_is_told() -> None:
-    assert "threads are started for 8" in cores.finding(8, 64, 1.5, 4).text
+    assert "with the time of 1.5" in cores.finding(8, 64, 1.5, 4).text
+
+
+def test_a_quota_that_is_enough_is_told_all_the_same() -> None:
+    found = cores.finding(64, 64, 4.0, 1)
+    assert (found.state, "with the time of 4" in found.text, "--cpuset-cpus" in found.fix) == ("warn", True, True)
+
+
+@pytest.mark.parametrize(("cpu_max", "states"), [("0.5", ["warn"]), ("1.5", [])])
+def test_before_a_training_a_quota_is_told_only_where_it_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_max: str, states: list[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    for name, text in {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/cpu.max": f"{float(cpu_max) * 1e5:.0f} 100000",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    options = Options(device="cpu")
+    planned = plan(detect({}, options, machine()), options, machine(), {})
+    assert [found.state for found in cores.brief(Scene(environ={}, plan=planned, root=tmp_path))] == states
 
 
 @pytest.mark.parametrize(("workers", "state"), [(0, "ok"), (1, "ok"), (4, "ok"), (8, "warn")])

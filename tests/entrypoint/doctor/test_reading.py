@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from entrypoint.doctor import reading
 
 
@@ -50,26 +48,6 @@ def test_a_limit_of_version_1_is_read(tmp_path: Path) -> None:
     assert reading.memory_free_mib(tmp_path) == 100
 
 
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__cpu_DOT_max": "150000 100000"}, 1.5),
-        ({"proc__self__cgroup": "0::/\n", "sys__fs__cgroup__cpu_DOT_max": "max 100000"}, None),
-        (
-            {
-                "proc__self__cgroup": "3:cpu,cpuacct:/\n",
-                "sys__fs__cgroup__cpu,cpuacct__cpu_DOT_cfs_quota_us": "200000",
-                "sys__fs__cgroup__cpu,cpuacct__cpu_DOT_cfs_period_us": "100000",
-            },
-            2.0,
-        ),
-    ],
-    ids=["version 2", "no limit", "version 1"],
-)
-def test_a_quota_of_processors_is_read(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
-    assert reading.cores_quota(lay(tmp_path, **files)) == quota
-
-
 def test_tasks_left_are_the_limit_less_those_there(tmp_path: Path) -> None:
     lay(tmp_path, proc__self__cgroup="0::/a\n", sys__fs__cgroup__a__pids_DOT_max="100")
     assert reading.tasks_left(lay(tmp_path, sys__fs__cgroup__a__pids_DOT_current="30")) == 70
@@ -108,5 +86,5 @@ def test_a_fabric_is_up_where_one_of_its_ports_is(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_tells_nothing_has_no_limits(tmp_path: Path) -> None:
-    assert reading.memory_free_mib(tmp_path) is reading.tasks_left(tmp_path) is reading.cores_quota(tmp_path) is None
+    assert reading.memory_free_mib(tmp_path) is reading.tasks_left(tmp_path) is None
     assert (reading.filesystem(tmp_path, tmp_path), reading.fabrics(tmp_path)) == ("unknown", ())

@@ -106,3 +106,9 @@ def test_processors_are_those_of_the_affinity_divided_among_who_has_the_same(
     monkeypatch.setattr(onehost.os, "sched_getaffinity", lambda _: set(bound[0]))
     others = [(0, sorted(mine)) for mine in bound]
     assert Host(world_size=2, gathered=lambda mine: others).cores() == each
+
+
+def test_a_quota_of_time_is_divided_among_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onehost.os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(onehost, "processors", lambda: 4)  # docker run --cpus=4
+    assert Host(world_size=2, gathered=lambda mine: [mine] * 2).cores() == 2
