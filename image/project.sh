@@ -19,6 +19,7 @@ find "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + #
 
 mkdir -p "$dest/opt/train-image/bench" && cp -R "$source/bench/peers" "$dest/opt/train-image/bench/" # what else is there writes docs/
 cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
+mkdir -p "$dest/opt/train-image/examples" && cp "$source/examples/"*.md "$source/examples/"*.py "$source/examples/"*.yaml "$dest/opt/train-image/examples/"
 rm -f "$dest/opt/train-image/launch/site.env" # the builder's own: users copy this folder
 cp "$source/image/train" "$source/image/entrypoint" "$source/image/pip" "$dest/usr/local/bin/"
 cut -d" " -f1 /opt/train-image/wheels.txt >"$dest/opt/train-image/constraints.txt"

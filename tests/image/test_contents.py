@@ -67,6 +67,11 @@ def test_labels_name_what_it_is_and_what_it_is_made_of(image: Image) -> None:
     assert labels["revision"] == json.loads("\n".join(printed(image, "cat /opt/image.json")))["revision"]
 
 
+def test_the_examples_are_there_to_copy_without_what_running_them_left(image: Image) -> None:
+    listed = call("git", "-C", str(REPOSITORY), "ls-files", "examples").stdout.split()
+    assert {f"examples/{name}" for name in printed(image, "ls -A /opt/train-image/examples")} == set(listed)
+
+
 def test_the_sif_is_small_enough_to_copy(image: Image) -> None:
     done = call(str(BUILD), "sif", seconds=580)
     assert done.returncode == 0, done.stdout
