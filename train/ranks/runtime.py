@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -86,6 +87,7 @@ class Runtime:
             return
         before = [buffer.clone() for buffer in model.buffers()]
         model(images).sum().backward()
+        refuse_idle(model)
         model.zero_grad(set_to_none=True)
         for buffer, old in zip(model.buffers(), before, strict=True):
             buffer.copy_(old)
@@ -167,6 +169,33 @@ class Runtime:
         """Leave the process group, where there is one."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def refuse_idle(model: nn.Module) -> None:
+    """After a backward pass with the exchange of gradients: whether each weight had a part in it, on this rank.
+
+    DDP looks at its next forward pass. By then a rank that has left a weight out may wait for the others at their next
+    meeting, while they wait in their backward pass for that weight's gradient.
+
+    Raises:
+        Failure: USAGE, naming the weights.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    try:
+        model._check_reducer_finalized()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        trained = [name for name, weight in model.module.named_parameters() if weight.requires_grad]
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        idle = [trained[int(number)] for number in numbers[1].split()] if numbers else [str(error).split(". ")[0]]
+        raise Failure(
+            "a weight took no part in the training of a rank, and the other ranks wait for its gradient",
+            found=f"no gradient for {', '.join(idle[:3])}{', ...' if len(idle) > 3 else ''}",
+            expected="each weight that is trained has a part in each forward pass, on every rank",
+            fix="in the model's forward add 0 * p.sum() of each weight p that it leaves out, or freeze it "
+            "(requires_grad=False)",
+            code=ExitCode.USAGE,
+        ) from error
 
 
 def fingerprint(net: nn.Module) -> str:

@@ -14,6 +14,7 @@ from train import keyed
 from train.data.loader import Batch
 from train.data.sampling import Piece
 from train.optim.optimizers import set_rate
+from train.ranks.runtime import refuse_idle
 from train.record import tally
 from train.run import spoil
 from train.run.exact import Exact
@@ -48,6 +49,7 @@ def _fast(todo: Job, now: Now, stream: Stream) -> None:
         with ALL if number == last else todo.runtime.accelerator.no_sync(todo.model):
             loss, right = _gradients(todo, batch)
         now.tally.take(loss, right, batch.labels.numel())
+    refuse_idle(todo.model)
     _update(todo, now)
 
 

@@ -61,6 +61,7 @@ UNREACHED: dict[str, str] = {
     "train/ranks/rendezvous.py:_refuse_rival": "two machines: tests/test_two_machines.py",
     "train/ranks/rendezvous.py:_serve": "two processes as rank 0: tests/train/ranks/test_rendezvous.py",
     "train/ranks/replicas.py:compare": "two ranks: tests/train/ranks/test_replicas.py, make chaos row 13",
+    "train/ranks/runtime.py:refuse_idle": "two ranks: tests/train/ranks/test_runtime.py",
     "train/ranks/runtime.py:same_weights": "two ranks: tests/train/ranks/test_runtime.py",
     "train/record/claim.py:_refuse": "two machines that are both number 0: tests/train/record/test_claim.py",
     "train/record/claim.py:refuse_lost": "a start that takes over: tests/train/record/test_claim.py",

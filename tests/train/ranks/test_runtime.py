@@ -11,6 +11,7 @@ import pytest
 import torch
 from jobs import ALONE, forget_accelerate
 from processes import python
+from runs import TEN_STEPS
 from torch import nn
 
 from entrypoint import ExitCode, Failure, World
@@ -171,3 +172,31 @@ def test_torch_waits_longer_than_the_hang_watch(key: str) -> None:
 
 def test_torch_waits_longer_than_any_limit_that_is_found_out() -> None:
     assert runtime.longest_silence(Timeouts()).total_seconds() > MOST_S + ANSWER_S
+
+
+LEFT_OUT = """
+import torch
+from torch import distributed as dist, nn
+
+class Drop(nn.Module):
+    def __init__(self, classes, after):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(768, 8), nn.Linear(8, 8), nn.Linear(8, classes)
+        self.calls, self.after = 0, after
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        self.calls += self.training
+        alone = not dist.is_initialized() or dist.get_rank() == 0
+        return self.last(x + self.drop(x) if alone or self.calls <= self.after else x)
+"""
+
+
+@pytest.mark.parametrize("after", [0, 3], ids=["from-the-start", "in-a-step"])
+def test_a_weight_that_one_rank_leaves_out_ends_both_with_its_name(after: int, tmp_path: Path) -> None:
+    (tmp_path / "left_out.py").write_text(LEFT_OUT)
+    (tmp_path / "ten.yaml").write_text(TEN_STEPS)
+    settings = ["model.name=left_out:Drop", f"model.args.after={after}", "train.max_steps=3"]
+    command = ["-m", "train", "--config", "ten.yaml", "--procs-per-node", "2", *settings]
+    ended = python(*command, cwd=tmp_path)
+    assert ended.returncode == ExitCode.USAGE, ended.stderr
+    assert "no gradient for drop.weight, drop.bias" in ended.stderr
