@@ -39,7 +39,7 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
         slurm.read_shell(environ, machine)
     mpi.refuse_unknown(environ)
     _check_hidden_job(machine)
-    return local.bare(environ, machine)
+    return local.bare(machine)
 
 
 def _override_master(environ: Mapping[str, str], found: Allocation) -> Allocation:

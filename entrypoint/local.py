@@ -15,7 +15,7 @@ from entrypoint.world import integer, port
 LOOPBACK = "127.0.0.1"
 
 
-def bare(environ: Mapping[str, str], machine: Machine) -> Allocation:
+def bare(machine: Machine) -> Allocation:
     """One node, no launcher. MASTER_ADDR and MASTER_PORT, if set, do not matter: nobody else is to find us."""
     return Allocation(
         launcher="local",

@@ -63,7 +63,7 @@ def interface(variable: str, value: str | None, known: Sequence[str]) -> Finding
 
 def _one_host(plan: Plan) -> list[Finding]:
     """All ranks are here and meet on loopback."""
-    return [port(LOOPBACK, plan.ports, plan.launcher)]
+    return [port(LOOPBACK, plan.ports)]
 
 
 def _master(plan: Plan) -> list[Finding]:
@@ -84,7 +84,7 @@ def _master(plan: Plan) -> list[Finding]:
     if plan.world.rank > 0:
         return [known, way(address, plan.ports[0])]
     listening = network.where_to_listen(host, plan.world.num_nodes)
-    listens = port(listening, plan.ports, plan.launcher)
+    listens = port(listening, plan.ports)
     if listens.state == "ok" and not network.is_ours(address):
         known = _in_front(address, listening, plan.ports)
     return [known, listens]
@@ -113,7 +113,7 @@ def _in_front(address: str, listening: str, ports: Sequence[int]) -> Finding:
     return ok("master", f"{text}, and leads here")
 
 
-def port(address: str, ports: Sequence[int], launcher: str) -> Finding:
+def port(address: str, ports: Sequence[int]) -> Finding:
     """Whether rank 0 can listen; several candidates are one more reason why it can."""
     try:
         with network.bind_first_free(address, ports) as listener:

@@ -19,7 +19,7 @@ from entrypoint.options import Options
 from entrypoint.plan import plan
 from entrypoint.tee import Tee, open_log
 
-WORLD = plan(local.bare({}, machine()), Options(), machine(), {}).world
+WORLD = plan(local.bare(machine()), Options(), machine(), {}).world
 
 # A parent that starts a child with our code, writes down its pid, and waits to be killed.
 PARENT = """

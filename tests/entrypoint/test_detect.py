@@ -163,6 +163,11 @@ def test_master_addr_and_port_exported_before_srun_win() -> None:
     assert found.sources["master_addr"] == "MASTER_ADDR"
 
 
+def test_a_machine_alone_meets_on_loopback_whatever_master_is_set() -> None:
+    found = detect({"MASTER_ADDR": "elsewhere", "MASTER_PORT": "31000"}, Options(), machine())
+    assert (found.launcher, found.master_addr, found.master_port) == ("local", "127.0.0.1", None)
+
+
 @pytest.mark.parametrize(
     "job",
     [

@@ -19,12 +19,12 @@ PET = {
 
 
 def test_a_bare_machine_is_a_world_of_its_own() -> None:
-    found = local.bare({"MASTER_ADDR": "elsewhere"}, machine())
+    found = local.bare(machine())
     assert (found.num_nodes, found.num_tasks, found.master_addr, found.may_spawn) == (1, 1, "127.0.0.1", True)
 
 
 def test_two_starts_on_one_machine_have_different_keys() -> None:
-    assert local.bare({}, machine()).key != local.bare({}, machine()).key
+    assert local.bare(machine()).key != local.bare(machine()).key
 
 
 def test_machines_by_hand_take_their_place_from_the_command_line() -> None:

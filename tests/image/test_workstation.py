@@ -17,7 +17,6 @@ pytestmark = pytest.mark.timeout(600)  # the first one may have to build the ima
 
 SCRIPT = REPOSITORY / "launch" / "workstation.sh"
 ODD = 'a, "b": *'  # for a working directory
-CONFIG = "{run: {name: here}, train: {max_steps: 2, global_batch_size: 64}}"
 # Stand-ins for what a machine with GPUs has. The engine writes down what it was to run, and runs nothing.
 NVIDIA_SMI = """#!/bin/sh
 for i in $(seq 0 $((GPUS - 1))); do echo "GPU $i: NVIDIA H100 (UUID: GPU-${i}a1b2c3d-0000)"; done

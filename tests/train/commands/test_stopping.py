@@ -15,8 +15,6 @@ from entrypoint import Failure
 from train import __main__ as front
 from train.commands import stopping
 
-CPU = ("--device", "cpu")
-
 
 @contextmanager
 def undisturbed() -> Iterator[None]:

@@ -13,8 +13,6 @@ from worlds import ALONE
 from entrypoint import ExitCode, Failure
 from train.run.exact import Exact, refuse_hidden_state
 
-BITWISE = "train.reproducible=bitwise"
-
 
 class Counting(nn.Module):
     """Remembers something of its batches that is no BatchNorm's."""
