@@ -48,6 +48,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     for warning in depth.told(depth.of_files(files)):
         say(f"WARNING: {warning}", sys.stderr)
+    if ready.doubt:
+        say(f"WARNING: {ready.doubt}", sys.stderr)
     try:
         for one in prediction.predict(ready, files, top, lambda text: print(text, file=sys.stderr)):
             _tell(one, as_json=arguments.json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from entrypoint import Failure
@@ -25,7 +26,7 @@ LOADING: Final = "\n## How to load it\n\nBeside this folder, with this project i
 FILES: Final = """from train.using import exported
 
 model = exported.load({folder!r})  # checked by its sha256; nothing is unpickled
-images = model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized as in the training
+images = model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}
 shares = model.network(images).softmax(1)[0]
 best = int(shares.argmax())
 print(model.classes[best], float(shares[best]))
@@ -43,7 +44,7 @@ print(model.classes[int(shares.argmax())], float(shares.max()))
 def text(about: About, folder: str) -> str:
     """The whole card, in Markdown. folder: its name, for the lines that load it."""
     sections = [
-        Section(title="Model", blocks=[Facts(rows=_model(about)), *_own(about)]),
+        Section(title="Model", blocks=[Facts(rows=_model(about)), *_doubt(about), *_own(about)]),
         Section(title="Data", blocks=[Facts(rows=_data(about))]),
         Section(title="Training", blocks=[Facts(rows=_training(about))]),
         Section(title="How good it is", blocks=list(_scores(about))),
@@ -63,7 +64,8 @@ def code(about: About, folder: str) -> str:
     except Failure:
         numbers = "bytes less 127.5, by 63.75" if about.takes.bytes_ else "numbers as in the training's data"
         return TENSORS.format(folder=folder, shape=shape, numbers=numbers)
-    return FILES.format(folder=folder, shape=shape)
+    training = " as in the training" if takes.doubt(about.takes) is None else ""
+    return FILES.format(folder=folder, shape=shape, training=training)
 
 
 def _model(about: About) -> dict[str, str]:
@@ -76,6 +78,14 @@ def _model(about: About) -> dict[str, str]:
         "weights": f"{numbers:,} numbers in {many(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),
     }
+
+
+def _doubt(about: About) -> Iterator[Words]:
+    """Nothing where image files are refused."""
+    with suppress(Failure):
+        takes.refuse_files(about.takes)
+        if text := takes.doubt(about.takes):
+            yield Words(text=f"{text[0].upper()}{text[1:]}.", caution=True)
 
 
 def _own(about: About) -> Iterator[Words]:

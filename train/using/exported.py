@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from train.models import networks
 from train.settings.config import Model
 from train.using import pixels, takes
 from train.using.facts import About
-from train.using.takes import Takes
+from train.using.takes import Made, Takes
 
 NAME, WEIGHTS, CARD = "model.json", "model.safetensors", "README.md"
 FORMAT: Final = 1
@@ -40,15 +41,26 @@ class Exported:
     classes: tuple[str, ...]
     shape: Shape
     bytes_: bool
+    made: Made = "files"
+
+    @property
+    def takes(self) -> Takes:
+        """The same without the network."""
+        return Takes(classes=self.classes, shape=self.shape, bytes_=self.bytes_, made=self.made)
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Image files as the network takes them, float32 [n, channels, size, size].
 
+        Warns where it learned from arrays: how those were made of images is not known here.
+
         Raises:
             Failure: USAGE where it takes no image files; DATA or NO_INPUT for one that cannot be read.
         """
-        takes.refuse_files(Takes(classes=self.classes, shape=self.shape, bytes_=self.bytes_))
-        return augment.normalized(torch.from_numpy(np.stack([pixels.read(Path(p), self.shape) for p in paths])))
+        takes.refuse_files(self.takes)
+        if doubt := takes.doubt(self.takes):
+            warnings.warn(doubt, stacklevel=2)
+        read = [pixels.read(Path(path), self.shape, draft=self.made != "pictures") for path in paths]
+        return augment.normalized(torch.from_numpy(np.stack(read)))
 
 
 def described(about: About, weights: bytes) -> dict[str, Any]:
@@ -65,6 +77,7 @@ def described(about: About, weights: bytes) -> dict[str, Any]:
             "size": [*taken.shape.size],
             "numbers": "uint8" if taken.bytes_ else "float32",
             "normalization": around if taken.bytes_ else None,
+            "made": taken.made,
         },
         "weights": {"file": WEIGHTS, **asdict(manifest.entry(weights)), "averaged": about.averaged},
         "checkpoint": {"run": about.config.run.name, "step": about.step},
@@ -88,6 +101,7 @@ def load(folder: str | Path) -> Exported:
         # The run's own: what a network draws and keeps out of its state dict comes from nothing else.
         seed = int(told.get("config", {}).get("run", {}).get("seed", 0))
         taken, shape = told["input"], Shape(channels=told["input"]["channels"], size=tuple(told["input"]["size"]))
+        made = takes.made(taken.get("made"), told.get("config", {}).get("data", {}).get("name"))
         classes, bytes_ = tuple(map(str, told["classes"])), taken["numbers"] == "uint8"
         tensors = _tensors(place, Entry(size=int(told["weights"]["size"]), sha256=str(told["weights"]["sha256"])))
     except (Damaged, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -99,7 +113,9 @@ def load(folder: str | Path) -> Exported:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise _damaged(place, " ".join(str(error).split())[:300]) from error
-    return Exported(network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_)
+    return Exported(
+        network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_, made=made
+    )
 
 
 def _told(place: Path) -> dict[str, Any]:

@@ -21,21 +21,23 @@ from train.data.shape import Shape
 NOT_THE_IMAGE: Final = (ExitCode.IO, ExitCode.RESOURCE)
 
 
-def read(path: Path, shape: Shape) -> npt.NDArray[np.uint8]:
-    """One image, uint8 [size, size, 1 or 3]. Raises Failure as `decode.decode`."""
-    pixels = decode.decode(path, shape.size[0], 0)
+def read(path: Path, shape: Shape, *, draft: bool = True) -> npt.NDArray[np.uint8]:
+    """One image, uint8 [size, size, 1 or 3]. draft, and raises Failure, as `decode.decode`."""
+    pixels = decode.decode(path, shape.size[0], 0, draft=draft)
     if shape.channels == 3:
         return pixels
     return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
 
 
-def batch(paths: Sequence[Path], shape: Shape, threads: Executor) -> tuple[Tensor, list[Failure | None]]:
+def batch(
+    paths: Sequence[Path], shape: Shape, threads: Executor, *, draft: bool = True
+) -> tuple[Tensor, list[Failure | None]]:
     """Those that can be read, float32 [n, channels, size, size] as the network takes them; and for each path why not.
 
     Raises:
         Failure: IO or RESOURCE: the system failed, and the images may be fine.
     """
-    found = list(threads.map(lambda path: _tried(path, shape), paths))
+    found = list(threads.map(lambda path: _tried(path, shape, draft), paths))
     bad = [one if isinstance(one, Failure) else None for one in found]
     if gone := next((one for one in bad if one and one.code in NOT_THE_IMAGE), None):
         raise gone
@@ -44,8 +46,8 @@ def batch(paths: Sequence[Path], shape: Shape, threads: Executor) -> tuple[Tenso
     return augment.normalized(torch.from_numpy(stacked)), bad
 
 
-def _tried(path: Path, shape: Shape) -> npt.NDArray[np.uint8] | Failure:
+def _tried(path: Path, shape: Shape, draft: bool) -> npt.NDArray[np.uint8] | Failure:
     try:
-        return read(path, shape)
+        return read(path, shape, draft=draft)
     except Failure as failure:
         return failure

@@ -39,11 +39,14 @@ ALONE: Final = World(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A network on its device, in evaluation mode, and what it takes. size: images in one batch."""
+    """A network on its device, in evaluation mode, and what it takes. size: images in one batch. doubt: what
+    the user should know of its answers. draft: as `decode.decode`."""
 
     network: nn.Module
     classes: tuple[str, ...]
     shape: Shape
+    doubt: str | None
+    draft: bool
     device: torch.device
     size: int
 
@@ -70,6 +73,8 @@ def prepare(config: RunConfig, chosen: Chosen, environ: MutableMapping[str, str]
         network=network.eval(),
         classes=taken.classes,
         shape=taken.shape,
+        doubt=takes.doubt(taken),
+        draft=taken.made != "pictures",
         device=ready.device,
         size=largest(images, config.eval.batch_size),
     )
@@ -78,12 +83,14 @@ def prepare(config: RunConfig, chosen: Chosen, environ: MutableMapping[str, str]
 def prepare_exported(folder: Path, device: str, images: int) -> Ready:
     """A network that was handed on, in fp32. Raises Failure as `exported.load`, and as `prepare`."""
     model, place = exported.load(folder), choose_device(device, 0)
-    takes.refuse_files(takes.Takes(classes=model.classes, shape=model.shape, bytes_=model.bytes_))
+    takes.refuse_files(model.takes)
     allow_tf32(False)
     return Ready(
         network=model.network.to(place),
         classes=model.classes,
         shape=model.shape,
+        doubt=takes.doubt(model.takes),
+        draft=model.takes.made != "pictures",
         device=place,
         size=largest(images, "auto"),
     )
@@ -99,7 +106,7 @@ def predict(ready: Ready, paths: Sequence[Path], top: int, bad: Callable[[str], 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         for first in range(0, len(paths), ready.size):
             part = paths[first : first + ready.size]
-            batch, reasons = pixels.batch(part, ready.shape, threads)
+            batch, reasons = pixels.batch(part, ready.shape, threads, draft=ready.draft)
             told = iter(_likeliest(_scores(ready, batch), top))
             for path, reason in zip(part, reasons, strict=True):
                 found = next(told) if reason is None else reason

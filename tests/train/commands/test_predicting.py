@@ -65,6 +65,33 @@ def test_images_of_12_bits_are_warned_of(run: Path, capsys: pytest.CaptureFixtur
     assert "WARNING: 1 image of 16 bits looked at, no value above 4,095 of 65,535" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def of_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and its export beside it, that learned from an .npz file."""
+    folder = tmp_path_factory.mktemp("of_arrays")
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    np.savez(folder / "a.npz", images=images, labels=np.arange(40) % 2)
+    trained(folder / "run", "data.name=npz", f"data.root={folder / 'a.npz'}", "train.max_steps=2")
+    assert front.run(["export", str(folder / "run"), "--output", str(folder / "model")], {}) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["run", "model"])
+def test_a_model_that_learned_from_arrays_answers_with_a_warning(
+    of_arrays: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    assert predict(of_arrays / name, "a.png", "a.png") == 0
+    said = capsys.readouterr()
+    assert (said.out.count("a.png"), said.err.count("WARNING: the training's data were arrays")) == (2, 1)
+
+
+def test_a_model_that_learned_from_files_answers_without_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, "a.png") == 0
+    assert "WARNING" not in capsys.readouterr().err
+
+
 def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     assert predict(run, "a.png", "a.png", "--json", "--top", "2") == 0

@@ -108,6 +108,18 @@ def test_code_of_the_users_own_is_asked_for_by_its_file() -> None:
     assert "put the module" not in card.text(ABOUT, "out")
 
 
+@pytest.mark.parametrize("made", ["files", "pictures", "arrays"])
+def test_that_nobody_knows_how_arrays_were_made_is_in_the_card(made: Any) -> None:
+    text = card.text(replace(ABOUT, takes=replace(ABOUT.takes, made=made)), "out")
+    assert ("how they were made of images is known to whoever wrote them" in text) == (made == "arrays")
+    assert ("normalized as in the training" in text) == (made != "arrays")
+
+
+def test_of_clips_no_image_file_is_spoken() -> None:
+    clips = replace(ABOUT.takes, shape=Shape(channels=3, size=(4, 8, 8)), made="arrays")
+    assert "Image files become" not in card.text(replace(ABOUT, takes=clips), "out")
+
+
 @pytest.mark.parametrize("size", [(8, 8), (4, 8, 8)])
 def test_the_code_has_six_lines(size: tuple[int, ...]) -> None:
     takes = replace(ABOUT.takes, shape=Shape(channels=3, size=size))

@@ -63,6 +63,15 @@ def test_a_loaded_network_only_answers(whole: Path) -> None:
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
+def test_image_files_for_a_network_that_learned_from_arrays_are_warned_of(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(40) % 2)
+    settings = ("data.name=npz", f"data.root={tmp_path / 'a.npz'}", "train.max_steps=2")
+    loaded = exported.load(handed_on(tmp_path, *settings))
+    with pytest.warns(UserWarning, match="were arrays"):
+        assert loaded.read([write_image(tmp_path / "a.png")]).shape == (1, 3, 8, 8)
+
+
 def test_loading_leaves_the_callers_random_numbers_alone(whole: Path) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -15,7 +15,7 @@ from images import write_classes, write_image
 from PIL import Image
 
 from entrypoint import Failure
-from train.data import augment, catalog, decode
+from train.data import augment, catalog, decode, items
 from train.data.shape import Shape
 from train.settings.config import Data
 from train.using import pixels
@@ -50,6 +50,15 @@ def test_images_of_every_kind_become_what_the_network_takes(mode: str, shape: Sh
     found = pixels.read(path, shape)
     assert (found.shape, found.dtype) == (shape.stored, np.uint8)
     assert found.std() > 0
+
+
+def test_without_a_draft_a_file_is_the_picture_that_it_holds(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    Image.fromarray(noise(50, 41, 3)).save(path := tmp_path / "a.jpg")
+    with Image.open(path) as image:
+        wanted = items.open_items([(image.convert("RGB"), 0)], torch.zeros(1, dtype=torch.int64), 8, "mine")
+    batch, _ = pixels.batch([path], COLOUR, threads, draft=False)
+    assert torch.equal(batch, augment.normalized(wanted.read(np.arange(1))))
+    assert not torch.equal(batch, pixels.batch([path], COLOUR, threads)[0])
 
 
 def test_a_gray_image_is_the_same_to_a_network_of_gray_ones(tmp_path: Path) -> None:

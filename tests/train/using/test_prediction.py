@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from entrypoint import Failure
-from train.data import catalog
+from train.data import augment, catalog
 from train.measuring import chosen, measuring
 from train.settings import schema
-from train.using import export, prediction
+from train.using import export, pixels, prediction
 from train.using.prediction import Ready
 
 
@@ -72,6 +73,41 @@ def test_as_many_are_right_as_the_evaluation_counted(run: Path, photos: Path, si
     result = chosen_result(run)
     assert len(paths) == result["samples"]
     assert right / len(paths) == pytest.approx(result["accuracy"])
+
+
+# The same images, each in a JPEG file that is three times as large, and opened by the user's own code.
+PICTURES = """
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+def pictures(data):
+    return ImageFolder(data.root, loader=lambda path: Image.open(path).convert("RGB")), None
+"""
+
+
+def test_files_are_read_as_the_pictures_that_a_data_set_opened(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_pictures.py").write_text(PICTURES)
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in photos.rglob("*.png"):
+        copy = tmp_path / "images" / path.relative_to(photos).with_suffix(".jpg")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).resize((50, 41)).save(copy)
+    trained(
+        tmp_path / "run", "data.name=own_pictures:pictures", f"data.root={tmp_path / 'images'}", "train.max_steps=2"
+    )
+    paths = sorted((tmp_path / "images").rglob("*.jpg"))
+    prepared = ready(tmp_path / "run")
+    data = schema.load(
+        None, ["data.name=own_pictures:pictures", f"data.root={tmp_path / 'images'}", "data.image_size=8"]
+    )
+    training = catalog.open_sets(data.data).training
+    with ThreadPoolExecutor(2) as threads:
+        batch, _ = pixels.batch(
+            [paths[int(row)] for row in training.rows], prepared.shape, threads, draft=prepared.draft
+        )
+    assert torch.equal(batch, augment.normalized(training.read(np.arange(len(batch)))))
 
 
 def chosen_result(run: Path) -> dict[str, float]:

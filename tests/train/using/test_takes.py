@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from images import write_classes
 from made_up import pixels, write_mnist
 
 from entrypoint import Failure
@@ -49,6 +51,85 @@ def test_arrays_say_it_themselves(kind: type, bytes_: bool, tmp_path: Path) -> N
     np.savez(tmp_path / "a.npz", images=pixels(20, 9, 9, 1).astype(kind), labels=np.arange(20) % 2)
     found = of(Data(name="npz", root=str(tmp_path / "a.npz")), TOLD)
     assert (found.shape, found.bytes_) == (Shape(channels=1, size=(9, 9)), bytes_)
+
+
+FACTORY = """
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+from train.data import catalog
+from train.settings.config import Data
+
+class Images(Dataset):
+    def __init__(self, made):
+        self.made, self.targets = made, [0, 1] * 10
+    def __len__(self):
+        return 20
+    def __getitem__(self, row):
+        return self.made(np.full((8, 8, 3), row, np.uint8)), row % 2
+
+def pictures(data): return Images(Image.fromarray), None
+def arrays(data): return Images(np.array), None
+def files(data): return catalog.open_sets(Data(name="folder", root=data.root, image_size=8))
+"""
+
+
+@pytest.mark.parametrize("made", ["pictures", "arrays", "files"])
+def test_a_factory_gives_files_pictures_or_arrays(made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_classes(tmp_path, ant=5, bee=5)
+    (tmp_path / "made_by_hand.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = of(Data(name=f"made_by_hand:{made}", root=str(tmp_path), image_size=8), TOLD)
+    sys.modules.pop("made_by_hand")
+    assert (found.made, takes.doubt(found) is None) == (made, made != "arrays")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_of_arrays_it_is_said_that_nobody_knows_how_they_were_made(channels: int, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", images=pixels(20, 9, 9, channels), labels=np.arange(20) % 2)
+    said = takes.doubt(of(Data(name="npz", root=str(tmp_path / "a.npz")), TOLD))
+    assert said is not None
+    assert f"become 9 x 9 x {channels} of their central square, in {'gray' if channels == 1 else 'RGB'}" in said
+
+
+@pytest.mark.parametrize("name", ["folder", "mnist", "synthetic"])
+def test_of_files_and_published_images_it_is_known(name: str) -> None:
+    data = Data(name=name, root="gone", image_size=28)  # type: ignore[arg-type]
+    assert takes.doubt(of(data, TOLD)) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "made"),
+    [
+        ("pictures", "mine:make", "pictures"),
+        (None, "cifar10", "files"),
+        (None, "npz", "arrays"),
+        (None, None, "arrays"),
+        (["files"], "folder", "arrays"),
+    ],
+)
+def test_an_export_tells_it_and_an_older_one_as_far_as_its_data_does(told: object, name: object, made: str) -> None:
+    assert takes.made(told, name) == made
+
+
+FACTORY = """
+import numpy as np
+
+class Squares(list):
+    classes = ["owl", "dog", "cat"]
+
+def make(data):
+    return Squares((np.full((8, 8, 3), row, np.uint8), row % 3) for row in range(9)), None
+"""
+
+
+def test_scores_keep_the_names_of_the_training_whatever_a_factory_calls_its_classes_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "renaming.py").write_text(FACTORY)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert of(Data(name="renaming:make"), TOLD).classes == ("cat", "dog")
+    assert of(Data(name="renaming:make"), {}).classes == ("owl", "dog", "cat")
 
 
 def test_arrays_that_are_gone_are_missing(tmp_path: Path) -> None:
