@@ -50,13 +50,14 @@ def refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
     Raises:
         Failure: USAGE, naming the buffer.
     """
-    buffers = dict(model.named_buffers())
-    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    kept = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     with torch.no_grad():
         model(images)
-    changed = [name for name, buffer in buffers.items() if not torch.equal(buffer, before[name])]
-    for name, buffer in buffers.items():
-        buffer.copy_(before[name])
+    now = dict(model.named_buffers())  # as they are: a forward pass may put a new tensor in the place of one
+    changed = [name for name, (_, before) in kept.items() if name not in now or not torch.equal(now[name], before)]
+    for name, (buffer, before) in kept.items():
+        module, _, key = name.rpartition(".")
+        model.get_submodule(module)._buffers[key] = buffer.copy_(before)
     if hidden := set(changed) - RunningStatistics.names(model):
         raise _unfit(f"each forward pass changes its {min(hidden)}, which is no BatchNorm's")
 

@@ -41,6 +41,31 @@ def test_what_is_no_weight_is_averaged_if_it_is_a_number_with_fractions(net: nn.
     assert "1.running_mean" in Average(net, 0.5).tensors
 
 
+class Centred(nn.Module):
+    """Keeps a running mean of its inputs, in a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("c", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n] to the same."""
+        self.c = 0.5 * self.c + 0.5 * x.mean()
+        return x - self.c
+
+
+def test_a_buffer_that_the_network_replaces_is_averaged_as_it_is_now() -> None:
+    net = Centred()
+    average = Average(net, 0.75)
+    net(torch.full((2,), 16.0))
+    average.update(10**6)
+    assert average.tensors["c"].item() == 2.0  # a quarter of 8
+    with average.worn():
+        assert net.c.item() == 2.0
+        net(torch.full((2,), 16.0))
+    assert net.c.item() == 8.0
+
+
 def test_the_network_wears_the_average_only_inside(net: nn.Module) -> None:
     average = Average(net, 0.5)
     fill(net, 3.0)

@@ -27,8 +27,17 @@ class Counting(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
 
-def test_a_model_that_remembers_its_batches_is_refused_and_left_as_it_was() -> None:
-    net = Counting()
+class Replacing(Counting):
+    """Remembers it in a new tensor each time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.9 * self.seen + 1
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", [Counting, Replacing])
+def test_a_model_that_remembers_its_batches_is_refused_and_left_as_it_was(kind: type[Counting]) -> None:
+    net = kind()
     with pytest.raises(Failure, match="cannot be trained") as caught:
         refuse_hidden_state(net, torch.ones(2, 3))
     assert caught.value.code == ExitCode.USAGE
