@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 
 # Host Python settings that reach into a container or another environment and change what is imported.
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+COMPILERS = ("CC", "CXX")
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
@@ -36,7 +38,7 @@ def clean(environ: Mapping[str, str], *, foreign: bool, scratch: Path | None) ->
         child.pop("PYTHONSAFEPATH", None)
     else:
         child["PYTHONSAFEPATH"] = "1"
-    notes += _preload(child) + _home(child, scratch)
+    notes += _preload(child) + _compilers(child) + _home(child, scratch)
     if "USER" not in child or "LOGNAME" not in child:
         name = child.get("USER") or child.get("LOGNAME") or user_name(os.getuid())
         child.update(USER=name, LOGNAME=name)
@@ -106,3 +108,12 @@ def _preload(child: dict[str, str]) -> list[str]:
     if kept:
         child["LD_PRELOAD"] = " ".join(kept)
     return [f"LD_PRELOAD names files that are not here and are left out: {' '.join(missing)}"]
+
+
+def _compilers(child: dict[str, str]) -> list[str]:
+    """What a host's module or conda exports; triton and torch.compile would take it unseen."""
+    path = child.get("PATH")
+    missing = {
+        name: child.pop(name) for name in COMPILERS if name in child and not shutil.which(child[name], path=path)
+    }
+    return [f"{name} names a compiler that is not here and is left out: {value}" for name, value in missing.items()]

@@ -85,6 +85,21 @@ def test_preloaded_files_that_are_not_here_are_left_out_and_said(tmp_path: Path)
     assert "/host/lib.so" in notes(environ)[0]
 
 
+@pytest.mark.parametrize("name", ["CC", "CXX"])
+@pytest.mark.parametrize("compiler", ["/opt/none/gcc", "nvc", "gcc -m64", ""])
+def test_a_compiler_that_is_not_here_is_left_out_and_said(name: str, compiler: str) -> None:
+    environ = {name: compiler, "PATH": "/nowhere"}
+    assert name not in cleaned(environ)
+    assert notes(environ) == [f"{name} names a compiler that is not here and is left out: {compiler}"]
+
+
+def test_a_compiler_that_is_here_is_the_users_word(tmp_path: Path) -> None:
+    compiler = tmp_path / "gcc-14"
+    compiler.touch(mode=0o755)
+    environ = {"CC": str(compiler), "CXX": "gcc-14", "PATH": str(tmp_path)}
+    assert (cleaned(environ).items() >= environ.items(), notes(environ)) == (True, [])
+
+
 def test_writable_is_found_out_by_writing(tmp_path: Path) -> None:
     assert hygiene.writable(tmp_path)
     assert not hygiene.writable("/proc")

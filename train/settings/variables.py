@@ -53,7 +53,7 @@ ACTING: Final = (
     *("CUDA_*", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*", "CUFFT_*", "NVIDIA_*", "HIP_*", "ROCR_*", "HSA_*"),
     *("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "IBV_*", "OFI_*", "RDMAV_*"),
     *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "MALLOC_*", "TCMALLOC_*"),
-    *("PYTHON*", "HF_*", "HUGGINGFACE_*", "TENSORBOARD_*"),
+    *("PYTHON*", "HF_*", "HUGGINGFACE_*", "TENSORBOARD_*", "CC", "CXX"),
     *("ENTRYPOINT_PROCS_PER_NODE", "ENTRYPOINT_INTERFACE", "ENTRYPOINT_PORT_RANGE"),
 )
 PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")  # in either case

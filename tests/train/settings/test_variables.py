@@ -25,6 +25,11 @@ def test_a_variable_that_would_change_the_training_is_taken_out_and_noted(name: 
     assert result.notes()[0].startswith(f"{name}: not used, ")
 
 
+@pytest.mark.parametrize("name", ["CC", "CXX"])
+def test_the_compiler_that_train_compile_would_take_is_shown(name: str) -> None:
+    assert variables.take_out({name: "gcc-14"}, download=False).shown() == f"{name}=gcc-14"
+
+
 @pytest.mark.parametrize("name", ACTING)
 def test_a_variable_that_the_user_may_choose_is_left_and_shown(name: str) -> None:
     environ = PLAIN | {name: ACTING[name]}
