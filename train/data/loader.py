@@ -10,7 +10,7 @@ from typing import Final, Literal, Protocol
 import torch
 from torch import Tensor
 
-from entrypoint import Pulse
+from entrypoint import ExitCode, Failure, Pulse
 from train.data import augment, cached
 from train.data.broken import Ledger
 from train.data.inmemory import InMemory, Staged, in_memory
@@ -108,10 +108,13 @@ def open_loader(
         host: the ranks of this machine, which share what they hold in memory.
 
     Raises:
-        Failure: DATA or NO_INPUT, naming the images; what filling data.cache raises.
+        Failure: DATA or NO_INPUT, naming the images; DATA where workers would read each other's places in a file; what
+            filling data.cache raises.
     """
     before, sets = sets.notes, cached.use(sets, data, host, pulse or Pulse())
     kind, workers = chosen(sets, data, cores)
+    if kind == "workers" and workers and sets.shared:
+        raise _shared(sets.shared, data)
     broken = Ledger(data.max_bad_images, say or _to_stderr)
 
     def pool(name: str, source: Source, *, replace: bool) -> InMemory | Staged | ByWorkers:
@@ -141,6 +144,16 @@ def chosen(sets: Sets, data: Data, cores: int) -> tuple[Literal["memory", "worke
     fits = sets.bytes_ <= LARGEST_IN_MEMORY
     kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
     return kind, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
+
+
+def _shared(path: str, data: Data) -> Failure:
+    return Failure(
+        "data workers would read each other's places in a file that was open before they were started",
+        found=f"{path}, whose position moves as items of {data.name} are read",
+        expected="a file that each process opens for itself",
+        fix="open it in __getitem__ at the first read, or read with os.pread; or set data.workers=0",
+        code=ExitCode.DATA,
+    )
 
 
 def _to_stderr(line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train import plugin
-from train.data import depth, items, labels, tensors
+from train.data import apart, depth, items, labels, tensors
 from train.data.folder import Files
 from train.data.items import Items
 from train.data.sets import Samples, Sets, Source
 from train.data.shape import Shape
 from train.settings.config import Data
 
+SIDES: Final = ("training", "held-out")
 CONTRACT: Final = "train.data.sets.Sets, or (training, held_out): datasets with len() whose items are (image, label)"
 
 
@@ -41,9 +43,11 @@ def _as_sets(made: Any, data: Data) -> Sets:
         return _checked(made, data)
     if not (isinstance(made, (tuple, list)) and len(made) == 2):
         raise _not_as_agreed(data, type(made).__name__)
-    training, others = (_items(one, data, side) for one, side in zip(made, ("training", "held-out"), strict=True))
-    if training is None:
+    if made[0] is None:
         raise _not_as_agreed(data, "(None, ...)")
+    _refuse_others(made, data)
+    made, shared = apart.kept_apart(made, lambda dataset, row: dataset[row % len(dataset)])
+    training, others = _items(made[0], data, SIDES[0]), None if made[1] is None else _items(made[1], data, SIDES[1])
     if others and others.first != training.first:
         raise _not_as_agreed(data, "training and held-out samples of different shapes or types")
     names = getattr(made[0], "classes", None)
@@ -62,6 +66,7 @@ def _as_sets(made: Any, data: Data) -> Sets:
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=kind.is_floating_point,
         warnings=(*warnings, *depth.warnings(items.depths(training), data.name)),
+        shared=shared,
     )
 
 
@@ -73,12 +78,14 @@ def _changing(data: Data, row: int) -> str:
     )
 
 
-def _items(dataset: Any, data: Data, side: str) -> Items | None:
-    if dataset is None:
-        return None
+def _refuse_others(made: Sequence[Any], data: Data) -> None:
+    for dataset, side in zip(made, SIDES, strict=True):
+        if dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise _not_as_agreed(data, f"{side}: {type(dataset).__name__}, without len() or without [ ]")
+
+
+def _items(dataset: Any, data: Data, side: str) -> Items:
     name = f"{data.name}, {side} data:"
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise _not_as_agreed(data, f"{side}: {type(dataset).__name__}, without len() or without [ ]")
     if not (count := len(dataset)):
         raise _not_as_agreed(data, f"{side}: a {type(dataset).__name__} without items")
     found = labels.checked_labels(_labels(dataset, name), name)
@@ -111,14 +118,23 @@ def _checked(made: Sets, data: Data) -> Sets:
             raise _not_as_agreed(data, f"label {int(found.max())}, and {len(made.classes)} classes")
     if not len(made.training.labels):
         raise _not_as_agreed(data, "no training samples")
+    sides, shared = apart.kept_apart(
+        [made.training, made.held_out], lambda side, row: side.read(np.array([row % len(side.labels)]))
+    )
     training, held_out = (
         side
         if isinstance(side, Files)
         else Agreed(side, labels.checked_labels(side.labels, data.name), made.shape, data)
-        for side in (made.training, made.held_out)
+        for side in sides
     )
     first = training.read(np.arange(1))
-    return replace(made, training=training, held_out=held_out, floats=first.is_floating_point())
+    return replace(
+        made,
+        training=training,
+        held_out=held_out,
+        floats=first.is_floating_point(),
+        shared=shared,
+    )
 
 
 @dataclass(frozen=True, slots=True)

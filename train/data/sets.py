@@ -33,7 +33,8 @@ class Sets:
 
     floats: whether samples are read as float32, and not as bytes. notes, warnings: what the user should know of how
     they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show
-    it; not for digits, nor where the class is a direction.
+    it; not for digits, nor where the class is a direction. shared: an open file whose position forked processes would
+    move for each other.
     """
 
     training: Source
@@ -44,6 +45,7 @@ class Sets:
     warnings: tuple[str, ...] = ()
     mirror: bool = True
     floats: bool = False
+    shared: str | None = None
 
     @property
     def bytes_(self) -> int:

@@ -69,6 +69,15 @@ DATA: dict[str, Row] = {
         ("item 0 cannot be read", "no disk"),
         "mend the dataset",
     ),
+    "file-shared-by-workers": (
+        "class B(list):\n        file = open(__file__, 'rb', buffering=0)\n"
+        "        def __getitem__(self, n):\n            self.file.seek(n)\n"
+        "            return np.frombuffer(self.file.read(192), np.uint8).reshape(8, 8, 3).copy(), n % 2\n"
+        "    return B(pair()), None",
+        65,
+        ("would read each other's places", "mine.py, whose position moves as items of mine:make are read"),
+        "at the first read",
+    ),
     "item-no-pair": ("return [1, 2, 3], None", 65, ("item 0 is no pair", "int"), "mend the dataset"),
     "label-is-text": ("return pair(label=str), None", 65, ("item 0 is no pair",), "mend the dataset"),
     "image-is-text": (
@@ -228,7 +237,8 @@ def module(text: str) -> Callable[[Path], object]:
 
 
 SMALL = ("data.image_size=8", "train.global_batch_size=4", "train.micro_batch_size=4")
-WEIGHTED = {
+MORE = {
+    "file-shared-by-workers": ("data.loader=workers", "data.workers=1"),
     "one-class-in-training": ("optim.class_weights=balanced",),
     "weight-elsewhere": ("optim.class_weights=[0,1]",),
 }
@@ -237,7 +247,7 @@ CASES = [
         rank(
             id=f"own-data-{name}",
             prepare=module(f"{SET}\ndef make(data):\n    {body}\n"),
-            line=("data.name=mine:make", *SMALL, *WEIGHTED.get(name, ())),
+            line=("data.name=mine:make", *SMALL, *MORE.get(name, ())),
             code=code,
             says=says,
             fix=fix,

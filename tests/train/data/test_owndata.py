@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from processes import python
 
 from entrypoint import ExitCode, Failure
 from train.data import catalog, owndata
+from train.data.loader import open_loader
 from train.data.sets import Sets
 from train.settings.config import Data
 
 # What every module of a test begins with.
 START = """
-import numpy as np, torch
+import numpy as np, os, torch
 from train.data.sets import Sets
 from train.data.shape import Shape
 
@@ -40,6 +42,33 @@ class Moving(Squares):
     def __getitem__(self, row):
         pixels, label = super().__getitem__(row)
         return (np.random.randint(0, 9, pixels.shape).astype(np.uint8) if row == 3 else pixels), label
+
+class Packed(Listed):
+    # All items in one file, which is opened at the first read.
+    targets, file = [row % 2 for row in range(2000)], None
+    def __init__(self, path, early=False):
+        super().__init__(2000)
+        self.path = path
+        if early:
+            self.file = os.open(self.path, os.O_RDONLY)
+    def __getitem__(self, row):
+        if self.file is None:
+            self.file = os.open(self.path, os.O_RDONLY)
+        os.lseek(self.file, 64 * row, os.SEEK_SET)
+        os.sched_yield()
+        return np.frombuffer(os.read(self.file, 64), np.uint8).reshape(8, 8).copy(), row % 2
+
+class Source:
+    # The same as a source.
+    labels = torch.arange(2000) % 2
+    def __init__(self, path):
+        self.items = Packed(path)
+    def read(self, samples):
+        return torch.stack([torch.from_numpy(self.items[row][0]) for row in samples])[..., None]
+
+def source(path):
+    shape = Shape(channels=1, size=(8, 8))
+    return Sets(training=Source(path), held_out=Source(path), classes=("a", "b"), shape=shape)
 
 class Dark(Squares):
     def __init__(self, highest):
@@ -157,6 +186,33 @@ def test_the_split_keeps_every_sample_once(write: Any) -> None:
     sets = owndata.find(write("Squares(), None"))
     both = torch.cat([side.read(np.arange(len(side.labels))) for side in (sets.training, sets.held_out)])
     assert sorted(both[:, 0, 0, 0].tolist()) == [6 * row % 250 for row in range(40)] or len(both) == 40
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    (tmp_path / "packed").write_bytes(np.repeat(np.arange(2000) % 251, 64).astype(np.uint8).tobytes())
+    return tmp_path / "packed"
+
+
+@pytest.mark.parametrize("expression", ["Packed({0!r}), Packed({0!r})", "source({0!r})"], ids=["items", "a-source"])
+def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
+    write: Any, packed: Path, expression: str
+) -> None:
+    data = replace(write(expression.format(str(packed))), loader="workers", workers=4)
+    ready = open_loader(catalog.open_sets(data), data, seed=0, device=torch.device("cpu"), cores=2)
+    blocks = np.random.default_rng(0).integers(0, 2000, (100, 40))
+    found = torch.stack([pixels[:, 0, 0, 0] for pixels, _, _ in ready.training.take(blocks)])
+    assert (found.numpy() == blocks % 251).all()
+
+
+def test_a_file_that_was_open_before_is_not_given_to_workers(write: Any, packed: Path) -> None:
+    data = write(f"Packed({str(packed)!r}, early=True), None")
+    sets, facts = catalog.open_sets(data), {"seed": 0, "device": torch.device("cpu"), "cores": 2}
+    with pytest.raises(Failure, match="would read each other's places") as caught:
+        open_loader(sets, replace(data, loader="workers"), **facts)  # type: ignore[arg-type]
+    assert caught.value.code == ExitCode.DATA
+    assert str(packed) in str(caught.value.found)
+    assert str(open_loader(sets, replace(data, loader="workers", workers=0), **facts).training) == "0 workers"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loader", ["memory", "workers"])
