@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import unmeasured
+
 _NUMBERS = itertools.count()
 _LISTENING = "0A"  # source: TCP_LISTEN in the kernel's net/tcp_states.h
 
@@ -43,11 +45,11 @@ class Host:
     address: str
     etc_hosts: Path | None = None
 
-    def start(self, *arguments: str, cwd: Path, **environ: str) -> subprocess.Popen[str]:
-        """Start this Python there; the caller waits for it."""
+    def start(self, *arguments: str, cwd: Path, measured: bool = True, **environ: str) -> subprocess.Popen[str]:
+        """Start this Python there; the caller waits for it. measured: by coverage, where the tests are."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.namespace, *self._with_own_names(), sys.executable, *arguments],
-            env={**os.environ, **environ},
+            env={**(os.environ if measured else unmeasured()), **environ},
             cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import python, start_python, wait_until
+from processes import python, start_python, unmeasured, wait_until
 from runs import TEN_STEPS, Run
 from safetensors.torch import load_file
 from strange import ACTING, REMOVED
@@ -61,7 +61,7 @@ def command(ranks: int, *settings: str, name: str) -> list[str]:
 
 
 def again(place: Path, ranks: int, *settings: str, name: str) -> Run:
-    ended = python(*command(ranks, *settings, name=name), cwd=place)
+    ended = python(*command(ranks, *settings, name=name), cwd=place, env=unmeasured())
     assert ended.returncode == 0, ended.stderr
     return Run(folder=place / "runs" / name)
 
@@ -71,7 +71,7 @@ def at_once(place: Path, ranks: int, table: Mapping[str, Sequence[str]]) -> None
     (place / "grid.json").write_text(json.dumps(table))
     script = str(Path(__file__).parents[1] / "support" / "grid.py")
     launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
-    ended = python(*launch, sys.executable, script, str(place), cwd=place)
+    ended = python(*launch, sys.executable, script, str(place), cwd=place, env=unmeasured())
     assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
 
 

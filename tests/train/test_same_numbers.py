@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import python
+from processes import python, unmeasured
 from runs import Run
 
 from train.settings import names
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = {f"{r}-{c}": [SMOOTH, *ROWS[r], *CUTS[c]] for r in ROWS for c in CUTS if ranks == 1 or c != "whole"}
         (place / "grid.json").write_text(json.dumps(table))
         launch = ["-m", "entrypoint", "run", "--device", "cpu", "--procs-per-node", str(ranks), "--"]
-        ended = python(*launch, sys.executable, str(script), str(place), cwd=place, timeout=600)
+        ended = python(*launch, sys.executable, str(script), str(place), cwd=place, env=unmeasured(), timeout=600)
         assert ended.returncode == 0, ended.stderr[-2000:] + ended.stdout[-2000:]
     return place
 
