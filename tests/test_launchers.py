@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import python
+from processes import python, scratch, unmeasured
 from runs import TEN_STEPS, Run
 
 TRAIN = ("--config", "config.yaml", "--device", "cpu")
@@ -30,7 +30,9 @@ def trained(folder: Path, start: str) -> Run:
     """Ten steps under this launcher. The worker's checks are real; warnings on the launcher's side are its own."""
     folder.mkdir()
     (folder / "config.yaml").write_text(TEN_STEPS)
-    done = python(*STARTS[start], cwd=folder, environ={"OMP_NUM_THREADS": "1"})
+    with scratch() as temporary:  # torchrun leaves a folder in it
+        environ = unmeasured() | {"OMP_NUM_THREADS": "1", "TMPDIR": temporary}
+        done = python(*STARTS[start], cwd=folder, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return Run(folder=folder / "runs" / "run")
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from machines import captured
 from network import Host, joined, missing
-from processes import python, wait_until
+from processes import python, scratch, unmeasured, wait_until
 from runs import ENDLESS, TEN_STEPS, Run
 
 REASON = missing()
@@ -35,7 +35,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The weights that one process comes to."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "config.yaml").write_text(TEN_STEPS)
-    done = python("-m", "train", "--config", "config.yaml", cwd=folder)
+    done = python("-m", "train", "--config", "config.yaml", cwd=folder, env=unmeasured())
     assert done.returncode == 0, done.stderr
     return Run(folder=folder / "runs" / "run").weights(10)
 
@@ -47,7 +47,7 @@ def start(host: Host, folder: Path, **changes: object) -> Popen[str]:
     (folder / "config.yaml").write_text(str(config))
     words = [f"--{name.replace('_', '-')}={value}" for name, value in (options | changes).items()]
     line = ("-m", "train", "--config", "config.yaml", "--device", "cpu", *words, f"launch.timeouts.start={limit}")
-    return host.start(*line, cwd=folder, OMP_NUM_THREADS="1")
+    return host.start(*line, cwd=folder, measured=False, OMP_NUM_THREADS="1")
 
 
 def ended(process: Popen[str]) -> tuple[int, str]:
@@ -126,11 +126,9 @@ def test_two_machines_under_torch_distributed_launch_learn_it_too(
     nodes = ("--nnodes=2", "--master_addr=10.77.0.1", "--master_port=23457", "--nproc_per_node=1")
     train = ("-m", "train", "--config", "config.yaml", "--device", "cpu")
     launch = ("-m", "torch.distributed.launch", *nodes)
-    started = (
-        host.start(*launch, f"--node_rank={k}", *train, cwd=tmp_path, OMP_NUM_THREADS="1")
-        for k, host in enumerate(pair)
-    )
-    codes, said = both(*started)
+    with scratch() as temporary:  # torchrun leaves a folder in it
+        options = {"cwd": tmp_path, "measured": False, "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
+        codes, said = both(*(host.start(*launch, f"--node_rank={k}", *train, **options) for k, host in enumerate(pair)))
     assert codes == [0, 0], said
     assert_like(Run(folder=tmp_path / "runs" / "run"), alone)
 

@@ -5,6 +5,8 @@ bitexact.py     N=200 trials over fast on 1, 2 and 4 ranks and bitwise on any of
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import json
 import os
@@ -83,12 +85,21 @@ def plans(number: int, seed: int) -> list[Plan]:
     return made
 
 
+@functools.cache
+def scratch() -> str:
+    """Where killed runs leave what nobody takes away: gone with this process. Short, since sockets are made in it."""
+    folder = tempfile.mkdtemp(prefix="t-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def start(place: Path, mode: str, world: int) -> subprocess.Popen[bytes]:
     """The real command, all it says in place/log."""
     where = ["--device", "cpu", "--procs-per-node", str(world)]
     command = [sys.executable, "-m", "train", *where, *SETTINGS, f"train.reproducible={mode}"]
     # With bitwise the number of threads is ours to choose: it must be the same in every world.
     environ = {name: value for name, value in unmeasured().items() if name != "OMP_NUM_THREADS"}
+    environ["TMPDIR"] = scratch()
     threads = {"OMP_NUM_THREADS": "1"} if mode == "fast" else {}
     with (place / "log").open("ab") as log:
         return subprocess.Popen(command, cwd=place, env=environ | threads, stdout=log, stderr=log)

@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 TIMEOUT_S = 240.0
@@ -30,11 +32,22 @@ def free_port() -> int:
 
 
 def unmeasured() -> dict[str, str]:
-    """This process' environment, for those that are signalled, or whose files are looked at.
+    """This process' environment without coverage, for those that are signalled, or whose files are looked at, and for
+    trainings that run the lines that others run too: each measured start is slower.
 
     A signal whose handler runs while coverage holds its own lock would find that lock held for ever.
     """
     return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+
+
+@contextmanager
+def scratch() -> Iterator[str]:
+    """A TMPDIR for programs that leave files in it: gone at the end.
+
+    Not one of pytest's folders: the path of a socket in it would be longer than the kernel's 108 bytes.
+    """
+    with tempfile.TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 class Started(subprocess.Popen[str]):

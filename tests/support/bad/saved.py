@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pickle
@@ -34,6 +35,7 @@ def template() -> Path:
     from jobs import trained
 
     folder = Path(tempfile.mkdtemp(prefix="bad-run-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     trained(folder / "run", "run.name=run", "checkpoint.every_steps=4")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import shutil
@@ -28,6 +29,7 @@ of_export = ("predict", "model", "a.png", *CPU)
 def template() -> Path:
     """The run of `saved`, handed on once."""
     folder = Path(tempfile.mkdtemp(prefix="bad-export-")) / "model"
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     with redirect_stdout(io.StringIO()):
         assert front.run(["export", str(saved.template() / "run"), "--output", str(folder)], {}) == 0
     return folder

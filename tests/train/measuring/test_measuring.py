@@ -15,7 +15,7 @@ from checkpoints import flip
 from disks import mounted
 from images import write_classes
 from jobs import ALONE, forget_accelerate, trained
-from processes import python
+from processes import python, scratch
 from runs import TEN_STEPS, Run
 from safetensors.torch import load_file, save_file
 
@@ -345,7 +345,9 @@ def test_several_ranks_measure_every_image_and_say_so(run: Run) -> None:
 
 def test_torchrun_starts_the_ranks_as_well(run: Run) -> None:
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "train")
-    ended = python(*launcher, "eval", str(run.folder), "--device", "cpu", "--json")
+    with scratch() as temporary:  # torchrun leaves a folder in it
+        line = (*launcher, "eval", str(run.folder), "--device", "cpu", "--json")
+        ended = python(*line, environ={"TMPDIR": temporary})
     assert ended.returncode == 0, ended.stderr
     found, before = json.loads(ended.stdout), last(run)
     assert found["world_size"] == 2
