@@ -205,7 +205,8 @@ def positions() -> dict[int, Place]:
     for number in _open():
         with suppress(OSError, KeyError):  # closed meanwhile
             status = os.fstat(number)
-            told = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{number}").read_text().splitlines() if ":" in line)
+            lines = Path(f"/proc/self/fdinfo/{number}").read_text().splitlines()
+            told = dict(line.split(":", 1) for line in lines if ":" in line)  # io_uring's has lines without
             reads = int(told["flags"], 8) & os.O_ACCMODE == os.O_RDONLY
             if reads and stat.S_ISREG(status.st_mode) and not path_of(number).startswith(NOT_FILES):
                 found[number] = (status.st_dev, status.st_ino, int(told["pos"]))
