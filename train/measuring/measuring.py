@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure, Pulse, World
 from train.checkpoint import checkpoint, snapshot
 from train.checkpoint.checkpoint import Committed
-from train.data import catalog, onehost
+from train.data import catalog, digest, onehost
 from train.data.loader import Loader, open_loader
 from train.data.sets import Samples, Sets
 from train.evaluation.evaluation import Measured, evaluate, largest, shares, within
@@ -78,7 +78,7 @@ def run(
     pulse = pulse or Pulse()
     pulse.beat("data")
     config = replace(config, data=replace(config.data, cache=None))  # it would be filled with the training images too
-    part = opened_part(config, chosen, all_=all_)
+    part = opened_part(config, chosen, ready, all_=all_)
     sets = part.sets
     for note in part.notes if ready.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
@@ -98,17 +98,18 @@ def run(
     return int(ExitCode.OK)
 
 
-def opened_part(config: RunConfig, chosen: Chosen, *, all_: bool) -> Part:
-    """Open the data, and hold it against the training's.
+def opened_part(config: RunConfig, chosen: Chosen, ready: Runtime, *, all_: bool) -> Part:
+    """Open the data, and hold it against the other ranks' and the training's.
 
     Raises:
-        Failure: DATA for other classes than the model was trained on, NO_INPUT where nothing is held out, and as
-            `catalog.open_sets`.
+        Failure: DATA for other classes than the model was trained on, and for ranks that see different data; NO_INPUT
+            where nothing is held out, and as `catalog.open_sets`.
     """
     before = trained.of(chosen)
     sets = catalog.open_sets(trained.unclaimed(config.data, before))
-    sizes = {"training": len(sets.training.labels), "held_out": len(sets.held_out.labels)}
-    there = Facts(data=config.data, classes=tuple(sets.classes), **sizes)
+    told = digest.facts(sets, config.data.root)
+    digest.refuse_others(told, config.data.name, ready.gathered)
+    there = Facts(**told | {"data": config.data, "classes": tuple(sets.classes)})
     if before is not None:
         sets = partial.of(sets, before.classes)
         trained.refuse_other_classes(before, replace(there, classes=sets.classes))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from train.front.images import shortened
 from train.measuring import chosen
 from train.measuring.chosen import Chosen
 from train.record import progress
-from train.settings import names
+from train.settings import changes, names
 from train.settings.config import Data
 
 SHOWN: Final = 8  # names of classes in a line
@@ -25,12 +25,14 @@ NAMED: Final = (names.SYNTHETIC, names.FOLDER, *names.PUBLISHED)  # what else th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Which data, with which classes, and how many samples its two sides have."""
+    """Which data, with which classes, how many samples its two sides have, and their digests, where they are known:
+    see `digest.facts`."""
 
     data: Data
     classes: tuple[str, ...]
     training: int
     held_out: int
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -53,8 +55,15 @@ def of(found: Chosen) -> Facts | None:
     told, data = chosen.state(found).get("data") or {}, chosen.trained(found).data
     try:
         sides = {name: int(told[name]) for name in ("training", "held_out")}
-        return Facts(data=data, classes=tuple(map(str, told["classes"])), **sides)
-    except (LookupError, TypeError, ValueError, OverflowError):  # JSON's Infinity is no number of images
+        digests = {str(side): str(digest) for side, digest in told.get(changes.DIGESTS, {}).items()}
+        return Facts(data=data, classes=tuple(map(str, told["classes"])), **sides, digests=digests)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AttributeError,
+    ):  # JSON's Infinity is no number of images
         return None
 
 
@@ -120,16 +129,16 @@ def _lacking(trained: Facts, there: Facts) -> str | None:
 
 
 def _seen_before(trained: Facts, there: Facts, *, whole: bool) -> str | None:
-    """Whether the model was trained on what is measured. A checkpoint knows how many samples there were, not which."""
+    """Whether the model was trained on what is measured. A checkpoint knows how many samples there were, and by digests
+    whether these are the same; not which they were."""
     if not whole and _same_split(trained, there):
         return None
-    if _source(trained.data) != _source(there.data):
+    if _source(trained.data) != _source(there.data) and not _known_same(trained, there):
         return _elsewhere(trained, there, whole=whole)
     if not whole and not _divided(there.data):
         return _moved(trained, there)
-    split = f"the split is not the training's (it held out {trained.held_out:,} of {trained.images:,} images)"
     measured = there.images if whole else there.held_out
-    why = NOT_NEW if whole else split
+    why = NOT_NEW if whole else f"the split is not the training's ({_drawn_from(trained, there)})"
     if (count := _counted(trained, there, whole=whole)) is not None:
         return f"{count:,} of these {measured:,} images were trained on: {why}" if count else None
     sure = "are" if there.data.name in NAMED else "may be"  # nobody but their author knows how others are divided
@@ -138,15 +147,48 @@ def _seen_before(trained: Facts, there: Facts, *, whole: bool) -> str | None:
 
 def _same_split(trained: Facts, there: Facts) -> bool:
     """A side of its own may change: what was trained on stays on the other."""
-    sizes = trained.training == there.training, trained.held_out == there.held_out
-    return (all(sizes) and trained.data.group == there.data.group) or (sizes[0] and not _divided(there.data))
+    same = {side: sizes[0] == sizes[1] and not _other(trained, there, side) for side, sizes in _sizes(trained, there)}
+    return (all(same.values()) and trained.data.group == there.data.group) or (
+        same["training"] and not _divided(there.data)
+    )
+
+
+def _sizes(trained: Facts, there: Facts) -> Iterable[tuple[str, tuple[int, int]]]:
+    return ("training", (trained.training, there.training)), ("held_out", (trained.held_out, there.held_out))
+
+
+def _other(trained: Facts, there: Facts, part: str) -> bool:
+    """Whether both digests of this part are known, and differ. Those of another kind of data cannot be compared."""
+    before, now = trained.digests.get(part), there.digests.get(part)
+    return trained.data.name == there.data.name and None not in (before, now) and before != now
+
+
+def _known_same(trained: Facts, there: Facts) -> bool:
+    """Whether these are surely the same files, wherever they lie now. Arrays of the same digest may be others."""
+    parts = ("all",) if "all" in trained.digests else changes.SIDES
+    same = (trained.digests.get(part, "?") == there.digests.get(part) for part in parts)
+    return (trained.data.name, there.data.name) == (names.FOLDER, names.FOLDER) and all(same)
+
+
+def _other_files(trained: Facts, there: Facts) -> bool:
+    """Whether some came, went or were renamed since, though there may be as many."""
+    if "all" in trained.digests and "all" in there.digests:
+        return _other(trained, there, "all")
+    asked = [(facts.data.val_fraction, facts.data.group) for facts in (trained, there)]
+    return asked[0] == asked[1] and any(_other(trained, there, side) for side in changes.SIDES)
+
+
+def _drawn_from(trained: Facts, there: Facts) -> str:
+    if trained.images == there.images and _other_files(trained, there):
+        return "files came, went or were renamed since, and it is drawn anew from all"
+    return f"it held out {trained.held_out:,} of {trained.images:,} images"
 
 
 def _counted(trained: Facts, there: Facts, *, whole: bool) -> int | None:
     """How many of the measured images of the same source were trained on, where that can be told."""
     if there.data.name == names.SYNTHETIC:  # numbered: the first are trained on, the last are held out
         return max(0, min(trained.training, there.images) - (0 if whole else there.training))
-    if trained.images != there.images:
+    if trained.images != there.images or _other_files(trained, there):
         return None
     if whole:
         return trained.training
@@ -157,9 +199,12 @@ def _counted(trained: Facts, there: Facts, *, whole: bool) -> int | None:
 
 def _moved(trained: Facts, there: Facts) -> str | None:
     """Sides of their own: what came new to the training side does no harm here."""
-    if there.training >= trained.training:
+    if there.training > trained.training:
         return None
-    sides = f"of {trained.training:,} images on the training side {there.training:,} are left there"
+    if there.training == trained.training:
+        sides = "the training side has other files, or other names, than in the training"
+    else:
+        sides = f"of {trained.training:,} images on the training side {there.training:,} are left there"
     return f"{sides}: if they were moved to the held-out side, some of these were trained on"
 
 

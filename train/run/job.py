@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from entrypoint import Pulse
-from train.data import catalog, distribution, onehost, sharing
+from train.data import catalog, digest, distribution, onehost, sharing
 from train.data.loader import Loader, open_loader
 from train.data.sampling import Course
 from train.data.sets import Sets
@@ -103,6 +103,8 @@ def open_job(
     """
     pulse.beat("data")
     sets = catalog.open_sets(config.data)
+    data = digest.facts(sets, config.data.root)
+    digest.refuse_others(data, config.data.name, runtime.gathered)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
     samples, checkpoints = len(sets.training.labels), folder / "checkpoints"
     counted = steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
@@ -115,7 +117,7 @@ def open_job(
     exact = _exact(config, runtime, net, batches)
     model, wrapped = runtime.prepare(_synchronized(config, runtime, net), optimizer)
     current = _state(config, runtime, model, wrapped)
-    notes = resuming.restore(config, runtime, checkpoints, found, current, sets)
+    notes = resuming.restore(config, runtime, checkpoints, found, current, data)
     pulse.beat("start")  # compiling belongs to it, whatever the data took
     code = _rehearse(config, runtime, exact, model, current.network, batches, sets, tell)
     notes = (*notes, *resuming.start_over(config, runtime, folder, begin))
@@ -125,7 +127,7 @@ def open_job(
         folder=folder,
         loader=loader,
         classes=sets.classes,
-        data=resuming.data_facts(sets),
+        data=data,
         images=samples,
         held_out=len(sets.held_out.labels),
         batches=batches,

@@ -13,7 +13,6 @@ from torch.optim import SGD, Optimizer
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import checkpoint
-from train.data.sets import Sets
 from train.evaluation import stopping
 from train.files import durable
 from train.ranks.runtime import Runtime
@@ -79,9 +78,11 @@ def start_over(config: RunConfig, runtime: Runtime, folder: Path, begin: Callabl
 
 
 def restore(
-    config: RunConfig, runtime: Runtime, folder: Path, found: Found, current: State, sets: Sets
+    config: RunConfig, runtime: Runtime, folder: Path, found: Found, current: State, data: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Set `current` to what was found; returns what is worth saying. All ranks read the same checkpoint.
+
+    data: as `digest.facts` tells of it.
 
     Raises:
         Failure: DATA where it does not fit, was damaged since, or belongs to a training on other data.
@@ -91,7 +92,7 @@ def restore(
     committed = checkpoint.at(folder, found.step)
     tensors, facts = checkpoint.load(committed)
     with _of_a_training(committed.path):
-        changes.refuse_other_data(facts.get("data"), data_facts(sets), folder.parent)
+        changes.refuse_other_data(facts.get("data"), data, folder.parent)
         state.restore(current, tensors, facts["state"])
         target = facts["config"]["eval"].get("target")
         current.held = stopping.still_held(config.eval, current.held, current.result, target)
@@ -102,12 +103,6 @@ def facts(config: RunConfig, runtime: Runtime, data: Mapping[str, Any], current:
     """What a checkpoint tells beside its tensors: the numbers of the state, and what it may be continued with."""
     told = {"state": state.facts(current), "config": asdict(config), "data": dict(data)}
     return told | elsewhere.facts(runtime)
-
-
-def data_facts(sets: Sets) -> dict[str, Any]:
-    """What must be the same data when a run goes on."""
-    sides = {"training": len(sets.training.labels), "held_out": len(sets.held_out.labels)}
-    return {"classes": list(sets.classes), **sides}
 
 
 def size(config: RunConfig, net: nn.Module, optimizer: Optimizer) -> int:

@@ -43,6 +43,12 @@ MAY_DIFFER: dict[str, str] = {
 }
 # What may not, after all, where the bits must stay: the leaves of the tree that gradients are added up in.
 FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
+DIGESTS: Final = "digests"
+SIDES: Final = ("training", "held_out")
+UNSEEN: Final = (
+    "held-out images in a folder of their own that it was not trained on (data.root/train, data.root/val): what "
+    "data.val_fraction holds out is drawn anew"
+)
 
 
 def changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -77,26 +83,39 @@ def refuse_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def refuse_other_data(before: Mapping[str, Any] | None, now: Mapping[str, Any], run: Path) -> None:
-    """Files that came or went would give each sample another number, and the run another order.
+    """Files that came, went or were renamed would give each sample another number, and the run another order and split.
 
     Args:
-        before: what a checkpoint says of the data: classes, and how many samples each side has; None of a version that
-            did not. now: the same, as far as it is known. run: the run's folder.
+        before: what a checkpoint says of the data: classes, how many samples each side has, and their digests; None of
+            a version that did not, and without digests of one that counted only. now: the same, as far as it is known.
+        run: the run's folder.
 
     Raises:
         Failure: DATA, naming the first of them that differs.
     """
     if before is None:
         return
-    if (key := next((key for key in now if before[key] != now[key]), None)) is not None:
-        raise Failure(
-            "the data is not what this run began with",
-            found=f"{key}: {_short(now[key])}",
-            expected=f"{key}: {_short(before[key])}",
-            fix="give it the same files; or start over with checkpoint.resume=never; or begin anew from its weights: "
-            f"{shlex.quote(f'model.weights={run}')} and another run.name",
-            code=ExitCode.DATA,
-        )
+    if (key := next((key for key in now if key != DIGESTS and before[key] != now[key]), None)) is not None:
+        raise _other_data(f"{key}: {_short(now[key])}", f"{key}: {_short(before[key])}", run)
+    if (side := other_side(before.get(DIGESTS) or {}, now.get(DIGESTS) or {})) is not None:
+        found = f"{side}: {now[side]} as before, but others, under other names or in another order"
+        raise _other_data(found, f"{side}: the same {before[side]}", run)
+
+
+def other_side(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """The first side of which both digests are known, and differ."""
+    return next((side for side in SIDES if side in before and side in now and before[side] != now[side]), None)
+
+
+def _other_data(found: str, expected: str, run: Path) -> Failure:
+    return Failure(
+        "the data is not what this run began with",
+        found=found,
+        expected=expected,
+        fix="give it the same files; or start over with checkpoint.resume=never; or begin anew from its weights: "
+        f"{shlex.quote(f'model.weights={run}')} and another run.name, and {UNSEEN}",
+        code=ExitCode.DATA,
+    )
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,9 @@ from torch import distributed as dist
 from worlds import FIRST, SECOND
 
 from entrypoint import World
+from train.data import catalog, digest
 from train.ranks import attendance, rendezvous
+from train.settings.config import Data
 
 RUN = ("runs", "runs/*")
 rank = partial(Case, door=through_rank, writes=RUN, line=("run.output_dir=runs",))
@@ -44,6 +46,13 @@ def disagreeing() -> None:
     attendance.compare(who, FIRST)
 
 
+def seeing(name: str, samples: int) -> None:
+    """A rank that sees 32 samples, and another one."""
+    mine = digest.facts(catalog.open_sets(Data(samples=40, image_size=8)), "")
+    other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "held-out samples": (8, "z")}
+    digest.refuse_others(mine, name, lambda one: [one, other])
+
+
 # Several ranks at one store: id -> (what they do, code, words, fix).
 TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
     "rank-twice": (
@@ -67,6 +76,13 @@ TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
     ),
     "missing": (lambda: waited(signed((FIRST, ""))), 69, ("missing 1", "1 of 2 ranks"), "launch.timeouts.start"),
     "refused-elsewhere": (told, 76, ("two processes say that they are rank 1", "a and b"), "--node-rank"),
+    "other-files": (
+        lambda: seeing("folder", 31),
+        65,
+        ("the ranks see different data", "on rank 1 (b)"),
+        "all nodes the same files",
+    ),
+    "shuffled-alone": (lambda: seeing("mine:make", 32), 65, ("others, or in another order",), "os.listdir"),
     "no-master": (
         lambda: rendezvous._find(replace(SECOND, master_addr="127.0.0.1"), [1], "x", time.monotonic()),
         69,

@@ -20,6 +20,7 @@ from train.settings.config import Data
 
 PETS = Facts(data=Data(name="folder", root="pets"), classes=("cat", "dog"), training=80, held_out=20)
 ENDLESS = {"classes": ["a", "b"], "training": float("inf"), "held_out": 1}
+COUNTED = {"classes": ["a", "b"], "training": 64, "held_out": 16}
 DRAWN = Facts(data=Data(samples=100), classes=("outline-0", "outline-1"), training=80, held_out=20)
 
 
@@ -32,7 +33,8 @@ def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def other(facts: Facts, **changes: Any) -> Facts:
     """The same with other data, as far as named: `root` and the like are the data's."""
-    mine = {name: changes.pop(name) for name in ("classes", "training", "held_out") if name in changes}
+    own = ("classes", "training", "held_out", "digests")
+    mine = {name: changes.pop(name) for name in own if name in changes}
     return replace(facts, data=replace(facts.data, **changes), **mine)
 
 
@@ -50,10 +52,12 @@ def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) ->
     assert found is not None
     assert (found.classes, found.training, found.held_out) == (("outline-0", "outline-1"), 64, 16)
     assert found.data.samples == 80
+    assert set(found.digests) == {"training", "held_out"}
 
 
 @pytest.mark.parametrize(
-    "told", [None, 5, {}, {"classes": ["a"]}, {"classes": 3, "training": 1, "held_out": 1}, ENDLESS]
+    "told",
+    [None, 5, {}, {"classes": ["a"]}, {"classes": 3, "training": 1, "held_out": 1}, ENDLESS, {**COUNTED, "digests": 5}],
 )
 def test_an_older_checkpoint_tells_nothing(tmp_path: Path, told: object) -> None:
     _, now = train(tmp_path / "run")
@@ -146,6 +150,44 @@ def test_another_share_is_counted(pets: Path) -> None:
 def test_another_grouping_is_another_split(pets: Path) -> None:
     (said,) = trained.notes(PETS, other(PETS, group="^[^_]+"), whole=False)
     assert "are among these 20" in said
+
+
+KNOWN = replace(PETS, digests={"training": "a", "held_out": "b", "all": "c"})
+REPLACED = {"training": "d", "held_out": "e", "all": "f"}
+
+
+def test_as_many_files_that_are_others_are_split_otherwise(pets: Path) -> None:
+    (said,) = trained.notes(KNOWN, other(KNOWN, digests=REPLACED), whole=False)
+    assert "images that the model was trained on are among these 20" in said
+    assert "files came, went or were renamed since, and it is drawn anew" in said
+    (said,) = trained.notes(KNOWN, other(KNOWN, digests=REPLACED), whole=True)
+    assert said.startswith("images that the model was trained on are among these 100")
+
+
+def test_another_share_of_the_same_files_is_counted_and_of_others_is_not(pets: Path) -> None:
+    larger = other(KNOWN, training=50, held_out=50, val_fraction=0.5)
+    (said,) = trained.notes(KNOWN, replace(larger, digests=REPLACED | {"all": "c"}), whole=False)
+    assert said.startswith("30 of these 50 images were trained on")
+    (said,) = trained.notes(KNOWN, replace(larger, digests=REPLACED), whole=False)
+    assert said.startswith("images that the model was trained on are among these 50")
+
+
+def test_what_an_older_checkpoint_does_not_tell_is_no_difference(pets: Path) -> None:
+    assert trained.notes(PETS, KNOWN, whole=False) == ()
+
+
+def test_the_same_files_at_another_place_are_known(pets: Path) -> None:
+    (said,) = trained.notes(KNOWN, other(KNOWN, root="copy"), whole=True)
+    assert said.startswith("80 of these 100 images were trained on")
+
+
+def test_files_that_changed_sides_are_warned_of_though_there_are_as_many(tmp_path: Path) -> None:
+    for side in ("train", "val"):
+        write_classes(tmp_path / side, cat=1, dog=1)
+    before = other(PETS, root=str(tmp_path), digests={"training": "a", "held_out": "b"})
+    (said,) = trained.notes(before, other(before, digests={"training": "c", "held_out": "d"}), whole=False)
+    assert "if they were moved to the held-out side, some of these were trained on" in said
+    assert trained.notes(before, other(before, digests={"training": "a", "held_out": "d"}), whole=False) == ()
 
 
 @pytest.mark.parametrize(

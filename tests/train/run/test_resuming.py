@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import flip, plant
+from images import write_classes
 from jobs import after, fit, opened, trained
 from torch.optim import SGD, Adam
 
@@ -126,6 +127,27 @@ def test_a_run_does_not_go_on_with_other_data(
     failure = refused(run)
     assert failure.code == ExitCode.DATA
     assert named in str(failure.expected)
+
+
+def photos(folder: Path) -> tuple[str, ...]:
+    """Settings of a training on eighty images."""
+    return "data.name=folder", f"data.root={write_classes(folder / 'photos', ant=40, bee=40)}"
+
+
+def test_as_many_files_of_which_one_is_another_are_refused_with_the_split_in_the_fix(tmp_path: Path) -> None:
+    settings = photos(tmp_path)
+    trained(tmp_path / "run", *settings)
+    (tmp_path / "photos/ant/007.png").rename(tmp_path / "photos/ant/100.png")
+    failure = refused(tmp_path / "run", *settings)
+    assert (failure.code, str(failure.found)[:22]) == (ExitCode.DATA, "training: 64 as before")
+    assert "drawn anew" in failure.fix
+
+
+def test_the_same_files_at_another_place_go_on(tmp_path: Path) -> None:
+    trained(tmp_path / "run", *photos(tmp_path))
+    moved = (tmp_path / "photos").rename(tmp_path / "moved")
+    with opened(tmp_path / "run", "data.name=folder", f"data.root={moved}") as todo:
+        assert todo.state.step == 8
 
 
 @pytest.mark.parametrize(

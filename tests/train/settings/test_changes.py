@@ -92,6 +92,26 @@ def test_other_data_is_refused_with_every_way_on_ready_to_type() -> None:
     assert (caught.value.found, caught.value.expected) == ("training: 64", "training: 65")
     assert "checkpoint.resume=never" in caught.value.fix
     assert "'model.weights=runs/my pets' and another run.name" in caught.value.fix
+    assert "data.root/val" in caught.value.fix
+
+
+NOW = {"training": 64, "held_out": 16, "digests": {"training": "a", "held_out": "b", "all": "c"}}
+
+
+@pytest.mark.parametrize("side", ["training", "held_out"])
+def test_as_many_samples_that_are_others_are_refused(side: str) -> None:
+    before = NOW | {"digests": {**NOW["digests"], side: "x"}}  # type: ignore[dict-item]
+    with pytest.raises(Failure) as caught:
+        refuse_other_data(before, NOW, Path("run"))
+    assert caught.value.code == ExitCode.DATA
+    assert str(caught.value.found).startswith(f"{side}: {NOW[side]} as before, but others")
+
+
+def test_what_an_older_version_or_a_check_does_not_know_is_not_compared() -> None:
+    counts = {key: value for key, value in NOW.items() if key != "digests"}
+    refuse_other_data(counts, NOW, Path("run"))
+    refuse_other_data(NOW, counts, Path("run"))
+    refuse_other_data(NOW | {"digests": {}}, NOW, Path("run"))
 
 
 def test_the_same_configuration_passes_through_json() -> None:

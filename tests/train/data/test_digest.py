@@ -1,0 +1,196 @@
+"""What tells the data of one rank, or of one start, from that of another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hosts import together
+from images import write_classes, write_image
+from jobs import TINY, trained
+from made_up import pixels
+from processes import python
+
+from entrypoint import ExitCode, Failure
+from train.data import catalog, digest
+from train.data.folder import Files
+from train.data.onehost import Host
+from train.data.sets import Sets
+from train.measuring import chosen, measuring
+from train.settings.config import Data, RunConfig
+
+FEW = Data(samples=40, classes=4, image_size=8)
+OWN = "mine:make"
+
+
+def told(root: Path, **settings: Any) -> dict[str, Any]:
+    data = Data(name="folder", root=str(root), image_size=8, **settings)
+    return digest.facts(catalog.open_sets(data), data.root)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "photos", ant=10, bee=10)
+
+
+def test_the_same_files_at_another_place_are_the_same(photos: Path) -> None:
+    before = told(photos)
+    assert told(photos.rename(photos.with_name("moved"))) == before
+    assert (before["classes"], before["training"], before["held_out"]) == (["ant", "bee"], 16, 4)
+
+
+def renamed(photos: Path) -> None:
+    (photos / "ant/003.png").rename(photos / "ant/zzz.png")
+
+
+def swapped(photos: Path) -> None:
+    (photos / "ant/003.png").rename(photos / "bee/100.png")
+    (photos / "bee/003.png").rename(photos / "ant/100.png")
+
+
+def replaced(photos: Path) -> None:
+    (photos / "ant/003.png").unlink()
+    write_image(photos / "ant/100.png")
+
+
+@pytest.mark.parametrize("change", [renamed, swapped, replaced])
+def test_as_many_files_that_are_not_the_same_are_others(photos: Path, change: Any) -> None:
+    before = told(photos)
+    change(photos)
+    now = told(photos)
+    assert {name for name in before if now[name] != before[name]} == {"digests"}
+    assert now["digests"]["all"] != before["digests"]["all"]
+
+
+def test_another_split_of_the_same_files_is_another_on_both_sides_and_the_same_on_the_whole(photos: Path) -> None:
+    one, other = told(photos)["digests"], told(photos, val_fraction=0.5)["digests"]
+    assert {part for part in one if one[part] == other[part]} == {"all"}
+
+
+def test_a_side_of_its_own_changes_alone(tmp_path: Path) -> None:
+    for side in ("train", "val"):
+        write_classes(tmp_path / side, ant=2, bee=2)
+    before = told(tmp_path)["digests"]
+    (tmp_path / "val/ant/000.png").rename(tmp_path / "val/ant/zzz.png")
+    now = told(tmp_path)["digests"]
+    assert {side: now[side] == before[side] for side in before} == {"training": True, "held_out": False}
+
+
+def test_paths_that_a_factory_lists_count_below_the_folder() -> None:
+    def listed(root: str) -> dict[str, Any]:
+        files = Files([f"{root}/a.png", f"{root}/b.png"], torch.tensor([0, 1]), 8)
+        return digest.facts(replace(catalog.open_sets(FEW), training=files, held_out=files), root)
+
+    assert listed("here") == listed("there")
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_arrays_in_another_order_are_others_though_their_labels_are_the_same(tmp_path: Path, kind: type) -> None:
+    data = Data(name="npz", root=str(tmp_path / "a.npz"))
+    found = []
+    for images in (drawn := pixels(20, 9, 9, 1).astype(kind), drawn[::-1]):
+        np.savez(data.root, images=images, labels=np.zeros(20, int) + np.arange(20) // 19)
+        found.append(digest.facts(catalog.open_sets(data), data.root))
+    assert found[0]["digests"]["training"] != found[1]["digests"]["training"]
+
+
+def test_a_side_without_samples_has_a_digest() -> None:
+    assert digest.facts(catalog.open_sets(replace(FEW, val_fraction=0.0)), "")["held_out"] == 0
+
+
+def met(*ranks: Sets, name: str = OWN) -> list[str]:
+    """What each rank is told, where it sees these data; one rank on each of two machines by turns."""
+
+    def run(host: Host) -> str:
+        try:
+            digest.refuse_others(digest.facts(ranks[host.rank], ""), name, host.gathered)
+        except Failure as failure:
+            return str(failure)
+        return ""
+
+    return together(run, [0] * len(ranks))
+
+
+def turned(sets: Sets) -> Sets:
+    return replace(sets, held_out=Files([], sets.held_out.labels.flip(0), 8))
+
+
+def test_ranks_that_see_the_same_go_on() -> None:
+    assert met(catalog.open_sets(FEW), catalog.open_sets(FEW)) == ["", ""]
+
+
+def test_all_ranks_are_told_which_of_them_see_another_number_of_samples() -> None:
+    same, more = catalog.open_sets(FEW), catalog.open_sets(replace(FEW, samples=50))
+    said = met(same, more, same)
+    assert len(set(said)) == 1
+    assert f"[{ExitCode.DATA.value}]" in said[0]
+    assert "found: training samples: 32 on rank 0 (" in said[0]
+    assert ", 40 on rank 1 (" in said[0]
+    assert "on rank 2" not in said[0]
+
+
+def test_as_many_samples_in_another_order_are_refused() -> None:
+    sets = catalog.open_sets(FEW)
+    (said, _) = met(replace(sets, held_out=Files([], sets.held_out.labels, 8)), turned(sets))
+    assert "held-out samples: 8 on rank 0" in said
+    assert "others, or in another order" in said
+
+
+def test_the_same_classes_in_another_order_are_refused() -> None:
+    sets = catalog.open_sets(FEW)
+    assert "found: classes: 4 on rank 0" in met(sets, replace(sets, classes=sets.classes[::-1]))[0]
+
+
+def test_very_many_other_ranks_are_counted() -> None:
+    one = catalog.open_sets(FEW)
+    assert "on rank 3 (" in (said := met(one, *[turned(one)] * 7)[0])
+    assert "and 4 more ranks" in said
+
+
+@pytest.mark.parametrize(("name", "fix"), [(OWN, "os.listdir"), ("folder", "all nodes the same files")])
+def test_the_fix_is_that_of_the_kind_of_data(name: str, fix: str) -> None:
+    one = catalog.open_sets(FEW)
+    assert fix in met(one, turned(one), name=name)[0].rpartition("fix: ")[2]
+
+
+def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -> None:
+    config = RunConfig(data=Data(name="folder", root=str(photos), image_size=8))
+    before = told(photos)
+    renamed(photos)
+    _, now = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
+    ready: Any = Host(world_size=2, gathered=lambda mine: [mine, heard(before)])
+    with pytest.raises(Failure, match="the ranks see different data") as caught:
+        measuring.opened_part(config, chosen.choose(str(now.saved)), ready, all_=False)
+    assert caught.value.code == ExitCode.DATA
+
+
+def heard(facts: dict[str, Any]) -> Any:
+    """What a rank with these facts tells the others."""
+    said: list[Any] = []
+    digest.refuse_others(facts, OWN, lambda mine: said.append(mine) or [mine])
+    return said[0]
+
+
+SHUFFLED = """
+import os, random
+import numpy as np
+
+def make(data):
+    items = [(np.full((8, 8, 3), 3 * row, np.uint8), row % 2) for row in range(80)]
+    random.Random(os.getpid()).shuffle(items)
+    return items, None
+"""
+
+
+def test_a_training_whose_ranks_shuffle_their_data_each_by_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SHUFFLED)
+    (tmp_path / "cfg.yaml").write_text("data: {name: mine:make}\n")
+    line = ("-m", "train", "--config", "cfg.yaml", "--device", "cpu", "--procs-per-node", "2")
+    settings = [one for one in TINY if not one.startswith("data.")]
+    done = python(*line, *settings, cwd=tmp_path)
+    assert (done.returncode, "the ranks see different data" in done.stderr) == (65, True), done.stderr
+    assert not list((tmp_path / "runs").glob("*/checkpoints/*"))
