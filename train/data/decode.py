@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from entrypoint import ExitCode, Failure
 # All that Pillow raises for 70,000 damaged files of its main formats.
 BROKEN: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
 DEEP: Final = ("I", "F")  # 16-bit PGM files come as I too
+MEGA: Final = 10**6
 TAGGED: Final = frozenset({"exif", "Raw profile type exif"})  # where Pillow keeps the block; of a TIFF nowhere
 # What makes an image upright, by its EXIF orientation.
 TURNS: Final[Mapping[object, Image.Transpose]] = {
@@ -113,9 +115,17 @@ def unreadable(path: Path, sample: int, error: Exception) -> Failure:
         (ExitCode.DATA, "replace or delete it, or skip it with data.max_bad_images=1 (`train data check` finds all)"),
     )
     reason = "it is gone" if number == errno.ENOENT else str(error)
+    if isinstance(error, Image.DecompressionBombError):
+        reason, fix = _too_large(reason), "cut it into tiles, or scale it down; or skip it with data.max_bad_images=1"
     if isinstance(error, UnidentifiedImageError):  # whose text repeats the path
         reason = "an empty file" if _empty(path) else "no image that Pillow knows"
     return Failure(f"image {sample} cannot be read", found=f"{path}: {reason}", fix=fix, code=code)
+
+
+def _too_large(reason: str) -> str:
+    """Pillow's text takes it for an attack; a scene seen by a satellite, or a slide, is none."""
+    size, most = map(int, re.findall(r"(\d+) pixels", reason))
+    return f"{-(-size // MEGA)} megapixels, and at most {most // MEGA} are read"
 
 
 def _empty(path: Path) -> bool:

@@ -429,6 +429,14 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("d/cat/000.png", "no regular file"),
         "data.max_bad_images",
     ),
+    "image-too-large": (
+        "42",
+        both(folders(cat=9, dog=9), written("d/dog/scene.pgm", b"P5 14000 14000 255\n")),
+        "rank data.val_fraction=0",
+        65,
+        ("d/dog/scene.pgm", "196 megapixels, and at most 178 are read"),
+        "cut it into tiles, or scale it down",
+    ),
     "image-32-bits": (
         "42",
         both(folders(cat=9, dog=9), lambda f: __import__("PIL.Image").Image.new("F", (8, 8)).save(f / "d/cat/x.tiff")),

@@ -71,6 +71,14 @@ def test_an_empty_file_is_called_so_and_the_fix_can_be_typed(tmp_path: Path) -> 
     assert "data.max_bad_images=1" in caught.value.fix
 
 
+def test_an_image_that_is_too_large_is_no_broken_one(tmp_path: Path) -> None:
+    (tmp_path / "scene.pgm").write_bytes(b"P5 14000 14000 255\n")
+    with pytest.raises(Failure) as caught:
+        decode.decode(tmp_path / "scene.pgm", 8, 3)
+    assert caught.value.found == f"{tmp_path}/scene.pgm: 196 megapixels, and at most 178 are read"
+    assert caught.value.fix.startswith("cut it into tiles, or scale it down")
+
+
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cut.jpg"
     Image.effect_noise((64, 64), 90).convert("RGB").save(path)
