@@ -13,7 +13,7 @@ Part = int | npt.NDArray[np.integer[Any]]
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 WORD: Final = 2**64 - 1  # what fits
 # One stream for each purpose, so that no two ever share their numbers.
-ORDER, AUGMENT, DROPOUT, WEIGHTS, SPLIT, SYNTHETIC = range(1, 7)
+ORDER, AUGMENT, DROPOUT, WEIGHTS, SPLIT, SYNTHETIC, WORKERS = range(1, 8)
 
 
 def words(*key: Part) -> Words:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from entrypoint import ExitCode, Failure, die_with_parent
+from train import keyed
 from train.data.broken import Ledger, Tolerant
 from train.data.sets import Samples, Source
 
@@ -68,9 +70,17 @@ class ByWorkers:
         return f"{self.workers} worker" + "s" * (self.workers != 1)
 
     def take(self, wanted: Iterable[Samples]) -> Iterator[Read]:
-        """One stream for all that is wanted: the workers are started once, not once per epoch."""
+        """One stream for all that is wanted: the workers are started once, not once per epoch.
+
+        What a source of the user's own draws in them is keyed by the first samples: they are others for another seed
+        of the run, another rank and another step to go on from.
+        """
+        wanted = iter(wanted)
+        if (first := next(wanted, None)) is None:
+            return
+        wanted, seed = itertools.chain([first], wanted), keyed.seed(keyed.WORKERS, *first.tolist())
         try:
-            for read in _received(self._ready(wanted)):  # nothing else holds the stream: a failure ends its workers
+            for read in _received(self._ready(wanted, seed)):  # nothing else holds it: a failure ends its workers
                 if isinstance(read, dict):
                     raise Failure(**read)
                 pixels, taken, bad = read
@@ -83,12 +93,13 @@ class ByWorkers:
             self._kept.clear()  # nor does this pool
             raise
 
-    def _ready(self, wanted: Iterable[Samples]) -> DataLoader[Any]:
+    def _ready(self, wanted: Iterable[Samples], seed: int) -> DataLoader[Any]:
         if not self._kept:
             source = _Wanted()
             self._kept.append((self._loader(source), source))
         ready, source = self._kept[0]
         source.now = wanted
+        ready.generator.manual_seed(seed)
         if not self.stay:
             self._kept.clear()
         return ready

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from numbered import BAD, Numbers
 from entrypoint import ExitCode, Failure
 from train.data import inmemory, pools
 from train.data.broken import Ledger
+from train.data.sampling import Course
+from train.data.sets import Samples
+from train.settings.batches import Steps, batches
 
 Made = inmemory.InMemory | inmemory.Staged | pools.ByWorkers
 CPU = torch.device("cpu")
@@ -88,6 +92,26 @@ def test_a_stream_that_fails_ends_its_workers_at_once() -> None:
     assert (held.value.code, multiprocessing.active_children()) == (ExitCode.NO_INPUT, [])
 
 
+class Drawing(Numbers):
+    """Its pixels are drawn by whoever reads them."""
+
+    def read(self, samples: Samples) -> torch.Tensor:
+        return torch.randint(2**63 - 1, (len(samples), 1, 1, 1))
+
+
+def test_what_a_source_draws_in_workers_differs_by_seed_rank_and_step_and_is_drawn_again_by_the_same() -> None:
+    side = pools.Side(name="side", source=Drawing((), ExitCode.DATA), ledger=pool("0")[1], most=0, replace=True)
+    parts, counted, found = batches(8, 2, 2), Steps(per_epoch=50, total=100, dropped=0), {}
+    for seed, rank, step in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 50)):
+        course = Course(batches=parts, steps=counted, samples=400, rank=rank, seed=seed)
+        for again in range(2):
+            wanted = (piece.samples % 10 for piece in islice(course.pieces(step), 2))
+            read = pools.ByWorkers(side, 1, CPU).take(wanted)
+            found[seed, rank, step, again] = tuple(n for pixels, *_ in read for n in pixels.flatten().tolist())
+    assert len(set(found.values())) == 5
+    assert all(found[*key, 0] == found[*key, 1] for *key, _ in found)
+
+
 def test_workers_that_stay_read_the_next_stream_too() -> None:
     made = replace(pool("2", bad=())[0], stay=True)
     first = list(drawn(made, [1, 2], [3]))
@@ -158,6 +182,9 @@ import numpy as np, torch
 from entrypoint import Failure
 from train.data import pools
 from train.data.broken import Ledger
+from train.data.sampling import Course
+from train.data.sets import Samples
+from train.settings.batches import Steps, batches
 class Large:
     labels = torch.arange(8)
     def read(self, samples): return torch.zeros((len(samples), 3, 1024, 1024), dtype=torch.uint8)
