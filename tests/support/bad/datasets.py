@@ -183,6 +183,13 @@ ARRAYS: dict[str, Row] = {
         ("channels in another place", "[10, 3, 8, 8]"),
         "permute",
     ),
+    "npz-bands": (
+        arrays(images=np.zeros((10, 8, 8, 2), np.uint8)),
+        "npz d.npz",
+        65,
+        ("more channels than can be told", "[10, 8, 8, 2]"),
+        "save tensors [N, 2, H, W]",
+    ),
     "npz-other-size": (
         arrays(),
         "npz d.npz data.image_size=16",

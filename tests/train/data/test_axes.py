@@ -15,6 +15,9 @@ LAID_OUT = {
     "one-channel": ((6, 8, 9, 1), False, (6, 8, 9, 1)),
     "with-alpha": ((6, 8, 9, 4), False, (6, 8, 9, 4)),
     "gray-clips": ((6, 5, 8, 9), False, (6, 5, 8, 9, 1)),
+    "clips-of-as-many-frames-as-rows": ((6, 16, 16, 12), False, (6, 16, 16, 12, 1)),
+    "narrow-clips": ((6, 16, 112, 50), False, (6, 16, 112, 50, 1)),
+    "clips-that-look-like-bands": ((6, 32, 32, 2, 1), False, (6, 32, 32, 2, 1)),
     "colour-clips": ((6, 5, 8, 9, 3), False, (6, 5, 8, 9, 3)),
     "clips-of-two-channels": ((6, 5, 8, 9, 2), False, (6, 5, 8, 9, 2)),
     "clips-of-three-frames": ((6, 3, 8, 9, 1), False, (6, 3, 8, 9, 1)),
@@ -48,6 +51,9 @@ WRONG = {
     "gray-first": ((6, 1, 8, 8), False, "seem to be first", "(0, 2, 3, 1); clips of 1 frames"),
     "alpha-first": ((6, 4, 8, 8), False, "seem to be first", "[N, 4, H, W, 1]"),
     "colours-last": ((6, 8, 8, 3), True, "seem to be last", "(0, 3, 1, 2)"),
+    "bands-last": ((6, 64, 64, 13), False, "to be 13 channels", "save tensors [N, 13, H, W]"),
+    "two-bands-last": ((6, 32, 32, 2), False, "to be 2 channels", "clips of 32 frames are saved as [N, 32, H, W, 1]"),
+    "bands-last-of-a-tensor": ((6, 64, 64, 13), True, "to be 13 channels", "permute the axes: (0, 3, 1, 2)"),
     "gray-last": ((6, 8, 8, 1), True, "seem to be last", "(0, 3, 1, 2)"),
 }
 
