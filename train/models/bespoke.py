@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -59,6 +59,27 @@ def notes(net: nn.Module) -> tuple[str, ...]:
         f"{len(still)} of the network's modules ({named}) are in evaluation mode, as the factory gives them, and stay "
         "so: no dropout there, and no new BatchNorm statistics; call .train() in the factory unless that is meant",
     )
+
+
+def refuse_not_finite(model: Model, net: nn.Module) -> None:
+    """Before the first step: a checkpoint's numbers are finite, or the training has diverged.
+
+    Raises:
+        Failure: USAGE, naming the tensor.
+    """
+    weights = dict(net.named_parameters(remove_duplicate=False))
+    for name, tensor in net.state_dict().items():
+        if not isinstance(tensor, Tensor) or tensor.isfinite().all():
+            continue
+        kind = "weight" if name in weights else "buffer"
+        never = "register it with persistent=False: then no checkpoint holds it, and it may hold what it likes"
+        raise Failure(
+            f"{KEY} {model.name} gives a network that holds numbers which are not finite, before its first step",
+            found=f"the {kind} {name} holds {tensor[~tensor.isfinite()][0].item()}",
+            expected="finite numbers in all that a checkpoint keeps (the network's state_dict)",
+            fix="give it first numbers in the factory" if kind == "weight" else never,
+            code=ExitCode.USAGE,
+        )
 
 
 def _refuse_unfit(model: Model, net: nn.Module, classes: int, shape: Shape, trying: Trial, when: str) -> None:

@@ -33,7 +33,7 @@ from train.run.exact import Exact, refuse_hidden_state
 from train.run.fitting import NOWHERE, Fit, Model, Notebook
 from train.run.state import State
 from train.run.usage import UNMEASURED, Usage
-from train.settings import bitwise
+from train.settings import bitwise, names
 from train.settings.batches import Batches, Steps, steps
 from train.settings.config import RunConfig
 
@@ -152,6 +152,8 @@ def open_job(
 def _first_weights(config: RunConfig, net: nn.Module, *, fresh: bool) -> tuple[str, ...]:
     """Put those of model.weights in, where the run is a fresh one; what is worth saying of the network."""
     loaded = weights.load(net, config.model.weights) if config.model.weights and fresh else ()
+    if fresh and names.is_factory(config.model.name):
+        bespoke.refuse_not_finite(config.model, net)
     return (*loaded, *bespoke.notes(net))
 
 

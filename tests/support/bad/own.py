@@ -213,6 +213,15 @@ MODELS: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         ("its network fails on samples of", "shapes cannot be multiplied"),
         "mend it there",
     ),
+    "infinite-mask": (
+        "class N(nn.Module):\n    def __init__(self, c):\n        super().__init__(); self.l = nn.Linear(192, c)\n"
+        "        self.register_buffer('mask', torch.full((3, 3), float('-inf')).triu(1))\n"
+        "    def forward(self, x): return self.l(x.flatten(1))\n"
+        "def make(classes): return N(classes)",
+        "",
+        ("not finite, before its first step", "the buffer mask holds -inf"),
+        "persistent=False",
+    ),
     "two-in-training": (
         "class N(nn.Module):\n    def __init__(self, c):\n        super().__init__(); self.l = nn.Linear(192, c)\n"
         "    def forward(self, x):\n        y = self.l(x.flatten(1)); return (y, y) if self.training else y\n"

@@ -75,6 +75,15 @@ class Eighths(Net):
     def forward(self, x):
         parts = x.view(8, -1, *x.shape[1:]) if self.training else [x]
         return torch.cat([Net.forward(self, part) for part in parts])
+class Masked(Net):
+    def __init__(self, classes, persistent=True, of=float("-inf")):
+        super().__init__(classes)
+        self.register_buffer("mask", torch.full((2, 2), of).triu(1), persistent=persistent)
+def undefined(classes):
+    net = Net(classes)
+    net.last = nn.Linear(48, classes)
+    nn.init.constant_(net.last.bias, float("nan"))
+    return net
 def positional(classes, /): return Net(classes)
 """
 
@@ -125,6 +134,25 @@ def test_parts_in_evaluation_mode_stay_so_and_a_note_says_it(factory: str, still
     net = build(factory)
     assert not net[0].training  # type: ignore[index]
     assert bespoke.notes(net)[0].startswith(still)
+
+
+@pytest.mark.parametrize(
+    ("factory", "found", "fix"),
+    [
+        ("Masked", "the buffer mask holds -inf", "persistent=False"),
+        ("undefined", "the weight last.bias holds nan", "first numbers"),
+    ],
+)
+def test_what_is_not_finite_before_the_first_step_is_refused(factory: str, found: str, fix: str) -> None:
+    with pytest.raises(Failure, match=found) as caught:
+        bespoke.refuse_not_finite(Model(name=f"of_the_user:{factory}"), build(factory))
+    assert caught.value.code == 64
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("args", [{"persistent": False}, {"of": -1e9}, {"of": 1}], ids=str)
+def test_a_mask_that_no_checkpoint_holds_or_that_is_finite_is_not(args: dict[str, Any]) -> None:
+    bespoke.refuse_not_finite(Model(name="of_the_user:Masked"), build("Masked", **args))
 
 
 @pytest.mark.parametrize(
