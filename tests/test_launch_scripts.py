@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from train.settings import schema
+
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
 SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in NO_JOBS)
@@ -109,6 +111,17 @@ def test_a_fabric_says_whether_it_was_run(path: Path) -> None:
     head = path.read_text().split("\n\n")[0]
     assert ("Run here" in head) == (path.stem == "ethernet")
     assert "ot run here" in head
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/clusters.md", "docs/tutorial/05-imbalance-and-exercises.md"])
+def test_a_page_that_names_the_sweep_shows_how_its_file_is_written(page: str, tmp_path: Path) -> None:
+    text = (LAUNCH.parent / page).read_text()
+    command = re.search(r"printf '.*' .* > lr\.txt", text)
+    assert command
+    assert command.start() < text.index("launch/sweep.sh")
+    subprocess.run(["bash", "-c", command[0]], cwd=tmp_path, timeout=20, check=True)
+    rates = [schema.load(None, line.split()).optim.lr for line in (tmp_path / "lr.txt").read_text().splitlines()]
+    assert rates == [0.01, 0.1]
 
 
 def test_a_site_s_own_settings_are_not_committed() -> None:
