@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ from entrypoint import Failure
 from train.data import augment, catalog
 from train.measuring import chosen, measuring
 from train.settings import schema
-from train.using import export, pixels, prediction
+from train.using import export, exported, pixels, prediction
 from train.using.prediction import Ready
 
 
@@ -207,3 +208,33 @@ def test_a_batch_too_large_for_the_gpu_names_a_smaller_one(run: Path, tmp_path: 
     with pytest.raises(Failure, match="out of GPU memory") as caught:
         list(prediction.predict(replace(ready(run), network=Full()), [path] * 16, 1, print))
     assert (caught.value.code, "eval.batch_size=4" in caught.value.fix) == (71, True)
+
+
+NAMING = """
+import numpy as np
+from PIL import Image
+
+CLASSES = ["dark", "light"]
+
+class Squares(list):
+    classes = CLASSES
+
+def make(data):
+    return Squares((Image.fromarray(np.full((8, 8, 3), row, np.uint8)), row % 2) for row in range(80)), None
+"""
+
+
+def test_a_factory_that_calls_its_classes_otherwise_today_renames_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "naming.py").write_text(NAMING)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained(tmp_path / "run", "data.name=naming:make")
+    sys.modules["naming"].CLASSES.reverse()
+    forget_accelerate()
+    found = chosen.choose(str(tmp_path / "run"))
+    assert ready(tmp_path / "run").classes == ("dark", "light")
+    export.export(chosen.configured(found, None, ())[0], found, tmp_path / "model")
+    assert exported.load(tmp_path / "model").classes == ("dark", "light")
+    assert "dark, light" in (tmp_path / "model" / exported.CARD).read_text()
+    sys.modules.pop("naming")

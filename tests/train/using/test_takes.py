@@ -112,7 +112,7 @@ def test_an_export_tells_it_and_an_older_one_as_far_as_its_data_does(told: objec
     assert takes.made(told, name) == made
 
 
-FACTORY = """
+RENAMING = """
 import numpy as np
 
 class Squares(list):
@@ -126,7 +126,7 @@ def make(data):
 def test_scores_keep_the_names_of_the_training_whatever_a_factory_calls_its_classes_today(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "renaming.py").write_text(FACTORY)
+    (tmp_path / "renaming.py").write_text(RENAMING)
     monkeypatch.syspath_prepend(tmp_path)
     assert of(Data(name="renaming:make"), TOLD).classes == ("cat", "dog")
     assert of(Data(name="renaming:make"), {}).classes == ("owl", "dog", "cat")
