@@ -14,7 +14,8 @@ from images import write_classes
 from jobs import trained as train
 
 from entrypoint import Failure
-from train.measuring import chosen, trained
+from train.data import onehost
+from train.measuring import chosen, measuring, trained
 from train.measuring.trained import Facts
 from train.settings.config import Data
 
@@ -162,6 +163,18 @@ def test_as_many_files_that_are_others_are_split_otherwise(pets: Path) -> None:
     assert "files came, went or were renamed since, and it is drawn anew" in said
     (said,) = trained.notes(KNOWN, other(KNOWN, digests=REPLACED), whole=True)
     assert said.startswith("images that the model was trained on are among these 100")
+
+
+def test_one_renamed_file_is_found_by_an_evaluation(tmp_path: Path) -> None:
+    photos = write_classes(tmp_path / "photos", ant=40, bee=40)
+    train(tmp_path / "run", "data.name=folder", f"data.root={photos}")
+    found = chosen.choose(str(tmp_path / "run"))
+    config, _ = chosen.configured(found, None, ())
+    ready: Any = onehost.ALONE
+    assert measuring.opened_part(config, found, ready, all_=False).notes == ()
+    (photos / "ant/007.png").rename(photos / "ant/100.png")
+    (said,) = measuring.opened_part(config, found, ready, all_=False).notes
+    assert "images that the model was trained on are among these 16" in said
 
 
 def test_another_share_of_the_same_files_is_counted_and_of_others_is_not(pets: Path) -> None:
