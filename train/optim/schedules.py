@@ -146,6 +146,8 @@ def _one_cycle(made: Schedule, step: int) -> float:
     """
     start, end = made.args["start"], made.args["end"]
     top, last = made.warmup - 1, made.total - 1
+    if last == 0:  # the only step is the highest, not the last
+        return 1.0
     if step < top:
         return _between(start, 1.0, step / top)
     return _between(1.0, end, (step - top) / max(1, last - top))

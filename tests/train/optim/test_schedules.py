@@ -77,6 +77,14 @@ def test_one_cycle_is_torchs(warmup: int, total: int) -> None:
 
 
 @pytest.mark.parametrize("kind", names.SCHEDULES)
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_the_only_step_of_a_run_has_the_peak(kind: str, warmup: int) -> None:
+    falls = {"schedule_args": {"at_epochs": [1]}} if kind == "step" else {}
+    curve = made(schedule=kind, per_epoch=1, total=1, warmup_epochs=warmup, **falls)
+    assert curve(0) == curve.peak
+
+
+@pytest.mark.parametrize("kind", names.SCHEDULES)
 def test_the_rate_depends_on_the_step_alone(kind: str) -> None:
     curve = made(schedule=kind, warmup_epochs=1)
     assert [curve(step) for step in (57, 3, 57)] == [curve(57), curve(3), curve(57)]
