@@ -14,6 +14,7 @@ from entrypoint.ports import candidates
 from entrypoint.world import World
 
 _RUN_EACH = "a run for each (CUDA_VISIBLE_DEVICES=MIG-..., a run.name of its own), or whole GPUs only"
+ENROOT = "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,8 @@ def _no_gpu(machine: Machine, environ: Mapping[str, str], promised: bool) -> Fai
         if machine.container in flags
         else "see whether `nvidia-smi` lists a GPU: if not, the driver is missing (`entrypoint doctor` says more)"
     )
+    if machine.container == "none" and "SLURM_JOB_ID" in environ and not _asked_of_enroot(environ):
+        fix = f"under srun --container-image (pyxis) export {ENROOT} before srun; else {fix}"
     value = environ.get("CUDA_VISIBLE_DEVICES")
     return Failure(
         "no GPU can be used here" + (", although CUDA_VISIBLE_DEVICES promises some" if promised else ""),
@@ -122,6 +125,14 @@ def _no_gpu(machine: Machine, environ: Mapping[str, str], promised: bool) -> Fai
         fix=f"{fix}; or train without GPUs: --device cpu",
         code=ExitCode.NODE,
     )
+
+
+def _asked_of_enroot(environ: Mapping[str, str]) -> bool:
+    """Enroot leaves no mark of its own. It gives GPUs where the first is set, and libcuda where the second says so
+    (its hook 98-nvidia.sh). No image of ours sets them: a Kubernetes node would give all GPUs to whoever runs it.
+    """
+    capabilities = environ.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")
+    return bool(environ.get("NVIDIA_VISIBLE_DEVICES")) and not {"compute", "all"}.isdisjoint(capabilities)
 
 
 def _spawn(found: Allocation, options: Options, machine: Machine, device: str) -> int:

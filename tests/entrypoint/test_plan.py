@@ -119,6 +119,22 @@ def test_gpus_promised_and_not_there_are_refused_with_the_flag(environ, containe
     assert ("container" in caught.value.fix) is (container != "none")
 
 
+GIVEN = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [({}, True), ({"NVIDIA_VISIBLE_DEVICES": "all"}, True), (GIVEN, False)],
+    ids=["nothing is set", "without libcuda", "both are set"],
+)
+def test_in_a_job_what_pyxis_wants_is_named_where_it_is_not_set(environ: dict[str, str], named: bool) -> None:
+    job = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0"}
+    with pytest.raises(Failure, match="no GPU can be used here") as caught:
+        planned(job | environ, machine())
+    assert all(f"{name}={value}" in caught.value.fix for name, value in GIVEN.items()) is named
+    assert "see whether `nvidia-smi`" in caught.value.fix
+
+
 def test_cuda_asked_for_without_gpus_is_refused() -> None:
     with pytest.raises(Failure, match="no GPU") as caught:
         planned({}, device="cuda")
