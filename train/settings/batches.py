@@ -9,13 +9,17 @@ from entrypoint import ExitCode, Failure
 
 # On the CPU, where larger ones are not faster, a micro batch is at most this; the search for a GPU's begins here.
 LARGEST_AUTO = 64
+# Where no divisor up to that is so large, the next one above it is taken, up to MOST: BatchNorm takes its means over a
+# micro batch, and each has a cost of its own.
+FEW, MOST = 8, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
     """global_ = micro x accumulation x world samples make one optimizer step. All at least 1.
 
-    why: how `auto` came to micro, where that was found out by trials.
+    why: how `auto` came to micro, where that was found out by trials. hint: a better global batch, where micro is small
+    because none else divides.
     """
 
     global_: int
@@ -23,11 +27,12 @@ class Batches:
     accumulation: int
     world: int
     why: str = ""
+    hint: str = ""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
-        why = f" ({self.why})" if self.why else ""
-        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{why}"
+        told = "".join(f" ({one})" for one in (self.why, self.hint) if one)
+        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{told}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +51,29 @@ def batches(global_batch_size: int, micro_batch_size: int | Literal["auto"], wor
         Failure: USAGE with the numbers and the nearest legal values, where a remainder is left.
     """
     per_rank, rest = divmod(global_batch_size, world_size)
-    micro = largest_divisor(per_rank or 1, LARGEST_AUTO) if micro_batch_size == "auto" else micro_batch_size
+    micro = _auto(per_rank or 1) if micro_batch_size == "auto" else micro_batch_size
     if rest or per_rank % micro:
         raise remainder(global_batch_size, micro_batch_size, world_size)
-    return Batches(global_=global_batch_size, micro=micro, accumulation=per_rank // micro, world=world_size)
+    hint = _better(per_rank, world_size) if micro_batch_size == "auto" and micro < min(FEW, per_rank) else ""
+    return Batches(global_=global_batch_size, micro=micro, accumulation=per_rank // micro, world=world_size, hint=hint)
+
+
+def _auto(per_rank: int) -> int:
+    """The largest divisor up to LARGEST_AUTO, unless that is a small one and there is another up to MOST."""
+    micro = largest_divisor(per_rank, LARGEST_AUTO)
+    if micro >= min(FEW, per_rank):
+        return micro
+    return next((more for more in range(LARGEST_AUTO + 1, min(per_rank, MOST) + 1) if per_rank % more == 0), micro)
+
+
+def _better(per_rank: int, world_size: int) -> str:
+    """The nearest global batch that divides better, in words."""
+    near = (per_rank + change for size in range(1, per_rank) for change in (-size, size))
+    found = next(one for one in near if _auto(one) >= FEW)
+    return (
+        f"{per_rank} has no divisor from {FEW} to {MOST}: with train.global_batch_size={found * world_size}, in a new "
+        f"run, {_auto(found)} samples are computed at once"
+    )
 
 
 def remainder(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> Failure:

@@ -35,11 +35,37 @@ def numbers(fix: str, what: str) -> list[int]:
 
 
 @given(per_rank=SIZES, world=WORLDS)
-def test_auto_always_divides_and_is_the_largest_of_at_most_64(per_rank: int, world: int) -> None:
+def test_auto_always_divides_and_is_the_largest_of_at_most_64_unless_that_is_small(per_rank: int, world: int) -> None:
     found = batches(per_rank * world, "auto", world)
+    largest = max(size for size in range(1, 65) if per_rank % size == 0)
+    above = [size for size in range(65, 257) if per_rank % size == 0]
     assert found.micro * found.accumulation * found.world == found.global_ == per_rank * world
-    assert found.micro <= 64
-    assert not any(per_rank % larger == 0 for larger in range(found.micro + 1, 65))
+    assert found.micro == (above[0] if above and largest < 8 else largest)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "micro", "better"),
+    [
+        (254, 2, 127, ""),
+        (134, 1, 67, ""),
+        (14, 2, 7, ""),
+        (128, 1, 64, ""),
+        (514, 1, 2, "=513,"),
+        (1042, 2, 1, "=1040,"),
+    ],
+)
+def test_an_awkward_quotient_is_not_cut_into_single_samples(size: int, ranks: int, micro: int, better: str) -> None:
+    found = batches(size, "auto", ranks)
+    assert found.micro == micro
+    assert better in found.hint if better else not found.hint
+
+
+@given(size=SIZES, world=WORLDS)
+def test_the_global_batch_of_the_hint_is_cut_into_more(size: int, world: int) -> None:
+    if hint := batches(size * world, "auto", world).hint:
+        (better,) = numbers(hint, "train.global_batch_size=")
+        assert batches(better, "auto", world).micro >= 8
+        assert hint in str(batches(size * world, "auto", world))
 
 
 @given(global_=SIZES, micro=st.integers(1, 300) | st.just("auto"), world=WORLDS)
