@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from entrypoint.options import Options, add_launch_arguments, options_from
     from entrypoint.plan import Plan
     from entrypoint.planning import make_plan
-    from entrypoint.pulse import Pulse, attach
+    from entrypoint.pulse import REPEAT_S, Pulse, attach
     from entrypoint.resident import hold
     from entrypoint.world import World, from_environ
 
 __all__ = [
+    "REPEAT_S",
     "Care",
     "ExitCode",
     "Failure",
@@ -73,7 +74,7 @@ PLACES = {
     "options": ("Options", "add_launch_arguments", "options_from"),
     "plan": ("Plan",),
     "planning": ("make_plan",),
-    "pulse": ("Pulse", "attach"),
+    "pulse": ("REPEAT_S", "Pulse", "attach"),
     "resident": ("hold",),
     "world": ("World", "from_environ"),
 }

@@ -16,6 +16,9 @@ from typing import Final, Literal, TypeVar, get_args
 VARIABLE: Final = "ENTRYPOINT_PULSE"  # PAGE:STACKS, two descriptors that a rank inherits
 # For stacks. Not a signal that stops a run; of the real-time signals the first ones belong to libraries and tools.
 DUMP: Final = signal.SIGRTMAX - 7
+# What both sides take for one event: Slurm and Apptainer's starter each deliver a signal, and a terminal's Ctrl-C comes
+# from it and from the parent. The same signal again within this time is no second wish.
+REPEAT_S: Final = 2.0
 Phase = Literal["start", "data", "step", "evaluation", "save", "end"]
 Point = Literal["", "agreement", "reads data", "forward", "backward", "optimizer"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)

@@ -19,6 +19,7 @@ from entrypoint.children import Child
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hangwatch import SAVES, HangWatch, Verdict
 from entrypoint.patience import in_time
+from entrypoint.pulse import REPEAT_S
 from entrypoint.tee import Console
 
 # What a scheduler or a person sends to stop a run. HUP (a closed terminal) is passed on as TERM.
@@ -32,7 +33,6 @@ FORWARDED = {
 # A terminal's signals, which stay ignored where the caller ignores them: nohup's wish, and a shell's for `train &` in a
 # script. TERM and USR are always taken: a job script that ignores them for itself still wants the save.
 TERMINALS = (signal.SIGHUP, signal.SIGINT)
-REPEAT_S = 2.0  # the same signal again within this time is Slurm's and Apptainer's double delivery, not a second wish
 GRACE_S = 10.0  # after a failure: for the others to leave by themselves
 KILL_S = 20.0  # after a hang: for the kernel to end what it can; a rank that waits for a dead disk stays
 NAMING_S = 1.5  # after a peer was lost: for its own parent, on another node, to say why

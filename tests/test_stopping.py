@@ -14,7 +14,10 @@ from jobs import TINY
 from processes import start_python, wait_until
 from runs import Run
 
+from entrypoint import REPEAT_S
+
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
+AGAIN_S = REPEAT_S + 0.5  # sooner, it is the same signal delivered twice
 # The checkpoint of step 2 is committed. No later one, whether it comes on time (4) or for a signal (3).
 STUCK = {"FAULT": "save:0:3:sleep,save:0:4:sleep", "OMP_NUM_THREADS": "1"}
 SLOW = {"FAULT": "save:0:3:nap,save:0:4:nap", "OMP_NUM_THREADS": "1"}
@@ -52,7 +55,7 @@ def test_ctrl_c_again_aborts_a_save_that_is_under_way_and_leaves_the_last_one(tm
     with training(tmp_path, *LONG, **STUCK) as process:
         run = until_step_2_is_saved(tmp_path)
         process.send_signal(INT)
-        time.sleep(2.5)  # sooner, it is the same Ctrl-C delivered twice
+        time.sleep(AGAIN_S)
         process.send_signal(INT)
         code, said = ended(process)
     assert code == 130, said
@@ -62,7 +65,7 @@ def test_ctrl_c_again_aborts_a_save_that_is_under_way_and_leaves_the_last_one(tm
 def test_a_signal_that_comes_again_and_again_changes_nothing(tmp_path: Path) -> None:
     with training(tmp_path, *LONG, **SLOW) as process:
         run = until_step_2_is_saved(tmp_path)
-        for pause in (0.01, 2.5, 0.0):
+        for pause in (0.01, AGAIN_S, 0.0):
             process.send_signal(TERM)
             time.sleep(pause)
         code, said = ended(process)

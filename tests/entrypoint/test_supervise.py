@@ -15,7 +15,8 @@ from processes import alive, python, start_python, wait_until
 from entrypoint.children import Child
 from entrypoint.hang import Limits
 from entrypoint.hangwatch import Care, HangWatch
-from entrypoint.supervise import REPEAT_S, Inbox, Watch, first_to_blame
+from entrypoint.pulse import REPEAT_S
+from entrypoint.supervise import Inbox, Watch, first_to_blame
 from entrypoint.tee import Console
 
 RUN = ("-m", "entrypoint", "run", "--device", "cpu")

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from entrypoint import REPEAT_S
 from train.run.deadline import Deadline
 
 # TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`.
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-# Slurm and Apptainer's starter both deliver a signal, and a terminal's Ctrl-C comes from it and from our parent:
-# the same signal again within this time is the same event.
-SAME_S = 2.0
 ABORTED = 128 + signal.SIGINT
 
 
@@ -69,5 +66,5 @@ class Watch:
     def _interrupt(self, now: float) -> None:
         if self._interrupted is None:
             self._interrupted = now
-        elif now - self._interrupted > SAME_S:
+        elif now - self._interrupted > REPEAT_S:
             self._abort(ABORTED)

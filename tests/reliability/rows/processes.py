@@ -26,6 +26,8 @@ from stage import (
 )
 from trials import Trial
 
+from entrypoint import REPEAT_S
+
 Row = Callable[[int, Path], Trial]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -152,7 +154,7 @@ def interrupted(seed: int, folder: Path) -> Trial:
     started = start(folder, *ENDLESS, "checkpoint.every_steps=100000", FAULT="save:0:*:sleep")
     started.until_step(9)
     started.send(signal.SIGINT)
-    time.sleep(2.5)
+    time.sleep(REPEAT_S + 0.5)
     started.send(signal.SIGINT)
     return verdict(
         started.ended(30),
