@@ -74,6 +74,21 @@ def test_the_test_of_apptainer_def_holds_in_a_job_of_many_tasks(image: Image) ->
     assert (ended.code, "launcher          local" in ended.output) == (0, True), ended.output
 
 
+def test_a_build_without_make_names_its_version_and_commit_by_the_line_of_the_page() -> None:
+    line = re.search(r"^docker build .*$", (REPOSITORY / "docs" / "image.md").read_text(), re.M)
+    assert line
+    command = ["bash", "-euc", f"docker() {{ printf '%s\n' \"$@\"; }}; {line[0]}"]
+    words = subprocess.check_output(command, cwd=REPOSITORY, text=True, timeout=60).splitlines()
+    assert [words[0], *words[-3:]] == ["build", "-t", "train", "."]
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    assert (
+        {"VERSION", "REVISION"}
+        <= given.keys()
+        <= set(re.findall(r"([A-Z_]+)=", "".join(re.findall(r"^ARG .*", OCI, re.M))))
+    )
+    assert "unknown" not in given.values()
+
+
 @pytest.mark.parametrize("path", RECIPE, ids=lambda path: path.name)
 def test_no_architecture_is_named(path: Path) -> None:
     assert not re.search(r"amd64|x86|arm64|aarch64|i[36]86|TARGETARCH|--platform", path.read_text(), re.I)
