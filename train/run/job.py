@@ -102,9 +102,7 @@ def open_job(
     Raises Failure (DATA, NO_INPUT, USAGE) for what cannot be trained, (OUTPUT, IO) for a folder that takes none.
     """
     pulse.beat("data")
-    sets = catalog.open_sets(config.data)
-    data = digest.facts(sets, config.data.root)
-    digest.refuse_others(data, config.data.name, runtime.gathered)
+    sets, data = _opened(config, runtime)
     stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
     samples, checkpoints = len(sets.training.labels), folder / "checkpoints"
     counted = steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
@@ -155,6 +153,14 @@ def _first_weights(config: RunConfig, net: nn.Module, *, fresh: bool) -> tuple[s
     if fresh and names.is_factory(config.model.name):
         bespoke.refuse_not_finite(config.model, net)
     return (*loaded, *bespoke.notes(net))
+
+
+def _opened(config: RunConfig, runtime: Runtime) -> tuple[Sets, Mapping[str, Any]]:
+    """The data, the same on all ranks, and what checkpoints say of it."""
+    sets = catalog.open_sets(config.data)
+    data = digest.facts(sets, config.data.root)
+    digest.refuse_others(data, config.data.name, runtime.gathered)
+    return sets, data
 
 
 def _told(config: RunConfig, sets: Sets) -> tuple[str, ...]:
