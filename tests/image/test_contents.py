@@ -69,7 +69,9 @@ def test_labels_name_what_it_is_and_what_it_is_made_of(image: Image) -> None:
 
 def test_the_examples_are_there_to_copy_without_what_running_them_left(image: Image) -> None:
     listed = call("git", "-C", str(REPOSITORY), "ls-files", "examples").stdout.split()
-    assert {f"examples/{name}" for name in printed(image, "ls -A /opt/train-image/examples")} == set(listed)
+    shown = printed(image, "ls -A /opt/train-image/examples")
+    assert {f"examples/{name}" for name in shown} >= set(listed) != set()
+    assert {Path(name).suffix for name in shown} == {".md", ".py", ".yaml"}
 
 
 def test_the_sif_is_small_enough_to_copy(image: Image) -> None:
