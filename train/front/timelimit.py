@@ -9,7 +9,6 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 from train.run import deadline
 
-VARIABLE: Final = "ENTRYPOINT_DEADLINE"  # UNIX seconds, as train/run/deadline.py reads it
 SLURM: Final = "SLURM_JOB_END_TIME"  # UNIX seconds; not set by Slurm 22.05
 FAR_S: Final = 360 * 86_400.0  # without a limit Slurm says a year ahead
 # sbatch --time's own forms.
@@ -33,17 +32,17 @@ def variables(limit: str | None, environ: Mapping[str, str], *, now: float) -> d
         Failure: USAGE.
     """
     if limit is not None:
-        return {VARIABLE: f"{now + seconds(limit):.0f}"}
+        return {deadline.VARIABLE: f"{now + seconds(limit):.0f}"}
     said = environ.get(SLURM, "")
-    if environ.get(VARIABLE) or not re.fullmatch(r"\d{1,12}", said, re.ASCII) or float(said) - now > FAR_S:
+    if environ.get(deadline.VARIABLE) or not re.fullmatch(r"\d{1,12}", said, re.ASCII) or float(said) - now > FAR_S:
         return {}
-    return {VARIABLE: said}
+    return {deadline.VARIABLE: said}
 
 
 def row(limit: str | None, environ: Mapping[str, str], *, now: float) -> dict[str, str]:
     """For the plan, in the words of a start. Raises Failure (USAGE) as that does."""
     until = deadline.read({**environ, **variables(limit, environ, now=now)}, now=now, clock=0.0)
-    return {"time limit": f"{until}: the run is saved and stops in time before it"} if until else {}
+    return deadline.row(until)
 
 
 def seconds(text: str) -> int:

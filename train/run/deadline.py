@@ -60,6 +60,11 @@ def first_save(size: int) -> float:
     return FIRST_S + size / FIRST_RATE
 
 
+def row(until: Deadline | None) -> dict[str, str]:
+    """For the plan: nothing where no end is known."""
+    return {"time limit": f"{until}: the run is saved and stops in time before it"} if until else {}
+
+
 def read(environ: Mapping[str, str], *, now: float, clock: float) -> Deadline | None:
     """What the front door has found out. now: seconds since 1970, at the moment at which the clock says `clock`.
 

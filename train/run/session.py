@@ -152,7 +152,7 @@ def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before
             "output": todo.folder,
             "variables": found.shown(),
         }
-        | ({"time limit": f"{until}: the run is saved and stops in time before it"} if until else {})
+        | deadline.row(until)
         | ({"resumed": f"at step {todo.state.step} of {todo.steps.total}"} if todo.state.step else {})
     )
     lines = "\n".join([lines, *todo.told])

@@ -38,13 +38,13 @@ def test_nonsense_is_refused_with_the_forms(text: str) -> None:
 
 
 def test_the_command_line_counts_from_now() -> None:
-    given = {timelimit.SLURM: f"{NOW + 60:.0f}", timelimit.VARIABLE: "5"}
-    assert timelimit.variables("10", given, now=NOW) == {timelimit.VARIABLE: "1700000600"}
+    given = {timelimit.SLURM: f"{NOW + 60:.0f}", deadline.VARIABLE: "5"}
+    assert timelimit.variables("10", given, now=NOW) == {deadline.VARIABLE: "1700000600"}
 
 
 def test_slurm_s_end_of_the_job_is_taken_without_it() -> None:
     found = timelimit.variables(None, {timelimit.SLURM: "1700003600"}, now=NOW)
-    assert found == {timelimit.VARIABLE: "1700003600"}
+    assert found == {deadline.VARIABLE: "1700003600"}
 
 
 @pytest.mark.parametrize("said", [None, "", f"{NOW + 365 * 86_400:.0f}", "Unknown", "-1", "1e9"])
@@ -53,12 +53,11 @@ def test_what_is_no_limit_is_none(said: str | None) -> None:
 
 
 def test_another_scheduler_s_script_may_say_it_itself() -> None:
-    given = {timelimit.SLURM: "1700003600", timelimit.VARIABLE: "1700000100"}
+    given = {timelimit.SLURM: "1700003600", deadline.VARIABLE: "1700000100"}
     assert timelimit.variables(None, given, now=NOW) == {}
 
 
 def test_the_ranks_read_what_the_front_door_writes() -> None:
-    assert timelimit.VARIABLE == deadline.VARIABLE
     found = deadline.read(timelimit.variables("10", {}, now=NOW), now=NOW, clock=0.0)
     assert found is not None
     assert found.at == 600
