@@ -6,6 +6,7 @@ would share its position: they would read each other's places.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import stat
@@ -38,9 +39,9 @@ OPEN: Final = Path("/proc/self/fd")
 Place = tuple[int, int, int]  # device, inode, position
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Apart:
-    """Reads `here` in this process, and `elsewhere` in those that are forked from it."""
+    """Reads `here` in this process, and `elsewhere` in those that are forked from it. Not frozen: see `renew`."""
 
     here: Any
     elsewhere: Any
@@ -78,6 +79,16 @@ def kept_apart(given: Sequence[Any], read: Callable[[Any, int], object]) -> tupl
             _was_read(read, one, 0)
         before = positions()
     return made, _moved(before, [partial(_was_read, read, one, sample) for one in made for sample in (0, -1)])
+
+
+def renew(given: Sequence[Any]) -> None:
+    """Let what the copies have opened be closed, and take new ones. LMDB, for one, does not open what was open in the
+    process that its own was forked from.
+    """
+    kept = [one for one in given if isinstance(one, Apart)]
+    for one, copy in zip(kept, _copied([one.elsewhere for one in kept]), strict=True):
+        one.here = copy
+    gc.collect()  # a data set that holds a method of its own is a circle
 
 
 def _was_read(read: Callable[[Any, int], object], one: Any, sample: int) -> bool:

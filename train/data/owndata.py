@@ -59,13 +59,15 @@ def _as_sets(made: Any, data: Data) -> Sets:
     shape, kind = training.first or ((), torch.uint8)
     changing = items.changing(training)
     warnings = () if changing is None else (_changing(data, changing),)
+    deep = depth.warnings(items.depths(training), data.name)
+    apart.renew(made)
     return Sets(
         training=training,
         held_out=others,
         classes=tuple(map(str, names or range(count))),
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=kind.is_floating_point,
-        warnings=(*warnings, *depth.warnings(items.depths(training), data.name)),
+        warnings=(*warnings, *deep),
         shared=shared,
     )
 
@@ -128,6 +130,7 @@ def _checked(made: Sets, data: Data) -> Sets:
         for side in sides
     )
     first = training.read(np.arange(1))
+    apart.renew(sides)
     return replace(
         made,
         training=training,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -112,6 +113,21 @@ def test_data_is_not_copied(packed: Packed) -> None:
 def test_what_both_sides_share_their_copies_share(packed: Packed) -> None:
     (one, other), _ = apart.kept_apart([Subset(packed, [0, 1]), Subset(packed, [2, 3])], read)
     assert one.here.dataset is other.here.dataset is not packed
+
+
+def test_what_a_copy_has_opened_goes_with_it(packed: Packed) -> None:
+    closed: list[str] = []
+
+    class Circle(Packed):
+        def __getitem__(self, row: int) -> int:
+            if self.file is None:
+                self.file, self.again = set(), self.__getitem__
+                weakref.finalize(self.file, closed.append, "closed")
+            return row
+
+    made, _ = apart.kept_apart([Circle(packed.path)], read)
+    apart.renew([*made, None])
+    assert (closed, made[0].here.file) == (["closed"], None)
 
 
 def test_a_circle_is_copied(packed: Packed) -> None:
