@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("entrypoint", "train")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py")
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+TABLES = ROOT / "tests" / "support" / "bad"  # a line or more for each input that is refused
 # What each part of a package may import of it, so that data flows one way.
 LAYERS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
 ALL = re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)
@@ -31,6 +33,12 @@ def imports(path: Path) -> list[tuple[str, list[str]]]:
         elif isinstance(node, ast.ImportFrom):
             found.append((node.module or "", [alias.name for alias in node.names]))
     return found
+
+
+def functions(tree: ast.Module) -> list[tuple[str, int]]:
+    """(name, lines) of each."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [(node.name, (node.end_lineno or 0) - node.lineno + 1) for node in found]
 
 
 def dotted(path: Path) -> str:
@@ -117,10 +125,22 @@ def test_every_module_has_a_test_of_the_same_name(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_rooms_stay_small(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert len(path.read_text().splitlines()) <= 300
-    assert not [f.name for f in functions if f.end_lineno and f.end_lineno - f.lineno + 1 > 60]
+    assert [name for name, lines in functions(tree) if lines > 60] == []
     assert ast.get_docstring(tree), "one sentence opens each module"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name_of)
+def test_files_of_tests_stay_small_but_for_tables(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert len(path.read_text().splitlines()) <= 400 or path.is_relative_to(TABLES)
+    assert [name for name, lines in functions(tree) if lines > (25 if name.startswith("test_") else 60)] == []
+    assert ast.get_docstring(tree), "one sentence opens each file"
+
+
+def test_ninety_nine_of_a_hundred_tests_have_at_most_fifteen_lines() -> None:
+    found = [one for path in TESTS for one in functions(ast.parse(path.read_text())) if one[0].startswith("test_")]
+    assert len([name for name, lines in found if lines > 15]) <= len(found) / 100
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not is_a_front_door(path)], ids=name_of)
