@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 import servers
 from processes import TIMEOUT_S, python, wait_until
-from publishing import DRIVER, stand_in, write_table
+from publishing import DRIVER, everything, left, stand_in, write_table
 from servers import serving
 from torchvision import datasets
-
-from train.fetching.archives import Archive
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRON = {"no_proxy": "*", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -62,14 +60,6 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate(timeout=TIMEOUT_S)
-
-
-def left(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
-
-
-def everything(table: tuple[Archive, ...]) -> set[str]:
-    return {archive.path for archive in table} | {file.path for archive in table for file in archive.files}
 
 
 def test_six_processes_of_two_jobs_ask_for_each_file_once(table: Path) -> None:

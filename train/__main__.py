@@ -11,12 +11,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, met, say, shield
 from train.commands import checking, data, evaluating, stopping, training
 from train.commands.words import Parser
 from train.front import timelimit
+from train.record.record import installed
 from train.run import goingon
 from train.settings.overrides import meant_file
 
@@ -171,16 +171,10 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
 
 
 def version() -> str:
-    """Ours, and those that decide results. Read from the installed packages: nothing is imported."""
+    """Ours, and those that decide results."""
     names = ("train-image", "torch", "torchvision", "accelerate")
-    return f"{', '.join(f'{name} {_version(name)}' for name in names)}, Python {platform.python_version()}"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    found = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in names)
+    return f"{found}, Python {platform.python_version()}"
 
 
 COMMANDS = {

@@ -12,7 +12,7 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from worlds import ALONE
 
-from entrypoint import World
+from entrypoint import Failure, World
 from train.ranks import runtime
 from train.record.metrics import Metrics
 from train.record.progress import Progress
@@ -80,6 +80,13 @@ def trained(folder: Path, *settings: str) -> tuple[Job, Now]:
     """A tiny run, finished."""
     with opened(folder, *settings) as todo:
         return todo, fit(todo)
+
+
+def refused(folder: Path, *settings: str) -> Failure:
+    """Why a tiny run in `folder` does not begin."""
+    with pytest.raises(Failure) as caught, opened(folder, *settings):
+        pass
+    return caught.value
 
 
 def steps_of(events: Sequence[dict[str, object]], name: str) -> list[object]:

@@ -24,6 +24,12 @@ def python(
     return subprocess.run(command, **(settings | options))  # type: ignore[call-overload,no-any-return]
 
 
+def bare_python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same in an environment of its own: nothing of this process'."""
+    environ = {"PATH": os.environ["PATH"], "HOME": ".", **variables}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, env=environ)
+
+
 def free_port() -> int:
     """A port of this machine's own address that nobody uses now: a number that stands in a test is another's, too."""
     with socket.socket() as found:

@@ -100,3 +100,13 @@ def _mnist(name: str) -> list[tuple[dict[str, bytes], bytes]]:
 
 def _md5(body: bytes) -> str:
     return hashlib.md5(body).hexdigest()
+
+
+def left(root: Path) -> set[str]:
+    """The files below a folder."""
+    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
+
+
+def everything(table: tuple[Archive, ...]) -> set[str]:
+    """The files that a fetched data set has."""
+    return {archive.path for archive in table} | {file.path for archive in table for file in archive.files}

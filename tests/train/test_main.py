@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import bare_python
 
 from train import __main__ as front
 
@@ -21,12 +22,6 @@ CPU = ("--device", "cpu")
 @pytest.fixture(autouse=True)
 def _in_a_fresh_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A real interpreter, in an environment of its own."""
-    environ = {"PATH": os.environ["PATH"], "HOME": ".", **variables}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, env=environ)
 
 
 BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
@@ -135,22 +130,22 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_torch_is_not_imported() -> None:
     script = "import sys; from train import __main__; __main__.run(['check'], {}); print('torch' in sys.modules)"
-    assert python("-c", script, CUDA_VISIBLE_DEVICES="").stdout.splitlines()[-1] == "False"
+    assert bare_python("-c", script, CUDA_VISIBLE_DEVICES="").stdout.splitlines()[-1] == "False"
 
 
 def test_numpy_is_not_imported() -> None:
     script = "import sys; from train import __main__; print('numpy' in sys.modules)"
-    assert python("-c", script).stdout == "False\n"
+    assert bare_python("-c", script).stdout == "False\n"
 
 
 def test_the_version_names_what_decides_results() -> None:
-    shown = python("-m", "train", "--version").stdout
+    shown = bare_python("-m", "train", "--version").stdout
     assert "train-image " in shown
     assert "torch " in shown
 
 
 def test_help_has_examples() -> None:
-    shown = python("-m", "train", "-h")
+    shown = bare_python("-m", "train", "-h")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "train check --config cfg.yaml" in shown.stdout
 

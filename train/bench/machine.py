@@ -10,9 +10,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Final
+
+from train.record.record import installed
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 LONGEST_S: Final = 150.0
@@ -23,7 +24,7 @@ MODEL: Final = re.compile(r"^model name\s*:\s*(.+)$", re.M)
 def facts(device: str, *, now: float, quick: bool = False) -> dict[str, str]:
     """In words. GPUs are those that torch may use. quick: the figures are of no use, and that is said with them."""
     told = {"cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} cores", "device": _device(device)}
-    told |= {name: _version(name) for name in ("torch", "accelerate")}
+    told |= {name: installed(name) or "not installed" for name in ("torch", "accelerate")}
     told |= {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime(now))}
     return told | ({"quick": "yes, so the values mean nothing"} if quick else {})
 
@@ -52,10 +53,3 @@ def named(names: Sequence[str]) -> str:
     """Each name once, with how many there are of it."""
     counts = Counter(names)
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -54,6 +54,14 @@ class Options:
         return [sys.executable, str(self.peers / f"{name}.py")]
 
 
+def numbers(text: str) -> list[int]:
+    """An argument `1,2,4`: rising, each at least 1. Raises ValueError."""
+    found = sorted({int(word) for word in text.split(",")})
+    if found[0] < 1:
+        raise ValueError
+    return found
+
+
 def find_peers(given: str | None) -> Path:
     """The folder of the scripts that we are compared with.
 

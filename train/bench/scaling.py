@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, make_plan
 from train.bench import loads, paced, rows, worlds
-from train.bench.options import Options
+from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
 from train.bench.worlds import ENDLESS, Speed, World, warm_up
 from train.settings.batches import nearest_multiples
@@ -32,7 +32,7 @@ ON_CPU: Final = replace(loads.SMALL, batch=64)
 def arguments(group: Any) -> None:
     """Arguments of its own."""
     group.add_argument(
-        "--processes", metavar="N,N", type=_numbers, help="how many (default: 1, 2, 4, ... of the machine)"
+        "--processes", metavar="N,N", type=numbers, help="how many (default: 1, 2, 4, ... of the machine)"
     )
 
 
@@ -226,11 +226,3 @@ def _absent(which: str, what: str, why: str, *, failed: bool = False) -> Row:
 
 def _many(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
-
-
-def _numbers(text: str) -> list[int]:
-    """Rising, each at least 1. Raises ValueError."""
-    found = sorted({int(word) for word in text.split(",")})
-    if found[0] < 1:
-        raise ValueError
-    return found

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from entrypoint import make_plan
 from train.bench import loads, paced, rows, worlds
-from train.bench.options import Options
+from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
 from train.bench.worlds import ENDLESS, Speed, World
 
@@ -46,10 +46,10 @@ class Setting:
 
 def arguments(group: Any) -> None:
     """Arguments of its own."""
-    group.add_argument("--micro", metavar="N,N", type=_numbers, help="micro batches (default: 16, 64, 256, ...)")
+    group.add_argument("--micro", metavar="N,N", type=numbers, help="micro batches (default: 16, 64, 256, ...)")
     group.add_argument("--workers", metavar="N,N", type=_readers, help="auto, memory, or processes that read")
     group.add_argument("--precisions", metavar="P,P", type=_precisions, help="fp32, bf16, fp16 (default: fp32,bf16)")
-    group.add_argument("--cpus", metavar="N,N", type=_numbers, help="CPUs of each process (default: all, and half)")
+    group.add_argument("--cpus", metavar="N,N", type=numbers, help="CPUs of each process (default: all, and half)")
 
 
 def run(options: Options) -> Iterator[Found]:
@@ -149,14 +149,6 @@ def _readers_of(setting: Setting, speed: Speed) -> int:
     """Data workers of each process: of `auto`, what it came to there."""
     found = WORKERS.match(str((speed.facts or {}).get("loader")))
     return int(found[1] if found else setting.workers if setting.workers.isdigit() else 0)
-
-
-def _numbers(text: str) -> list[int]:
-    """Rising, each at least 1. Raises ValueError."""
-    found = sorted({int(word) for word in text.split(",")})
-    if found[0] < 1:
-        raise ValueError
-    return found
 
 
 def _readers(text: str) -> list[str]:

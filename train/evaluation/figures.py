@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from train.evaluation.scores import Result
-from train.oneline import one_line
+from train.oneline import one_line, shortened
 
 APART: Final = 0.02  # macro F1 is worth a look where it is this far from the accuracy
 WEAK: Final = 0.1  # and a class, where its recall is this far below the accuracy
@@ -74,7 +74,8 @@ def table(result: Result, classes: Sequence[str], matrix: Sequence[Sequence[int]
     numbers = [str(number) for number in range(len(classes))]
     lines = [("", "class", "recall", *numbers)]
     for number, name, share, row in zip(numbers, classes, recall, matrix, strict=True):
-        lines.append((number, _short(name), "-" if share is None else f"{share:.1%}", *(str(n) for n in row)))
+        shown = "-" if share is None else f"{share:.1%}"
+        lines.append((number, shortened(name, WIDEST), shown, *(str(n) for n in row)))
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(_aligned(cells, widths) for cells in lines)
 
@@ -103,10 +104,6 @@ def _weak(result: Result, classes: Sequence[str]) -> list[tuple[str, float]]:
     if not worst or worst[0][1] >= result.accuracy - WEAK:
         return []
     return [(name, share) for name, share in worst if share < result.accuracy]
-
-
-def _short(name: str) -> str:
-    return one_line(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…")
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

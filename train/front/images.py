@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from train.data import imagefolder, oddities
-from train.oneline import one_line
+from train.oneline import shortened
 from train.settings.batches import held_out
 from train.settings.config import Data
 
 SHOWN: Final = 5  # names
-WIDEST: Final = 40  # letters of a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +43,6 @@ class Found:
     def facts(self) -> dict[str, Any]:
         """What a run that goes on compares with what it began with."""
         return {"classes": [*self.classes], "training": self.training, "held_out": self.held_out}
-
-
-def shortened(name: str) -> str:
-    """Of a class, as a line shows it."""
-    return one_line(name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…")
 
 
 def look(data: Data) -> Found:

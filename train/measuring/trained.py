@@ -11,9 +11,9 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train.data import arrayfiles, imagefolder
-from train.front.images import shortened
 from train.measuring import chosen
 from train.measuring.chosen import Chosen
+from train.oneline import shortened
 from train.record import progress
 from train.settings import changes, names
 from train.settings.config import Data

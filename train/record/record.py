@@ -122,7 +122,7 @@ def read_run(run_folder: Path) -> dict[str, Any] | None:
 
 def versions() -> dict[str, str | None]:
     """Python's, this project's and its packages' versions; None for one that is not installed as a package."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
 
 
 def set_aside(run_folder: Path) -> Path | None:
@@ -155,7 +155,8 @@ def job(environ: Mapping[str, str]) -> dict[str, str]:
     return {noun: environ[variable] for noun, variable in nouns.items() if environ.get(variable)}
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Its version; None where it is not installed as a package. Nothing of it is imported."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from attending import signed
 from bad.case import Case, standing_in, through, through_rank, through_train
 from torch import distributed as dist
 from worlds import FIRST, SECOND
 
-from entrypoint import World
 from train.data import catalog, digest
 from train.ranks import attendance, rendezvous
 from train.settings.config import Data
@@ -22,13 +22,6 @@ RUN = ("runs", "runs/*")
 rank = partial(Case, door=through_rank, writes=RUN, line=("run.output_dir=runs",))
 check = partial(Case, door=through_train, code=64)
 BITWISE = "train.reproducible=bitwise"
-
-
-def signed(*ranks: tuple[World, str]) -> dist.Store:
-    store = dist.HashStore()
-    for world, gpu in ranks:
-        attendance.sign(store, world, gpu)
-    return store
 
 
 def waited(store: dist.Store) -> list[dict[str, object]]:

@@ -40,3 +40,9 @@ def test_the_projects_peers_are_found() -> None:
 def test_peers_that_are_not_there_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="none"):
         options.find_peers(str(tmp_path / "none"))
+
+
+def test_a_list_of_numbers_is_read_in_rising_order_and_nothing_below_one() -> None:
+    assert options.numbers("4,1,4") == [1, 4]
+    with pytest.raises(ValueError, match=r"^$"):
+        options.numbers("0,1")

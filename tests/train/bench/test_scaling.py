@@ -144,6 +144,3 @@ def test_each_process_of_a_cpu_has_one_thread(tmp_path: Path) -> None:
 def test_numbers_of_processes_are_powers_of_two_and_all() -> None:
     assert scaling.powers(1) == [1]
     assert scaling.powers(6) == [1, 2, 4, 6]
-    assert scaling._numbers("4,1,4") == [1, 4]
-    with pytest.raises(ValueError, match=r"^$"):
-        scaling._numbers("0,1")

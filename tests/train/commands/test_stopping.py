@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from processes import bare_python
 
 from entrypoint import Failure
 from train import __main__ as front
@@ -27,12 +25,6 @@ def undisturbed() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A real interpreter, in an environment of its own."""
-    environ = {"PATH": os.environ["PATH"], "HOME": ".", **variables}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, env=environ)
-
-
 @pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGUSR2", 75), ("SIGINT", 130)])
 def test_a_signal_before_the_start_ends_cleanly_even_twice(signum: str, code: int) -> None:
     script = f"""
@@ -48,7 +40,7 @@ front.Failure.__str__ = show
 sys.argv = ["train"]
 sys.exit(front.main())
 """
-    assert python("-c", script).returncode == code
+    assert bare_python("-c", script).returncode == code
 
 
 @pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 75), ("SIGINT", 0)])
@@ -61,7 +53,7 @@ front.COMMANDS["check"] = lambda *_: os.kill(os.getpid(), signal.{signum}) or 0
 sys.argv = ["train", "check"]
 sys.exit(front.main())
 """
-    assert python("-c", script).returncode == code
+    assert bare_python("-c", script).returncode == code
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from types import SimpleNamespace
 import pytest
 import servers
 from disks import mounted
-from publishing import stand_in
+from publishing import everything, left, stand_in
 from servers import Behaviour, serving
 
 from entrypoint import ExitCode, Failure
 from train.fetching import archives, download, fetch, unpack
-from train.fetching.archives import Archive
 from train.fetching.telling import Teller
 from train.files import lease
 from train.settings.config import Data
@@ -56,14 +55,6 @@ def refused(root: Path, name: str = "cifar10", mirror: str | None = None) -> Fai
     with pytest.raises(Failure) as caught:
         ensure(root, name, mirror)
     return caught.value
-
-
-def left(root: Path) -> set[str]:
-    return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
-
-
-def everything(table: tuple[Archive, ...]) -> set[str]:
-    return {archive.path for archive in table} | {file.path for archive in table for file in archive.files}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,18 +6,12 @@ import time
 from dataclasses import replace
 
 import pytest
+from attending import signed
 from torch import distributed as dist
 from worlds import FIRST, SECOND
 
-from entrypoint import ExitCode, Failure, World
+from entrypoint import ExitCode, Failure
 from train.ranks import attendance
-
-
-def signed(*ranks: tuple[World, str]) -> dist.Store:
-    store = dist.HashStore()
-    for world, gpu in ranks:
-        attendance.sign(store, world, gpu)
-    return store
 
 
 def waited(store: dist.Store, seconds: float = 5.0) -> list[dict[str, object]]:

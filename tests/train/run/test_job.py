@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import opened, trained
+from jobs import opened, refused, trained
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode
 from train.models.syncnorm import SyncNorm
 from train.run.job import Job
-
-
-def refused(folder: Path, *settings: str) -> Failure:
-    with pytest.raises(Failure) as caught, opened(folder, *settings):
-        pass
-    return caught.value
 
 
 def test_a_new_folder_starts_at_step_zero(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from images import write_classes
 from jobs import after, fit, opened, steps_of, trained
+from runs import Run
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint
 from train.data.sampling import Piece
 from train.record import metrics
 from train.run import loop, now
@@ -24,23 +24,18 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return list(metrics.read(folder / metrics.NAME))
 
 
-def committed(folder: Path) -> int | None:
-    found = checkpoint.newest(folder / "checkpoints")
-    return found and found.step
-
-
 def test_a_run_logs_measures_and_commits_at_its_steps(tmp_path: Path) -> None:
     todo, _ = trained(tmp_path)
     seen = events(tmp_path)
     assert todo.state.step == 8
     assert steps_of(seen, "train") == [2, 4, 6, 8]
     assert steps_of(seen, "eval") == [4, 8]
-    assert committed(tmp_path) == 8
+    assert Run(folder=tmp_path).committed() == 8
 
 
 def test_max_steps_ends_in_the_middle_of_an_epoch_and_measures_there(tmp_path: Path) -> None:
     todo, _ = trained(tmp_path, "train.max_steps=3")
-    assert (todo.state.step, todo.state.evaluated, committed(tmp_path)) == (3, 3, 3)
+    assert (todo.state.step, todo.state.evaluated, Run(folder=tmp_path).committed()) == (3, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,7 @@ def test_checkpoints_come_at_the_steps_and_times_asked_for(tmp_path: Path, setti
 
 def test_without_held_out_images_nothing_is_measured(tmp_path: Path) -> None:
     todo, _ = trained(tmp_path, "data.val_fraction=0")
-    assert (todo.state.result, committed(tmp_path)) == (None, 10)
+    assert (todo.state.result, Run(folder=tmp_path).committed()) == (None, 10)
 
 
 def test_an_evaluation_that_does_not_fit_the_gpu_names_its_own_batch_and_not_the_trainings(
@@ -107,7 +102,7 @@ def test_a_signal_ends_the_run_after_the_step_it_came_in_and_saves(
     after(3, lambda todo: watch.handle(signal.SIGUSR1), monkeypatch)
     with opened(tmp_path) as todo:
         fit(todo, watch=watch)
-    assert todo.state.step == committed(tmp_path) == 3
+    assert todo.state.step == Run(folder=tmp_path).committed() == 3
 
 
 def test_a_signal_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
@@ -115,7 +110,7 @@ def test_a_signal_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
     watch.handle(signal.SIGTERM)
     with opened(tmp_path) as todo:
         assert fit(todo, watch=watch).saved is None
-    assert (todo.state.step, committed(tmp_path)) == (0, None)
+    assert (todo.state.step, Run(folder=tmp_path).committed()) == (0, None)
 
 
 def test_a_stopped_run_goes_on_and_sees_each_sample_once_per_epoch(

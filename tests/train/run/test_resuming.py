@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import flip, plant
 from images import write_classes
-from jobs import after, fit, opened, trained
+from jobs import after, fit, opened, refused, trained
 from torch.optim import SGD, Adam
 
 from entrypoint import ExitCode, Failure
@@ -24,12 +24,6 @@ def run(tmp_path: Path) -> Path:
     """A finished run, with checkpoints at steps 4 and 8."""
     trained(tmp_path, "checkpoint.every_steps=4")
     return tmp_path
-
-
-def refused(folder: Path, *settings: str) -> Failure:
-    with pytest.raises(Failure) as caught, opened(folder, *settings):
-        pass
-    return caught.value
 
 
 def test_a_run_goes_on_from_its_newest_checkpoint(run: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from jobs import after, fit, opened, steps_of
+from runs import Run
 from worlds import SECOND
 
 from train.checkpoint import checkpoint
@@ -26,11 +27,6 @@ def watch(*, deadline: Deadline | None = None, received: signal.Signals | None =
     if received:
         found.handle(received)
     return found
-
-
-def committed(folder: Path) -> int | None:
-    found = checkpoint.newest(folder / "checkpoints")
-    return found and found.step
 
 
 def lets_pass(count: int, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -57,7 +53,7 @@ def test_a_deadline_that_is_near_stops_the_run_before_it(tmp_path: Path, monkeyp
     with opened(tmp_path) as todo:
         end = fit(todo, watch=watching)
         assert not loop.is_finished(todo)
-    assert todo.state.step == committed(tmp_path) == 3
+    assert todo.state.step == Run(folder=tmp_path).committed() == 3
     assert stop.cause(end) == "deadline"
     assert stop.told(end).startswith("the deadline 2023-11-1")
 
@@ -90,7 +86,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(tmp_path: Path, mon
     with opened(tmp_path, "eval.batch_size=2") as todo:
         fit(todo, watch=watching)
     assert used == [1, 2]  # of 8
-    assert (committed(tmp_path), todo.state.evaluated, todo.state.result) == (4, 0, None)
+    assert (Run(folder=tmp_path).committed(), todo.state.evaluated, todo.state.result) == (4, 0, None)
 
 
 def test_an_evaluation_that_was_broken_off_is_made_up_for_and_stands_once_in_the_record(
@@ -112,7 +108,7 @@ def test_a_signal_with_an_evaluation_due_saves_at_once(tmp_path: Path, monkeypat
     with opened(tmp_path) as todo:
         fit(todo, watch=watching)
         assert not loop.is_finished(todo)
-    assert (committed(tmp_path), todo.state.evaluated) == (8, 4)
+    assert (Run(folder=tmp_path).committed(), todo.state.evaluated) == (8, 4)
 
 
 def test_while_the_last_save_is_under_way_a_note_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
