@@ -191,6 +191,14 @@ ROWS: dict[str, Row] = {
         ("classes: outline-0, outline-1", "classes: a"),
         "the same files",
     ),
+    "other-files": (
+        "23",
+        state(lambda s: put(s, "data", "digests", "held_out", value="x")),
+        65,
+        ("the data is not what this run began with", "held_out: 16 as before, but others"),
+        "is drawn anew",
+    ),
+    "digests-a-number": ("25", state(lambda s: put(s, "data", "digests", value=5)), 65, ("step-00000008",), OVER),
     "past-the-end": (
         "23",
         state(lambda s: s["config"]["train"].update(epochs=9) or s["state"].update(step=12)),
