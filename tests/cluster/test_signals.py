@@ -25,10 +25,13 @@ def build(classes, shape):
 
 @pytest.fixture(scope="module")
 def limited(cluster: Cluster, place: Callable[[str], str]) -> Launched:
-    """A run of two minutes that is to be warned before them: it trains while the others are looked at."""
+    """A run of three minutes that is to be warned before them: it trains while the others are looked at.
+
+    Slurm may warn a minute early: a busy machine needs what is left for the image to start and to listen.
+    """
     work = place("limited")
     (cluster.here(work) / "config.yaml").write_text(ENDLESS)
-    return launch(cluster, work, "singlegpu", "--time=2", "--signal=USR1@80", "config.yaml", MAX_REQUEUES="1")
+    return launch(cluster, work, "singlegpu", "--time=3", "--signal=USR1@80", "config.yaml", MAX_REQUEUES="1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +169,6 @@ def test_the_other_tasks_of_its_array_train_on(array: Preempted) -> None:
 
 
 def test_a_run_that_is_warned_of_its_time_limit_is_requeued(limited: Launched) -> None:
-    until(lambda: limited.restarts == 1, 180, lambda: limited.job.output)
+    until(lambda: limited.restarts == 1, 240, lambda: limited.job.output)
     limited.job.signal()
     assert "exit code 75: requeued, start 2" in limited.job.output
