@@ -35,11 +35,12 @@ def run_plan(
     log_dir: Path,
     foreign: bool,
     care: Care | None = None,
+    asked: Sequence[int] = (),
 ) -> int:
     """Run `command` once per rank and wait; returns the exit code for the task.
 
     Output goes to `log_dir/rank-NNNN.log`, and the world's rank 0 to the console. `foreign`: not our own worker.
-    `care`: how our own are looked after.
+    `care`: how our own are looked after. `asked`: the signals that came before they are taken here.
 
     Raises:
         Failure: before anything is started, where it cannot work.
@@ -48,6 +49,7 @@ def run_plan(
     console = Console(is_terminal=terminal, folds=not foreign)
     resident.hold()
     with Inbox() as inbox, _Scratch(environ) as scratch:
+        inbox.arrived.extend(dict.fromkeys(asked))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
         if planned.world.num_nodes > 1:

@@ -127,5 +127,25 @@ def test_a_signal_at_any_time_before_the_first_step_ends_with_75_and_without_a_c
         found = list(pool.map(lambda seconds: stopped_after(seconds, tmp_path / str(seconds)), times))
     assert [code for code, _, _ in found] == [75] * len(times), found
     for _, said, files in found:
-        assert "Traceback" not in said
+        assert "Traceback" not in said, said
         assert not [name for name in files if "step-" in name or name.endswith(("metrics.jsonl", "best.json"))], files
+
+
+ASKED_BETWEEN = """
+import os, signal, sys
+from train import __main__ as front
+from train.commands import launching
+real = launching.care
+def care(*given):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*given)
+launching.care = care
+sys.exit(front.main())
+"""
+
+
+def test_a_signal_between_the_front_door_and_the_watch_over_the_ranks_is_not_lost(tmp_path: Path) -> None:
+    words = ("--device", "cpu", *TINY, *LONG, f"run.output_dir={tmp_path}", "run.name=run")
+    with start_python("-c", ASKED_BETWEEN, *words, cwd=tmp_path) as process:
+        code, said = ended(process)
+    assert (code, Run(folder=tmp_path / "run").committed()) == (75, None), said

@@ -103,11 +103,11 @@ def start(
     Raises:
         Failure: as `run_plan`.
     """
-    stopping.ignore()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
+    asked = stopping.note()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     command = [sys.executable, "-m", "train.worker", *arguments]
     looked_after = replace(care(config, folder), failed=failed)
     looked_after = replace(looked_after, promise=promise) if promise else looked_after
-    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after)
+    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after, asked=asked)
 
 
 def care(config: RunConfig, folder: Path) -> Care:

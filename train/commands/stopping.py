@@ -39,6 +39,13 @@ def stop(signum: int, frame: FrameType | None, undone: str = "before the trainin
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 
+def note() -> list[int]:
+    """From now on, requests to stop are written down in this list, for those who take them next."""
+    noted: list[int] = []
+    handle(lambda signum, frame: noted.append(signum))
+    return noted
+
+
 def ignore() -> None:
     """From now on, requests to stop are somebody else's or come too late."""
     handle(lambda signum, frame: None)  # not SIG_IGN, which says that the caller ignores it

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -62,16 +61,25 @@ def _refuse_without_checkpoints(run_folder: Path) -> None:
 
 
 def mark(run_folder: Path, environ: Mapping[str, str], *, host: str, now: float) -> None:
-    """Leave word that this job has made its run's folder. Never fails; without a home that lasts there is none."""
+    """Leave word that this job has made its run's folder. Without a home that lasts there is none, and no failure.
+
+    Raises:
+        Failure: STOPPED, for a signal meanwhile.
+    """
     place = _mark(run_folder, environ)
     if place is None:
         return
-    with suppress(OSError, Failure):
+    try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for other in place.parent.iterdir():
             if other.stat().st_mtime < now - KEPT_S:
                 durable.remove(other)
         durable.write_json(place, {"folder": str(run_folder.absolute()), "host": host})
+    except OSError:
+        return
+    except Failure as failure:
+        if failure.code == ExitCode.STOPPED:
+            raise
 
 
 def forget(run_folder: Path, environ: Mapping[str, str], code: int) -> None:

@@ -25,7 +25,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     seen: dict[str, Any] = {}
 
     def note(
-        plan: Plan, command: Sequence[str], environ: Mapping[str, str], *, log_dir: Path, foreign: bool, care: object
+        plan: Plan, command: Sequence[str], environ: Mapping[str, str], *, log_dir: Path, foreign: bool, **_: object
     ) -> int:
         seen.update(plan=plan, command=list(command), environ=environ, log_dir=log_dir, foreign=foreign)
         return 7

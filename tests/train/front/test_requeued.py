@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_run_that_moved_away_is_missed_by_name(run: Path, job: dict[str, str])
     assert (
         caught.value.found == f"no such folder on node02; an earlier start of the job kept the run in {run} on node01"
     )
+
+
+@pytest.mark.parametrize(("code", "passes"), [(ExitCode.STOPPED, True), (ExitCode.IO, False)])
+def test_of_what_happens_while_the_mark_is_left_only_a_request_to_stop_passes(
+    run: Path, job: dict[str, str], code: ExitCode, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise Failure("it", fix="none", code=code)
+
+    monkeypatch.setattr(requeued.durable, "write_json", fail)
+    with pytest.raises(Failure) if passes else nullcontext():
+        requeued.mark(run, job, host="node01", now=0.0)
 
 
 def test_a_run_that_is_there_is_nothing_to_tell(run: Path, job: dict[str, str]) -> None:
