@@ -99,6 +99,7 @@ def _idle(net: nn.Module, output: Tensor) -> str | None:
 def _evaluating(net: nn.Module) -> Iterator[None]:
     """Evaluation mode inside; every module's mode and every buffer as before, after it."""
     modes = {module: module.training for module in net.modules()}
+    held = [(place, key, tensor) for module in net.modules() for place, key, tensor in _own_buffers(module)]
     buffers = [(buffer, buffer.clone()) for buffer in net.buffers() if not torch.nn.parameter.is_lazy(buffer)]
     net.eval()
     try:
@@ -107,9 +108,19 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for place, key, tensor in held:  # a forward may have put a new tensor in the place of one
+            place[key] = tensor
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def _own_buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """Those that have their size already, and where it keeps them."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return []
+    found = [(key, one) for key, one in module._buffers.items() if one is not None]
+    return [(module._buffers, key, one) for key, one in found if not torch.nn.parameter.is_lazy(one)]
 
 
 @contextmanager
