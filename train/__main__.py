@@ -85,7 +85,8 @@ def main() -> int:
     stopping.handle(stopping.stopper(sys.argv[1:]))
     if sys.argv[1:2] and sys.argv[1] in OWN:  # the process' own: what libraries read is taken out of it
         return run(sys.argv[1:], os.environ)
-    return run(sys.argv[1:], {**os.environ, goingon.VARIABLE: goingon.typed(sys.argv, os.environ.get("PATH"))})
+    command = goingon.typed(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
+    return run(sys.argv[1:], {**os.environ, goingon.VARIABLE: command})
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -30,10 +30,15 @@ class Over:
     early: bool
 
 
-def typed(argv: Sequence[str], path: str | None) -> str:
-    """What was typed, for a shell. A program that `path` leads to goes by its name alone."""
+def typed(argv: Sequence[str], path: str | None, *, isolated: bool = False) -> str:
+    """What was typed, for a shell. A program that `path` leads to goes by its name alone.
+
+    isolated: whether Python was started with -I, as the image's command and entrypoint.isolated do, and nobody by hand.
+    """
     program, *words = argv
     if Path(program).name == "__main__.py":
+        if isolated and shutil.which("train", path=path):
+            return shlex.join(["train", *words])
         return shlex.join(["python", "-m", "train", *words])
     name = Path(program).name
     known = Path(program).is_absolute() and shutil.which(name, path=path) == program

@@ -76,6 +76,12 @@ def test_a_program_goes_by_its_name_where_the_shell_finds_it(tmp_path: Path) -> 
     assert goingon.typed([str(program), "a.b=1"], "/nowhere") == f"{program} a.b=1"
 
 
+def test_what_a_command_of_ours_started_goes_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train").touch(0o755)
+    module = ["/any/where/train/__main__.py", "a.b=1"]
+    assert goingon.typed(module, str(tmp_path), isolated=True) == "train a.b=1"
+
+
 def test_a_program_that_was_named_by_its_path_stays_so() -> None:
     assert goingon.typed([".venv/bin/train"], "/nowhere") == ".venv/bin/train"
 
