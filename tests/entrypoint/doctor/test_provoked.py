@@ -62,7 +62,9 @@ FOR_REAL = {
     "clock.finding warn clock: certificates and tokens are refused": ("a clock that begins anew",),
     "clock.finding warn clock: times in logs and of files do not compare": ("a clock that is ahead",),
     "cores.finding warn cores: no core of its own for": ("one core",),
-    "cores.finding warn cores: and stand still in between": ("half a core's time",),
+    "cores.finding warn cores: a program that counts them starts threads that stand still in between": (
+        "half a core's time",
+    ),
     "cores.finding warn cores: they take turns": ("a thousand data workers",),
     "examine._warned warn plan": ("half a torchrun set",),
     "full.told fail all-reduce: the ranks were not done in time": ("test_full.py::test_ranks_that_are_not_done_hang",),
