@@ -119,6 +119,7 @@ def _calls(names: str, error: str) -> tuple[str, ...]:
 
 
 _BECOME = f"os.setgroups([]); os.setuid({STRANGER})"
+_BECOME_NOBODY_ELSE = "os.setgroups([]); os.setuid(10_000_000 + os.getpid())"  # a limit counts all that its user runs
 _TWO_RANKS, _NAMED = ("--procs-per-node", "2"), ("--output", "AT")
 _FAR = ("--nodes", "2", "--node-rank", "1", "--master-addr")
 _EVERYWHERE = " && ".join(_read_only(place) for place in ("/tmp", "/var/tmp", "/dev/shm"))
@@ -139,7 +140,7 @@ PLACES: Mapping[str, Sick] = {
     "few threads": fails(
         "threads",
         "more threads could be started",
-        code=f"resource.setrlimit(resource.RLIMIT_NPROC, (24, 24)); {_BECOME}",
+        code=f"resource.setrlimit(resource.RLIMIT_NPROC, (24, 24)); {_BECOME_NOBODY_ELSE}",
     ),
     "one core": warns("cores", "1 of ", code="os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"),
     "half a core's time": warns("cores", "with the time of 0.5", limit=("cpu", "50000"), options=("--workers", "0")),
