@@ -25,7 +25,7 @@ def recipe(image: Image, tmp_path: Path) -> Path:
     shutil.copy(REPOSITORY / "tests" / "build-image", tmp_path / "tests")
     for name in ("Containerfile", ".dockerignore", "README.md", "pyproject.toml", "requirements.lock"):
         shutil.copy(REPOSITORY / name, tmp_path)
-    for name in ("bench", "configs", "entrypoint", "image", "launch", "train"):
+    for name in ("bench", "configs", "entrypoint", "examples", "image", "launch", "train"):
         shutil.copytree(REPOSITORY / name, tmp_path / name)
     (tmp_path / "image" / "system.sh").write_text(f"# {tmp_path}\nsleep 600\n")
     return tmp_path

@@ -168,8 +168,8 @@ def image_files(folder: Path, others: Counter[str] | None = None, inside: set[st
 
 
 def hidden(name: str) -> bool:
-    """Whether `ls` leaves it out."""
-    return name.startswith(".")
+    """Whether `ls` leaves it out, or Python has made it beside a data set of the user's own."""
+    return name.startswith(".") or name == "__pycache__"
 
 
 def is_image(name: str) -> bool:

@@ -104,6 +104,11 @@ def test_hidden_images_are_no_images(tmp_path: Path) -> None:
     assert (others, inside["a"]) == ({}, {"deep"})
 
 
+def test_what_python_makes_beside_a_users_code_is_no_class(tmp_path: Path) -> None:
+    make(tmp_path, "a/0.png", "b/1.jpg", "__pycache__/mine.cpython-311.pyc")
+    assert imagefolder.layout(tmp_path).classes == ("a", "b")
+
+
 def test_a_link_in_a_hidden_folder_is_not_followed(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png")
     (tmp_path / "a" / ".again").symlink_to(tmp_path)
