@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from entrypoint.planning import make_plan
     from entrypoint.pulse import REPEAT_S, Pulse, attach
     from entrypoint.resident import hold
+    from entrypoint.threads import begin_thread
     from entrypoint.world import World, from_environ
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "World",
     "add_launch_arguments",
     "attach",
+    "begin_thread",
     "die_with_parent",
     "fleeting",
     "from_environ",
@@ -76,6 +78,7 @@ PLACES = {
     "planning": ("make_plan",),
     "pulse": ("REPEAT_S", "Pulse", "attach"),
     "resident": ("hold",),
+    "threads": ("begin_thread",),
     "world": ("World", "from_environ"),
 }
 PLACE = {name: module for module, names in PLACES.items() for name in names}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
+
+from entrypoint.threads import begin_thread
 
 T = TypeVar("T")
 PATIENCE_S: Final = 5.0
@@ -22,7 +23,7 @@ def in_time(action: Callable[[], T], seconds: float = PATIENCE_S) -> T | None:
             answer.put(None)
 
     try:
-        threading.Thread(target=act, daemon=True, name="in time").start()
+        begin_thread(act)
         return answer.get(timeout=seconds)
     except (queue.Empty, RuntimeError):  # RuntimeError: the system has no thread left
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from entrypoint.doctor.findings import Finding, fail, refused, warn
 from entrypoint.doctor.scene import Scene
 from entrypoint.errors import Failure
+from entrypoint.threads import begin_thread
 
 Check = Callable[[Scene], Sequence[Finding]]
 Late = Callable[[str, float], Sequence[Finding]]
@@ -62,5 +63,5 @@ def _started(name: str, check: Check, scene: Scene, together: threading.Event) -
         together.wait()
         answer.put(asked(name, check, scene))
 
-    threading.Thread(target=act, daemon=True, name=f"doctor {name}").start()
+    begin_thread(act)
     return answer

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from entrypoint import patience
 from entrypoint.patience import in_time
 
 
@@ -24,8 +26,8 @@ def test_an_action_that_never_ends_is_left_behind() -> None:
 
 
 def test_without_a_thread_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
+    def refuse(action: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(patience, "begin_thread", refuse)
     assert in_time(lambda: 42) is None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
+from entrypoint import begin_thread
+
 T = TypeVar("T")
-POLL_S: Final = 0.2
+POLL_S: Final = 0.01
 
 
 class Writer(Generic[T]):
@@ -18,9 +21,8 @@ class Writer(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._value: T | None = None
-        self._error: BaseException | None = None
+        self._work: _Work[T] | None = None
+        self._begun = False
 
     def __enter__(self) -> Self:
         return self
@@ -28,37 +30,59 @@ class Writer(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        if self._work is None:
+            return
+        if not self._begun and self._work.turn.acquire(blocking=False):  # `begin` was interrupted: it never will begin
+            self._work = None
+            return
+        while not self._work.over:
+            time.sleep(POLL_S)
 
     @property
     def over(self) -> bool:
         """Whether there is a result to take, without waiting for it."""
-        return self._thread is not None and not self._thread.is_alive()
+        return self._work is not None and self._work.over
 
     def begin(self, action: Callable[[], T]) -> None:
         """Run `action` in the thread. The result of the one before must have been taken: never two at once."""
-        if self._thread is not None:
+        if self._work is not None:
             raise RuntimeError("the writer is at work")
-        self._value, self._error = None, None
-        # A daemon: a process that has to leave at once does not wait for a disk that does not answer.
-        self._thread = threading.Thread(target=self._run, args=(action,), name="writer", daemon=True)
-        self._thread.start()
+        self._begun, self._work = False, _Work(action)
+        begin_thread(self._work.run)
+        self._begun = True
 
     def result(self, meanwhile: Callable[[], object] = lambda: None) -> T:
         """Wait, then return or raise what `action` did. `meanwhile` is called again and again, signals are handled."""
-        if self._thread is None:
+        if self._work is None:
             raise RuntimeError("the writer has nothing to do")
-        while self._thread.is_alive():
+        while not self._work.over:
             meanwhile()
-            self._thread.join(POLL_S)
-        self._thread, error = None, self._error
-        if error is not None:
-            raise error
-        return self._value  # type: ignore[return-value]
+            time.sleep(POLL_S)
+        work, self._work = self._work, None
+        if work.error is not None:
+            raise work.error
+        return work.value  # type: ignore[return-value]
 
-    def _run(self, action: Callable[[], T]) -> None:
+
+class _Work(Generic[T]):
+    """One action and what came of it.
+
+    It is waited for by looking, without a lock: a handler that raises where one is taken would leave it taken.
+    """
+
+    def __init__(self, action: Callable[[], T]) -> None:
+        self.turn = threading.Lock()  # of the thread that runs it, or of the one that sees to it that none will
+        self.over = False
+        self.value: T | None = None
+        self.error: BaseException | None = None
+        self._action = action
+
+    def run(self) -> None:
+        """In the thread."""
+        if not self.turn.acquire(blocking=False):
+            return
         try:
-            self._value = action()
+            self.value = self._action()
         except BaseException as error:  # anything: it is raised again where it is waited for
-            self._error = error
+            self.error = error
+        self.over = True

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint import begin_thread
 from train.files import plain
 
 BEAT_S, STALE_S, POLL_S = 10.0, 60.0, 0.5
@@ -70,27 +71,35 @@ class Lease:
 
         lost: called once, from another thread, if another holder took over meanwhile.
         """
-        over = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(over, lost), daemon=True)
+        over, given_back = threading.Event(), threading.Event()
+        beating = False
+
+        def beat() -> None:
+            try:
+                self._beat(over, lost)
+            finally:
+                self.give_back()
+                given_back.set()
+
         try:
-            beating.start()
+            begin_thread(beat)
+            beating = True
             yield
         finally:
             over.set()
-            if beating.ident is None:  # the system had no thread left
+            if beating:
+                given_back.wait(LEAVE_S)
+            else:  # the system had no thread left, or a signal came before it could be known
                 self.give_back()
-            else:
-                beating.join(LEAVE_S)
 
     def _beat(self, over: threading.Event, lost: Callable[[], None] | None) -> None:
         while not over.wait(BEAT_S):
             if not holds(self.path, self.number):
                 if lost:
                     lost()
-                break
+                return
             with suppress(OSError):
                 os.utime(_file(self.path, self.number))
-        self.give_back()
 
     def give_back(self) -> None:
         """Remove the files, the newest first: as long as an older one is there, nobody can begin again at 1."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from datetime import timedelta
 
 from torch import distributed as dist
 
-from entrypoint import Failure, World, network
+from entrypoint import Failure, World, begin_thread, network
 from train.ranks import attendance
 
 _NONCE = "train/nonce"
@@ -118,7 +117,7 @@ def _ours(run_id: str, world: World, address: str, port: int) -> dist.Store | No
         except (dist.DistError, RuntimeError, UnicodeDecodeError):
             answer.put(None)  # another program's port, or another run's store
 
-    threading.Thread(target=ask, daemon=True, name=f"ask port {port}").start()
+    begin_thread(ask)
     try:
         return answer.get(timeout=2 * _ANSWER_S)
     except queue.Empty:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, begin_thread
 from train.run.signals import WATCHED, Watch
 
 # How long the main thread may be deaf. While ranks meet it waits in C++, for minutes if another rank has left for
@@ -37,7 +37,7 @@ class Bell:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # written to in C, whatever the main thread does
-        threading.Thread(target=self._stand_by, args=(read_end,), daemon=True).start()
+        begin_thread(partial(self._stand_by, read_end))
         for number in WATCHED:
             signal.signal(number, self.ring)
 

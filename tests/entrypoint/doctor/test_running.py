@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -40,21 +40,19 @@ def test_a_refusal_inside_a_check_is_a_failure() -> None:
 
 
 def test_a_check_that_takes_all_threads_leaves_one_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = threading.Event()
+    begun, begin = threading.Event(), running.begin_thread
 
-    class Scarce(threading.Thread):
+    def scarce(action: Callable[[], None]) -> None:
         """None is left once the first check has begun, which has half a second for it."""
-
-        def start(self) -> None:
-            if begun.is_set():
-                raise RuntimeError("can't start new thread")
-            super().start()
-            begun.wait(0.5)
+        if begun.is_set():
+            raise RuntimeError("can't start new thread")
+        begin(action)
+        begun.wait(0.5)
 
     def greedy(scene: Scene) -> Sequence[Finding]:
         begun.set()
         return [ok("memory", "x")]
 
-    monkeypatch.setattr(running.threading, "Thread", Scarce)
+    monkeypatch.setattr(running, "begin_thread", scarce)
     found = running.run({"memory": greedy, "cores": lambda scene: [ok("cores", "x")]}, Scene(environ={}), 60.0)
     assert [finding.name for finding in found] == ["memory", "cores"]

@@ -77,3 +77,33 @@ with Watch(clock=lambda: next(ticks)):
 
 def test_a_second_ctrl_c_aborts_while_the_result_is_waited_for() -> None:
     assert python("-c", ABORTED, timeout=60).returncode == 130
+
+
+INTERRUPTED = """
+import random, signal
+from contextlib import suppress
+from train.checkpoint.writer import Writer
+class Killed(Exception): pass
+armed = False
+def killed(*_):
+    if armed: raise Killed
+signal.signal(signal.SIGALRM, killed)
+draw, begun, ended = random.Random(1), [], []
+for trial in range(3000):
+    with suppress(Killed):
+        try:
+            armed = True
+            with Writer() as writer:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 3e-4))
+                writer.begin(lambda: (begun.append(trial), ended.append(trial)))
+                writer.result()
+        finally:
+            armed = False
+            assert begun == ended
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_a_signal_that_raises_while_the_thread_is_started_is_the_error_that_is_seen() -> None:
+    done = python("-c", INTERRUPTED, timeout=120)
+    assert done.returncode == 0, done.stderr

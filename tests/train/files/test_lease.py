@@ -85,7 +85,7 @@ def test_an_error_inside_gives_it_back(path: Path) -> None:
 
 
 def test_without_a_thread_that_touches_it_it_is_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    monkeypatch.setattr(lease, "begin_thread", Mock(side_effect=RuntimeError("can't start new thread")))
     held = lease.take(path)
     assert held is not None
     with pytest.raises(RuntimeError, match="can't start"), held.held():

@@ -1,0 +1,54 @@
+"""A thread whose start a signal's handler interrupts."""
+
+from __future__ import annotations
+
+import threading
+from unittest.mock import Mock
+
+import pytest
+from processes import python
+
+from entrypoint import threads
+
+INTERRUPTED = """
+import random, signal, time
+from contextlib import suppress
+from entrypoint.threads import begin_thread
+class Stopped(Exception): pass
+armed = False
+def stopped(*_):
+    if armed: raise Stopped
+signal.signal(signal.SIGALRM, stopped)
+draw, sure, ran = random.Random(1), 0, []
+for trial in range(2000):
+    with suppress(Stopped):
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1e-4))
+            begin_thread(lambda: ran.append(trial))
+            sure += 1
+        finally:
+            armed = False
+signal.setitimer(signal.ITIMER_REAL, 0)
+until = time.monotonic() + 60
+while len(ran) < sure and time.monotonic() < until:
+    time.sleep(0.01)
+assert sure <= len(ran), (sure, len(ran))
+"""
+
+
+def test_what_was_begun_runs() -> None:
+    done = threading.Event()
+    threads.begin_thread(done.set)
+    assert done.wait(60)
+
+
+def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_thread", Mock(start_new_thread=Mock(side_effect=RuntimeError("can't start"))))
+    with pytest.raises(RuntimeError, match="can't start"):
+        threads.begin_thread(lambda: None)
+
+
+def test_handlers_that_raise_while_it_begins_break_no_thread() -> None:
+    done = python("-c", INTERRUPTED, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
