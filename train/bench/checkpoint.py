@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import median
 from tempfile import mkdtemp
 from typing import Any, Final
 
+from entrypoint import processors
 from train.bench import paced, pairs, rows, sides
 from train.bench.loads import FOREVER, LR
 from train.bench.noise import NAME
@@ -27,7 +27,7 @@ def run(options: Options) -> Iterator[Found]:
     On a CPU twice: beside a GPU the host has cores for what is written behind, so that training leaves one free for
     row 11a. The snapshot is taken by training's own threads, which have all cores for row 11b.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = processors()
     if options.device == "cuda" or cores == 1:
         yield from judged(*_blocks(options, {}, 20)).values()
         return

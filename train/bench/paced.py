@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from entrypoint import ExitCode, Failure, die_with_parent
+from entrypoint import ExitCode, Failure, die_with_parent, processors
 from train import worker
 from train.bench.options import Options
 
@@ -187,7 +187,7 @@ def _with_group(side: Side) -> Side:
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
     meeting = {"WORLD_SIZE": str(side.ranks), "LOCAL_WORLD_SIZE": str(side.ranks), "MASTER_ADDR": LOOPBACK}
-    threads = str(max(1, len(os.sched_getaffinity(0)) // side.ranks))
+    threads = str(max(1, processors() // side.ranks))
     shared = {"OMP_NUM_THREADS": threads} | dict(side.environ) | meeting | {"MASTER_PORT": str(port)}
     return replace(side, environ=shared)
 

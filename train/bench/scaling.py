@@ -5,12 +5,11 @@ A GPU alone is also shown what a network between eight would cost it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, make_plan
+from entrypoint import ExitCode, Failure, make_plan, processors
 from train.bench import loads, paced, rows, worlds
 from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
@@ -54,7 +53,7 @@ def most(options: Options) -> int:
     """As many processes as this machine has GPUs, or CPUs to give one to each; or as was asked for."""
     if options.device == "cuda":
         return make_plan(options.environ, options.launch).spawn
-    return options.launch.procs_per_node or len(os.sched_getaffinity(0))
+    return options.launch.procs_per_node or processors()
 
 
 def powers(last: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from entrypoint import processors
 from train.bench import once, paced, pairs, rows
 from train.bench.options import Options
 from train.bench.paced import Side
@@ -130,4 +130,4 @@ def _accelerate() -> list[str]:
 
 
 def _threads(environ: Mapping[str, str]) -> str:
-    return environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
+    return environ.get("OMP_NUM_THREADS") or str(processors())

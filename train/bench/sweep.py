@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from entrypoint import make_plan
+from entrypoint import make_plan, processors
 from train.bench import loads, paced, rows, worlds
 from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
@@ -78,7 +78,7 @@ def grid(options: Options, procs: int) -> list[Setting]:
     from train.settings import schema  # YAML
     from train.settings.batches import largest_divisor
 
-    own, share = options.own, max(1, len(os.sched_getaffinity(0)) // procs)
+    own, share = options.own, max(1, processors() // procs)
     batch = schema.load(options.config, _settings(options)).train.global_batch_size
     most = batch // procs if options.device == "cuda" else min(batch // procs, LARGEST_ON_CPU)
     micro = getattr(own, "micro", None) or sorted({largest_divisor(batch // procs, min(size, most)) for size in SIZES})

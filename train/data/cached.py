@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Pulse
+from entrypoint import ExitCode, Failure, Pulse, processors
 from train.data import decode, paths, stock
 from train.data.folder import Files
 from train.data.onehost import Host
@@ -174,7 +174,7 @@ def _fill(path: Path, files: Files, pulse: Pulse) -> None:
     """Under the lease: decode all files, on all processors of this process, since its other ranks wait for it."""
     count = len(files.paths)
     chunks = np.array_split(np.arange(count), -(-count // CHUNK))
-    cores = len(os.sched_getaffinity(0))
+    cores = processors()
     with _told(path), stock.writing(path, count, files.size) as writer, ThreadPoolExecutor(cores) as pool:
         results = pool.map(lambda chunk: writer.put(chunk, *_decoded(files, chunk)), chunks)
         try:

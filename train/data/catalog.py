@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from train.data import arrays, depth, folder, imagefolder, oddities, owndata, published, synthetic
+from train.data import arrays, depth, folder, owndata, published, synthetic
 from train.data.sets import Samples, Sets, Source
 from train.data.shape import Shape
 from train.settings import batches, names
@@ -53,13 +52,12 @@ def _drawn(data: Data, first: int, count: int) -> synthetic.Drawn:
 
 def _folder(data: Data) -> Sets:
     found = folder.find(data)
-    aside = oddities.aside(imagefolder.layout(Path(data.root)))
     return Sets(
         training=found.training,
         held_out=found.held_out,
         classes=found.classes,
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
-        notes=(*found.notes, *((aside,) if aside else ())),
+        notes=found.notes,
         warnings=(*found.warnings, *depth.warnings(depth.of_files(found.training.paths), f"data.root {data.root}")),
     )
 

@@ -86,12 +86,12 @@ def _found(
     warnings: tuple[str, ...],
     notes: tuple[str, ...] = (),
 ) -> Found:
-    told = oddities.unread(unread)
+    told = (oddities.unread(unread), oddities.aside(layout))
     return Found(
         training=training,
         held_out=held_out,
         classes=layout.classes,
-        notes=(*notes, *((told,) if told else ())),
+        notes=(*notes, *filter(None, told)),
         warnings=warnings,
     )
 

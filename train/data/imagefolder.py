@@ -249,10 +249,8 @@ def _same(training: Path, classes: tuple[str, ...], held_out: Path, others: tupl
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
         found = f"only in {training.absolute()}: {_some(only_here)}; only in {held_out.absolute()}: {_some(only_there)}"
-        fix = (
-            f"let both folders in data.root have the same: {_some(sorted({*classes, *others}))}; or, if the second is "
-        )
-        fix += "nothing to measure on, move it out of data.root"
+        same = f"let both folders in data.root have the same: {_some(sorted({*classes, *others}))}"
+        fix = f"{same}; or, if the second is nothing to measure on, move it out of data.root"
         raise _missing("the class folders for training and for evaluation differ", found, fix)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
+from entrypoint import processors
 from train import plugin
 from train.data import catalog, distribution
 from train.data.folder import Files
@@ -30,7 +30,7 @@ def check(config: RunConfig, *, beside: str | None, tell: Callable[[str], None])
     least = config.data.image_size if isinstance(sets.training, Files) else 0
     training, held_out = _side("training", sets.training, least), _side("held-out", sets.held_out, least)
     for side, source, other in ((training, sets.training, None), (held_out, sets.held_out, training)):
-        for look in looks(source, sets.shape, len(os.sched_getaffinity(0))):
+        for look in looks(source, sets.shape, processors()):
             side.add(look, other)
             tell(f"{training.samples + held_out.samples:,} of {total:,} samples read")
     return _findings(config, sets, training, held_out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure, World
+from entrypoint import ExitCode, Failure, World, processors
 from train.data.shape import Shape
 from train.evaluation.evaluation import largest, within
 from train.measuring import measuring
@@ -103,7 +102,7 @@ def predict(ready: Ready, paths: Sequence[Path], top: int, bad: Callable[[str], 
         Failure: DATA at the end, where there were such; RESOURCE where a batch does not fit the GPU.
     """
     failed = 0
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(processors()) as threads:
         for first in range(0, len(paths), ready.size):
             part = paths[first : first + ready.size]
             batch, reasons = pixels.batch(part, ready.shape, threads, draft=ready.draft)
