@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -34,8 +35,8 @@ def as_failure(error: Exception, parts: Batches | None = None, *, exact: bool = 
         return _peer(error)
     if "does not have a deterministic implementation" in str(error):
         return _no_fixed_order(error)
-    if isinstance(error, RuntimeError) and _is_data_worker(error):
-        return _data_worker(error)
+    if worker := next(filter(_is_data_worker, _with_those_before(error)), None):
+        return _data_worker(worker)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return refusals.failure(error, Path(error.filename or "."))
     return None
@@ -99,11 +100,22 @@ def _no_fixed_order(error: Exception) -> Failure:
     )
 
 
-def _is_data_worker(error: RuntimeError) -> bool:
-    return "DataLoader worker" in str(error) or "shared memory" in str(error)
+def _with_those_before(error: BaseException) -> Iterator[BaseException]:
+    """It, and what was being handled when it was raised. A data worker's death is raised by torch's handler of SIGCHLD
+    wherever the main thread is: what was interrupted may fail in its own way on its way out."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__context__
 
 
-def _data_worker(error: Exception) -> Failure:
+def _is_data_worker(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("DataLoader worker", "shared memory")
+    )
+
+
+def _data_worker(error: BaseException) -> Failure:
     return Failure(
         "a data worker process died",
         found=devicefaults.said(error),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 
 import pytest
 import torch
@@ -62,6 +63,21 @@ def test_a_bitwise_run_is_not_told_to_go_on_with_other_micro_batches(micro: int,
     assert failure is not None
     assert "goes on with the same micro batches only" in failure.fix
     assert instead in failure.fix
+
+
+def test_a_data_workers_death_is_told_whatever_else_failed_on_the_way_out() -> None:
+    def interrupted() -> None:
+        try:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+        finally:
+            threading.Lock().release()
+
+    with pytest.raises(RuntimeError, match="unlocked") as caught:
+        interrupted()
+    failure = trouble.as_failure(caught.value)
+    assert failure is not None
+    assert (failure.code, failure.what) == (71, "a data worker process died")
+    assert "pid 7" in str(failure)
 
 
 def test_gloos_words_are_kept_short() -> None:
