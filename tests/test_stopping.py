@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 from jobs import TINY
-from processes import start_python, wait_until
+from processes import python, start_python, wait_until
 from runs import Run
 
 from entrypoint import REPEAT_S
@@ -55,6 +56,7 @@ def test_ctrl_c_again_aborts_a_save_that_is_under_way_and_leaves_the_last_one(tm
     with training(tmp_path, *LONG, **STUCK) as process:
         run = until_step_2_is_saved(tmp_path)
         process.send_signal(INT)
+        until_stopping(run)  # or a busy machine takes both for one
         time.sleep(AGAIN_S)
         process.send_signal(INT)
         code, said = ended(process)
@@ -129,6 +131,20 @@ def test_a_signal_at_any_time_before_the_first_step_ends_with_75_and_without_a_c
     for _, said, files in found:
         assert "Traceback" not in said, said
         assert not [name for name in files if "step-" in name or name.endswith(("metrics.jsonl", "best.json"))], files
+
+
+ASKED_BEFORE = """
+import os, signal, sys
+from train import __main__ as front
+front.run = lambda argv, environ: os.kill(os.getpid(), getattr(signal, sys.argv.pop()))
+sys.exit(front.main())
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_signal_before_the_command_line_is_read_ends_as_any_other(tmp_path: Path, name: str, code: int) -> None:
+    done = python("-c", ASKED_BEFORE, name, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
 
 
 ASKED_BETWEEN = """

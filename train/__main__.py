@@ -82,11 +82,15 @@ def build_parser() -> Parser:
 def main() -> int:
     """The console command; returns the exit code."""
     shield()
-    stopping.handle(stopping.stopper(sys.argv[1:]))
-    if sys.argv[1:2] and sys.argv[1] in OWN:  # the process' own: what libraries read is taken out of it
-        return run(sys.argv[1:], os.environ)
-    command = goingon.typed(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
-    return run(sys.argv[1:], {**os.environ, goingon.VARIABLE: command})
+    environ: Mapping[str, str] = os.environ
+    if sys.argv[1:2] == [] or sys.argv[1] not in OWN:  # those take the process' own: what libraries read goes out of it
+        command = goingon.typed(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
+        environ = {**os.environ, goingon.VARIABLE: command}
+    try:
+        stopping.handle(stopping.stopper(sys.argv[1:]))
+        return run(sys.argv[1:], environ)
+    except (Failure, KeyboardInterrupt) as error:  # a signal, just before or just after what `run` sees
+        return shown(error)
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -110,17 +114,22 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
-    except Failure as failure:
-        say(str(failure), sys.stderr)
-        return int(failure.code)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except (Failure, KeyboardInterrupt) as error:
+        return shown(error)
     except Exception as error:
         if known := met(error) or of_a_gpu(error):
             say(str(known), sys.stderr)
             return int(known.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
+
+
+def shown(error: Failure | KeyboardInterrupt) -> int:
+    """Its exit code; a failure is said."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    say(str(error), sys.stderr)
+    return int(error.code)
 
 
 def of_a_gpu(error: Exception) -> Failure | None:
