@@ -119,22 +119,27 @@ def take(path: Path, waited: Waited | None = None, me: Holder | None = None) -> 
         OSError: where no file can be made.
     """
     number = _newest(path)
-    silent = waited is not None and waited.silent == (number, _touched(_file(path, number)))
-    if number and not silent and not ended(read(path, number)):
+    judged = holder, touched = read(path, number), _touched(_file(path, number))
+    silent = waited is not None and waited.silent == (number, touched)
+    if number and not silent and not ended(holder):
         return None
-    file, holder = _file(path, number + 1), me or myself()
-    lease = Lease(path=path, number=number + 1, holder=holder)
+    file, mine = _file(path, number + 1), me or myself()
+    lease = Lease(path=path, number=number + 1, holder=mine)
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except FileExistsError:
         return None
     try:
         with os.fdopen(handle, "w") as stream:
-            json.dump(asdict(holder), stream)
+            json.dump(asdict(mine), stream)
     except BaseException:
         lease.give_back()
         raise
-    return lease
+    if _newest(path) == lease.number and (read(path, number), _touched(_file(path, number))) == judged:
+        return lease
+    with suppress(OSError):  # before it was there, what was judged went, and another began anew
+        file.unlink()
+    return None
 
 
 def wait(

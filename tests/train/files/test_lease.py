@@ -206,6 +206,29 @@ def test_the_file_is_touched_while_the_lease_is_held(path: Path, monkeypatch: py
         wait_until(lambda: file.stat().st_mtime_ns > 0, "touched")
 
 
+def test_two_that_begin_while_one_gives_back_do_not_both_hold_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at the dead one's file and the own file, that one is gone and another has begun at 1."""
+
+    def meanwhile(holder: Holder | None) -> bool:
+        left_by(path, replace(lease.myself(), token="another"))
+        return True
+
+    left_by(path, lease.myself())
+    monkeypatch.setattr(lease, "ended", meanwhile)
+    assert lease.take(path) is None
+    assert lease.holds(path, 1)
+
+
+def test_one_that_found_nobody_does_not_hold_it_beside_a_later_number(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by(path, lease.myself(), number=2)
+    numbers, newest = iter([0]), lease._newest
+    monkeypatch.setattr(lease, "_newest", lambda path: next(numbers, newest(path)))
+    assert lease.take(path) is None
+    assert [file.name for file in path.parent.iterdir()] == [f"{path.name}.2"]
+
+
 def test_other_files_in_the_folder_are_no_leases(path: Path) -> None:
     for name in (".lease.failed", ".lease", ".lease.x1", "lease.1"):
         path.with_name(name).touch()
