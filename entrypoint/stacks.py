@@ -15,12 +15,14 @@ from typing import Final
 from entrypoint.pulse import DUMP
 
 PATIENCE_S: Final = 1.0  # for one process to write its stacks
-SETTLED_S: Final = 0.05  # without another byte, they are whole
+SETTLED_S: Final = 0.05  # without another byte behind what may be the last line, they are whole
 FACTS: Final = ("status", "wchan", "stack")  # of /proc/PID; the last one is root's
 # Of sixty lines in status, those that tell why a process is silent.
 TELLING: Final = re.compile(r"^(?:Name|State|PPid|TracerPid|VmRSS|Threads|SigPnd|ShdPnd|SigBlk):.*$", re.M)
 _FRAME: Final = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$', re.M)
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.M)
+# The last line of a whole dump: where the main thread began, or that it stands too deep to be shown.
+_END: Final = re.compile(rb"(?: in <module>| in _run_module_as_main|  \.\.\.)\n\Z")
 _LIBRARY: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 # Where Python stands while a rank waits for others.
 _LOADER: Final = "torch/utils/data/dataloader.py"
@@ -110,12 +112,12 @@ def _dump(pid: int, descriptor: int) -> str:
     begun = os.fstat(descriptor).st_size
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, DUMP)
-    size, quiet, deadline = begun, 0.0, time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and (size == begun or quiet < SETTLED_S):
+    said, quiet, deadline = b"", 0.0, time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and (quiet < SETTLED_S or not _END.search(said)):
         time.sleep(0.01)
-        now = os.fstat(descriptor).st_size
-        size, quiet = now, 0.0 if now != size else quiet + 0.01
-    return os.pread(descriptor, size - begun, begun).decode(errors="replace")
+        now = os.pread(descriptor, os.fstat(descriptor).st_size - begun, begun)
+        said, quiet = now, 0.0 if now != said else quiet + 0.01
+    return said.decode(errors="replace")
 
 
 def _facts(pid: int, names: Iterable[str] = FACTS) -> str:

@@ -14,6 +14,7 @@ import pytest
 from processes import wait_until
 
 from entrypoint import stacks
+from entrypoint.pulse import DUMP as DUMP_SIGNAL
 from entrypoint.pulse import VARIABLE, Line
 
 # Holds the interpreter's lock in C: no Python code of this process runs any more.
@@ -86,6 +87,27 @@ def test_a_process_without_our_handler_is_not_signalled(line: Line) -> None:
         found = stacks.take(process.pid, line.stacks)
         assert f"no Python stacks of process {process.pid}: it does not answer" in found.text
         assert process.poll() is None
+
+
+IN_PIECES = """
+import os, signal, time
+def dump(*_):
+    os.write({fd}, b'Thread 0x01 (most recent call first):\\n  File "/t/other.py", line 5 in background\\n')
+    time.sleep({pause})
+    os.write({fd}, b'\\nThread 0x02 (most recent call first):\\n  File "/t/main.py", line 7 in <module>\\n')
+signal.signal({signal}, dump)
+print('up', flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_is_held_up_while_it_writes_is_waited_for(line: Line) -> None:
+    script = IN_PIECES.format(fd=line.stacks, pause=4 * stacks.SETTLED_S, signal=int(DUMP_SIGNAL))
+    with started(script, line) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert stacks.take(process.pid, line.stacks).where == "/t/main.py:7"
 
 
 def test_the_users_line_is_named_before_the_librarys(tmp_path: Path) -> None:
