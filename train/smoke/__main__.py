@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,13 +36,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="for all of it (default: 60)")
     arguments = parser.parse_args(argv)
     world = from_environ(environ)
+    until = time.monotonic() + arguments.timeout
     watch = alarm(arguments.timeout, lambda: leave(f"rank {world.rank} of {world.world_size}", arguments.timeout))
     from train.ranks import rendezvous  # loads torch, which the alarm is to see as well
     from train.ranks.device import choose_device
     from train.smoke.exchange import exchange, uuid_of
 
     device = choose_device(environ.get("ENTRYPOINT_DEVICE") or "cpu", world.local_rank)
-    store = rendezvous.connect(world, environ, arguments.timeout / 2, uuid_of(device))  # it names who did not come
+    patience = max(0.0, until - time.monotonic()) / 2  # the half of what is left: it names who did not come
+    store = rendezvous.connect(world, environ, patience, uuid_of(device))
     found = exchange(world, device, store, arguments.timeout)
     watch.cancel()
     if world.rank == 0 and arguments.result:

@@ -6,7 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+import worlds
 from processes import python
+
+from entrypoint.world import to_environ
 
 
 def test_two_ranks_leave_what_they_measured(tmp_path: Path) -> None:
@@ -16,6 +19,19 @@ def test_two_ranks_leave_what_they_measured(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "result.json").read_text())
     assert (found["backend"], found["ranks"], found["device"], found["interface"]) == ("gloo", 2, "cpu", "lo")
     assert found["bytes_per_s"] > 0
+
+
+def test_the_wait_for_others_ends_before_the_alarm_however_long_torch_takes_to_load() -> None:
+    """In a process of its own: loading torch takes 16 s by a clock that is made up."""
+    code = (
+        "import os; from train.smoke import __main__ as smoke; from train.ranks import rendezvous\n"
+        "seconds = iter([100.0, 116.0])\n"
+        "smoke.time.monotonic = lambda: next(seconds)\n"
+        "smoke.alarm = lambda limit_s, ring: None\n"
+        "rendezvous.connect = lambda world, environ, patience, uuid: exit(str(patience))\n"
+        "smoke.run(['--timeout', '30'], os.environ)"
+    )
+    assert python("-c", code, environ=to_environ(worlds.ALONE)).stderr == "7.0\n"
 
 
 def test_without_a_place_it_says_how_to_start_it() -> None:
