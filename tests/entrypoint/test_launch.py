@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines import captured, machine
-from processes import python
+from processes import candidates, python
 
 from entrypoint import network
 from entrypoint.cgroups import processors
@@ -21,7 +21,6 @@ from entrypoint.hangwatch import Care
 from entrypoint.launch import _flight_recorder, run_plan
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
-from entrypoint.ports import candidates
 from entrypoint.world import CONTRACT
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -191,9 +190,9 @@ END = 'pulse.beat("end")'
 FIRST = 'os.environ["ENTRYPOINT_ATTEMPT"] == "0" and '
 
 
-def care(tmp_path: Path, restarts: int = 0) -> Care:
+def care(tmp_path: Path, restarts: int = 0, step: float = 60) -> Care:
     """Keeps what it is told in blamed.json."""
-    limits = Limits(start=60, step=1, evaluation=60, save=60, data=60)
+    limits = Limits(start=60, step=step, evaluation=60, save=60, data=60)
 
     def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
         (tmp_path / "blamed.json").write_text(json.dumps([failure.what, int(failure.code), rank, step]))
@@ -201,13 +200,12 @@ def care(tmp_path: Path, restarts: int = 0) -> Care:
     return Care(limits=limits, errors=tmp_path, blame=blame, restarts=restarts)
 
 
-def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, restarts: int = 0) -> int:
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, restarts: int = 0, step: float = 60) -> int:
     """One rank of ours that runs this script."""
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-c", RANK + script]
-    return run_plan(
-        planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care(tmp_path, restarts)
-    )
+    watched = care(tmp_path, restarts, step)
+    return run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched)
 
 
 def test_success_that_a_rank_has_said_is_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +221,7 @@ def test_success_before_the_end_of_the_work_is_none(tmp_path: Path, monkeypatch:
 
 
 def test_a_silent_rank_ends_the_run_with_91(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ours(tmp_path, monkeypatch, "time.sleep(600)") == 91
+    assert ours(tmp_path, monkeypatch, "time.sleep(600)", step=1) == 91
     what, *rest = json.loads((tmp_path / "blamed.json").read_text())
     assert "last finished step 2 and sits in the step" in what
     assert rest == [91, 0, 2]

@@ -135,7 +135,8 @@ def test_a_page_that_is_gone_ends_no_thread() -> None:
     both.stop()
 
 
-def test_a_thread_that_was_stopped_is_gone() -> None:
+def test_a_thread_that_was_stopped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.monitor.LEAVE_S", 60.0)
     rank = Rank(FakeNvml(BUSY), every_s=60.0)
     rank.monitor.start()
     assert rank.monitor._thread.is_alive()

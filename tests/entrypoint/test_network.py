@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from machines import REPOSITORY
 from network import Host, ip, joined, missing
+from processes import candidates
 
 from entrypoint import network
 from entrypoint.errors import Failure
-from entrypoint.ports import candidates
 
 
 def test_a_taken_port_is_passed_over() -> None:

@@ -89,7 +89,10 @@ def test_a_rank_killed_for_want_of_memory_is_71(kills: int, code: int) -> None:
 
 
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
-    run(tmp_path, "echo $$ > pid-$RANK; [ $RANK = 1 ] && exit 3; exec sleep 600")
+    run(
+        tmp_path,
+        "echo $$ > pid-$RANK; [ $RANK = 0 ] && exec sleep 600; until [ -s pid-0 ]; do sleep 0.05; done; exit 3",
+    )
     assert not alive(int((tmp_path / "pid-0").read_text()))
 
 
@@ -108,7 +111,7 @@ def test_a_request_to_stop_reaches_every_rank_and_their_code_is_kept(tmp_path: P
 def test_a_signal_that_is_delivered_twice_is_passed_on_once(tmp_path: Path) -> None:
     process = start(tmp_path, PATIENT)
     process.send_signal(signal.SIGUSR1)
-    wait_until(lambda: len(list(tmp_path.glob("usr1-*"))) == 2, "both ranks counted")
+    wait_until(lambda: [path.read_text() for path in tmp_path.glob("usr1-*")] == ["x", "x"], "both ranks counted")
     process.send_signal(signal.SIGUSR1)
     process.terminate()
     process.communicate(timeout=60)

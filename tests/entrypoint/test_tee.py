@@ -122,7 +122,10 @@ def test_a_reader_that_stands_still_does_not_hold_up_the_parent(
     os.close(read_end)
 
 
-def test_a_console_that_does_not_block_loses_nothing_while_it_is_read(tmp_path: Path) -> None:
+def test_a_console_that_does_not_block_loses_nothing_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("entrypoint.tee.PATIENCE_S", 30.0)
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with ThreadPoolExecutor(1) as pool, os.fdopen(read_end, "rb") as reader:

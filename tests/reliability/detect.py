@@ -28,13 +28,12 @@ from trials import Trial
 from entrypoint import stacks
 
 DEATH_S, HANG_S, ORPHAN_S = 2.0, 30.0, 5.0  # what is promised
-LIMIT_S = 3.0  # launch.timeouts.step of these trials
+LIMIT_S = 3.0  # launch.timeouts.step of those that hang
 START_S = 180.0
 SETTINGS = (
     *("run.name=run", "run.output_dir=runs", "data.samples=960", "data.image_size=16", "model.args.width=4"),
     *("train.epochs=100000", "eval.every_epochs=100000", "train.global_batch_size=48", "train.micro_batch_size=4"),
     *("optim.schedule=constant", "log.tensorboard=false", "log.every_steps=1", "checkpoint.every_minutes=null"),
-    f"launch.timeouts.step={LIMIT_S:g}",
 )
 
 
@@ -177,7 +176,7 @@ def death(ranks: int, victim: int, *, apart: bool = False) -> Trial:
 def hang(ranks: int, victim: int, how: str, *, apart: bool = False) -> Trial:
     """A rank that is stopped (from outside), holds the interpreter's lock, or sleeps in its data loader."""
     fault = "" if how == "stop" else f"{'data' if how == 'sleep' else 'bwd'}:{victim}:8:{how}"
-    with Stage(ranks, fault=fault, apart=apart) as training:
+    with Stage(ranks, f"launch.timeouts.step={LIMIT_S:g}", fault=fault, apart=apart) as training:
         training.train_until(8)
         if how == "stop":
             os.kill(training.rank(victim), signal.SIGSTOP)

@@ -72,7 +72,8 @@ def between(
     mine = [said for thread, said in lines if marks and thread == marks[0][0]]
     places = [at for at, said in enumerate(mine) if said in {said for _, said in marks}]
     return [
-        [said for said in mine[first + 1 : last] if not said.startswith("write(")]
+        # A call that another thread's interrupts is told in two halves.
+        [said for said in mine[first + 1 : last] if not said.startswith(("write(", "<... "))]
         for first, last in itertools.pairwise(places)
     ]
 

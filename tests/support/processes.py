@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from entrypoint import ports
+
 TIMEOUT_S = 240.0
+UNUSED = (10_000, ports.PORT_RANGE[0] - 1)  # ports that no training takes, nor are given to one that asks for any
 
 
 def python(
@@ -31,10 +35,17 @@ def bare_python(*arguments: str, **variables: str) -> subprocess.CompletedProces
 
 
 def free_port() -> int:
-    """A port of this machine's own address that nobody uses now: a number that stands in a test is another's, too."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port of this machine's own address that nobody uses now, nor in the seconds until it is bound."""
+    for port in random.sample(range(*UNUSED), 100):
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+def candidates(key: str) -> tuple[int, ...]:
+    """As a training's, but of those that none of the trainings takes that other tests run meanwhile."""
+    return ports.candidates(key, UNUSED)
 
 
 def unmeasured() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from machines import machine
 from network import Host, ip, joined, missing
+from processes import candidates
 
 from entrypoint import network
 from entrypoint.detect import detect
@@ -22,7 +23,6 @@ from entrypoint.doctor.findings import Finding
 from entrypoint.doctor.scene import Scene
 from entrypoint.options import Options
 from entrypoint.plan import Plan, plan
-from entrypoint.ports import candidates
 
 
 def planned(addr: str = "127.0.0.1", rank: int = 0, procs: int = 1, nodes: int = 2) -> Plan:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import made_up_driver
@@ -104,17 +104,26 @@ def old_driver(seed: int, folder: Path) -> Trial:
 
 def taken_ports(seed: int, folder: Path) -> Trial:
     """Row 29: the next free port; with none left, an error that names them."""
-    low = 21000 + 40 * seed
     with ExitStack() as stack:
-        taken = range(low, low + (4 if seed % 2 else 2))
-        for port in taken:
-            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        low, taken = _took(stack, 21000 + 40 * seed, 4 if seed % 2 else 2)
         ended = train(folder, ranks=2, ENTRYPOINT_PORT_RANGE=f"{low}-{low + 3}")
     everything = bool(seed % 2)
     words = (str(low), "fix:") if everything else ()
     return verdict(
         ended, 69 if everything else 0, *words, injector=f"{len(taken)} of 4 ports taken", process="the start"
     )
+
+
+def _took(stack: ExitStack, low: int, count: int) -> tuple[int, range]:
+    """So many ports side by side, from `low` on or above: one of another training's may lie among them."""
+    for first in range(low, low + 40, 4):
+        taken = range(first, first + count)
+        with ExitStack() as these, suppress(OSError):
+            for port in taken:
+                these.enter_context(socket.create_server(("127.0.0.1", port)))
+            stack.enter_context(these.pop_all())
+            return first, taken
+    raise AssertionError(f"no {count} free ports from {low} on")
 
 
 def no_nvml(seed: int, folder: Path) -> Trial:

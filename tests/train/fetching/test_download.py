@@ -12,6 +12,7 @@ import subprocess
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import servers
@@ -90,13 +91,27 @@ BAD: dict[str, tuple[Behaviour, str | None, bool]] = {
 def test_anything_else_is_named_and_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour, said: str | None, wrong: bool
 ) -> None:
-    if behaviour in (servers.stalls, servers.never_answers):
+    if behaviour is servers.never_answers:
         monkeypatch.setattr(download, "STALL_S", 0.2)
+    if behaviour is servers.stalls:
+        impatient_once_it_answers(monkeypatch)
     (tmp_path / "a.gz").write_bytes(b"before")
     with serving(FILES, behaviour) as server, pytest.raises(Unusable, match=said) as refused:
         bring(f"{server.url}/a.gz", tmp_path)
     assert refused.value.wrong == wrong
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.gz", b"before")]
+
+
+def impatient_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = download._opened
+
+    def then_soon(address: str) -> Any:
+        response = opened(address)
+        response.fp.raw._sock.settimeout(0.2)
+        monkeypatch.setattr(download, "STALL_S", 0.2)
+        return response
+
+    monkeypatch.setattr(download, "_opened", then_soon)
 
 
 ADDRESSES = {

@@ -8,11 +8,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from processes import candidates
 from torch import distributed as dist
 from worlds import FIRST, SECOND
 
 from entrypoint import Failure, World, network
-from entrypoint.ports import candidates
 from train.ranks.rendezvous import connect
 
 

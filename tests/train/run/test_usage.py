@@ -199,7 +199,17 @@ def test_a_rank_tells_of_the_gpus_that_it_computes_on(
 def test_a_training_on_two_ranks_records_what_each_consumes_and_tells_the_peak(tmp_path: Path) -> None:
     (tmp_path / "ten.yaml").write_text(TEN_STEPS)
     often = ("log.gpu_every_seconds=0.05", "--device", "cpu", "--procs-per-node", "2", "log.tensorboard=true")
-    done = python("-m", "train", "--config", "ten.yaml", *often, "train.max_steps=40", "train.epochs=9", cwd=tmp_path)
+    done = python(
+        "-m",
+        "train",
+        "--config",
+        "ten.yaml",
+        *often,
+        "train.max_steps=40",
+        "train.epochs=9",
+        "log.every_steps=10",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     ranks, (end,) = read(tmp_path / "runs/run", "rank"), read(tmp_path / "runs/run", "usage")
     assert {line["rank"] for line in ranks} == {0, 1}
