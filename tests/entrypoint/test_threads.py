@@ -6,7 +6,7 @@ import threading
 from unittest.mock import Mock
 
 import pytest
-from processes import python
+from processes import python, unmeasured
 
 from entrypoint import threads
 
@@ -50,5 +50,5 @@ def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_handlers_that_raise_while_it_begins_break_no_thread() -> None:
-    done = python("-c", INTERRUPTED, timeout=120)
+    done = python("-c", INTERRUPTED, env=unmeasured(), timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

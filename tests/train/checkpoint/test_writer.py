@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from processes import python
+from processes import python, unmeasured
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint.writer import Writer
@@ -105,5 +105,5 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def test_a_signal_that_raises_while_the_thread_is_started_is_the_error_that_is_seen() -> None:
-    done = python("-c", INTERRUPTED, timeout=120)
+    done = python("-c", INTERRUPTED, env=unmeasured(), timeout=120)
     assert done.returncode == 0, done.stderr
