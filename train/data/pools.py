@@ -7,10 +7,12 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
+from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -117,7 +119,7 @@ class ByWorkers:
             pin_memory=self.device.type == "cuda",
             prefetch_factor=PREFETCH if self.workers else None,
             persistent_workers=self.stay and self.workers > 0,
-            worker_init_fn=_leave_signals_to_the_parent,
+            worker_init_fn=_serve_the_parent,
             generator=torch.Generator(),  # or each stream would draw from the one that dropout uses
         )
 
@@ -196,9 +198,17 @@ def _end_workers() -> None:
         worker.kill()
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
+def _tell_no_parent_that_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's thread that hands batches over calls `sys.excepthook` where a rank ends while it takes one: that rank
+    says why it ended."""
+    if not isinstance(error, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
+
+
+def _serve_the_parent(worker: int) -> None:
     """A scheduler signals every process of a step; a worker that dies of it takes the last save with it."""
     die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent each 5 s only
     torch.set_num_threads(1)
+    sys.excepthook = _tell_no_parent_that_left
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

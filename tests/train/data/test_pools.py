@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numbered import BAD, Numbers
+from processes import python, unmeasured
 
 from entrypoint import ExitCode, Failure
 from train.data import inmemory, pools
@@ -229,3 +230,35 @@ def test_a_program_that_leaves_a_stream_unfinished_ends_without_a_word() -> None
     command = [sys.executable, "-W", "ignore", "-c", UNFINISHED]  # torch counts cores
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+LEFT = """
+import multiprocessing, os
+from multiprocessing.connection import Client
+from multiprocessing.resource_sharer import DupFd
+from train.data import pools
+
+def work(line):
+    pools._serve_the_parent(0)
+    line.send(DupFd(os.pipe()[1]))
+    line.recv()
+
+line, its = multiprocessing.Pipe()
+worker = multiprocessing.get_context("fork").Process(target=work, args=(its,))
+worker.start()
+batch = line.recv()
+Client(batch._id[0], authkey=multiprocessing.current_process().authkey).close()
+os.close(batch.detach())
+line.send("done")
+worker.join(60)
+"""
+
+
+def test_a_worker_is_silent_where_its_rank_ends_while_it_takes_a_batch() -> None:
+    done = python("-c", LEFT, env=unmeasured(), timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_worker_tells_of_any_other_trouble_with_handing_over(capsys: pytest.CaptureFixture[str]) -> None:
+    pools._tell_no_parent_that_left(OSError, OSError("too many open files"), None)
+    assert "too many open files" in capsys.readouterr().err
