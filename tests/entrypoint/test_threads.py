@@ -7,21 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 from processes import python, unmeasured
+from ringing import RINGING
 
 from entrypoint import threads
 
-INTERRUPTED = """
-import random, signal, time
-from contextlib import suppress
+INTERRUPTED = f"""{RINGING}
 from entrypoint.threads import begin_thread
-class Stopped(Exception): pass
-armed = False
-def stopped(*_):
-    if armed: raise Stopped
-signal.signal(signal.SIGALRM, stopped)
-draw, sure, ran = random.Random(1), 0, []
+sure, ran = 0, []
 for trial in range(2000):
-    with suppress(Stopped):
+    with suppress(Rung):
         try:
             armed = True
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1e-4))

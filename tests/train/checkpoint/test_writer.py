@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 from processes import python, unmeasured
+from ringing import RINGING
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint.writer import Writer
@@ -79,18 +80,11 @@ def test_a_second_ctrl_c_aborts_while_the_result_is_waited_for() -> None:
     assert python("-c", ABORTED, timeout=60).returncode == 130
 
 
-INTERRUPTED = """
-import random, signal
-from contextlib import suppress
+INTERRUPTED = f"""{RINGING}
 from train.checkpoint.writer import Writer
-class Killed(Exception): pass
-armed = False
-def killed(*_):
-    if armed: raise Killed
-signal.signal(signal.SIGALRM, killed)
-draw, begun, ended = random.Random(1), [], []
+begun, ended = [], []
 for trial in range(3000):
-    with suppress(Killed):
+    with suppress(Rung):
         try:
             armed = True
             with Writer() as writer:
