@@ -206,7 +206,10 @@ def _tell_no_parent_that_left(kind: type[BaseException], error: BaseException, t
 
 
 def _serve_the_parent(worker: int) -> None:
-    """A scheduler signals every process of a step; a worker that dies of it takes the last save with it."""
+    """Begin a data worker, which is there for its rank alone: it ends with it, and with nothing else.
+
+    A scheduler signals every process of a step; a worker that dies of it takes the last save with it.
+    """
     die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent each 5 s only
     torch.set_num_threads(1)
     sys.excepthook = _tell_no_parent_that_left
