@@ -103,7 +103,7 @@ chaos: ## inject every fault of docs/failures.md, SEEDS=5 times, and compare wha
 bitexact: ## kill -9 at N=200 random times, resume, and compare the final weights bit by bit
 crashpoints: ## fail and kill a checkpoint's commit in each of its system calls
 bitrot: ## flip N=10000 random bits of checkpoints, one at a time
-badinputs: ## give every place that refuses its bad inputs
+badinputs: ## give the program every bad input that the tests know
 preempt: ## stop, preempt, requeue and cut off jobs of a real Slurm cluster
 detect: ## measure how soon a death and a hang are named, and count orphans
 SEEDS ?= 5

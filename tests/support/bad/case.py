@@ -1,4 +1,4 @@
-"""A bad input becomes what the user gets: exit code, text, what was written, and which place of the code refused it."""
+"""Gives the program one bad input and records what the user gets: exit code, text, and what was written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import raising
 from machines import machine
 from trials import Trial, last_lines
 from worlds import CONTRACT
@@ -24,8 +23,6 @@ import entrypoint.__main__ as entry
 import train.__main__ as front
 from entrypoint import ExitCode, Failure, planning
 
-# Where a failure of another process, or of rank 0, is made again.
-HANDED_ON = ("train/ranks/runtime.py:shared", "train/data/pools.py:take", "train/data/inmemory.py:_raise_first")
 # What a payload would leave where it ran.
 MARK = "executed"
 PAYLOAD = f"open({MARK!r}, 'w')"
@@ -60,13 +57,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one case gave. made: the places of all failures on the way; place: that of the one shown first."""
+    """What one case gave: the exit code, what was printed, and the paths that should not have been written."""
 
     code: int
     text: str
     written: tuple[str, ...]
-    made: tuple[str, ...]
-    place: str
 
     @property
     def block(self) -> str:
@@ -148,12 +143,11 @@ def meet(case: Case, folder: Path) -> Outcome:
     if case.config is not None:
         (folder / "cfg.yaml").write_bytes(case.config if isinstance(case.config, bytes) else case.config.encode())
     said = io.StringIO()
-    with _inside(folder), _stand_in(case.machine), raising.watched() as seen:
+    with _inside(folder), _stand_in(case.machine):
         facts = case.prepare(folder)
         if isinstance(facts, dict):
             case = replace(case, line=tuple(word.format(**facts) for word in case.line))
         before = snapshot(folder)
-        seen.made.clear()
         with redirect_stdout(said), redirect_stderr(said), _console() as console:
             try:
                 code = case.door(case, folder)
@@ -162,11 +156,8 @@ def meet(case: Case, folder: Path) -> Outcome:
             if isinstance(facts, dict) and "held" in facts:
                 facts["held"].close()
             text = said.getvalue() + console.read_text(errors="replace")
-    place = seen.shown[0] if seen.shown else (seen.made or ["nowhere"])[-1]
-    if place in HANDED_ON and seen.made.index(place) > 0:
-        place = seen.made[seen.made.index(place) - 1]
     written = tuple(name for name in _changed(before, snapshot(folder)) if not _allowed(name, case.writes))
-    return Outcome(code=code, text=text, written=written, made=tuple(seen.made), place=place)
+    return Outcome(code=code, text=text, written=written)
 
 
 def wrong_in(case: Case, outcome: Outcome) -> list[str]:
@@ -187,14 +178,13 @@ def trial(case: Case, outcome: Outcome) -> Trial:
     """For the page."""
     wrong = wrong_in(case, outcome)
     return Trial(
-        row=case.row or outcome.place,
+        row=case.row or case.id,
         injector=case.id,
         process=case.door.__name__.removeprefix("through_"),
         expected=case.code,
         observed=outcome.code,
         ok=not wrong,
         lines=[*last_lines(outcome.block), *wrong],
-        figures={"place": outcome.place},
     )
 
 
