@@ -15,7 +15,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --pyth
 TRIALS := chaos bitexact crashpoints bitrot badinputs preempt detect
 SHELL_FILES = $(shell git ls-files ':!*.py' | xargs -r grep -lE -m 1 '^\#!/(usr/)?bin/(env )?(ba)?sh$$')
 
-.PHONY: help run test lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
+.PHONY: help run test test-slow test-image test-cluster test-reliability test-all test-share lint format env env-dev lock testbed image sif sbom sign verify reliability-page bench reference pictures clean $(TRIALS)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
@@ -23,13 +23,31 @@ help: ## list the targets
 run: env ## make .venv and train the quickstart
 	@$(BIN)/train
 
-test: env-dev ## run every test that this machine can run (REQUIRE_ALL=1: a skip is a failure)
-	@if [[ $$(id -u) == 0 && -e /etc/debian_version ]]; then tests/testbed; fi
-	rm -f .coverage .coverage.*
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/coverage run -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+# A caller's TESTS are run whatever their tier.
+PYTEST = PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test: env-dev ## run the quick tests: ten minutes, no root, no container engine, no cluster
+	@$(PYTEST) $(or $(TESTS),--tier=test)
+
+test-slow: env-dev ## run longer trainings and measurements, which need no engine either
+	@$(PYTEST) --tier=slow $(TESTS)
+
+test-image test-cluster test-reliability: env-dev testbed
+	@$(PYTEST) --tier=$(@:test-%=%) $(TESTS)
+test-image: ## build the image and test it with a real container engine
+test-cluster: ## as root on Debian: run jobs on a real Slurm with Apptainer
+test-reliability: ## inject faults into trainings, and kill and resume them
+
+test-all: env-dev testbed ## run every test, as before a release, and measure what of the code they run
+	@rm -f .coverage .coverage.*
+	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST))
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='entrypoint/*' --fail-under=90
 	$(BIN)/coverage report --include='train/*' --fail-under=85
+
+# SHARE=3/5: the fourth fifth of the slower tests (0/5 is the first), and the few of them that run each time.
+test-share: env-dev testbed
+	@$(PYTEST) --tier=slow,image,cluster,reliability --share=$(SHARE)
 
 lint: env-dev ## check style, types and shell scripts
 	@$(BIN)/ruff check .

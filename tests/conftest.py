@@ -1,12 +1,19 @@
-"""What every test gets: an environment without launchers, a check that it leaves none behind, and honest skips."""
+"""Sets up every test: its tier, an environment without launchers, an empty working folder, and honest skips."""
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+# Tests in these folders use real engines; elsewhere a test is in the tier "test", or in "slow" if it is marked so.
+FOLDERS = {"image", "cluster", "reliability"}
 
 # A skip may stay a skip under REQUIRE_ALL=1 only for what a machine cannot be given: its reason begins with one of
 # these words.
@@ -18,8 +25,55 @@ LIBRARIES_OWN = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT
 CONTRACT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which tests of the tree are run: see CONTRIBUTING.md."""
+    parser.addoption("--tier", help="only tests of these tiers, such as `test` or `image,cluster`")
+    parser.addoption(
+        "--share", help="K/N: of these, those marked every_run and the K-th of N equal parts of the others"
+    )
+
+
+def cache_home() -> Path:
+    """Where this user's programs keep what they can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def tier(item: pytest.Item) -> str:
+    """The tier that a test belongs to."""
+    folder = item.path.relative_to(ROOT / "tests").parts[0]
+    if folder in FOLDERS:
+        return folder
+    return "slow" if item.get_closest_marker("slow") else "test"
+
+
+def in_share(item: pytest.Item, share: str) -> bool:
+    """Whether this share has the test. Those that wait for one long fixture are kept together by `together`."""
+    part, parts = map(int, share.split("/"))
+    group = item.get_closest_marker("together")
+    name = group.args[0] if group else item.nodeid
+    return item.get_closest_marker("every_run") is not None or zlib.crc32(name.encode()) % parts == part % parts
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what --tier and --share leave out."""
+    tiers, share = config.getoption("--tier"), config.getoption("--share")
+    kept = [item for item in items if not tiers or tier(item) in tiers.split(",")]
+    kept = [item for item in kept if not share or in_share(item, share)]
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = kept
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests decide what they see of launchers: what the caller's shell holds does not count."""
+    """Tests decide what they see of launchers and signals: what the caller's shell holds does not count."""
+    # `nohup` and `command &` in a script ignore these, and every process that a test starts would ignore them too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    storage = Path(os.environ.get("TESTBED_CACHE") or cache_home() / "train-image") / "storage.conf"
+    if storage.exists():  # tests/testbed made it: the images of the tests, which no other build changes
+        os.environ["CONTAINERS_STORAGE_CONF"] = str(storage)
     for name in [name for name in os.environ if name.startswith(LAUNCHERS) or name in CONTRACT]:
         del os.environ[name]
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -41,13 +95,22 @@ def _take_back() -> None:
         os.environ.pop(name, None)
 
 
+@pytest.fixture(scope="session")
+def _working_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("working-folder")
+
+
 @pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
-    """No changed variables, no running threads."""
+def _leaves_nothing_behind(_working_folder: Path) -> Iterator[None]:
+    """An empty working folder that stays empty; no changed variables, no running threads."""
     _take_back()
     variables, threads = dict(os.environ), set(threading.enumerate())
+    os.chdir(_working_folder)
     yield
+    os.chdir(ROOT)
     _take_back()
+    written = os.listdir(_working_folder)
+    assert not written, f"the test wrote into its working folder instead of tmp_path: {written}"
     changed = {name for name in {**variables, **os.environ} if variables.get(name) != os.environ.get(name)}
     left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
     assert not changed - {"PYTEST_CURRENT_TEST"}, f"the test left variables changed: {changed}"
