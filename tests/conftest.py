@@ -46,11 +46,18 @@ def tier(item: pytest.Item) -> str:
     return "slow" if item.get_closest_marker("slow") else "test"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even read the folders of tiers that are not asked for."""
+    asked = (config.getoption("--tier") or ",".join(FOLDERS)).split(",")
+    is_left_out = collection_path.parent == ROOT / "tests" and collection_path.name in FOLDERS.difference(asked)
+    return is_left_out or None
+
+
 def in_share(item: pytest.Item, share: str) -> bool:
-    """Whether this share has the test. Those that wait for one long fixture are kept together by `together`."""
+    """Whether this share has the test. Files of tests that start engines stay whole: they share what they started."""
     part, parts = map(int, share.split("/"))
     group = item.get_closest_marker("together")
-    name = group.args[0] if group else item.nodeid
+    name = group.args[0] if group else item.path.name if tier(item) in ("image", "cluster") else item.nodeid
     return item.get_closest_marker("every_run") is not None or zlib.crc32(name.encode()) % parts == part % parts
 
 

@@ -83,6 +83,7 @@ def test_a_page_is_short(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_its_commands_end_as_the_page_says(page: Path, tmp_path: Path) -> None:
     for name in ("docs", "configs"):

@@ -6,6 +6,8 @@ import pytest
 from bed import Cluster
 from runs import TEN_STEPS, Run
 
+pytestmark = pytest.mark.every_run
+
 
 @pytest.fixture
 def project(cluster: Cluster, work: str) -> str:

@@ -154,6 +154,7 @@ def array(cluster: Cluster, place: Callable[[str], str]) -> Iterator[Preempted]:
     second.job.signal()
 
 
+@pytest.mark.every_run
 def test_a_preempted_task_is_saved_requeued_and_goes_on(array: Preempted) -> None:
     task = array.preempted
     again = task.starts_again()

@@ -10,14 +10,20 @@ from bed import Cluster
 from matrix import Seen, needs_image, run_all, situations
 from slurm_table import FACTS, SUITES, Column, committed, three_nodes
 
-EACH = pytest.mark.parametrize("suite", SUITES, ids=SUITES.values())
+# One Slurm in each run of CI; each older one with all its situations in one share.
+MARKS = {"sid": [pytest.mark.every_run]} | {
+    suite: [pytest.mark.together(f"Slurm of {suite}")] for suite in SUITES if suite != "sid"
+}
+EACH = pytest.mark.parametrize(
+    "suite", [pytest.param(suite, id=version, marks=MARKS[suite]) for suite, version in SUITES.items()]
+)
 NAMES = pytest.mark.parametrize("name", situations())
 # Where tasks are placed: all but the situations that only have shells, train, or are refused.
 TASKS = [(name, command) for name, command in situations().items() if "./probe task" in command and name != "cleanenv"]
 EACH_PLACED = pytest.mark.parametrize(
     ("suite", "name"),
     [
-        pytest.param(suite, name, id=f"{name}-{version}")
+        pytest.param(suite, name, id=f"{name}-{version}", marks=MARKS[suite])
         for suite, version in SUITES.items()
         for name, command in TASKS
         if suite == "sid" or not needs_image(command)

@@ -12,7 +12,7 @@ import pytest
 from containers import BUILD, Image, call
 from machines import REPOSITORY
 
-pytestmark = pytest.mark.timeout(600)  # the first one may have to build it
+pytestmark = [pytest.mark.every_run, pytest.mark.timeout(600)]  # the first one may have to build it
 
 COMPILE = """
 import torch

@@ -10,7 +10,7 @@ import pytest
 from containers import Image, writable
 from machines import REPOSITORY
 
-pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
+pytestmark = [pytest.mark.every_run, pytest.mark.timeout(600)]  # the first one may have to build the image
 
 README = (REPOSITORY / "README.md").read_text()
 

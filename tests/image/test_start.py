@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from containers import Image, mounted, writable
 
-pytestmark = pytest.mark.timeout(600)  # the first one may have to build it
+pytestmark = [pytest.mark.every_run, pytest.mark.timeout(600)]  # the first one may have to build it
 
 
 @pytest.mark.parametrize(

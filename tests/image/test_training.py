@@ -59,6 +59,7 @@ def test_the_images_own_python_times_the_lines_of_the_loop(image: Image, tmp_pat
     assert "Function: take" in (work / "runs/timed/profile/rank-0000-lines.txt").read_text()
 
 
+@pytest.mark.every_run
 def test_a_mounted_configuration_trains_on_mounted_data(image: Image, tmp_path: Path) -> None:
     data, work = folders_of_images(tmp_path / "data"), writable(tmp_path / "work")
     (work / "cfg.yaml").write_text(CONFIG)
@@ -96,6 +97,7 @@ def test_root_who_can_write_without_any_mounted_folder_is_warned(image: Image) -
     assert ["/workspace/runs is in the container" in line for line in ended.lines("WARNING")] == [True], ended.output
 
 
+@pytest.mark.every_run
 def test_stopping_a_container_saves_and_says_so(image: Image, tmp_path: Path) -> None:
     work = writable(tmp_path / "work")
     run = work / "runs" / "quickstart"

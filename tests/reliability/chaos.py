@@ -17,12 +17,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+import pytest
 import trials
 from rows import containers, inputs, launching, network, processes, storage
 from trials import Trial
 
 THEMES = (processes, storage, inputs, launching, network, containers)
 ROWS = {row: play for theme in THEMES for row, play in theme.ROWS.items()}
+# Of each kind of fault, those that CI plays each time.
+EACH_TIME = (1, 4, 9, 11, 15, 20, 26, 33, 51, 62)
 MISSING = containers.MISSING | inputs.MISSING | launching.MISSING | network.MISSING
 
 
@@ -35,6 +38,11 @@ def play(row: int, seed: int) -> Trial:
             lines = traceback.format_exception(error)
             trial = Trial(row="", injector="", process="", expected="", observed="error", ok=False, lines=lines[-3:])
     return replace(trial, row=str(row), figures={**trial.figures, "seed": seed})
+
+
+def cases(rows: Iterable[int]) -> list[object]:
+    """The rows as the cases of a test."""
+    return [pytest.param(row, marks=pytest.mark.every_run if row in EACH_TIME else ()) for row in rows]
 
 
 def lacking(row: int) -> str | None:

@@ -8,6 +8,14 @@ import bitexact
 import pytest
 
 
+@pytest.mark.every_run
+@pytest.mark.timeout(600)
+def test_three_killed_runs_end_with_the_bits_of_those_that_nobody_killed(tmp_path: Path) -> None:
+    done = list(bitexact.run(3, seed=2, place=tmp_path, at_once=2))
+    assert [(trial.process, trial.observed, trial.lines) for trial in done if not trial.ok] == []
+    assert len(done) == 3
+
+
 @pytest.mark.timeout(1200)
 def test_ten_killed_runs_end_with_the_bits_of_those_that_nobody_killed(tmp_path: Path) -> None:
     done = list(bitexact.run(10, seed=1, place=tmp_path, at_once=2))

@@ -6,10 +6,8 @@ import chaos
 import pytest
 from rows import containers, launching, network
 
-ROWS = launching.ROWS | network.ROWS | containers.ROWS
 
-
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", chaos.cases(launching.ROWS | network.ROWS | containers.ROWS))
 def test_the_row_is_as_specified(row: int) -> None:
     if reason := chaos.lacking(row):
         pytest.skip(reason)

@@ -6,10 +6,8 @@ import chaos
 import pytest
 from rows import processes
 
-ROWS = processes.ROWS
 
-
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", chaos.cases(processes.ROWS))
 def test_the_row_is_as_specified(row: int) -> None:
     if reason := chaos.lacking(row):
         pytest.skip(reason)

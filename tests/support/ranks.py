@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import multiprocessing
+import os
+import runpy
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from processes import TIMEOUT_S, start_python
+from processes import TIMEOUT_S
+
+# One process of each test worker has loaded torch, and forks a rank within milliseconds.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch.nn.parallel", "accelerate", "train.ranks.runtime", "train.models.networks"])
 
 
 def together(script: str, ranks: int, folder: Path, *arguments: str) -> None:
@@ -17,16 +24,39 @@ def together(script: str, ranks: int, folder: Path, *arguments: str) -> None:
     Ranks meet by a file in `folder`, so that no port can be taken.
     """
     folder.mkdir(parents=True)
-    with contextlib.ExitStack() as stack:
-        started = [
-            start_python(script, str(folder), str(rank), str(ranks), *arguments, cwd=folder) for rank in range(ranks)
-        ]
+    started = [
+        SERVER.Process(target=_rank, args=([script, str(folder), str(rank), str(ranks), *arguments], dict(os.environ)))
+        for rank in range(ranks)
+    ]
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
         for process in started:
-            stack.enter_context(process)
-            stack.callback(process.kill)
+            process.start()
         for rank, process in enumerate(started):
-            said, _ = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, f"rank {rank}: {said}"
+            process.join(max(0.0, deadline - time.monotonic()))
+            assert process.exitcode == 0, f"rank {rank}, {process.exitcode}: {_output(folder, rank).read_text()}"
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _output(folder: Path, rank: int) -> Path:
+    return folder.with_name(f"{folder.name}-output-{rank}")
+
+
+def _rank(line: list[str], environ: dict[str, str]) -> None:
+    """What a rank does first: it becomes `python SCRIPT ...` in its folder."""
+    folder = Path(line[1])
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    descriptor = os.open(_output(folder, int(line[2])), os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.argv = line
+    runpy.run_path(line[0], run_name="__main__")
 
 
 def main(action: Callable[..., None]) -> None:

@@ -54,7 +54,7 @@ def last(run: Run) -> dict[str, Any]:
     return [event for event in metrics.read(run.folder / metrics.NAME) if event["event"] == "eval"][-1]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_any_number_of_ranks_measures_what_the_training_did(run: Run, ranks: int) -> None:
     found, before = numbers(run, "--procs-per-node", str(ranks)), last(run)
     assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
@@ -63,6 +63,7 @@ def test_any_number_of_ranks_measures_what_the_training_did(run: Run, ranks: int
     assert found["confusion"] == json.loads((run.folder / "confusion.json").read_text())["matrix"]
 
 
+@pytest.mark.slow
 def test_images_read_by_workers_give_the_same(run: Run) -> None:
     found, before = numbers(run, "data.loader=workers", "data.workers=2", "--procs-per-node", "2"), last(run)
     assert {name: found[name] for name in COUNTED} == {name: before[name] for name in COUNTED}
@@ -92,6 +93,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
 
 
+@pytest.mark.slow
 def test_nothing_is_written_into_the_run_and_nothing_is_left(run: Run, tmp_path: Path) -> None:
     before = contents(run.folder)
     assert evaluated(run, "--procs-per-node", "2", environ={"TMPDIR": str(tmp_path)}).returncode == 0
@@ -241,6 +243,7 @@ def chosen_committed(path: Path) -> checkpoint.Committed:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_that_can_only_be_read_is_measured(small: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "mounted", "size=16m") as place:
         shutil.copytree(small.parents[1], place / "run")
@@ -337,12 +340,14 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     assert "2 of the training's 3 classes are measured: there is no folder of dog in" in warned
 
 
+@pytest.mark.slow
 def test_several_ranks_measure_every_image_and_say_so(run: Run) -> None:
     one, two = (numbers(run, "--all", "--procs-per-node", ranks) for ranks in ("1", "2"))
     assert (one["samples"], one["measured"]) == (960, "all 960 images of synthetic")
     assert {name: one[name] for name in COUNTED} == {name: two[name] for name in COUNTED}
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks_as_well(run: Run) -> None:
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "train")
     with scratch() as temporary:  # torchrun leaves a folder in it

@@ -23,6 +23,7 @@ ONE_OF_EACH = (
     "swin_v2_t", "vgg11_bn", "vit_b_32",
 )
 # fmt: on
+QUICK = ("alexnet", "mobilenet_v2", "resnet18", "squeezenet1_1", "vit_b_32")
 
 
 class Weightless(TorchFunctionMode):
@@ -43,6 +44,7 @@ def net(name: str, size: int = 224, channels: int = 3, **args: Any) -> Any:
     return vision.build(name, classes=7, shape=Shape(channels=channels, size=(size, size)), **args)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize("name", TORCHVISION_MODELS)
 def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> None:
@@ -50,7 +52,9 @@ def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> No
 
 
 @pytest.mark.usefixtures("weightless")
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ONE_OF_EACH]
+)
 def test_every_kind_of_model_takes_other_channels(name: str) -> None:
     assert trial.without_data(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
 
@@ -72,7 +76,7 @@ def test_new_channels_begin_with_the_weights_of_old_ones() -> None:
 
 
 @pytest.mark.usefixtures("weightless")
-@pytest.mark.parametrize("name", RESNETS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in RESNETS])
 @pytest.mark.parametrize(
     ("size", "small_stem", "strides"), [(64, "auto", 1), (65, "auto", 2), (32, False, 2), (224, True, 1)]
 )
