@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
@@ -73,6 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests decide what they see of launchers and signals: what the caller's shell holds does not count."""
+    if "MUTANTS_TESTS" in os.environ:  # `mutants.py trace` wants to know which test runs which line
+        config.pluginmanager.register(importlib.import_module("mutants"))
     # `nohup` and `command &` in a script ignore these, and every process that a test starts would ignore them too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGQUIT, signal.SIGHUP):

@@ -111,9 +111,8 @@ def trace(arguments: list[str]) -> int:
     environ = os.environ | {
         "COVERAGE_PROCESS_START": str(settings),
         "MUTANTS_TESTS": str(BUILD / "tests.jsonl"),
-        "PYTHONPATH": str(Path(__file__).parent),
     }
-    pytest_line = [sys.executable, "-m", "pytest", "-p", "mutants", "-n", "2", "--dist", "loadfile"]
+    pytest_line = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
     code = subprocess.run([*pytest_line, *arguments], cwd=ROOT, env=environ).returncode
     data = coverage.Coverage(config_file=str(settings))
     data.combine([str(BUILD)])

@@ -82,8 +82,18 @@ def test_every_shipped_configuration_fits_the_four_gpus_of_the_job_scripts_or_sa
     assert batches(train.global_batch_size, int(said[1]) if said else train.micro_batch_size, 4).accumulation >= 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+# The others train in a slower tier.
+QUICK = {("quickstart", 2), ("finetune", 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(name, ranks, marks=() if (name, ranks) in QUICK else pytest.mark.slow)
+        for name in sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+        for ranks in (1, 2)
+    ],
+)
 def test_every_shipped_configuration_trains(name: str, ranks: int, tmp_path: Path) -> None:
     (root := tmp_path / "needed").mkdir()
     world = ("--device", "cpu", "--procs-per-node", str(ranks))

@@ -136,7 +136,7 @@ def evaluation(run: Run) -> dict[str, float]:
     return {name: events(run, "eval")[0][name] for name in ("accuracy", "loss", "samples")}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_ranks_learn_what_one_learns(train: Train, ranks: int) -> None:
     assert_close(train(ranks), train(1))
 
@@ -145,10 +145,12 @@ def test_accumulated_micro_batches_are_the_big_batch(train: Train) -> None:
     assert_close(train(1), train(1, "train.micro_batch_size=48"))
 
 
+@pytest.mark.slow
 def test_images_read_by_workers_teach_the_same(train: Train) -> None:
     assert_close(train(2, "data.loader=workers", "data.workers=2"), train(1))
 
 
+@pytest.mark.slow
 def test_fifty_variables_at_once_change_no_bit_and_each_is_shown(
     train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_fifty_variables_at_once_change_no_bit_and_each_is_shown(
     assert len({**REMOVED, **ACTING}) >= 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ACCELERATE_TORCH_DEVICE", "TORCH_DISTRIBUTED_USE_TORCHCOMMS", "ONEDNN_DEFAULT_FPMATH_MODE"]
 )
@@ -171,6 +174,7 @@ def test_a_dangerous_variable_alone_changes_no_bit(
     assert_same_weights(again(place, 1, name=name), train(1))
 
 
+@pytest.mark.slow
 def test_a_variable_that_chooses_kernels_is_shown_and_changes_last_bits_only(
     train: Train, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +184,7 @@ def test_a_variable_that_chooses_kernels_is_shown_and_changes_last_bits_only(
     assert plain.record["variables"]["acting"]["ATEN_CPU_CAPABILITY"] == "default"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_variable_that_contradicts_the_config_is_refused_by_every_rank_before_anything_is_written(
     place: Path, rank: int
 ) -> None:
@@ -198,6 +202,8 @@ def test_ten_steps_change_the_weights(train: Train) -> None:
     assert all(abs(weight - first[name]).max() > 1e-3 for name, weight in train(1).weights(10).items())
 
 
+@pytest.mark.slow
+@pytest.mark.together("equality")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_evaluation_counts_every_image_once_on_any_number_of_ranks(grid: Grid, ranks: int) -> None:
     alone = evaluation(grid("still", 1))
@@ -205,11 +211,15 @@ def test_evaluation_counts_every_image_once_on_any_number_of_ranks(grid: Grid, r
     assert alone["samples"] == 192
 
 
+@pytest.mark.slow
+@pytest.mark.together("equality")
 @pytest.mark.parametrize(("name", "ranks"), PAIRS)
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(grid: Grid, name: str, ranks: int) -> None:
     assert_same_bits(grid(f"halved-{name}", ranks), grid(f"whole-{name}", ranks))
 
 
+@pytest.mark.slow
+@pytest.mark.together("equality")
 @pytest.mark.parametrize(("name", "ranks"), PAIRS)
 def test_a_resumed_run_does_only_the_steps_after_its_checkpoint_again(grid: Grid, name: str, ranks: int) -> None:
     halved, whole = (
@@ -219,6 +229,8 @@ def test_a_resumed_run_does_only_the_steps_after_its_checkpoint_again(grid: Grid
     assert [step for step, time in whole.items() if halved[step] != time] == list(range(11, 21))
 
 
+@pytest.mark.slow
+@pytest.mark.together("equality")
 def test_with_batch_norm_a_resumed_run_measures_what_an_uninterrupted_one_does(grid: Grid) -> None:
     halved, whole = (
         [event["loss"] for event in events(grid(f"{part}-batch", 2), "eval")] for part in ("halved", "whole")

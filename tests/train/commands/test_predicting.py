@@ -215,6 +215,7 @@ def test_a_wrong_command_line_is_refused_before_anything_else(
     assert (out, said in err) == ("", True)
 
 
+@pytest.mark.slow
 def test_it_works_from_a_shell_that_says_it_is_one_of_several_ranks(run: Path) -> None:
     write_image(Path("a.png"))
     several = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "PMI_SIZE": "4", "ACCELERATE_MIXED_PRECISION": "fp16"}
@@ -222,6 +223,7 @@ def test_it_works_from_a_shell_that_says_it_is_one_of_several_ranks(run: Path) -
     assert (ended.returncode, ended.stdout.count("\n"), ended.stderr) == (0, 1, "")
 
 
+@pytest.mark.slow
 def test_a_console_without_umlauts_loses_no_line(run: Path) -> None:
     write_image(Path("ä.png"))
     latin = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **CPU}
@@ -230,6 +232,7 @@ def test_a_console_without_umlauts_loses_no_line(run: Path) -> None:
     assert re.fullmatch(r"\S+\.png\toutline-\d\t\S+\n", ended.stdout)
 
 
+@pytest.mark.slow
 def test_a_full_disk_below_stdout_is_no_success(run: Path) -> None:
     write_image(Path("a.png"))
     words = ("-m", "train", "predict", str(run), "a.png")
@@ -239,6 +242,7 @@ def test_a_full_disk_below_stdout_is_no_success(run: Path) -> None:
     assert "could not all be written" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_that_wants_no_more_is_no_failure(run: Path) -> None:
     write_image(Path("a.png"))
     words = shlex.join([sys.executable, "-m", "train", "predict", str(run), *["a.png"] * 3000])

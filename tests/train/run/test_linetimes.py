@@ -37,6 +37,7 @@ def test_every_function_of_the_table_is_there(module: str, name: str) -> None:
     assert callable(attrgetter(name)(importlib.import_module(module)))
 
 
+@pytest.mark.slow
 def test_a_training_writes_the_time_of_its_lines_and_says_where(tmp_path: Path) -> None:
     done = python("-m", "train", *RUN, "--procs-per-node", "2", "--profile-lines", *TINY, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -48,6 +49,7 @@ def test_a_training_writes_the_time_of_its_lines_and_says_where(tmp_path: Path) 
     assert [path.name for path in (tmp_path / "run/profile").iterdir()] == ["rank-0000-lines.txt"]
 
 
+@pytest.mark.slow
 def test_the_users_own_model_is_timed_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
     settings = [word for word in TINY if "model" not in word]
