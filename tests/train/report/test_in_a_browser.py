@@ -14,6 +14,8 @@ from made_up_runs import make_run, of_gpus
 
 from train import __main__ as front
 
+pytestmark = pytest.mark.slow  # a browser is no tool of every machine
+
 HOSTILE = "\"><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
