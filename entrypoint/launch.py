@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from entrypoint import gauges, hygiene, network, pulse, resident
@@ -133,15 +134,12 @@ def _again(planned: Plan, attempt: int) -> dict[str, str]:
 
 
 def _flight_recorder(planned: Plan, care: Care | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """Let NCCL remember its last collectives, and leave them in errors/ when one times out."""
+    """Where torch writes NCCL's last collectives after a time-out or an error: it records them by itself."""
     if care is None or planned.device != "cuda" or planned.world.world_size == 1:
         return {}
-    wanted = {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": str(care.errors.absolute() / "nccl-rank-"),  # torch appends the rank
-    }
-    return {name: value for name, value in wanted.items() if not environ.get(name)}
+    if any(environ.get(name) for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
+        return {}  # the second is the older name, and the first would win over it
+    return {"TORCH_FR_DUMP_TEMP_FILE": str(care.errors.absolute() / "nccl-rank-")}  # torch appends the rank
 
 
 def _start_all(
@@ -153,6 +151,9 @@ def _start_all(
     care: Care | None,
 ) -> list[Child]:
     """All ranks, or none: a rank that cannot be started takes those before it along."""
+    if care:
+        with suppress(OSError):  # a rank says what is wrong with it; torch's flight recorder makes no folder
+            care.errors.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     try:
         for world in planned.worlds():

@@ -83,6 +83,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         seat.faults.strike("start", 0)
         found = variables.take_out(environ, download=config.data.download)
         share_cores(environ)
+        keep_warnings(environ, seat)
         if measured:
             with bell.importing(), uncollected():
                 from train.measuring import measuring
@@ -145,6 +146,19 @@ def keep_code(environ: MutableMapping[str, str], config: RunConfig) -> None:
         environ[CODE] = str(caches.private(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-"))
 
 
+def keep_warnings(environ: MutableMapping[str, str], seat: Seat) -> None:
+    """Let NCCL write its warnings into logs/, unless the user says what and where.
+
+    They are the only place where NCCL's start tells its reason, and on the console they and NCCL's version would be in
+    the way of a run that is well.
+    """
+    if seat.world.world_size > 1 and not environ.get("NCCL_DEBUG"):
+        environ["NCCL_DEBUG"] = "WARN"
+        if not environ.get("NCCL_DEBUG_FILE"):
+            seat.warnings = seat.folder.absolute() / "logs" / f"nccl-rank-{seat.world.rank:04d}.log"
+            environ["NCCL_DEBUG_FILE"] = str(seat.warnings)
+
+
 def hush_profiler(environ: MutableMapping[str, str], config: RunConfig) -> None:
     """What torch's profiler tells its own developers, on stderr, is nothing that the user could act on."""
     if config.profile.steps is not None:
@@ -186,10 +200,14 @@ def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | No
     if limited := met(error):
         return limited
     try:
+        from train.ranks import devicefaults
         from train.run import trouble
     except ImportError:
         return unloaded(error)
     job = seat.job if seat else None
+    if seat and seat.warnings:
+        with suppress(OSError):  # it is not there where NCCL was not used
+            error = devicefaults.with_warning(error, seat.warnings.read_text(errors="replace"))
     return trouble.as_failure(error, job.batches if job else None, exact=job is not None and job.exact is not None)
 
 

@@ -252,11 +252,24 @@ def test_each_start_that_is_followed_by_another_is_told(tmp_path: Path, monkeypa
     assert told == [69, 69]
 
 
-def test_nccls_flight_recorder_writes_into_the_runs_folder_unless_the_user_says(tmp_path: Path) -> None:
+def test_nccls_flight_recorder_writes_into_the_runs_folder(tmp_path: Path) -> None:
     on_gpus = replace(planned(captured("per-gpu/task-0@node01")), device="cuda")
-    found = _flight_recorder(on_gpus, care(tmp_path), {"TORCH_FR_BUFFER_SIZE": "7"})
-    assert found["TORCH_FR_DUMP_TEMP_FILE"].startswith(str(tmp_path))
-    assert "TORCH_FR_BUFFER_SIZE" not in found
+    assert _flight_recorder(on_gpus, care(tmp_path), {}) == {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/nccl-rank-"}
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
+def test_nccls_flight_recorder_writes_where_the_user_says(tmp_path: Path, name: str) -> None:
+    on_gpus = replace(planned(captured("per-gpu/task-0@node01")), device="cuda")
+    assert _flight_recorder(on_gpus, care(tmp_path), {name: "/scratch/trace-"}) == {}
+
+
+def test_the_folder_of_the_flight_recorder_is_there_before_a_rank_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    watched = replace(care(tmp_path), errors=tmp_path / "run" / "errors")
+    command = [sys.executable, "-c", RANK + "os.rmdir('run/errors')\n" + END]  # 1 where it is not there
+    assert run_plan(planned({}), command, dict(os.environ), log_dir=tmp_path, foreign=False, care=watched) == 0
 
 
 def test_nothing_is_recorded_without_gpus(tmp_path: Path) -> None:

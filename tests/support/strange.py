@@ -32,7 +32,6 @@ REMOVED = {
     "TORCHINDUCTOR_USE_FAST_MATH": "1",
     "PYTORCH_TUNABLEOP_ENABLED": "1",
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1",
-    "TORCH_DIST_USE_NCCL2": "1",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
 }
 # What is the user's to choose, and does not change a number on the CPU.
@@ -47,6 +46,7 @@ ACTING = {
     "NCCL_ALGO": "Ring",
     "GLOO_LOG_LEVEL": "ERROR",
     "TORCH_NCCL_BLOCKING_WAIT": "1",
+    "TORCH_DIST_USE_NCCL2": "0",
     "TORCH_DISTRIBUTED_DEBUG": "INFO",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
     "TORCH_CUDNN_V8_API_DISABLED": "1",

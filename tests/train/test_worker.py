@@ -15,7 +15,7 @@ from jobs import ALONE, TINY, forget_accelerate, trained
 from processes import python, start_python, wait_until
 from worlds import CONTRACT
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, from_environ
 from train import worker
 from train.checkpoint import checkpoint
 from train.measuring import measuring
@@ -187,6 +187,44 @@ def test_what_it_was_started_with_is_checked(
 def test_threads_wait_as_the_user_says_or_else_briefly(given: dict[str, str], spins: str | None) -> None:
     worker.share_cores(given)
     assert given.get("GOMP_SPINCOUNT") == spins
+
+
+def seated(folder: Path, world_size: int = 2) -> Seat:
+    ranks = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    return Seat(world=from_environ(CONTRACT | ranks), folder=folder)
+
+
+def test_nccl_writes_its_warnings_beside_the_ranks_log(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    worker.keep_warnings(environ, seated(tmp_path))
+    assert environ == {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{tmp_path}/logs/nccl-rank-0000.log"}
+
+
+@pytest.mark.parametrize(("world_size", "given"), [(2, {"NCCL_DEBUG": "INFO"}), (1, {})])
+def test_nccl_is_left_alone_where_the_user_says_or_nobody_is_to_be_met(
+    tmp_path: Path, world_size: int, given: dict[str, str]
+) -> None:
+    environ = dict(given)
+    worker.keep_warnings(environ, seated(tmp_path, world_size))
+    assert environ == given
+
+
+def test_the_file_that_the_user_gives_nccl_is_kept(tmp_path: Path) -> None:
+    environ, seat = {"NCCL_DEBUG_FILE": "/scratch/nccl"}, seated(tmp_path)
+    worker.keep_warnings(environ, seat)
+    assert (environ["NCCL_DEBUG_FILE"], seat.warnings) == ("/scratch/nccl", None)
+
+
+@pytest.mark.parametrize(("written", "code"), [("x NCCL WARN failed to extend /dev/shm/nccl-x", 71), (None, 69)])
+def test_what_nccl_has_written_is_the_reason_of_its_error(tmp_path: Path, written: str | None, code: int) -> None:
+    seat = seated(tmp_path)
+    worker.keep_warnings({}, seat)
+    (tmp_path / "logs").mkdir()
+    if written:
+        (tmp_path / "logs" / "nccl-rank-0000.log").write_text(written)
+    failure = worker.understood(RuntimeError("Failed to initialize NCCL communicator: unhandled system error"), seat)
+    assert failure is not None
+    assert failure.code == code
 
 
 def test_an_old_ending_is_gone_as_soon_as_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

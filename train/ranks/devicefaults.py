@@ -15,15 +15,23 @@ import torch
 from entrypoint import ExitCode, Failure
 
 # torch has a type only for its own allocator's lack of memory. The others' words are those of libcudart, libcublas and
-# libcudnn (9) themselves, as torch 2.15 hands them on: AcceleratorError, a RuntimeError, or NCCL's last error.
+# libcudnn (9) themselves, as torch 2.11 to 2.15 hand them on: AcceleratorError, a RuntimeError, or NCCL's last error.
 FULL: Final = re.compile(
     r"CUDA[^\n]*out of memory|Cuda failure[^\n]*'out of memory'"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*DEVICE_ALLOCATION_FAILED"
 )
 CUDA: Final = re.compile(r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: )([^\n']+)")
 SHARED: Final = re.compile(r"shared memory (?:segment|file)|/dev/shm/nccl|No space left on device")
-NCCL: Final = "NCCL: "
-LAST: Final = "Last error:"  # below it torch shows what NCCL warned of last
+# What torch's two NCCL backends write. That of torch 2.11 (NCCLUtils.hpp; in 2.15 with TORCH_DIST_USE_NCCL2=0) raises
+# DistBackendError, that of torch 2.15 (nccl2/ProcessGroupNCCL.cpp) RuntimeError. Both repeat ncclGetErrorString.
+NCCL_ERROR: Final = re.compile(
+    r"NCCL (?:error|timeout) in: |NCCL [\w ]+ failed|NCCL Async Error|NCCL operation timed out"
+    r"|NCCL communicator was aborted|Failed to (?:initialize NCCL communicator|get NCCL unique ID)"
+)
+# What NCCL warned of last: the older backend writes it below a line of its own, the newer one behind its name.
+LAST_WARNING: Final = re.compile(r"^(?:Last error:\n|NCCL Last Error: )(\S.*)", re.MULTILINE)
+OWN_WARNING: Final = re.compile(r" NCCL WARN (\S.*)")  # in what NCCL writes itself with NCCL_DEBUG=WARN
+CUDAS_FAULT: Final = "unhandled cuda error"
 PACKAGES: Final = tuple(Path(torch.__file__).parents[1] / name for name in ("torch", "accelerate"))
 
 
@@ -111,29 +119,48 @@ def is_full(error: BaseException) -> bool:
 
 
 def understood(error: BaseException, index: int | None = None) -> Failure | None:
-    """The failure that `error` is: RESOURCE for want of memory, NODE or DATA as in the table; None for another.
+    """The failure that `error` is; None where neither CUDA nor NCCL reported it.
+
+    RESOURCE for want of memory, NODE or DATA as in the table, PEER for all else that NCCL reports.
 
     index: the GPU's, where it was not taken yet.
     """
     if is_full(error):
         fix = "end the other program that holds its memory (nvidia-smi), or take another GPU (CUDA_VISIBLE_DEVICES)"
         return Failure("out of GPU memory", found=f"{said(error)}; {gpu(index)}", fix=fix, code=ExitCode.RESOURCE)
-    if said(error).startswith(NCCL) and SHARED.search(said(error)):
+    if is_nccl(error) and SHARED.search(said(error)):
         return _no_shared_memory(error)
     told = CUDA.search(str(error))
     kind = next((one for one in KINDS if told and any(sign in told[1] for sign in one.signs)), None)
     if kind is None:
-        return None
+        return _nccl_failed(error) if is_nccl(error) else None
     found = said(error) + (_noticed(error) if kind.line else "")
     fix = kind.fix.format(host=socket.gethostname())
     return Failure(f"{gpu(index)}: {kind.what}", found=found, fix=fix, code=kind.code)
 
 
+def is_nccl(error: BaseException) -> bool:
+    """Whether NCCL reported it, through either of torch's backends."""
+    return isinstance(error, RuntimeError) and NCCL_ERROR.search(str(error)) is not None
+
+
+def with_warning(error: Exception, warnings: str) -> Exception:
+    """NCCL's error, with the last of NCCL's own `warnings` as its reason where torch gave none.
+
+    While NCCL starts, torch 2.15 tells only the kind of the error.
+    """
+    own = OWN_WARNING.findall(warnings)
+    if not own or not is_nccl(error) or LAST_WARNING.search(str(error)):
+        return error
+    return RuntimeError(f"{error}\nNCCL Last Error: {own[-1]}").with_traceback(error.__traceback__)
+
+
 def said(error: BaseException) -> str:
     """The error in one line: of NCCL's the reason, which stands below its kind and its version."""
     text = str(error).strip() or type(error).__name__
-    reasons = text.partition(LAST)[2].strip().splitlines() if "NCCL error" in text else []
-    return f"{NCCL}{reasons[0]}" if reasons else re.sub(r"^(NCCL error) in: [^,\n]*, ", r"\1: ", text.splitlines()[0])
+    if is_nccl(error) and (reason := LAST_WARNING.search(text)):
+        return f"NCCL: {reason[1].strip()}"
+    return re.sub(r"^(NCCL error) in: [^,\n]*, ", r"\1: ", text.splitlines()[0].strip())
 
 
 def gpu(index: int | None = None) -> str:
@@ -163,4 +190,21 @@ def _no_shared_memory(error: BaseException) -> Failure:
         found=said(error),
         fix="give the container more of it (docker run --shm-size=8g or --ipc=host), or free it: df -h /dev/shm",
         code=ExitCode.RESOURCE,
+    )
+
+
+def _nccl_failed(error: BaseException) -> Failure:
+    again = "; where it fails each time, NCCL_DEBUG=INFO tells more"
+    if CUDAS_FAULT in str(error):
+        return Failure(
+            f"{gpu()}: CUDA failed in NCCL",
+            found=said(error),
+            fix=LEAVE.format(host=socket.gethostname()) + again,
+            code=ExitCode.NODE,
+        )
+    return Failure(
+        f"NCCL failed on {socket.gethostname()}: the network, or another rank",
+        found=said(error),
+        fix="look at the first error in logs/ and errors/; start the same command again to resume" + again,
+        code=ExitCode.PEER,
     )

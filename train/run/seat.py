@@ -19,6 +19,7 @@ class Seat:
     """One rank of one start. `job` is set as soon as there is something to train.
 
     claim: on rank 0, the lease of the run's folder that its parent holds. before: what is to be said of the last start.
+    warnings: the file to which NCCL writes its own.
     """
 
     world: World
@@ -27,6 +28,7 @@ class Seat:
     claim: Claim | None = None
     pulse: Pulse = field(default_factory=Pulse)
     before: str | None = None
+    warnings: Path | None = None
     job: Job | None = None
 
     @property

@@ -42,7 +42,6 @@ REMOVED: Final[Mapping[str, str]] = {
     "TRITON_INTERPRET": "train.compile decides",
     "PYTORCH_TUNABLEOP_*": "it chooses kernels with a stopwatch, and a run would not repeat",
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "train.parallel decides",
-    "TORCH_DIST_USE_NCCL2": "train.parallel decides",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "it lets a file of weights run code",
 }
 # Left to the user, and shown: threads, kernels of the same arithmetic, networks, memory, files, debugging.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -57,12 +58,38 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 96)
 GONE = "socketProgress: Connection closed by remote peer node02<41234>"
 
 
-def nccl(reason: str) -> Exception:
-    return dist.DistBackendError(
-        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled system error (run with "
-        "NCCL_DEBUG=INFO for details), NCCL version 2.28.9\nncclSystemError: System call (e.g. socket, malloc) or "
-        f"external library call failed or device error. \nLast error:\n{reason}"
-    )
+# ncclGetErrorString of NCCL 2.30, and what torch's older backend writes below it.
+SYSTEM = "unhandled system error (run with NCCL_DEBUG=INFO for details)"
+REMOTE = "remote process exited or there was a network error"
+INTERNAL = "internal error - please report this issue to the NCCL developers"
+CUDAS = "unhandled cuda error (run with NCCL_DEBUG=INFO for details)"
+BELOW_KIND = {
+    SYSTEM: "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+    REMOTE: "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    INTERNAL: "ncclInternalError: Internal check failed.",
+    CUDAS: "ncclUnhandledCudaError: Call to CUDA function failed.",
+}
+
+
+def older(kind: str, reason: str = "") -> Exception:
+    """As NCCLUtils.hpp writes it: torch 2.11, and torch 2.15 with TORCH_DIST_USE_NCCL2=0."""
+    place = "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77"
+    detail = f"{BELOW_KIND[kind]}\nLast error:\n{reason}"
+    return dist.DistBackendError(f"NCCL error in: {place}, {kind}, NCCL version 2.28.9\n{detail}")
+
+
+def newer(kind: str, reason: str = "") -> Exception:
+    """As nccl2/ProcessGroupNCCL.cpp writes it: torch 2.15."""
+    return RuntimeError(f"NCCL AllReduce failed: {kind} \nNCCL Last Error: {reason}")
+
+
+def starting(kind: str, reason: str = "") -> Exception:
+    """As nccl2/NCCLBootstrap.cpp writes it, with what NCCL itself has written into its file."""
+    written = f"NCCL version 2.30.7+cuda13.2\n\n[2026-11-23 09:04] node01:7:7 [0] x.cc:126 (f) NCCL WARN {reason}\n"
+    return devicefaults.with_warning(RuntimeError(f"Failed to initialize NCCL communicator: {kind}"), written)
+
+
+BACKENDS = pytest.mark.parametrize("backend", [older, newer, starting], ids=lambda backend: backend.__name__)
 
 
 def understood(error: Exception) -> Failure:
@@ -129,17 +156,64 @@ def test_a_gpu_that_answers_nothing_any_more_has_its_hosts(monkeypatch: pytest.M
     assert (devicefaults.gpu(), devicefaults.gpu(2)) == (f"GPU of {HOST}", f"GPU 2 of {HOST}")
 
 
-@pytest.mark.parametrize("reason", [GONE, "Call to bind failed: Address already in use"])
-def test_of_nccls_lines_the_reason_is_told(reason: str) -> None:
-    assert devicefaults.said(nccl(reason)) == f"NCCL: {reason}"
-    assert devicefaults.said(nccl(f"{reason}\nException raised from x (most recent call first):")) == f"NCCL: {reason}"
-    assert devicefaults.understood(nccl(reason)) is None
+@BACKENDS
+@pytest.mark.parametrize("kind", [SYSTEM, REMOTE, INTERNAL], ids=["system", "remote", "internal"])
+@pytest.mark.parametrize("reason", [GONE, "Call to bind failed: Address already in use", ""])
+def test_what_nccl_reports_of_the_network_or_of_others_is_a_lost_peer(
+    backend: Callable[[str, str], Exception], kind: str, reason: str
+) -> None:
+    failure = understood(backend(kind, reason))
+    assert (failure.code, HOST in failure.what) == (69, True)
+    assert (f"NCCL: {reason}" if reason else kind) in str(failure.found)
+    assert "the same command again" in failure.fix
+
+
+@BACKENDS
+@pytest.mark.parametrize("reason", ["Cuda failure 'invalid argument'", ""])
+def test_what_cuda_refused_to_nccl_leaves_the_node(backend: Callable[[str, str], Exception], reason: str) -> None:
+    failure = understood(backend(CUDAS, reason))
+    assert (failure.code, failure.what) == (78, f"GPU of {HOST}: CUDA failed in NCCL")
+    assert "srun --exclude" in failure.fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL Async Error: remote process exited or there was a network error \nNCCL Last Error: ",
+        "NCCL operation timed out",
+        "NCCL communicator was aborted after a previous error",
+        "NCCL communicator was aborted on rank 0.  Original reason for failure was: watchdog",
+        "Failed to get NCCL unique ID: invalid usage (run with NCCL_DEBUG=WARN for details)",
+        "NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77",
+    ],
+)
+def test_each_way_in_which_torch_hands_on_an_error_of_nccls_is_known(text: str) -> None:
+    assert understood(RuntimeError(text)).code == 69
+
+
+@pytest.mark.parametrize("backend", [older, newer], ids=["older", "newer"])
+def test_of_nccls_lines_the_reason_is_told(backend: Callable[[str, str], Exception]) -> None:
+    below = f"{GONE}\nException raised from x (most recent call first):"
+    assert devicefaults.said(backend(SYSTEM, GONE)) == f"NCCL: {GONE}"
+    assert devicefaults.said(backend(SYSTEM, below)) == f"NCCL: {GONE}"
 
 
 def test_without_a_reason_nccls_kind_is_told_without_the_place_in_its_source() -> None:
-    assert devicefaults.said(nccl("")).startswith("NCCL error: unhandled system error (run with NCCL_DEBUG=INFO")
+    assert devicefaults.said(older(SYSTEM)) == f"NCCL error: {SYSTEM}, NCCL version 2.28.9"
+    assert devicefaults.said(newer(SYSTEM)) == f"NCCL AllReduce failed: {SYSTEM}"
 
 
+def test_a_reason_that_torch_has_told_is_kept() -> None:
+    error = newer(SYSTEM, GONE)
+    assert devicefaults.with_warning(error, f"x NCCL WARN {SHM}\n") is error
+
+
+def test_nccls_warnings_are_no_reason_of_an_error_that_is_not_nccls() -> None:
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    assert devicefaults.with_warning(error, f"x NCCL WARN {SHM}\n") is error
+
+
+@BACKENDS
 @pytest.mark.parametrize(
     "reason",
     [
@@ -148,14 +222,17 @@ def test_without_a_reason_nccls_kind_is_told_without_the_place_in_its_source() -
         "Error while attaching to shared memory segment /dev/shm/nccl- (size 192814336), error: No such file (2)",
     ],
 )
-def test_nccl_without_shared_memory_is_a_resource_with_the_containers_option(reason: str) -> None:
-    failure = understood(nccl(reason))
+def test_nccl_without_shared_memory_is_a_resource_with_the_containers_option(
+    backend: Callable[[str, str], Exception], reason: str
+) -> None:
+    failure = understood(backend(SYSTEM, reason))
     assert (failure.code, failure.found) == (71, f"NCCL: {reason}")
     assert "--shm-size=8g or --ipc=host" in failure.fix
     assert HOST in failure.what
 
 
-def test_what_cuda_told_nccl_counts_as_if_it_had_told_us() -> None:
-    assert understood(nccl("Cuda failure 2 'out of memory'")).code == 71
-    assert understood(nccl("Cuda failure 214 'uncorrectable ECC error encountered'")).code == 78
-    assert devicefaults.understood(nccl("Cuda failure 'invalid argument'")) is None
+@BACKENDS
+def test_what_cuda_told_nccl_counts_as_if_it_had_told_us(backend: Callable[[str, str], Exception]) -> None:
+    assert understood(backend(CUDAS, "Cuda failure 2 'out of memory'")).code == 71
+    broken = understood(backend(CUDAS, "Cuda failure 214 'uncorrectable ECC error encountered'"))
+    assert (broken.code, "its hardware" in broken.what) == (78, True)

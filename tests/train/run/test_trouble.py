@@ -14,6 +14,7 @@ from train.run import trouble
 from train.settings.batches import batches
 
 NCCL = "NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.28.9\nncclSystemError: x\nLast error:\n"
+NCCL2 = "NCCL AllReduce failed: unhandled system error \nNCCL Last Error: "
 CUDAS = torch.AcceleratorError("CUDA error: invalid argument")
 CASES = {
     "gpu-memory": (torch.OutOfMemoryError("CUDA out of memory. Tried"), 71, "micro_batch_size"),
@@ -28,6 +29,9 @@ CASES = {
     "nccl": (dist.DistBackendError("NCCL error in: x"), 69, "resume"),
     "nccl-peer": (dist.DistBackendError(f"{NCCL}socketProgress: Connection closed by remote peer"), 69, "by remote"),
     "nccl-shm": (dist.DistBackendError(f"{NCCL}Error while creating shared memory segment /dev/shm"), 71, "--ipc=host"),
+    "nccl2-start": (RuntimeError("Failed to initialize NCCL communicator: unhandled system error"), 69, "resume"),
+    "nccl2": (RuntimeError(NCCL2), 69, "resume"),
+    "nccl2-shm": (RuntimeError(f"{NCCL2}Error while creating shared memory segment /dev/shm"), 71, "NCCL got no"),
     "store": (dist.DistNetworkError("The client socket has timed out"), 69, "resume"),
     "data-worker": (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), 71, "--shm-size"),
     "no-fixed-order": (
