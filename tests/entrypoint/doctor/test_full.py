@@ -49,6 +49,7 @@ def test_two_real_ranks_exchange_and_tell_how_fast() -> None:
     assert "2 ranks over gloo (TCP on lo): every sum right" in found.text
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_come_is_named_for_real() -> None:
     words = ["--device", "cpu", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
     (found,) = full.told(full.launched(words, os.environ, 30.0), planned(nodes=2))
@@ -62,6 +63,7 @@ def test_ranks_that_are_not_done_hang() -> None:
     assert "train.smoke" in found.fix
 
 
+@pytest.mark.slow
 def test_two_real_machines_exchange_over_their_network(tmp_path: Path) -> None:
     if why := missing():
         pytest.skip(why)

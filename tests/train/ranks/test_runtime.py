@@ -144,7 +144,10 @@ def compared(folder: Path, changed: str) -> str:
     return python(*line, changed, cwd=folder).stdout
 
 
-@pytest.mark.parametrize("changed", DIFFERENT.values(), ids=DIFFERENT)
+@pytest.mark.parametrize(
+    "changed",
+    [pytest.param(DIFFERENT[i], id=i, marks=() if i == "a-running-mean" else pytest.mark.slow) for i in DIFFERENT],
+)
 def test_a_rank_that_begins_with_other_weights_is_named(changed: str, tmp_path: Path) -> None:
     said = compared(tmp_path, changed)
     assert said.startswith(f"{ExitCode.NODE.value} rank 1 on ")
@@ -191,7 +194,9 @@ class Drop(nn.Module):
 """
 
 
-@pytest.mark.parametrize("after", [0, 3], ids=["from-the-start", "in-a-step"])
+@pytest.mark.parametrize(
+    "after", [pytest.param(0, id="from-the-start", marks=pytest.mark.slow), pytest.param(3, id="in-a-step")]
+)
 def test_a_weight_that_one_rank_leaves_out_ends_both_with_its_name(after: int, tmp_path: Path) -> None:
     (tmp_path / "left_out.py").write_text(LEFT_OUT)
     (tmp_path / "ten.yaml").write_text(TEN_STEPS)
