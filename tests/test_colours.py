@@ -40,6 +40,7 @@ def on_a_terminal(*words: str, folder: Path, columns: int = 0, **variables: str)
     return said.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_terminal_gets_no_colour_with_no_color(words: list[str], tmp_path: Path) -> None:
     said = on_a_terminal(*words, folder=tmp_path, NO_COLOR="1")
@@ -47,6 +48,7 @@ def test_a_terminal_gets_no_colour_with_no_color(words: list[str], tmp_path: Pat
     assert COLOUR.findall(said) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_what_is_no_terminal_gets_no_colour(words: list[str], tmp_path: Path) -> None:
     done = python("-m", *words, environ={"TERM": "xterm-256color"}, cwd=tmp_path)
@@ -74,6 +76,7 @@ def test_no_line_is_wider_than_the_terminal(name: str, tmp_path: Path) -> None:
     assert too_wide(*PLAIN[name], folder=tmp_path) == []
 
 
+@pytest.mark.slow
 def test_no_line_of_a_training_nor_of_an_error_in_it_is_wider_than_the_terminal(tmp_path: Path) -> None:
     assert too_wide(*PLAIN["training"], folder=tmp_path) == []
     refused = [*PLAIN["training"], "optim.lr=0.3"]  # by its ranks, who know the checkpoint

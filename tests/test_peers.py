@@ -21,6 +21,7 @@ LOOPS = ("accelerated", "bare", "dataparallel", "published", "wire")
 TINY = "--device cpu --model tiny --size 8 --classes 2 --samples 64 --batch 8 --warm-up 2 --steps 2 --blocks 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_peer_runs_alone_and_prints_one_json_line(name: str, tmp_path: Path) -> None:
     script = str(PEERS / f"{name}.py")

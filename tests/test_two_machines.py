@@ -20,7 +20,7 @@ from processes import python, scratch, unmeasured, wait_until
 from runs import ENDLESS, TEN_STEPS, Run
 
 REASON = missing()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 WAIT_S = 150.0
 
 

@@ -189,6 +189,7 @@ def test_who_says_where_code_is_kept_is_heard(mode: str, kept: str | None, tmp_p
         assert own[worker.CODE] == str(tmp_path / "train-image/compiled")
 
 
+@pytest.mark.slow
 def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("machine: the command g++ is not there")

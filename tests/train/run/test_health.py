@@ -118,6 +118,7 @@ def said(folder: Path) -> dict[str, dict[str, object]]:
     return {path.stem: json.loads(path.read_text()) for path in (folder / "runs/run/errors").glob("*.json")}
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_rank_alone(tmp_path: Path) -> None:
     ended = broken(tmp_path, 3, "param:1:5:flip", "checkpoint.every_steps=3", "train.check_replicas_every_steps=7")
     errors = said(tmp_path)
@@ -129,6 +130,7 @@ def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_ran
     assert kept.step == 3  # not 6, the save at which it was seen
 
 
+@pytest.mark.slow
 def test_without_a_save_it_is_seen_after_so_many_steps_and_two_ranks_are_both_named(tmp_path: Path) -> None:
     ended = broken(tmp_path, 2, "param:1:2:flip", "train.check_replicas_every_steps=4")
     errors = said(tmp_path)

@@ -147,6 +147,7 @@ def test_the_time_of_the_steps_is_that_of_the_steps_alone(tmp_path: Path, monkey
         assert "3 steps in 3.0 s " in fitted(todo, clock=lambda: now[-1])
 
 
+@pytest.mark.slow
 def test_ranks_do_not_take_each_other_for_dead_while_one_writes(tmp_path: Path) -> None:
     run = ("--device", "cpu", "--procs-per-node", "2", "run.output_dir=.", "run.name=run")
     done = python("-m", "train", *run, *TINY, "profile.steps=[2,3]", cwd=tmp_path)

@@ -196,6 +196,7 @@ def test_a_rank_tells_of_the_gpus_that_it_computes_on(
     assert [device.index for device in found] == list(range(number))
 
 
+@pytest.mark.slow
 def test_a_training_on_two_ranks_records_what_each_consumes_and_tells_the_peak(tmp_path: Path) -> None:
     (tmp_path / "ten.yaml").write_text(TEN_STEPS)
     often = ("log.gpu_every_seconds=0.05", "--device", "cpu", "--procs-per-node", "2", "log.tensorboard=true")
