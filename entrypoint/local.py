@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def bare(machine: Machine) -> Allocation:
-    """One node, no launcher. MASTER_ADDR and MASTER_PORT, if set, do not matter: nobody else is to find us."""
+    """One node, no launcher. MASTER_ADDR, if set, does not matter: its ranks meet over loopback."""
     return Allocation(
         launcher="local",
         **_one_task(node_rank=0, num_nodes=1),
