@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from entrypoint import local, mpi, slurm, torchrun
+from entrypoint import local, mpi, schedulers, slurm, torchrun
 from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
@@ -20,6 +20,7 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
     """What the launcher gave this task.
 
     Order: the command line > a torchrun set > Open MPI > PMI > a real srun step > PET_* > a shell in a job > bare.
+    A job of several nodes under another scheduler is none of these: see `schedulers`.
 
     Raises:
         Failure: FACTS, where the environment is incomplete or contradicts itself.
@@ -43,7 +44,7 @@ def _detect(environ: Mapping[str, str], options: Options, machine: Machine) -> A
         slurm.read_shell(environ, machine)
     mpi.refuse_unknown(environ)
     _check_hidden_job(machine)
-    return local.bare(machine)
+    return local.bare(machine, schedulers.refuse_several_nodes(environ, machine))
 
 
 def _override_master(environ: Mapping[str, str], found: Allocation) -> Allocation:
