@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from entrypoint import local, mpi, slurm, torchrun
+from entrypoint import local, mpi, schedulers, slurm, torchrun
 from entrypoint.allocation import Allocation
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.host import Machine
@@ -20,10 +20,15 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
     """What the launcher gave this task.
 
     Order: the command line > a torchrun set > Open MPI > PMI > a real srun step > PET_* > a shell in a job > bare.
+    A job of several nodes under another scheduler is none of these: see `schedulers`.
 
     Raises:
         Failure: FACTS, where the environment is incomplete or contradicts itself.
     """
+    return _with_port(environ, _detect(environ, options, machine))
+
+
+def _detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Allocation:
     if options.nodes is not None:
         return local.by_hand(options, machine)
     if torchrun.is_set(environ):
@@ -39,20 +44,22 @@ def detect(environ: Mapping[str, str], options: Options, machine: Machine) -> Al
         slurm.read_shell(environ, machine)
     mpi.refuse_unknown(environ)
     _check_hidden_job(machine)
-    return local.bare(machine)
+    return local.bare(machine, schedulers.refuse_several_nodes(environ, machine))
 
 
 def _override_master(environ: Mapping[str, str], found: Allocation) -> Allocation:
-    """MASTER_ADDR and MASTER_PORT exported before srun are the commonest idiom on clusters: they win."""
-    addr, given = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    sources = {"master_addr": "MASTER_ADDR"} if addr else {}
-    sources |= {"master_port": "MASTER_PORT"} if given else {}
-    return replace(
-        found,
-        master_addr=addr or found.master_addr,
-        master_port=port("MASTER_PORT", given) if given else None,
-        sources={**found.sources, **sources},
-    )
+    """MASTER_ADDR, exported before srun as MASTER_PORT is, is the commonest idiom on clusters: it wins."""
+    addr = environ.get("MASTER_ADDR")
+    return replace(found, master_addr=addr, sources={**found.sources, "master_addr": "MASTER_ADDR"}) if addr else found
+
+
+def _with_port(environ: Mapping[str, str], found: Allocation) -> Allocation:
+    """MASTER_PORT counts under every launcher that gives no port of its own, also on one machine."""
+    given = environ.get("MASTER_PORT")
+    if found.master_port is not None or not given:
+        return found
+    sources = {**found.sources, "master_port": "MASTER_PORT"}
+    return replace(found, master_port=port("MASTER_PORT", given), sources=sources)
 
 
 def job_of(environ: Mapping[str, str]) -> str:

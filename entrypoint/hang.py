@@ -13,7 +13,8 @@ from entrypoint.pulse import POINTS, Beat, Phase, Point
 TIMES: Final = 10.0
 LEAST_S: Final = 30.0
 MOST_S: Final = 1800.0
-# A rank that misses others at the start names them itself when launch.timeouts.start is over: it has the first word.
+# A rank that misses one of another host at the start names it itself when launch.timeouts.start is over: it has the
+# first word. For one of its own host it waits longer (train.ranks.attendance): then the parents have it.
 SLACK_S: Final = 15.0
 # Of one look to the next. More was not lived through by the ranks either: a suspended job, a closed laptop.
 LONGEST_LOOK_S: Final = 2.0
@@ -145,8 +146,9 @@ def paragraph(guilty: Sign, signs: Sequence[Sign], world_size: int) -> str:
 
 
 def _as_silent(sign: Sign, guilty: Sign) -> bool:
-    """Whether this rank is no better: it came no further, and waits for nobody."""
-    return sign.rank != guilty.rank and sign.progress == guilty.progress and not sign.waits
+    """Whether this rank is no better: it came no further, waits for nobody, and is halted if the guilty one is."""
+    alike = (sign.state in HALTED) == (guilty.state in HALTED)
+    return sign.rank != guilty.rank and sign.progress == guilty.progress and not sign.waits and alike
 
 
 def _place(sign: Sign, *, alone: bool = False) -> str:

@@ -13,6 +13,8 @@ from entrypoint.cgroups import Place, in_time, processors
 from entrypoint.errors import ExitCode, Failure
 
 Container = Literal["apptainer", "docker", "none"]
+# Variables that name a file with a job's hosts: of PBS, Grid Engine and LSF.
+HOST_FILES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE")
 _STEPD = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 # In `extern` are those who come by ssh to a node of their job: no task of it.
 _STEPS_GROUP = re.compile(r"/job_(\d+)/step_(?!extern)(\w+)")
@@ -29,6 +31,7 @@ class Machine:
         idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
         container: which engine this process runs in.
         hidden_job: SLURM_* variables of the job that this process is in without having them (`--cleanenv`), else empty.
+        host_files: the text of each of HOST_FILES that is set and can be read here.
     """
 
     hostname: str
@@ -38,6 +41,7 @@ class Machine:
     idle: tuple[str, ...]
     container: Container
     hidden_job: Mapping[str, str]
+    host_files: Mapping[str, str]
 
 
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: Place = "/") -> Machine:
@@ -52,7 +56,15 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: Place =
         idle=tuple(name for name in _given(there, wanted) if name not in used),
         container=container(),
         hidden_job={} if "SLURM_JOB_ID" in environ else parents_job(os.getppid()),
+        host_files=_host_files(environ),
     )
+
+
+def _host_files(environ: Mapping[str, str]) -> dict[str, str]:
+    """Only plain files are read: to open a pipe would wait for who writes into it."""
+    paths = {name: environ[name] for name in HOST_FILES if environ.get(name)}
+    texts = {name: _text(path) for name, path in paths.items() if os.path.isfile(path)}
+    return {name: text for name, text in texts.items() if text.strip()}
 
 
 def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -15,8 +15,8 @@ from entrypoint.world import integer, port
 LOOPBACK = "127.0.0.1"
 
 
-def bare(machine: Machine) -> Allocation:
-    """One node, no launcher. MASTER_ADDR and MASTER_PORT, if set, do not matter: nobody else is to find us."""
+def bare(machine: Machine, warnings: tuple[str, ...] = ()) -> Allocation:
+    """One node, no launcher. MASTER_ADDR, if set, does not matter: its ranks meet over loopback."""
     return Allocation(
         launcher="local",
         **_one_task(node_rank=0, num_nodes=1),
@@ -25,6 +25,7 @@ def bare(machine: Machine) -> Allocation:
         master_port=None,
         key=f"local:{os.urandom(16).hex()}",
         sources={"rank": "this process", "num_nodes": "no launcher found", "master_addr": "one node: loopback"},
+        warnings=warnings,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from machines import captured, machine
 
@@ -164,8 +166,21 @@ def test_master_addr_and_port_exported_before_srun_win() -> None:
 
 
 def test_a_machine_alone_meets_on_loopback_whatever_master_is_set() -> None:
-    found = detect({"MASTER_ADDR": "elsewhere", "MASTER_PORT": "31000"}, Options(), machine())
+    found = detect({"MASTER_ADDR": "elsewhere"}, Options(), machine())
     assert (found.launcher, found.master_addr, found.master_port) == ("local", "127.0.0.1", None)
+
+
+BY_HAND = Options(nodes=2, node_rank=0, master_addr="a")
+
+
+@pytest.mark.parametrize(("environ", "options"), [({}, Options()), (PET, Options()), ({}, BY_HAND)])
+def test_master_port_counts_wherever_the_launcher_gives_none(environ: dict[str, str], options: Options) -> None:
+    found = detect(environ | {"MASTER_PORT": "31000"}, options, machine())
+    assert (found.master_port, found.sources["master_port"]) == (31000, "MASTER_PORT")
+
+
+def test_a_port_that_was_asked_for_by_option_wins_over_master_port() -> None:
+    assert detect({"MASTER_PORT": "31000"}, replace(BY_HAND, master_port=4000), machine()).master_port == 4000
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,12 @@ def test_ranks_that_hang_together_are_named_together() -> None:
     assert told.endswith("sits in the data loader; so does rank 1; the others wait in all-reduce")
 
 
+def test_a_rank_that_runs_is_not_named_together_with_one_that_is_stopped() -> None:
+    stopped = replace(SILENT, phase="start", point="", state="T", waits=False)
+    told = paragraph(stopped, [stopped, replace(stopped, rank=1, state="R")], 2)
+    assert told.endswith("is stopped and sits in the start; the others wait in the start")
+
+
 def test_where_all_wait_for_each_other_no_rank_is_accused() -> None:
     told = paragraph(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
     assert told.startswith("all 2 ranks wait for each other in all-reduce after step 812")

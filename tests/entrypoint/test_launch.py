@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from machines import captured, machine
-from processes import candidates, python
+from processes import candidates, free_port, python
 
 from entrypoint import network
 from entrypoint.cgroups import processors
@@ -43,6 +43,20 @@ def test_each_rank_gets_the_whole_contract(tmp_path: Path) -> None:
 def test_all_ranks_meet_at_one_address(tmp_path: Path) -> None:
     meetings = {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in environments(tmp_path, ranks=3)}
     assert len(meetings) == 1
+
+
+def test_a_port_that_the_user_gives_is_the_one_that_ranks_of_one_machine_meet_on(tmp_path: Path) -> None:
+    given = str(free_port())
+    found = environments(tmp_path, MASTER_PORT=given)
+    assert {(e["MASTER_PORT"], e["ENTRYPOINT_PORTS"]) for e in found} == {(given, given)}
+
+
+def test_a_port_that_the_user_gives_on_one_machine_and_another_process_has_is_refused(tmp_path: Path) -> None:
+    with network.bind_first_free("127.0.0.1", candidates("given here")) as taken:
+        found = planned({"MASTER_PORT": str(taken.getsockname()[1])})
+        with pytest.raises(Failure, match="taken by another process") as caught:
+            run_plan(found, ["true"], dict(os.environ), log_dir=tmp_path, foreign=True)
+    assert caught.value.code == 69
 
 
 def test_threads_are_shared_among_ranks_unless_the_user_says(tmp_path: Path) -> None:

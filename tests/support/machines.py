@@ -14,7 +14,8 @@ ENVIRONS = REPOSITORY / "tests" / "environs"
 def machine(**changes: Any) -> Machine:
     """A node of 8 cores, all of them given, without GPUs, changed as asked."""
     gpus: dict[str, Any] = {"gpus": (), "idle": (), "cores_there": changes.get("cores", 8)}
-    return Machine(**({"hostname": "node01", "cores": 8, **gpus, "container": "none", "hidden_job": {}} | changes))
+    rest: dict[str, Any] = {"container": "none", "hidden_job": {}, "host_files": {}}
+    return Machine(**({"hostname": "node01", "cores": 8, **gpus, **rest} | changes))
 
 
 def fake_gpus(count: int) -> tuple[str, ...]:

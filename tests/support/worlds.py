@@ -19,6 +19,8 @@ ALONE = World(
 )
 FIRST = replace(ALONE, world_size=2, local_world_size=2, master_port=1)
 SECOND = replace(FIRST, rank=1, local_rank=1)
+# Rank 0 of two on two hosts.
+APART = replace(FIRST, local_world_size=1, num_nodes=2)
 
 # What the parent sets for a rank that is alone.
 CONTRACT = to_environ(ALONE)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Final
 
 from torch import distributed as dist
 
@@ -18,6 +19,9 @@ from entrypoint import ExitCode, Failure, World
 
 _REFUSED = "train/refused"  # why a rank refused to take part, for those that would wait for it
 _LOOK_S = 1.0  # between looks at what else may have happened, while ranks are missing
+# After the deadline a rank waits so much longer for one of its own host: if that one is alive but silent, their parents
+# find the hang first (entrypoint.hang), and say more of it.
+NEIGHBOUR_S: Final = 60.0
 
 
 def sign(store: dist.Store, world: World, gpu: str) -> None:
@@ -37,12 +41,20 @@ def sign(store: dist.Store, world: World, gpu: str) -> None:
         raise twice(world.rank, f"{other['host']} pid {other['pid']} and {me['host']} pid {me['pid']}")
 
 
-def wait_for_all(store: dist.Store, world: World, deadline: float, look: Callable[[], None]) -> list[dict[str, object]]:
+def is_neighbour(rank: int, world: World) -> bool:
+    """Whether that rank is on this rank's host, where ranks are numbered host by host."""
+    return rank // world.local_world_size == world.rank // world.local_world_size
+
+
+def wait_for_all(
+    store: dist.Store, world: World, deadline: float, look: Callable[[], None], hosts: Sequence[str] = ()
+) -> list[dict[str, object]]:
     """What each rank has signed, once all have.
 
     Args:
-        deadline: by time.monotonic.
+        deadline: by time.monotonic; NEIGHBOUR_S later for ranks of this host.
         look: called about once per second while ranks are missing; may raise.
+        hosts: of all ranks, where they are known.
 
     Raises:
         Failure: PEER at the deadline or where the store is gone, FACTS where a rank refused to take part.
@@ -51,14 +63,16 @@ def wait_for_all(store: dist.Store, world: World, deadline: float, look: Callabl
     while True:
         left = deadline - time.monotonic()
         try:
-            store.wait(keys, timedelta(seconds=max(min(left, _LOOK_S), 0.1)))
+            store.wait(keys, timedelta(seconds=left if 0.1 < left < _LOOK_S else _LOOK_S))
             return [json.loads(value) for value in store.multi_get(keys)]
         except (dist.DistError, RuntimeError) as error:
             refused = _has(store, _REFUSED)
             if refused:
                 raise Failure(**json.loads(store.get(_REFUSED)), code=ExitCode.FACTS) from error
             if refused is None or left <= _LOOK_S:
-                raise _not_all(store, keys) from error
+                missing = [rank for rank, key in enumerate(keys) if _has(store, key) is False]
+                if left <= -NEIGHBOUR_S or not any(is_neighbour(rank, world) for rank in missing):
+                    raise _not_all(store, keys, missing, hosts) from error
         look()
 
 
@@ -109,14 +123,28 @@ def _has(store: dist.Store, key: str) -> bool | None:
         return None
 
 
-def _not_all(store: dist.Store, keys: Sequence[str]) -> Failure:
-    missing = [str(rank) for rank, key in enumerate(keys) if _has(store, key) is False]
+def _not_all(store: dist.Store, keys: Sequence[str], missing: Sequence[int], hosts: Sequence[str]) -> Failure:
+    empty = _empty_hosts(store, [key for rank, key in enumerate(keys) if rank not in missing], hosts) if missing else []
+    ranks = ", ".join(map(str, missing)) or "none, but the store is gone"
     return Failure(
-        f"not all ranks arrived: missing {', '.join(missing) or 'none, but the store is gone'}",
+        f"not all ranks arrived: missing {ranks}{', and no rank came from ' * bool(empty)}{', '.join(empty)}",
         found=f"{len(keys) - len(missing)} of {len(keys)} ranks",
         fix="look at the output of the missing ranks; launch.timeouts.start=SECONDS waits longer",
         code=ExitCode.PEER,
     )
+
+
+def _empty_hosts(store: dist.Store, arrived: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    """The hosts from which no rank came; none where ranks call their hosts otherwise than the launcher does."""
+    with suppress(dist.DistError, RuntimeError):
+        names = {_short(json.loads(value)["host"]) for value in store.multi_get(list(arrived))}
+        if names <= {_short(host) for host in hosts}:
+            return [host for host in hosts if _short(host) not in names]
+    return []
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _disagree(rank: int, other: Mapping[str, object], world: World) -> Failure:

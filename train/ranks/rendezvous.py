@@ -30,8 +30,9 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
         gpu: UUID of this rank's GPU, empty on the CPU.
 
     Raises:
-        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds; FACTS for a rank that is there
-            twice, two ranks on one GPU, or ranks that disagree about the world.
+        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds (attendance.NEIGHBOUR_S later
+            for one of this host); FACTS for a rank that is there twice, two ranks on one GPU, or ranks that disagree
+            about the world.
     """
     deadline = time.monotonic() + timeout_s
     store = _open(world, environ, deadline)
@@ -41,7 +42,7 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
         except Failure as failure:
             attendance.tell_those_who_wait(store, failure)
             raise
-        who = attendance.wait_for_all(store, world, deadline, lambda: _refuse_rival(world, environ))
+        who = attendance.wait_for_all(store, world, deadline, lambda: _refuse_rival(world, environ), _hosts(environ))
         attendance.compare(who, world)
     return store
 
@@ -59,6 +60,10 @@ def _open(world: World, environ: Mapping[str, str], deadline: float) -> dist.Sto
     if world.rank == 0:
         return _serve(meeting, ports, run_id, deadline)
     return _find(meeting, ports, run_id, deadline)
+
+
+def _hosts(environ: Mapping[str, str]) -> list[str]:
+    return [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
 
 
 def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
@@ -85,6 +90,7 @@ def _serve(world: World, ports: Sequence[int], run_id: str, deadline: float) -> 
 def _find(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
     """Try the candidates until a store answers with this run's nonce: refused is normal until the deadline."""
     started, error = time.monotonic(), None
+    deadline += attendance.NEIGHBOUR_S if attendance.is_neighbour(0, world) else 0.0
     address = network.resolve(world.master_addr)
     while True:
         for port in ports:

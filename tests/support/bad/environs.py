@@ -194,6 +194,13 @@ ROWS: dict[str, Row] = {
     "pet-rank-beyond": ("32", PET, {"PET_NODE_RANK": "2"}, ("PET_NODE_RANK=2 must be below PET_NNODES=2",), "from 0"),
     "pet-no-nodes": ("32", PET, {"PET_NNODES": "0"}, ("PET_NNODES=0", "at least one"), "PET_NNODES to 1 or more"),
     "pet-no-procs": ("32", PET, {"PET_NPROC_PER_NODE": "0"}, ("PET_NPROC_PER_NODE=0",), "PET_NPROC_PER_NODE to 1"),
+    "skypilot": (
+        "73",
+        {},
+        {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
+        ("no launcher connects the 2 nodes of this SkyPilot job",),
+        "--nodes 2 --node-rank 1",
+    ),
     "pet-port": ("32", PET, {"PET_MASTER_PORT": "70000"}, ("PET_MASTER_PORT=70000",), "PET_MASTER_PORT"),
 }
 SEVERAL = {"SLURM_JOB_ID": "12", "SLURM_STEP_NUM_TASKS": "4"}

@@ -12,8 +12,9 @@ import torch
 from attending import signed
 from bad.case import Case, standing_in, through, through_rank, through_train
 from torch import distributed as dist
-from worlds import FIRST, SECOND
+from worlds import APART, FIRST, SECOND
 
+from entrypoint import World
 from train.data import catalog, digest
 from train.ranks import attendance, rendezvous
 from train.settings.config import Data
@@ -24,8 +25,8 @@ check = partial(Case, door=through_train, code=64)
 BITWISE = "train.reproducible=bitwise"
 
 
-def waited(store: dist.Store) -> list[dict[str, object]]:
-    return attendance.wait_for_all(store, FIRST, time.monotonic() + 0.2, lambda: None)
+def waited(store: dist.Store, world: World = FIRST) -> list[dict[str, object]]:
+    return attendance.wait_for_all(store, world, time.monotonic() + 0.2, lambda: None)
 
 
 def told() -> None:
@@ -67,7 +68,7 @@ TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
         ("ranks 0 and 1 use the same GPU", "GPU-1 on"),
         "--gpus-per-node",
     ),
-    "missing": (lambda: waited(signed((FIRST, ""))), 69, ("missing 1", "1 of 2 ranks"), "launch.timeouts.start"),
+    "missing": (lambda: waited(signed((APART, "")), APART), 69, ("missing 1", "1 of 2 ranks"), "launch.timeouts.start"),
     "refused-elsewhere": (told, 76, ("two processes say that they are rank 1", "a and b"), "--node-rank"),
     "other-files": (
         lambda: seeing("folder", 31),
@@ -77,7 +78,7 @@ TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
     ),
     "shuffled-alone": (lambda: seeing("mine:make", 32), 65, ("others, or in another order",), "os.listdir"),
     "no-master": (
-        lambda: rendezvous._find(replace(SECOND, master_addr="127.0.0.1"), [1], "x", time.monotonic()),
+        lambda: rendezvous._find(replace(APART, rank=1, master_addr="127.0.0.1"), [1], "x", time.monotonic()),
         69,
         ("rank 0's store was not reached", "nothing listens", "ports 1"),
         "output of rank 0",

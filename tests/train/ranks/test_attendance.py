@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import replace
 
 import pytest
 from attending import signed
 from torch import distributed as dist
-from worlds import FIRST, SECOND
+from worlds import APART, FIRST, SECOND
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, World
+from entrypoint.hang import SLACK_S
+from entrypoint.hangwatch import ANSWER_S
 from train.ranks import attendance
 
 
-def waited(store: dist.Store, seconds: float = 5.0) -> list[dict[str, object]]:
-    return attendance.wait_for_all(store, FIRST, time.monotonic() + seconds, lambda: None)
+def waited(
+    store: dist.Store, seconds: float = 5.0, world: World = FIRST, hosts: tuple[str, ...] = ()
+) -> list[dict[str, object]]:
+    return attendance.wait_for_all(store, world, time.monotonic() + seconds, lambda: None, hosts)
 
 
 def test_everyone_is_listed_in_the_order_of_the_ranks() -> None:
@@ -37,9 +42,36 @@ def test_another_number_of_ranks_is_refused_with_both() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    with pytest.raises(Failure, match="missing 1") as caught:
-        waited(signed((FIRST, "")), 0.2)
+    with pytest.raises(Failure, match="missing 1\n") as caught:
+        waited(signed((APART, "")), 0.2, APART)
     assert caught.value.code == ExitCode.PEER
+
+
+@pytest.mark.parametrize("domain", ["", ".example.org"])
+def test_a_host_from_which_no_rank_came_is_named(domain: str) -> None:
+    hosts = (socket.gethostname() + domain, "node02")
+    with pytest.raises(Failure, match="missing 1, and no rank came from node02\n"):
+        waited(signed((APART, "")), 0.2, APART, hosts)
+
+
+def test_no_host_is_named_where_ranks_call_theirs_otherwise_than_the_launcher() -> None:
+    with pytest.raises(Failure, match="missing 1\n"):
+        waited(signed((APART, "")), 0.2, APART, ("an-alias", "node02"))
+
+
+def test_a_rank_of_the_same_host_is_waited_for_after_the_deadline() -> None:
+    store = signed((FIRST, ""))
+    who = attendance.wait_for_all(store, FIRST, time.monotonic(), lambda: attendance.sign(store, SECOND, ""))
+    assert len(who) == 2
+
+
+@pytest.mark.parametrize(("rank", "near"), [(0, False), (3, False), (4, True), (7, True), (8, False)])
+def test_ranks_of_a_host_are_neighbours(rank: int, near: bool) -> None:
+    assert attendance.is_neighbour(rank, replace(FIRST, rank=5, world_size=12, local_world_size=4)) is near
+
+
+def test_the_parents_find_a_hang_before_a_rank_gives_its_neighbour_up() -> None:
+    assert attendance.NEIGHBOUR_S > SLACK_S + ANSWER_S
 
 
 def test_who_waits_is_told_why_another_does_not_take_part() -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from machines import machine
 from processes import candidates
 from torch import distributed as dist
-from worlds import FIRST, SECOND
+from worlds import APART, FIRST, SECOND
 
-from entrypoint import Failure, World, network
+from entrypoint import Care, Failure, Limits, Options, World, network, run_plan
+from entrypoint.detect import detect
+from entrypoint.plan import plan
 from train.ranks.rendezvous import connect
 
 
 @pytest.fixture(autouse=True)
 def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.ranks.rendezvous._ANSWER_S", 0.5)
+    monkeypatch.setattr("train.ranks.attendance.NEIGHBOUR_S", 0.0)
 
 
 def environ(key: str, **more: str) -> dict[str, str]:
@@ -122,6 +129,48 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     (failure,) = meet("missing", FIRST, gpus=("",), timeout_s=1)
     assert "missing 1" in str(failure)
     assert failure.code == 69  # type: ignore[attr-defined]
+
+
+def test_the_host_of_a_rank_that_does_not_come_is_named_where_the_launcher_tells_the_hosts() -> None:
+    (failure,) = meet("missing host", APART, gpus=("",), timeout_s=1, ENTRYPOINT_HOSTS=f"{socket.gethostname()},node02")
+    assert "missing 1, and no rank came from node02" in str(failure)
+
+
+# Rank 0 gives the others up after a second. While it loads torch it beats: that may take longer than the parent waits.
+# Rank 1 is stopped before it has looked for the others.
+STOPPED_EARLY = """
+import os, signal, threading
+from entrypoint import attach, from_environ
+pulse = attach(os.environ)
+world = from_environ(os.environ)
+if world.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+loaded = threading.Event()
+def beat():
+    while not loaded.wait(0.2):
+        pulse.beat("start")
+threading.Thread(target=beat, daemon=True).start()
+from train.ranks.rendezvous import connect
+loaded.set()
+try:
+    connect(world, os.environ, 1.0)
+finally:
+    os._exit(69)
+"""
+
+
+def test_a_rank_that_is_stopped_before_all_have_met_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.hang.SLACK_S", 5.0)
+    here, options = machine(), Options(device="cpu", procs_per_node=2)
+    found = plan(detect({}, options, here), options, here, {})
+    blamed: list[tuple[str, int, str]] = []
+    limits = Limits(start=0, step=60, evaluation=60, save=60, data=60)
+    care = Care(limits=limits, errors=tmp_path, blame=lambda why, rank, host, _: blamed.append((why.what, rank, host)))
+    command = [sys.executable, "-c", STOPPED_EARLY]
+    assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care) == 91
+    what, rank, host = blamed[0]
+    assert (rank, host) == (1, here.hostname)
+    assert what.startswith(f"rank 1 of 2 ({host}) has finished no step, is stopped and sits in the start")
 
 
 def test_a_store_that_never_opens_is_named_with_host_and_ports() -> None:
