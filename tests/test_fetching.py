@@ -138,6 +138,7 @@ def test_torchvision_reads_what_was_fetched(table: Path, monkeypatch: pytest.Mon
 SIDES = ("train_list", "test_list")
 
 
+@pytest.mark.slow
 def test_a_training_of_two_ranks_fetches_its_data_once_and_reads_it(table: Path, tmp_path: Path) -> None:
     (tmp_path / "cfg.yaml").write_text(TRAINING)
     with serving(MNIST_FILES, servers.whole) as server:

@@ -62,6 +62,7 @@ def test_every_example_is_short(script: Path) -> None:
     assert len(code) <= 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "line"), CPU, ids=[name for name, _ in CPU])
 def test_the_command_of_an_example_works_as_two_processes(name: str, line: str, copied: Path) -> None:
     ended = typed(line, copied)

@@ -58,6 +58,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Paced]]:
         yield both
 
 
+@pytest.mark.slow
 def test_both_train_the_same_number_of_ranks_and_images(pair: list[Paced]) -> None:
     ours, bare = pair
     assert ours.facts["ranks"] == bare.facts["ranks"] == 2

@@ -106,6 +106,7 @@ def test_the_compiler_is_not_loaded() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+@pytest.mark.slow
 def test_torch_itself_still_loads_it_so_that_this_is_needed() -> None:
     """Fails once torch has mended it: then `train/optim/uncompiled.py` can go."""
     assert python("-c", STEPS.format(kind="SGD")).stdout == "True\n"
