@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,12 @@ def meant_file(text: str) -> str | None:
     if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
         return f"write --config {shlex.quote(text)}"
     return None
+
+
+def typed(words: Iterable[str], keys: Iterable[str]) -> set[str]:
+    """Those of `keys` whose value is the command line's: set there, or with the whole section."""
+    given = [parse(word).keys for word in words]
+    return {key for key in keys if any(tuple(key.split("."))[: len(one)] == one for one in given)}
 
 
 def merge(value: Any, overrides: Sequence[Override]) -> Any:
