@@ -24,9 +24,7 @@ Trial = Callable[[nn.Module, Shape, int], str | None]
 TRIALS: Final[Mapping[Trial, str]] = {trial.with_zeros: "", trial.as_it_trains: " while it trains"}
 
 
-def build(
-    model: Model, *, classes: int, shape: Shape, factory: Callable[..., Any] | None = None
-) -> nn.Module:
+def build(model: Model, *, classes: int, shape: Shape, factory: Callable[..., Any] | None = None) -> nn.Module:
     """What `factory(classes=, shape=, **model.args)` gives; a factory that names no `shape` gets none.
 
     factory: instead of the one that model.name names.

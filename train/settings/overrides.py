@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, redact
 from train.settings import yaml12
 
 
@@ -67,6 +67,7 @@ def _put(value: Any, keys: yaml12.Keys, override: Override) -> Any:
     if value is not None and not isinstance(value, dict):
         above = ".".join(override.keys[: len(override.keys) - len(keys)]) or "the file"
         what = f"`{override.text}` sets a key inside {above}, which is not a mapping"
-        raise Failure(what, found=f"{above}: {value!r:.80}", fix="remove one of the two", code=ExitCode.USAGE)
+        found = f"{above}: {redact(repr(value)):.80}"
+        raise Failure(what, found=found, fix="remove one of the two", code=ExitCode.USAGE)
     inside = value or {}
     return inside | {keys[0]: _put(inside.get(keys[0]), keys[1:], override)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from entrypoint import Failure
+from entrypoint import Failure, redact_words
 from train.evaluation import figures
 from train.evaluation.scores import Result
 from train.optim import schedules
@@ -75,7 +75,7 @@ def code(about: About, folder: str) -> str:
 
 def _model(about: About) -> dict[str, str]:
     numbers = sum(tensor.numel() for tensor in about.tensors.values())
-    args = ", ".join(f"{name}={value}" for name, value in about.config.model.args.items())
+    args = ", ".join(redact_words(f"{name}={value}" for name, value in about.config.model.args.items()))
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
         "takes": f"{about.takes.shape}, {BYTES if about.takes.bytes_ else 'floats as they are'}",
