@@ -64,7 +64,7 @@ def refuse_recorded(
         fix += f"; or, if you know what is in {' and '.join(sorted(set(map(str, own.values()))))}, add "
         fix += " ".join(f"{key}={name}" for key, name in found.items())
     raise Failure(
-        f"{record} wants code to be run that nobody but itself has named",
+        f"{record} names code to run as you, and you have not named it",
         found=_told(found, args),
         expected="code that you name: in a config of yours, or as a module of the folder that you start it in",
         fix=fix,

@@ -179,7 +179,7 @@ def build_parser() -> Parser:
     parser.add_argument("--top", metavar="K", default="1", help="so many classes for each image (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object for each image")
     parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
-    parser.add_argument("--config", metavar="FILE", help="the training's file, where modules of your own lie beside it")
+    parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
     return parser
 
 
