@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from entrypoint.folding import say, say_help
     from entrypoint.hang import Limits
     from entrypoint.hangwatch import Care
-    from entrypoint.hygiene import is_secret
     from entrypoint.launch import run_plan
     from entrypoint.limits import met
     from entrypoint.options import Options, add_launch_arguments, options_from
     from entrypoint.plan import Plan
     from entrypoint.planning import make_plan
     from entrypoint.pulse import REPEAT_S, Pulse, attach
+    from entrypoint.redaction import redact, redact_value, redact_words
     from entrypoint.resident import hold
     from entrypoint.threads import begin_thread
     from entrypoint.world import World, from_environ
@@ -45,13 +45,15 @@ __all__ = [
     "from_environ",
     "gauges",
     "hold",
-    "is_secret",
     "look_around",
     "make_plan",
     "met",
     "network",
     "options_from",
     "processors",
+    "redact",
+    "redact_value",
+    "redact_words",
     "run_plan",
     "say",
     "say_help",
@@ -70,13 +72,13 @@ PLACES = {
     "folding": ("say", "say_help"),
     "hang": ("Limits",),
     "hangwatch": ("Care",),
-    "hygiene": ("is_secret",),
     "launch": ("run_plan",),
     "limits": ("met",),
     "options": ("Options", "add_launch_arguments", "options_from"),
     "plan": ("Plan",),
     "planning": ("make_plan",),
     "pulse": ("REPEAT_S", "Pulse", "attach"),
+    "redaction": ("redact", "redact_value", "redact_words"),
     "resident": ("hold",),
     "threads": ("begin_thread",),
     "world": ("World", "from_environ"),

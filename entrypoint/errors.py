@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
 
+from entrypoint.redaction import redact
+
 
 class ExitCode(IntEnum):
     """Why a run ended, as its exit status.
@@ -63,9 +65,11 @@ class Failure(Exception):
         kept: str | None = None,
         also: Sequence[str] = (),
     ) -> None:
+        what = redact(what)  # here, since each part of it is shown and written in several places
         super().__init__(what)
-        self.what, self.fix, self.code = what, fix, ExitCode(code)
-        self.found, self.expected, self.kept, self.also = found, expected, kept, tuple(also)
+        self.what, self.fix, self.code = what, redact(fix), ExitCode(code)
+        self.found, self.expected, self.kept = (text and redact(text) for text in (found, expected, kept))
+        self.also = tuple(map(redact, also))
 
     def __str__(self) -> str:
         """The block a user reads: `ERROR[code] what`, and one indented line for each fact. A clean stop is no error."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shutil
 import sys
 import tempfile
@@ -13,13 +12,8 @@ from pathlib import Path
 
 # Host Python settings that reach into a container or another environment and change what is imported.
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+INSPECT = "PYTHONINSPECT"
 COMPILERS = ("CC", "CXX")
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-
-
-def is_secret(name: str) -> bool:
-    """Whether the value of a variable of this name may not be shown or written."""
-    return SECRET.search(name) is not None
 
 
 def clean(environ: Mapping[str, str], *, foreign: bool, scratch: Path | None) -> tuple[dict[str, str], list[str]]:
@@ -31,6 +25,8 @@ def clean(environ: Mapping[str, str], *, foreign: bool, scratch: Path | None) ->
     child = dict(environ)
     leaks = [*(name for name in LEAKS if child.pop(name, None)), *_user_site(environ)]
     notes = [f"not used, it would change what is imported: {', '.join(leaks)}"] if leaks else []
+    if child.pop(INSPECT, None):
+        notes.append(f"not used, it would let a program that is over wait for input: {INSPECT}")
     child["PYTHONNOUSERSITE"] = "1"
     child["PYTHONUTF8"] = "1"  # an ASCII locale must not decide how file names and logs are read
     child["PYTHONUNBUFFERED"] = "1"  # the last lines before a death are the ones that matter

@@ -7,8 +7,8 @@ import importlib
 import os
 import sys
 
-# What puts modules of the caller's before ours. (The image's commands give -I themselves.)
-REACHING = ("PYTHONPATH", "PYTHONHOME")
+# What puts modules of the caller's before ours, or waits for input at the end. (The image's commands give -I.)
+REACHING = ("PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT")
 
 
 def train() -> None:

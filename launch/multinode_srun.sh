@@ -33,11 +33,11 @@ folder=$(apptainer exec "$image" train where --config "$@"); left() { stat -c '%
 before=$(left); srun --kill-on-bad-exit=1 "${step[@]}" --config "$@" & # what another start left stays: it may be training there
 while code=0; wait $! || code=$?; kill -0 $! 2>/dev/null; do :; done # wait also returns when a signal arrives
 mapfile -t new < <(left | grep -vxFe "$before" | cut -d: -f2-) # srun hides codes (who leaves first gets the others killed): the run's own word counts
-said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' /dev/null "${new[@]/#"$folder"\/errors\/rank-*/\/dev\/null}" | head -n 1) || true; ((code == 73)) || code=${said:-$code}
+said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' -- /dev/null "${new[@]/#"$folder"\/errors\/rank-*/\/dev\/null}" | head -n 1) || true; ((code == 73)) || code=${said:-$code}
 if [[ ! $code =~ ^(69|75|78|91)$ ]] || ((ended)); then exit "$code"; fi
 ((${SLURM_RESTART_COUNT:-0} < 10#$MAX_REQUEUES)) || { echo "exit code $code: not requeued, MAX_REQUEUES=$MAX_REQUEUES"; exit "$code"; }
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # the number alone may mean the array
-bad=$(sed -n '/"code": 78/,/"host"/s/.*"host": "\([^".]*\).*/\1/p' /dev/null "${new[@]/#"$folder"\/errors\/exit.json/\/dev\/null}" | sort -u | paste -sd,) || true
+bad=$(sed -n '/"code": 78/,/"host"/s/.*"host": "\([^".]*\).*/\1/p' -- /dev/null "${new[@]/#"$folder"\/errors\/exit.json/\/dev\/null}" | sort -u | paste -sd,) || true
 trap '' TERM; scontrol requeue "$job" || exit "$code" # --no-requeue, say; else it ends this shell too
 echo "exit code $code: requeued, start $((${SLURM_RESTART_COUNT:-0} + 2))${bad:+, not on $bad}"
 [[ -z $bad ]] || scontrol update JobId="$job" ExcNodeList="$(squeue -h -j "$job" -o %x | sed -n 's/.$/&,/p')$bad" # while it waits

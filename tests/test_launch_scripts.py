@@ -127,3 +127,16 @@ def test_a_page_that_names_the_sweep_shows_how_its_file_is_written(page: str, tm
 def test_a_site_s_own_settings_are_not_committed() -> None:
     ignored = subprocess.run(["git", "check-ignore", "launch/site.env"], cwd=LAUNCH.parent, timeout=20)
     assert ignored.returncode == 0
+
+
+def test_the_name_of_a_file_in_a_run_is_no_option_of_a_program(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    errors.mkdir()
+    (errors / "exit.json").write_text('{"code": 75}')
+    (errors / "rank-0\n--expression=1e touch ran\n.json").touch()  # GNU sed's `e` starts a program
+    lines = SCRIPTS[0].read_text().split(COMMON)[1].splitlines()
+    left = next(line.partition("; ")[2] for line in lines if line.startswith("folder="))
+    reads = [line for line in lines if line.startswith(("mapfile ", "said=", "bad="))]
+    program = "\n".join(["folder=. before=nothing code=0", left, *reads, 'echo "$code"'])
+    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    assert (done.stdout, [path.name for path in tmp_path.iterdir()]) == ("75\n", ["errors"])

@@ -43,7 +43,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return trained(tmp_path_factory.mktemp("alone") / "run", "one process").weights(10)
 
 
-@pytest.mark.parametrize("start", [name for name in STARTS if name != "one process"])
+QUICK = ("--procs-per-node", "torchrun", "accelerate launch")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in STARTS if name != "one process"],
+)
 def test_two_ranks_come_to_one_process_weights_under_every_launcher(
     start: str, tmp_path: Path, alone: dict[str, Any]
 ) -> None:

@@ -31,6 +31,9 @@ SECRETS = {
     "WANDB_API_KEY": SECRET,
     "NCCL_SECRET_NUMBER": SECRET,
     "TORCH_PASSWORD": SECRET,
+    "HF_PAT": SECRET,
+    "CUDA_PASSPHRASE": SECRET,
+    "TORCH_HUB_URL": f"https://hub/x?token={SECRET}",
     "HTTPS_PROXY": f"http://me:{SECRET}@127.0.0.1:9",
 }
 SHARED_MEMORY = re.compile(r"/proc/\d+/fd/\d+")  # of another rank, as train.data.onehost hands it on: no file system's

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +27,72 @@ def look_beside(config: str | None, *wanted: str) -> None:
     folder = str(Path(config).resolve().parent if config else Path.cwd())
     if any(names.is_factory(name) for name in wanted) and folder not in sys.path:
         sys.path.append(folder)
+
+
+def refuse_recorded(
+    recorded: Mapping[str, str], record: Path, *, config: str | None, typed: Collection[str], args: Mapping[str, Any]
+) -> None:
+    """Refuse a factory that only a run or an export names: whoever wrote that folder chose the name. Imports nothing.
+
+    The user names it in his own config, or types it where it is a module of the folder that he works in.
+
+    Args:
+        recorded: the names by their setting, `model.name` and `data.name`. record: the folder that they come from.
+        config: the file of the user's --config, which names them too. typed: the settings on his command line.
+        args: model.args, for the error.
+
+    Raises:
+        Failure: SECURITY, saying which code would run, and how to name it.
+    """
+    found = {key: name for key, name in recorded.items() if names.is_factory(name)}
+    record = record.resolve()
+    if config is not None and found and Path(config).resolve().is_relative_to(record):
+        raise Failure(
+            f"--config {config} lies in {record}: who wrote that folder could have any code run with it",
+            found=_told(found, args),
+            fix="name the file that you wrote yourself; one that you want to keep there, copy out of it first",
+            code=ExitCode.SECURITY,
+        )
+    if config is not None:
+        return
+    files = {key: _beside_user(name, record) for key, name in found.items()}
+    own = {key: file for key, file in files.items() if file is not None}
+    if own == files and all(key in typed for key in found):
+        return
+    fix = "name the file of your training with --config FILE, in which you chose this code"
+    if own == files:
+        fix += f"; or, if you know what is in {' and '.join(sorted(set(map(str, own.values()))))}, add "
+        fix += " ".join(f"{key}={name}" for key, name in found.items())
+    raise Failure(
+        f"{record} names code to run as you, and you have not named it",
+        found=_told(found, args),
+        expected="code that you name: in a config of yours, or as a module of the folder that you start it in",
+        fix=fix,
+        code=ExitCode.SECURITY,
+    )
+
+
+def _told(recorded: Mapping[str, str], args: Mapping[str, Any]) -> str:
+    listed = [f"{key}: {name}" for key, name in recorded.items()]
+    return ", ".join([*listed, f"model.args: {json.dumps(args):.300}"] if "model.name" in recorded else listed)
+
+
+def _beside_user(name: str, record: Path) -> Path | None:
+    """The file in the working folder with which importing `name` would begin; None where code would come from anywhere
+    else: from an installed package, or out of `record`."""
+    module = name.partition(":")[0]
+    first, folder = module.partition(".")[0], Path.cwd()
+    if first in sys.stdlib_module_names:
+        return None
+    here, taken = (PathFinder.find_spec(first, path) for path in ([str(folder)], [*sys.path, str(folder)]))
+    if here is None or here.origin is None or taken is None or taken.origin != here.origin:
+        return None  # no such file (a folder without __init__.py is none), or a package that comes before it
+    if first in sys.modules and getattr(sys.modules[first], "__file__", None) != here.origin:
+        return None
+    place = folder.joinpath(*module.split("."))
+    if any(path.resolve().is_relative_to(record) for path in (place, place.with_suffix(".py"))):
+        return None
+    return Path(here.origin)
 
 
 def load(name: str, key: str = "factory") -> Callable[..., Any]:
@@ -45,14 +113,14 @@ def load(name: str, key: str = "factory") -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def call(name: str, key: str, *arguments: Any, **options: Any) -> Any:
-    """Load it, and call it.
+def call(name: str, key: str, *arguments: Any, factory: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Load it, unless the caller has it (`factory`), and call it.
 
     Raises:
         Failure: USAGE as above, or for an error in the user's code, naming its line. A Failure of its own passes, and
             so does a lack of memory.
     """
-    factory = load(name, key)
+    factory = factory or load(name, key)
     try:
         return factory(*arguments, **options)
     except (Failure, MemoryError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from entrypoint import hygiene
+from entrypoint import hygiene, redaction
 from entrypoint.doctor.findings import Finding, ok, warn
 from entrypoint.doctor.scene import Scene
 
@@ -108,6 +108,5 @@ def _does(table: Mapping[str, str], name: str) -> str | None:
 
 def _shown(name: str, value: str) -> str:
     """No secret, no novel."""
-    if hygiene.is_secret(name):
-        return f"{name}=(not shown)"
+    value = redaction.redact_value(name, value)
     return f"{name}={value if len(value) <= _LONGEST else value[: _LONGEST - 3] + '...'}"

@@ -30,6 +30,13 @@ def test_what_was_kept_out_is_still_said(tmp_path: Path) -> None:
     assert "PYTHONPATH" in done.stdout + done.stderr
 
 
+def test_a_program_that_is_over_asks_for_no_input() -> None:
+    """PYTHONINSPECT lets Python read on from its input, whose end gives the exit code 1 or 0."""
+    assert run("train", "no-such-word", PYTHONINSPECT="1").returncode == 64
+    done = run("train", "check", "--device", "cpu", PYTHONINSPECT="1")
+    assert (done.returncode, ">>>" in done.stderr) == (0, False)
+
+
 @pytest.mark.parametrize("variables", [{}, {"PYTHONPATH": "/nonexistent"}])
 def test_words_and_exit_codes_pass(variables: dict[str, str]) -> None:
     done = run("train", "no-such-word", **variables)

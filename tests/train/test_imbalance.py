@@ -20,6 +20,7 @@ def macro_f1(folder: Path, seed: int, weights: str) -> float:
         return todo.state.result.macro_f1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_weights_raise_macro_f1_where_one_sample_in_a_hundred_is_rare(seed: int, tmp_path: Path) -> None:
     balanced, none = (macro_f1(tmp_path / kind, seed, kind) for kind in ("balanced", "none"))

@@ -28,7 +28,7 @@ EXAMPLES: Final = """examples:
 
 Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
-checkpoint, no data, or nothing held out; 75 stopped, without a result.
+checkpoint, no data, or nothing held out; 75 stopped, without a result; 77 code that only the run names.
 """
 # What a request to stop leads to: there is nothing to save.
 PROMISE: Final = ("the measurement ends without a result", "without a result")
@@ -48,7 +48,7 @@ def build_parser() -> Parser:
     parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
     parser.add_argument("--all", action="store_true", help="measure every image, not the held-out ones alone")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--config", metavar="FILE", help="take data, launch and precision from this file")
+    parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)

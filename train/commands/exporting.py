@@ -57,5 +57,5 @@ def build_parser() -> Parser:
         "words", nargs="*", metavar="section.key=value", help="settings, as data.root= of arrays that lie elsewhere now"
     )
     parser.add_argument("--output", metavar="DIR", required=True, help="a new folder, or an empty one")
-    parser.add_argument("--config", metavar="FILE", help="the training's file, where modules of your own lie beside it")
+    parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
     return parser

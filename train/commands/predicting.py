@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from entrypoint import ExitCode, Failure, say
 from train import plugin
 from train.commands.words import Parser
 from train.data import oddities
 from train.measuring import chosen
-from train.settings import variables
+from train.settings import names, overrides, schema, variables, yaml12
 from train.using import given
 
 if TYPE_CHECKING:
@@ -119,17 +121,42 @@ def _of_export(
     arguments: argparse.Namespace, words: Sequence[str], settings: Sequence[str], device: str, unread: Counter[str]
 ) -> tuple[Ready, list[Path]]:
     """The same from a folder of `train export`, which has its own description and no settings."""
-    if settings or arguments.config:
-        raise Failure(
-            "an exported model has no settings",
-            found=" ".join([*settings, *(["--config"] if arguments.config else [])]),
-            fix="leave them out, or name the run",
-            code=ExitCode.USAGE,
-        )
     files = given.files(words, unread)
     from train.using import prediction  # torch
 
-    return prediction.prepare_exported(Path(arguments.checkpoint), prediction.kind(device), len(files)), files
+    folder = Path(arguments.checkpoint)
+    factory = _factory(folder, arguments.config, settings)
+    return prediction.prepare_exported(folder, prediction.kind(device), len(files), factory), files
+
+
+def _factory(folder: Path, config: str | None, settings: Sequence[str]) -> Callable[..., Any] | None:
+    """The user's own that makes the exported network, where one does: he names it as for a run.
+
+    Raises:
+        Failure: USAGE for settings that an export does not have, or another network; SECURITY as
+            `plugin.refuse_recorded`; and as `plugin.load`.
+    """
+    from train.using import exported
+
+    told = exported.model(folder)
+    own = names.is_factory(told.name)
+    document = yaml12.Document(value={"model": {"name": told.name, "args": told.args}}, lines={})
+    named = schema.load(config, settings) if config else schema.build(document, str(folder), settings)
+    others = [word for word in settings if not word.startswith(("model.name=", "model.args"))]
+    if others or ((config or settings) and not own) or replace(named.model, weights=None) != told:
+        raise Failure(
+            "an exported model has no settings",
+            found=" ".join([*settings, *(["--config", config] if config else [])]),
+            expected=f"none, or what it is: {told.name} {json.dumps(told.args):.200}",
+            fix="leave them out, or name the run",
+            code=ExitCode.USAGE,
+        )
+    if not own:
+        return None
+    typed = overrides.typed(settings, ("model.name",))
+    plugin.refuse_recorded({"model.name": told.name}, folder, config=config, typed=typed, args=told.args)
+    plugin.look_beside(config, told.name)
+    return plugin.load(told.name, "model.name")
 
 
 def build_parser() -> Parser:
@@ -152,7 +179,7 @@ def build_parser() -> Parser:
     parser.add_argument("--top", metavar="K", default="1", help="so many classes for each image (default: 1)")
     parser.add_argument("--json", action="store_true", help="one JSON object for each image")
     parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
-    parser.add_argument("--config", metavar="FILE", help="the training's file, where modules of your own lie beside it")
+    parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
     return parser
 
 

@@ -131,18 +131,12 @@ PUBLISHED: dict[str, tuple[Archive, ...]] = {
 
 
 def refuse_unpublished(data: Data) -> None:
-    """Raises Failure (USAGE), where there is nothing to download, or the mirror's address holds a password."""
+    """Raises Failure (USAGE), where there is nothing to download."""
     if data.name not in PUBLISHED:
         raise Failure(
             f"data.name {data.name} is not a published data set: there is nothing to download",
             expected=f"data.name: one of {', '.join(PUBLISHED)}",
             fix="set data.name to one of these, or leave data.download out",
-            code=ExitCode.USAGE,
-        )
-    if "@" in (data.mirror or "").partition("://")[2].partition("/")[0]:
-        raise Failure(
-            "data.mirror holds a user name or a password, which would end up in logs and in config.yaml",
-            fix="put the files into data.root by hand, or serve them without a password",
             code=ExitCode.USAGE,
         )
 

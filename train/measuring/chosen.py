@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
+from train import plugin
 from train.checkpoint import manifest, shelf
 from train.checkpoint.manifest import Damaged, Manifest
 from train.files import plain
-from train.settings import changes, schema, yaml12
-from train.settings.config import RunConfig
+from train.settings import changes, overrides, schema, yaml12
+from train.settings.config import Data, RunConfig
 
 STATE: Final = "state.json"
 EXPORT: Final = "model.json"  # what makes a folder an export: see `train.using.exported`
@@ -24,6 +25,8 @@ EXPORT: Final = "model.json"  # what makes a folder an export: see `train.using.
 ASKED: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
 # What decides which images are measured, or is for training alone: a model does not see it in one image.
 NOT_SEEN: Final = ("data.samples", "data.val_fraction", "data.group", "data.augment", "data.classes")
+# From where files come, and that they come: what a checkpoint says of it is not obeyed.
+FETCHING: Final[Mapping[str, Any]] = {"data.download": Data().download, "data.mirror": Data().mirror}
 ANOTHER: Final = "name another checkpoint, or the run's folder: then the newest whole one is taken"
 
 
@@ -74,33 +77,49 @@ def again(path: Path) -> Chosen:
         raise _damaged(path, str(reason)) from reason
 
 
-def configured(chosen: Chosen, file: str | None, overrides: Sequence[str]) -> tuple[RunConfig, tuple[str, ...]]:
+def configured(chosen: Chosen, file: str | None, words: Sequence[str]) -> tuple[RunConfig, tuple[str, ...]]:
     """(the checkpoint's configuration with what an evaluation may ask for on top, what to know about it).
 
+    Who wrote the checkpoint decides nothing with it that goes beyond reading: its factories are not imported, and its
+    `data.download` fetches nothing, unless the user says so himself.
+
     Args:
-        file: where data, launch and the like come from instead, as the user's --config.
+        file: where data, launch and the like come from instead, as the user's --config. words: his settings.
 
     Raises:
         Failure: DATA for a state without a configuration; USAGE for settings that an evaluation cannot change, and as
-            `schema.load`.
+            `schema.load`; SECURITY as `plugin.refuse_recorded`.
     """
     own = trained(chosen)
     base = schema.load(file) if file else own
-    wanted = schema.load(file, overrides) if file else trained(chosen, overrides)
+    wanted = schema.load(file, words) if file else trained(chosen, words)
     _refuse(_differences(own, wanted, only="model.*"), "is the checkpoint's")
     _refuse(_differences(base, wanted), "does not change an evaluation")
     train = replace(own.train, precision=wanted.train.precision, tf32=wanted.train.tf32)
     measure = replace(own.eval, batch_size=wanted.eval.batch_size)
     config = replace(own, data=wanted.data, launch=wanted.launch, train=train, eval=measure)
-    return config, _other_data(own, config)
+    factories = {"model.name": config.model.name, "data.name": config.data.name}
+    typed = overrides.typed(words, (*factories, *FETCHING))
+    plugin.refuse_recorded(factories, _written_by(chosen), config=file, typed=typed, args=config.model.args)
+    notes = _other_data(own, config)
+    if not file:
+        left = {key.removeprefix("data."): default for key, default in FETCHING.items() if key not in typed}
+        config = replace(config, data=replace(config.data, **left))
+    return config, notes
 
 
-def trained(chosen: Chosen, overrides: Sequence[str] = ()) -> RunConfig:
+def _written_by(chosen: Chosen) -> Path:
+    """The folder that belongs to whoever wrote the checkpoint: its run's, or the one that it lies in."""
+    above = chosen.path.parent
+    return above.parent if above.name == "checkpoints" else above
+
+
+def trained(chosen: Chosen, words: Sequence[str] = ()) -> RunConfig:
     """The checkpoint's configuration. Raises Failure: DATA for a state without one, and as `schema.build`."""
     saved = state(chosen).get("config")
     if not isinstance(saved, dict):
         raise _damaged(chosen.path, f"{STATE} has no configuration")
-    return schema.build(yaml12.Document(value=saved, lines={}), f"{STATE} of {chosen.path.name}", overrides)
+    return schema.build(yaml12.Document(value=saved, lines={}), f"{STATE} of {chosen.path.name}", words)
 
 
 def state(chosen: Chosen) -> dict[str, Any]:

@@ -24,8 +24,10 @@ Trial = Callable[[nn.Module, Shape, int], str | None]
 TRIALS: Final[Mapping[Trial, str]] = {trial.with_zeros: "", trial.as_it_trains: " while it trains"}
 
 
-def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
+def build(model: Model, *, classes: int, shape: Shape, factory: Callable[..., Any] | None = None) -> nn.Module:
     """What `factory(classes=, shape=, **model.args)` gives; a factory that names no `shape` gets none.
+
+    factory: instead of the one that model.name names.
 
     A network that is in evaluation mode as a whole is given back to train: libraries hand trained ones out so. Parts
     of it stay as they are: somebody has frozen them (see `notes`).
@@ -33,8 +35,9 @@ def build(model: Model, *, classes: int, shape: Shape) -> nn.Module:
     Raises:
         Failure: USAGE, where it cannot be found or called so, fails, or gives something else than such a network.
     """
-    options = _options(model, classes, shape)
-    net = plugin.call(model.name, KEY, **options)
+    factory = factory or plugin.load(model.name, KEY)
+    options = _options(factory, model, classes, shape)
+    net = plugin.call(model.name, KEY, factory=factory, **options)
     if not isinstance(net, nn.Module):
         raise _refused(model, f"it gives a {type(net).__name__}", "a torch.nn.Module", "return the network")
     if not any(module.training for module in net.modules()):
@@ -95,11 +98,11 @@ def _refuse_unfit(model: Model, net: nn.Module, classes: int, shape: Shape, tryi
         raise _refused(model, f"{wrong}{when}", expected, fix)
 
 
-def _options(model: Model, classes: int, shape: Shape) -> dict[str, Any]:
+def _options(factory: Callable[..., Any], model: Model, classes: int, shape: Shape) -> dict[str, Any]:
     """The keywords to call the factory with."""
     offered: dict[str, Any] = {"classes": classes, "shape": shape}
     try:
-        signature = inspect.signature(plugin.load(model.name, KEY))
+        signature = inspect.signature(factory)
     except ValueError:  # not written in Python
         return offered | model.args
     if twice := offered.keys() & model.args.keys():

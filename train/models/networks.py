@@ -35,16 +35,22 @@ UNFIT: Final = (
 SIZES: Final = (8, 16, 32, 64, 80, 96, 128, 192, 224, 256, 320, 384, 448, 512)
 
 
-def build(model: Model, *, classes: int, shape: Shape, seed: int) -> nn.Module:
+def build(
+    model: Model, *, classes: int, shape: Shape, seed: int, factory: Callable[..., nn.Module] | None = None
+) -> nn.Module:
     """The network on the CPU, channels last, its weights from `seed` alone: the same on every rank and device.
+
+    factory: the user's own, where the caller has it already; else what model.name names is imported.
 
     Raises:
         Failure: USAGE for arguments that the network does not take or cannot be built with, for samples that it does
             not take, and for a factory that gives something else than a network with one score per class.
     """
     torch.manual_seed(keyed.seed(keyed.WEIGHTS, seed))
-    make = bespoke.build if names.is_factory(model.name) else _named
-    net = make(model, classes=classes, shape=shape)
+    if names.is_factory(model.name):
+        net = bespoke.build(model, classes=classes, shape=shape, factory=factory)
+    else:
+        net = _named(model, classes=classes, shape=shape)
     with torch.no_grad():
         for tensor in (*net.parameters(), *net.buffers()):
             tensor.data = laid_out(tensor.data)

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from entrypoint import World
+from entrypoint import World, redact_words
 from train.files import durable, plain, refusals
 from train.record import source
 from train.settings import schema
@@ -104,7 +104,7 @@ def write_run(
         "world": asdict(world),
         "training": dict(training),
         "sources": dict(sources),
-        "argv": [*argv],
+        "argv": redact_words(argv),
         "variables": {kind: dict(found) for kind, found in variables.items()},
         "starts": (read_run(run_folder) or {}).get("starts", []),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any, Final
 
+from entrypoint import redact, redact_words
 from train.report.reading import Event, Run, number, whole
 
 NOT: Final = "not measured"
@@ -163,12 +164,14 @@ def told(value: Any) -> str:
     if value is None:
         return UNKNOWN
     if isinstance(value, dict):
-        return ", ".join(f"{key}={told(one)}" for key, one in value.items()) or "none"
+        return ", ".join(redact_words(f"{key}={told(one)}" for key, one in value.items())) or "none"
     if isinstance(value, list):
         return ", ".join(map(told, value)) or "none"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
         return f"{value:,}" if abs(value) < 10**18 else f"{value:e}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+    if isinstance(value, str):
+        return redact(value)
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def times(run: Run) -> list[float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from entrypoint import redact_words
 from train.oneline import one_line
 from train.optim import schedules
 from train.settings.batches import Steps, longer, total
@@ -35,7 +36,7 @@ def typed(argv: Sequence[str], path: str | None, *, isolated: bool = False) -> s
 
     isolated: whether Python was started with -I, as the image's command and entrypoint.isolated do, and nobody by hand.
     """
-    program, *words = argv
+    program, words = argv[0], redact_words(argv[1:])
     if Path(program).name == "__main__.py":
         if isolated and shutil.which("train", path=path):
             return shlex.join(["train", *words])

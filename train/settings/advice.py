@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from entrypoint import redact
 from train.settings import yaml12
 from train.settings.config import RunConfig
 
@@ -106,8 +107,8 @@ def key_paths(kind: Any, above: str = "") -> list[str]:
 
 
 def show(value: Any) -> str:
-    """A value as one short line of YAML."""
+    """A value as one short line of YAML, whole addresses redacted before it is cut."""
     text = yaml.dump(value, Dumper=yaml12.Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
     line = text.removesuffix("\n").removesuffix("\n...")
-    line = line if line.isprintable() else repr(value)  # YAML writes line breaks as they are
+    line = redact(line if line.isprintable() else repr(value))  # YAML writes line breaks as they are
     return line if len(line) <= 80 else f"{line[:77]}..."

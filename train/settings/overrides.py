@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, redact
 from train.settings import yaml12
 
 
@@ -48,6 +48,12 @@ def meant_file(text: str) -> str | None:
     return None
 
 
+def typed(words: Iterable[str], keys: Iterable[str]) -> set[str]:
+    """Those of `keys` whose value is the command line's: set there, or with the whole section."""
+    given = [parse(word).keys for word in words]
+    return {key for key in keys if any(tuple(key.split("."))[: len(one)] == one for one in given)}
+
+
 def merge(value: Any, overrides: Sequence[Override]) -> Any:
     """`value` with the overrides put in, the last one winning; `value` itself is left as it is."""
     for override in overrides:
@@ -61,6 +67,7 @@ def _put(value: Any, keys: yaml12.Keys, override: Override) -> Any:
     if value is not None and not isinstance(value, dict):
         above = ".".join(override.keys[: len(override.keys) - len(keys)]) or "the file"
         what = f"`{override.text}` sets a key inside {above}, which is not a mapping"
-        raise Failure(what, found=f"{above}: {value!r:.80}", fix="remove one of the two", code=ExitCode.USAGE)
+        found = f"{above}: {redact(repr(value)):.80}"
+        raise Failure(what, found=found, fix="remove one of the two", code=ExitCode.USAGE)
     inside = value or {}
     return inside | {keys[0]: _put(inside.get(keys[0]), keys[1:], override)}

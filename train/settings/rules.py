@@ -44,9 +44,14 @@ FOLDER_NAME = Rule(
 )
 # A ~ that no shell has expanded would become a folder of that name.
 PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
+# It stands in config.yaml and in logs. Names of files are put behind it: a query could not be used either.
 URL = Rule(
-    holds=lambda url: url.startswith(("http://", "https://", "file:///")) and " " not in url,
-    expected="an address that begins with http://, https:// or file:///",
+    holds=lambda url: (
+        url.startswith(("http://", "https://", "file:///"))
+        and not set(" ?#") & set(url)
+        and "@" not in url.partition("://")[2].partition("/")[0]
+    ),
+    expected="an address that begins with http://, https:// or file:///, without user, password and query string",
 )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from entrypoint import ExitCode, Failure, is_secret
+from entrypoint import ExitCode, Failure, redact_value
 
 # Taken out before torch is loaded: another precision, algorithm or engine than the config's, behind its back. Found by
 # reading what torch 2.15, accelerate 1.15, triton, oneDNN and cuBLAS ask the environment for.
@@ -113,10 +112,8 @@ def reason(name: str) -> str | None:
 
 
 def presentable(name: str, value: str) -> str:
-    """A value for the console and for run.json: no secret, no password in an address, no novel."""
-    if is_secret(name):
-        return "(not shown)"
-    value = re.sub(r"//[^/@\s]+@", "//(not shown)@", value).replace("\n", " ")
+    """A value for the console and for run.json: no secret, no novel."""
+    value = redact_value(name, value)
     return value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from entrypoint import Failure
+from entrypoint import Failure, redact_words
 from train.evaluation import figures
 from train.evaluation.scores import Result
 from train.optim import schedules
@@ -21,11 +21,11 @@ from train.using.facts import About, section
 LICENCE: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
 NOT_MEASURED: Final = "Not measured at this step. `train eval` measures it again."
 BYTES: Final = "bytes 0 to 255, given as (byte - 127.5) / 63.75"
-OWN: Final = "Its code is not in this folder: put the module {module}.py here, or install it."
+OWN: Final = "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
 LOADING: Final = "\n## How to load it\n\nBeside this folder, with this project installed or in its image:\n\n"
 FILES: Final = """from train.using import exported
-
-model = exported.load({folder!r})  # checked by its sha256; nothing is unpickled
+{imports}
+model = exported.load({folder!r}{factory})  # checked by its sha256; nothing is unpickled
 images = model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}
 shares = model.network(images).softmax(1)[0]
 best = int(shares.argmax())
@@ -33,8 +33,8 @@ print(model.classes[best], float(shares[best]))
 """
 TENSORS: Final = """import torch
 from train.using import exported
-
-model = exported.load({folder!r})  # checked by its sha256; nothing is unpickled
+{imports}
+model = exported.load({folder!r}{factory})  # checked by its sha256; nothing is unpickled
 samples = torch.zeros({shape})  # put yours here: {numbers}
 shares = model.network(samples).softmax(1)[0]
 print(model.classes[int(shares.argmax())], float(shares.max()))
@@ -57,20 +57,25 @@ def text(about: About, folder: str) -> str:
 
 
 def code(about: About, folder: str) -> str:
-    """Six lines of Python that load the model and ask it."""
-    shape = [1, *about.takes.shape.input]
+    """Six lines of Python that load the model and ask it; of a network of the user's own, seven."""
+    shape, name = [1, *about.takes.shape.input], about.config.model.name
+    module, _, function = name.partition(":") if names.is_factory(name) else ("", "", "")
+    own = {
+        "imports": f"from {module} import {function}  # the code that made the network\n" if module else "",
+        "factory": f", factory={function}" if module else "",
+    }
     try:
         takes.refuse_files(about.takes)
     except Failure:
         numbers = "bytes less 127.5, by 63.75" if about.takes.bytes_ else "numbers as in the training's data"
-        return TENSORS.format(folder=folder, shape=shape, numbers=numbers)
+        return TENSORS.format(folder=folder, shape=shape, numbers=numbers, **own)
     training = " as in the training" if takes.doubt(about.takes) is None else ""
-    return FILES.format(folder=folder, shape=shape, training=training)
+    return FILES.format(folder=folder, shape=shape, training=training, **own)
 
 
 def _model(about: About) -> dict[str, str]:
     numbers = sum(tensor.numel() for tensor in about.tensors.values())
-    args = ", ".join(f"{name}={value}" for name, value in about.config.model.args.items())
+    args = ", ".join(redact_words(f"{name}={value}" for name, value in about.config.model.args.items()))
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
         "takes": f"{about.takes.shape}, {BYTES if about.takes.bytes_ else 'floats as they are'}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +15,13 @@ from safetensors.torch import load as tensors_from
 from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
-from train import plugin
 from train.checkpoint import manifest
 from train.checkpoint.manifest import Damaged, Entry
 from train.data import augment
 from train.data.shape import Shape
 from train.files import plain
 from train.models import networks
+from train.settings import names, schema, yaml12
 from train.settings.config import Model
 from train.using import pixels, takes
 from train.using.facts import About
@@ -85,19 +85,29 @@ def described(about: About, weights: bytes) -> dict[str, Any]:
     }
 
 
-def load(folder: str | Path) -> Exported:
-    """The model in `folder`. Its weights are compared with their sha256, and nothing is unpickled.
+def load(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> Exported:
+    """The model in `folder`. Its weights are compared with their sha256, nothing is unpickled, and no code that the
+    folder names or holds is run.
 
-    A network of the user's own (`module:factory`) is looked for in this folder too, and its code is run.
+    factory: for a network of the user's own (`module:factory`), the function that makes it. It gets the `args` that
+    the folder tells.
 
     Raises:
         Failure: NO_INPUT where there is no export, DATA for a damaged or newer one, USAGE for a network that cannot be
-            built.
+            built, SECURITY for one whose factory is not given.
     """
     place = Path(folder)
     told = _told(place)
+    wanted = _model(place, told)
+    if names.is_factory(wanted.name) and factory is None:
+        raise Failure(
+            f"the network of {place} is made by code that is not taken from there",
+            found=f"model.name: {wanted.name}",
+            expected="the function itself, from code that you know",
+            fix="import it, and give it: exported.load(folder, factory=FUNCTION)",
+            code=ExitCode.SECURITY,
+        )
     try:
-        model = Model(name=str(told["name"]), args=dict(told["args"]))
         # The run's own: what a network draws and keeps out of its state dict comes from nothing else.
         seed = int(told.get("config", {}).get("run", {}).get("seed", 0))
         taken, shape = told["input"], Shape(channels=told["input"]["channels"], size=tuple(told["input"]["size"]))
@@ -106,9 +116,8 @@ def load(folder: str | Path) -> Exported:
         tensors = _tensors(place, Entry(size=int(told["weights"]["size"]), sha256=str(told["weights"]["sha256"])))
     except (Damaged, LookupError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(place, f"{type(error).__name__}: {error}") from error
-    plugin.look_beside(str(place / NAME), model.name)
     with torch.random.fork_rng(devices=[]):
-        network = networks.build(model, classes=len(classes), shape=shape, seed=seed)
+        network = networks.build(wanted, classes=len(classes), shape=shape, seed=seed, factory=factory)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
@@ -116,6 +125,20 @@ def load(folder: str | Path) -> Exported:
     return Exported(
         network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_, made=made
     )
+
+
+def model(folder: Path) -> Model:
+    """The name and the arguments of the network in `folder`. Raises Failure as `load`."""
+    return _model(folder, _told(folder))
+
+
+def _model(place: Path, told: dict[str, Any]) -> Model:
+    """Held to the rules of a config: torchvision has builders of other networks, which would download."""
+    try:
+        value = {"model": {"name": str(told["name"]), "args": dict(told["args"])}}
+    except (LookupError, TypeError, ValueError) as error:
+        raise _damaged(place, f"{type(error).__name__}: {error}") from error
+    return schema.build(yaml12.Document(value=value, lines={}), str(place / NAME)).model
 
 
 def _told(place: Path) -> dict[str, Any]:

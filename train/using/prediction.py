@@ -79,9 +79,9 @@ def prepare(config: RunConfig, chosen: Chosen, environ: MutableMapping[str, str]
     )
 
 
-def prepare_exported(folder: Path, device: str, images: int) -> Ready:
-    """A network that was handed on, in fp32. Raises Failure as `exported.load`, and as `prepare`."""
-    model, place = exported.load(folder), choose_device(device, 0)
+def prepare_exported(folder: Path, device: str, images: int, factory: Callable[..., nn.Module] | None = None) -> Ready:
+    """A network that was handed on, in fp32. factory, Raises: as `exported.load`, and as `prepare`."""
+    model, place = exported.load(folder, factory), choose_device(device, 0)
     takes.refuse_files(model.takes)
     allow_tf32(False)
     return Ready(

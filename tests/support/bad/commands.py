@@ -185,8 +185,8 @@ LINES: dict[str, Row] = {
     "password-in-mirror": (
         "check data.name=mnist data.download=true data.mirror=https://me:secret@host/x",
         64,
-        ("data.mirror holds a user name or a password",),
-        "without a password",
+        ("data.mirror: https://(not shown)@host/x", "without user, password"),
+        "correct it",
     ),
     "no-cifar": (
         "check data.name=cifar10 data.root=nowhere",

@@ -120,6 +120,32 @@ def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.Cap
     assert of_run == of_export
 
 
+OWN = """
+from torch import nn
+
+def make(classes, shape, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), nn.Linear(width, classes))
+"""
+
+
+def test_a_network_of_the_users_own_answers_for_a_run_and_its_export_once_he_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "net_of_mine.py").write_text(OWN)
+    Path("cfg.yaml").write_text("model: {name: net_of_mine:make, args: {width: 4}}\ndata: {image_size: 8, classes: 2}")
+    write_image(Path("a.png"), 77)
+    trained(tmp_path / "run", "model.args={width: 4}", "model.name=net_of_mine:make")
+    assert front.run(["export", "run", "--output", "model", "model.name=net_of_mine:make"], {}) == 0
+    capsys.readouterr()
+    for source in ("run", "model"):
+        for named in (["model.name=net_of_mine:make"], ["--config", "cfg.yaml"]):
+            forget_accelerate()
+            assert predict(source, "a.png", *named) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
+    sys.modules.pop("net_of_mine")
+
+
 def test_an_exported_model_takes_no_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image(Path("a.png"))
     assert front.run(["export", str(run), "--output", "model"], {}) == 0

@@ -41,7 +41,7 @@ def started(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str,
         hosts=["node01", "node02"],
         launcher="slurm-task",
         sources={"rank": "SLURM_PROCID"},
-        argv=["train", "--config", "a.yaml"],
+        argv=["train", "--config", "a.yaml", "model.args.hub_token=abc", "model.weights=https://me:abc@host/x?abc"],
         environ=environ or {},
         variables={"acting": {"NCCL_DEBUG": "INFO"}, "removed": {}},
         training={"precision": "bf16"},
@@ -56,7 +56,8 @@ def test_a_start_is_recorded_with_its_place_and_where_that_came_from(tmp_path: P
     assert found["world"] == asdict(WORLD)
     assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "slurm-task")
     assert found["sources"] == {"rank": "SLURM_PROCID"}
-    assert found["argv"] == ["train", "--config", "a.yaml"]
+    hidden = ["model.args.hub_token=(not shown)", "model.weights=https://(not shown)@host/x?(not shown)"]
+    assert found["argv"] == ["train", "--config", "a.yaml", *hidden]
     assert found["variables"] == {"acting": {"NCCL_DEBUG": "INFO"}, "removed": {}}
     assert found["training"] == {"precision": "bf16"}
 

@@ -82,7 +82,13 @@ def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(None, "null"), ({}, "none"), ({"start": 600, "step": "auto"}, "start=600, step=auto"), ([1, "a"], "1, a")],
+    [
+        (None, "null"),
+        ({}, "none"),
+        ({"start": 600, "step": "auto"}, "start=600, step=auto"),
+        ([1, "a"], "1, a"),
+        ({"hub_token": "abc", "of": "https://me:abc@h"}, "hub_token=(not shown), of=https://(not shown)@h"),
+    ],
 )
 def test_settings_are_for_people(value: object, said: str) -> None:
     assert figures.setting(value) == said

@@ -46,6 +46,10 @@ def test_a_long_value_is_cut() -> None:
     assert len(advice.show("x" * 500)) == 80
 
 
+def test_a_long_address_is_cut_after_its_password_was_taken_out() -> None:
+    assert advice.show(f"ftp://me:{'hunter2' * 20}@host") == "ftp://(not shown)@host"
+
+
 def test_text_of_several_lines_is_shown_on_one() -> None:
     assert advice.show("a\nb") == repr("a\nb")
 

@@ -80,6 +80,16 @@ def test_a_pattern_whose_search_ends_is_taken(text: str) -> None:
     assert rules.broken("data.group", text) is None
 
 
+@pytest.mark.parametrize("url", ["http://host/a@b", "https://host:8443", "file:///srv/a@b"])
+def test_a_folder_on_a_server_is_a_mirror(url: str) -> None:
+    assert rules.broken("data.mirror", url) is None
+
+
+@pytest.mark.parametrize("url", ["https://me:pw@host/x", "https://me@host", "https://host/x?token=y", "http://host#x"])
+def test_an_address_with_a_secret_is_no_mirror(url: str) -> None:
+    assert rules.broken("data.mirror", url)
+
+
 @pytest.mark.parametrize("words", ["none", "cutout", ["standard", "cutout"], ["translate", "mirror", "cutout"]])
 def test_ways_to_augment_that_go_together_are_taken(words: Any) -> None:
     assert rules.broken("data.augment", words) is None

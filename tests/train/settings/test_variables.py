@@ -69,6 +69,9 @@ SECRETS = {
     "HF_TOKEN": "hf_abc",
     "TORCH_API_KEY": "abc",
     "NCCL_PASSWORD": "abc",
+    "HF_PAT": "abc",
+    "CUDA_PASSPHRASE": "abc",
+    "TORCH_HUB": "https://hub?token=abc",
     "TORCHINDUCTOR_REDIS_URL": "redis://me:abc@h",
 }
 

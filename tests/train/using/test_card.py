@@ -104,8 +104,9 @@ def test_a_class_name_is_text_and_breaks_no_table() -> None:
 
 def test_code_of_the_users_own_is_asked_for_by_its_file() -> None:
     own = replace(ABOUT.config, model=Model(name="pkg.net:make"))
-    assert "put the module pkg/net.py here" in card.text(replace(ABOUT, config=own), "out")
-    assert "put the module" not in card.text(ABOUT, "out")
+    assert "have pkg/net.py beside your own program" in card.text(replace(ABOUT, config=own), "out")
+    assert "from pkg.net import make" in card.code(replace(ABOUT, config=own), "out")
+    assert "beside your own program" not in card.text(ABOUT, "out")
 
 
 @pytest.mark.parametrize("made", ["files", "pictures", "arrays"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,11 +98,16 @@ class Drawn(nn.Module):
 def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "drawing.py").write_text(DRAWS)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     todo, _ = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
     found = chosen.choose(str(tmp_path / "run"))
-    export.export(chosen.configured(found, None, ())[0], found, tmp_path / "model")
+    export.export(chosen.configured(found, None, ["model.name=drawing:Drawn"])[0], found, tmp_path / "model")
     images, network = torch.randn(2, 3, 8, 8), todo.state.network.eval()
-    assert torch.equal(exported.load(tmp_path / "model").network(images), network(images))
+    loaded = exported.load(tmp_path / "model", factory=sys.modules["drawing"].Drawn)
+    assert torch.equal(loaded.network(images), network(images))
+    write_image(tmp_path / "image.png")
+    ended = python("-c", code_of(tmp_path / "model"), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def code_of(model: Path) -> str:
@@ -148,6 +154,11 @@ BAD: dict[str, tuple[Callable[[Path], object], int]] = {
     ),
     "another network's": (lambda model: described(model, args={"width": 5}), 65),
     "a network nobody knows": (lambda model: described(model, args={"height": 5}), 64),
+    "torchvision's that is no classifier, and would download": (
+        lambda model: described(model, name="fasterrcnn_resnet50_fpn", args={"weights_backbone": "DEFAULT"}),
+        64,
+    ),
+    "a name that is none": (lambda model: described(model, name="torch.hub.load"), 64),
 }
 
 

@@ -91,6 +91,7 @@ def test_files_are_read_as_the_pictures_that_a_data_set_opened(
 ) -> None:
     (tmp_path / "own_pictures.py").write_text(PICTURES)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     for path in photos.rglob("*.png"):
         copy = tmp_path / "images" / path.relative_to(photos).with_suffix(".jpg")
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def test_files_are_read_as_the_pictures_that_a_data_set_opened(
         tmp_path / "run", "data.name=own_pictures:pictures", f"data.root={tmp_path / 'images'}", "train.max_steps=2"
     )
     paths = sorted((tmp_path / "images").rglob("*.jpg"))
-    prepared = ready(tmp_path / "run")
+    prepared = ready(tmp_path / "run", 80, "data.name=own_pictures:pictures")
     data = schema.load(
         None, ["data.name=own_pictures:pictures", f"data.root={tmp_path / 'images'}", "data.image_size=8"]
     )
@@ -229,12 +230,13 @@ def test_a_factory_that_calls_its_classes_otherwise_today_renames_no_score(
 ) -> None:
     (tmp_path / "naming.py").write_text(NAMING)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     trained(tmp_path / "run", "data.name=naming:make")
     sys.modules["naming"].CLASSES.reverse()
     forget_accelerate()
     found = chosen.choose(str(tmp_path / "run"))
-    assert ready(tmp_path / "run").classes == ("dark", "light")
-    export.export(chosen.configured(found, None, ())[0], found, tmp_path / "model")
+    assert ready(tmp_path / "run", 80, "data.name=naming:make").classes == ("dark", "light")
+    export.export(chosen.configured(found, None, ["data.name=naming:make"])[0], found, tmp_path / "model")
     assert exported.load(tmp_path / "model").classes == ("dark", "light")
     assert "dark, light" in (tmp_path / "model" / exported.CARD).read_text()
     sys.modules.pop("naming")

@@ -1,0 +1,72 @@
+"""What is a secret in a variable, an address and a command line, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from entrypoint import ExitCode, Failure, redaction
+
+SECRET = ("HF_PAT", "GITHUB_PAT", "PAT", "PAT_OF_MINE", "CUDA_PASSPHRASE", "NCCL_PASSWORD", "HF_TOKEN", "WANDB_API_KEY")
+SECRET += ("TORCH_SECRET", "AWS_CREDENTIALS", "PROXY_AUTH", "hf_token", "MY_CREDS")
+OPEN = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_PATH", "COMPAT", "NCCL_PATTERN", "HOME", "OMP_NUM_THREADS")
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_a_variable_that_is_called_as_secrets_are_is_not_shown(name: str) -> None:
+    assert redaction.redact_value(name, "abc") == "(not shown)"
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_other_variables_are_shown(name: str) -> None:
+    assert redaction.redact_value(name, "/a:/b@c") == "/a:/b@c"
+
+
+ADDRESSES = {
+    "https://me:hunter2@host/x": "https://(not shown)@host/x",
+    "https://hunter2@host/x": "https://(not shown)@host/x",
+    "https://me:a/hunter2@host/x": "https://(not shown)@host/x",
+    "https://me:a?hunter2@host/x": "https://(not shown)",
+    "https://host/x?token=hunter2&to=me@home": "https://(not shown)",
+    "me:hunter2@proxy:3128": "(not shown)@proxy:3128",
+    "//me:hunter2@host": "//(not shown)@host",
+    "https://host/x?token=hunter2": "https://host/x?(not shown)",
+    "see https://me:hunter2@host/x?a=hunter2 there": "see https://(not shown)@host/x?(not shown) there",
+    "`data.mirror='https://host?hunter2'`": "`data.mirror='https://host?(not shown)'`",
+}
+
+
+@pytest.mark.parametrize("text", ADDRESSES)
+def test_an_address_is_shown_without_user_password_and_query(text: str) -> None:
+    assert redaction.redact(text) == ADDRESSES[text] == redaction.redact(ADDRESSES[text])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("https://host:8443/a/b", "http://host/a@b", "file:///srv/a", "git@github.com:me/it", "me@host", "a? b"),
+        *("docker.io/it/train:1.0@sha256:ab", "docker://host:5000/train@sha256:ab", "train data.root=/a/b", "run//x?y"),
+    ],
+)
+def test_what_holds_no_secret_stays_as_it_is(text: str) -> None:
+    assert redaction.redact(text) == text
+
+
+WORDS = {
+    "model.args.api_key=hunter2": "model.args.api_key=(not shown)",
+    "model.args={hub_token: hunter2, width: 3}": "model.args={hub_token: (not shown), width: 3}",
+    "data.root=https://me:hunter2@host/x": "data.root=https://(not shown)@host/x",
+    "model.args.key_dim=64": "model.args.key_dim=64",
+    "model.name=keypoints:make": "model.name=keypoints:make",
+    "run.name=monkey": "run.name=monkey",
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_command_line_is_written_down_without_its_secrets(word: str) -> None:
+    assert redaction.redact_words([word]) == [WORDS[word]]
+
+
+def test_no_part_of_an_error_tells_a_secret() -> None:
+    text = "https://me:hunter2@host/x?hunter2"
+    failure = Failure(text, fix=text, code=ExitCode.USAGE, found=text, expected=text, kept=text, also=[text])
+    assert "hunter2" not in f"{failure}{failure.as_json()}{failure.what}{failure.arguments()}"
