@@ -86,6 +86,7 @@ NEVER = {
     "code in a folder beside the run": "other.mine:make",
     "code through a link": "linked:make",
     "code through a linked folder": "package.mine:make",
+    "code through a folder in the user's own package": "own.inner.mine:make",
     "a folder of packages in the user's": "inside:make",
     "nothing at all": "nowhere:make",
 }
@@ -98,6 +99,9 @@ def test_what_is_no_module_of_the_users_folder_only_his_own_config_can_name(plac
     (place / "run" / "__init__.py").touch()
     (place / "linked.py").symlink_to("run/mine.py")
     (place / "package").symlink_to("run")
+    (place / "own").mkdir()
+    (place / "own" / "__init__.py").touch()
+    (place / "own" / "inner").symlink_to(place / "run")
     (place / "venv").mkdir()
     (place / "venv" / "inside.py").write_text(CODE)
     sys.path.append(str(place / "venv"))

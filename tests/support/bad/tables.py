@@ -82,6 +82,7 @@ UNREACHED: dict[str, str] = {
     "train/smoke/__main__.py:leave": "ranks that hang: tests/train/smoke/test_main.py",
     "train/smoke/exchange.py:compare": "numbers that come wrong: tests/train/smoke/test_exchange.py",
     "train/smoke/exchange.py:exchange": "a rank that is lost: tests/train/smoke/test_exchange.py",
+    "train/using/exported.py:load": "a program that loads an export: tests/test_forged_names.py",
     "train/using/given.py:_refuse_shut": "another user: tests/train/using/test_given.py",
     "train/worker.py:abandon": "a deaf main thread; a bug of ours: tests/train/test_worker.py",
     "train/worker.py:main": "a user without threads left: tests/train/test_worker.py",
