@@ -86,7 +86,10 @@ NEVER = {
     "code in a folder beside the run": "other.mine:make",
     "code through a link": "linked:make",
     "code through a linked folder": "package.mine:make",
+    "code through a folder in the user's own package": "own.inner.mine:make",
     "a folder of packages in the user's": "inside:make",
+    "what the user's module imports": "borrowed:load",
+    "what his module calls so": "borrowed:make",
     "nothing at all": "nowhere:make",
 }
 
@@ -98,6 +101,10 @@ def test_what_is_no_module_of_the_users_folder_only_his_own_config_can_name(plac
     (place / "run" / "__init__.py").touch()
     (place / "linked.py").symlink_to("run/mine.py")
     (place / "package").symlink_to("run")
+    (place / "borrowed.py").write_text(f"{CODE.replace('make', 'other')}from torch.hub import load\nmake = load\n")
+    (place / "own").mkdir()
+    (place / "own" / "__init__.py").touch()
+    (place / "own" / "inner").symlink_to(place / "run")
     (place / "venv").mkdir()
     (place / "venv" / "inside.py").write_text(CODE)
     sys.path.append(str(place / "venv"))
@@ -157,6 +164,7 @@ def test_a_module_of_the_users_folder_counts_once_he_names_it(
 def test_a_package_of_the_users_folder_counts_too(place: Path) -> None:
     (place / "nets").mkdir()
     (place / "nets" / "__init__.py").touch()
+    (place / "nets" / "small.py").write_text("class make: ...")
     record("nets.small:make")
     config, _ = chosen.configured(chosen.choose("run"), None, ["model.name=nets.small:make"])
     assert config.model.name == "nets.small:make"

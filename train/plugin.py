@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import json
@@ -78,9 +79,9 @@ def _told(recorded: Mapping[str, str], args: Mapping[str, Any]) -> str:
 
 
 def _beside_user(name: str, record: Path) -> Path | None:
-    """The file in the working folder with which importing `name` would begin; None where code would come from anywhere
-    else: from an installed package, or out of `record`."""
-    module = name.partition(":")[0]
+    """The file below the working folder that defines `name`; None where code would come from anywhere else: from an
+    installed package, also one that the user's module imports from, or out of `record`."""
+    module, _, function = name.partition(":")
     first, folder = module.partition(".")[0], Path.cwd()
     if first in sys.stdlib_module_names:
         return None
@@ -90,9 +91,19 @@ def _beside_user(name: str, record: Path) -> Path | None:
     if first in sys.modules and getattr(sys.modules[first], "__file__", None) != here.origin:
         return None
     place = folder.joinpath(*module.split("."))
-    if any(path.resolve().is_relative_to(record) for path in (place, place.with_suffix(".py"))):
+    file = next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+    if file is None or file.resolve().is_relative_to(record):
         return None
-    return Path(here.origin)
+    return file if _defines(file, function) else None
+
+
+def _defines(file: Path, function: str) -> bool:
+    """Whether it is a function or class of this very file. The file is read, not run."""
+    try:
+        written = ast.parse(file.read_bytes()).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == function for one in written)
 
 
 def load(name: str, key: str = "factory") -> Callable[..., Any]:

@@ -182,12 +182,6 @@ LINES: dict[str, Row] = {
         "data.download",
     ),
     "fetch-of-synthetic": ("data fetch", 64, ("synthetic is not a published data set",), "set data.name"),
-    "password-in-mirror": (
-        "check data.name=mnist data.download=true data.mirror=https://me:secret@host/x",
-        64,
-        ("data.mirror: https://(not shown)@host/x", "without user, password"),
-        "correct it",
-    ),
     "no-cifar": (
         "check data.name=cifar10 data.root=nowhere",
         66,

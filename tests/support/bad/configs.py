@@ -109,7 +109,12 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("data.group", "regular expression"),
         "correct it",
     ),
-    "not-an-address": ("46", "data: {mirror: 'ftp://x/y'}\n", ("data.mirror: ftp://x/y", "https://"), "correct it"),
+    "not-an-address": (
+        "46",
+        "data: {mirror: 'ftp://me:pw@x'}\n",
+        ("data.mirror: ftp://(not shown)@x", "https://"),
+        "correct it",
+    ),
     "promised-key": ("47", "log: {trackers: [wandb]}\n", ("log.trackers is not available",), "leave log.trackers out"),
 }
 # The file itself: id -> (how it is made, exit code, words of the message, words of the fix).

@@ -165,6 +165,7 @@ CASES = [
         prepare=replaced("model.json", "{"),
     ),
     refused(id="predict-by-a-newer-export", prepare=with_export(lambda told: told.update(format=2))),
+    refused(id="predict-by-an-export-without-a-network", prepare=with_export(lambda told: told.pop("name"))),
     refused(id="predict-by-an-export-without-classes", prepare=with_export(lambda told: told.pop("classes"))),
     refused(id="predict-by-an-export-of-fewer-classes", prepare=with_export(another_size)),
     refused(id="predict-by-other-weights", prepare=replaced("model.safetensors", "os.system")),

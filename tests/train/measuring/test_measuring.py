@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,31 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     assert [sum(row) for row in found["confusion"]] == [4, 0, 3]
     assert (found["classes"], found["recall"][1]) == (["cat", "dog", "owl"], None)
     assert "2 of the training's 3 classes are measured: there is no folder of dog in" in warned
+
+
+OWN = """
+from torch import nn
+
+def make(classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape.channels * shape.size[0] * shape.size[1], classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [("--config", "cfg.yaml"), ("model.name=net_of_ranks:make",)], ids=["file", "typed"])
+def test_ranks_run_the_users_own_network_once_he_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...]
+) -> None:
+    (tmp_path / "net_of_ranks.py").write_text(OWN)
+    (tmp_path / "cfg.yaml").write_text(
+        "model: {name: net_of_ranks:make}\ndata: {samples: 80, image_size: 8, classes: 2}"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    trained(tmp_path / "run", "model.name=net_of_ranks:make", "model.args={}", "train.max_steps=2")
+    sys.modules.pop("net_of_ranks")
+    words = ("-m", "train", "eval", "run", "--json", "--device", "cpu", "--procs-per-node", "2", *named)
+    ended = python(*words, cwd=tmp_path)
+    assert (ended.returncode, json.loads(ended.stdout)["samples"]) == (0, 16), ended.stderr
 
 
 @pytest.mark.slow
