@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from machines import machine
 from network import Host, ip, joined, missing
-from processes import candidates
+from processes import candidates, free_port
 
 from entrypoint import network
 from entrypoint.detect import detect
@@ -68,7 +68,7 @@ def test_a_taken_candidate_is_only_told() -> None:
 
 
 def test_a_master_on_which_nobody_listens_yet_is_reached() -> None:
-    found = told(planned(rank=1))["way"]
+    found = told(replace(planned(rank=1), ports=(free_port(),)))["way"]
     assert (found.state, "nobody listens there yet" in found.text) == ("ok", True)
 
 
