@@ -147,6 +147,22 @@ def test_a_signal_before_the_command_line_is_read_ends_as_any_other(tmp_path: Pa
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
 
 
+# The first rank asks the parent to stop, and is as deaf as a rank whose interpreter still loads.
+LOADING = "#!/bin/sh\nkill -TERM $PPID\nexec sleep 3600\n"
+WITH_RANKS_THAT_LOAD = "import sys; sys.executable = sys.argv.pop(1); from train.__main__ import main; sys.exit(main())"
+
+
+def test_a_signal_while_the_ranks_are_loaded_is_written_down(tmp_path: Path) -> None:
+    loading = tmp_path / "loading"
+    loading.write_text(LOADING)
+    loading.chmod(0o755)
+    words = ("--device", "cpu", "--procs-per-node", "2", *TINY, f"run.output_dir={tmp_path}", "run.name=run")
+    with start_python("-c", WITH_RANKS_THAT_LOAD, str(loading), *words, cwd=tmp_path) as process:
+        code, said = ended(process)
+    ending = Run(folder=tmp_path / "run").ending
+    assert (code, ending and ending.cause) == (75, "stopped by SIGTERM before the first step"), said
+
+
 ASKED_BETWEEN = """
 import os, signal, sys
 from train import __main__ as front
