@@ -189,7 +189,7 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: C
         "ENTRYPOINT_ONE_HOST": str(int(planned.one_host)),
         "ENTRYPOINT_AGENT_STORE": str(int(planned.agent_store)),
         "ENTRYPOINT_TTY": str(int(console.is_terminal)),
-        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(planned.threads),
+        "OMP_NUM_THREADS": planned.num_threads(environ),
     }
     if console.is_terminal:
         # Of the terminal itself: a COLUMNS that a shell exported once says how wide another one was.

@@ -179,16 +179,6 @@ def test_what_it_was_started_with_is_checked(
     assert "fix: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, worker.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
-    ids=["nothing", "a-count", "a-policy"],
-)
-def test_threads_wait_as_the_user_says_or_else_briefly(given: dict[str, str], spins: str | None) -> None:
-    worker.share_cores(given)
-    assert given.get("GOMP_SPINCOUNT") == spins
-
-
 def test_an_old_ending_is_gone_as_soon_as_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exitfile.write(tmp_path / "run", code=75, step=3, cause="SIGTERM")
     monkeypatch.setattr(session, "run", lambda *_, **__: int(exitfile.read(tmp_path / "run") is not None))

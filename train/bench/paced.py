@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from entrypoint import ExitCode, Failure, die_with_parent, processors
-from train import worker
 from train.bench.options import Options
+from train.settings import variables
 
 LOOPBACK: Final = "127.0.0.1"
 LONGEST_S: Final = 600.0  # of a start with its warm-up, and of a block
@@ -87,7 +87,7 @@ def ours(
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:
     """A script of the peers."""
     command = [*options.peer(name), "--device", options.device, *words]
-    environ = {"GOMP_SPINCOUNT": worker.SPINS} | options.variables()  # as our own ranks: tuned to its best
+    environ = {"GOMP_SPINCOUNT": variables.SPINS} | options.variables()  # as our own ranks: tuned to its best
     return Side(name=name, command=command, environ=environ, ranks=ranks)
 
 
