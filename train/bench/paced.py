@@ -79,14 +79,15 @@ def ours(
     folder = options.scratch / name
     command = [sys.executable, "-m", "train.bench", "--logs", str(folder / "logs")]
     command += ["--device", options.device, "--procs-per-node", str(procs), "--", "--warm-up", str(warm_up)]
-    command += ["--beside", str(options.peers)] + (["--config", config] if config else [])
+    command += ["--beside", str(options.peers)] if options.peers else []
+    command += ["--config", config] if config else []
     kept = [f"run.output_dir={options.scratch}", f"run.name={name}"]
     return Side(name=name, command=[*command, *settings, *kept], environ=options.variables())
 
 
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:
     """A script of the peers."""
-    command = [*options.peer(name), "--device", options.device, *words]
+    command = [sys.executable, str(options.peer(name)), "--device", options.device, *words]
     environ = {"GOMP_SPINCOUNT": variables.SPINS} | options.variables()  # as our own ranks: tuned to its best
     return Side(name=name, command=command, environ=environ, ranks=ranks)
 
