@@ -16,6 +16,7 @@ from processes import python, start_python, wait_until
 from runs import Run
 
 from entrypoint import REPEAT_S
+from train.settings.overrides import last
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 AGAIN_S = REPEAT_S + 0.5  # sooner, it is the same signal delivered twice
@@ -28,8 +29,8 @@ LONG = ("checkpoint.every_steps=2", "data.val_fraction=0", "train.epochs=100000"
 @contextmanager
 def training(place: Path, *settings: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """`train` on one rank, in `place`; ended at the end of the block."""
-    words = ["--device", "cpu", *TINY, f"run.output_dir={place}", "run.name=run", *settings]
-    with start_python("-m", "train", *words, environ=environ, cwd=place) as process:
+    words = last([*TINY, f"run.output_dir={place}", "run.name=run", *settings])
+    with start_python("-m", "train", "--device", "cpu", *words, environ=environ, cwd=place) as process:
         try:
             yield process
         finally:
@@ -177,7 +178,7 @@ sys.exit(front.main())
 
 
 def test_a_signal_between_the_front_door_and_the_watch_over_the_ranks_is_not_lost(tmp_path: Path) -> None:
-    words = ("--device", "cpu", *TINY, *LONG, f"run.output_dir={tmp_path}", "run.name=run")
+    words = ("--device", "cpu", *last([*TINY, *LONG]), f"run.output_dir={tmp_path}", "run.name=run")
     with start_python("-c", ASKED_BETWEEN, *words, cwd=tmp_path) as process:
         code, said = ended(process)
     assert (code, Run(folder=tmp_path / "run").committed()) == (75, None), said

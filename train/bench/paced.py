@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 
 from entrypoint import ExitCode, Failure, die_with_parent, processors
 from train.bench.options import Options
-from train.settings import variables
+from train.settings import overrides, variables
 
 LOOPBACK: Final = "127.0.0.1"
 LONGEST_S: Final = 600.0  # of a start with its warm-up, and of a block
@@ -81,8 +81,8 @@ def ours(
     command += ["--device", options.device, "--procs-per-node", str(procs), "--", "--warm-up", str(warm_up)]
     command += ["--beside", str(options.peers)] if options.peers else []
     command += ["--config", config] if config else []
-    kept = [f"run.output_dir={options.scratch}", f"run.name={name}"]
-    return Side(name=name, command=[*command, *settings, *kept], environ=options.variables())
+    words = overrides.last([*settings, f"run.output_dir={options.scratch}", f"run.name={name}"])
+    return Side(name=name, command=[*command, *words], environ=options.variables())
 
 
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:

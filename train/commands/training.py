@@ -21,6 +21,7 @@ from train.record.claim import Claim
 from train.run import linetimes
 from train.settings import schema
 from train.settings.config import RunConfig
+from train.settings.overrides import last
 
 
 def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -44,12 +45,13 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         plan = replace(plan, warnings=(*plan.warnings, lost))
     place = rundir.choose(config, plan, environ)
     plan = launching.with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
+    settings = last([*overrides, *place.overrides])
     source = ["--config", arguments.config] if arguments.config else []
     source += [linetimes.OPTION] if arguments.profile_lines else []
     if not first:
-        return _run(config, plan, [*source, *overrides, *place.overrides], environ, place.folder)
+        return _run(config, plan, [*source, *settings], environ, place.folder)
     with claim.kept(claim.hold(place.folder, me, waited, tell), lost=stop_ranks) as kept:
-        words = ["--lease", str(kept.number), *source, *overrides, *place.overrides]
+        words = ["--lease", str(kept.number), *source, *settings]
         asked: list[int] = []
 
         def ended(code: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,35 @@ def parse(text: str) -> Override:
         fix = meant_file(text) or "write e.g. optim.lr=0.1"
         raise Failure(f"`{text}` is not section.key=value", fix=fix, code=ExitCode.USAGE)
     return Override(keys=keys, value=yaml12.read_text(right, f"`{text}`").value, text=text)
+
+
+def parse_all(texts: Sequence[str]) -> list[Override]:
+    """Read all arguments. One key twice is refused, as in a file.
+
+    Raises:
+        Failure: USAGE, naming the argument, or both.
+    """
+    parsed: dict[yaml12.Keys, Override] = {}
+    for override in map(parse, texts):
+        if before := parsed.get(override.keys):
+            raise Failure(
+                f"{'.'.join(override.keys)} is written twice on the command line",
+                found=f"`{before.text}` and `{override.text}`",
+                fix=f"remove `{before.text}` or `{override.text}`",
+                code=ExitCode.USAGE,
+            )
+        parsed[override.keys] = override
+    return list(parsed.values())
+
+
+def last(texts: Iterable[str]) -> list[str]:
+    """Of the arguments for one key the last alone: for a program that adds its own to those of its user."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key = text.partition("=")[0]
+        found.pop(key, None)
+        found[key] = text
+    return list(found.values())
 
 
 def meant_file(text: str) -> str | None:

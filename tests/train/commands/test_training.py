@@ -42,6 +42,13 @@ def test_the_stand_in_folder_reaches_the_workers_and_is_said(launched: dict[str,
     assert "docker run -v" in launched["plan"].warnings[-1]
 
 
+def test_no_key_is_given_to_the_workers_twice(launched: dict[str, Any], tmp_path: Path) -> None:
+    Path("runs").write_text("in the way")
+    front.run([*CPU, "run.output_dir=runs", "run.seed=1"], {"TMPDIR": str(tmp_path)})
+    keys = [word.partition("=")[0] for word in launched["command"][5:]]
+    assert keys == ["run.seed", "run.output_dir"]
+
+
 def test_the_ranks_are_told_when_the_time_is_up(launched: dict[str, Any]) -> None:
     front.run([*CPU, "--time-limit", "10"], {"SLURM_JOB_END_TIME": "1"})
     assert 590 < float(launched["environ"]["ENTRYPOINT_DEADLINE"]) - time.time() <= 601
