@@ -36,12 +36,13 @@ def run_plan(
     log_dir: Path,
     foreign: bool,
     care: Care | None = None,
-    asked: Sequence[int] = (),
+    asked: list[int] | None = None,
 ) -> int:
     """Run `command` once per rank and wait; returns the exit code for the task.
 
     Output goes to `log_dir/rank-NNNN.log`, and the world's rank 0 to the console. `foreign`: not our own worker.
-    `care`: how our own are looked after. `asked`: the signals that came before they are taken here.
+    `care`: how our own are looked after. `asked`: the signals that came before they are taken here; the
+    one that is passed on to the ranks is added.
 
     Raises:
         Failure: before anything is started, where it cannot work.
@@ -49,6 +50,7 @@ def run_plan(
     terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` wants lines
     console = Console(is_terminal=terminal, folds=not foreign)
     resident.hold()
+    asked = [] if asked is None else asked
     with Inbox() as inbox, _Scratch(environ) as scratch:
         inbox.arrived.extend(dict.fromkeys(asked))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
@@ -61,10 +63,12 @@ def run_plan(
             base.pop(name, None)
         shared = base | _common(planned, environ, console, care) | _own_port(planned, foreign)
         for attempt in itertools.count():
-            code, wanted = _attempt(
+            code, stop = _attempt(
                 planned, command, shared | _again(planned, attempt), log_dir, console, foreign, care, inbox
             )
-            if not wanted or care is None or not _may_restart(planned, care, attempt, code):
+            if stop is not None:
+                asked.append(stop)
+            if stop is not None or care is None or not _may_restart(planned, care, attempt, code):
                 return code
             care.failed(code)
             console.say(f"restart {attempt + 1} of {care.restarts}, in place (launch.max_restarts)")
@@ -80,8 +84,8 @@ def _attempt(
     foreign: bool,
     care: Care | None,
     inbox: Inbox,
-) -> tuple[int, bool]:
-    """Start all ranks once; the exit code, and whether the run is still wanted (nobody asked it to stop)."""
+) -> tuple[int, int | None]:
+    """Start all ranks once; the exit code, and the signal by which the run was asked to stop, if it was."""
     before = oom_kills()
     children = _start_all(planned, command, shared, log_dir, console, care)
     monitor = _monitor(children, care, shared)
@@ -89,7 +93,7 @@ def _attempt(
     watch = Watch(children, planned.hostname, foreign, console, oom_kills, before, hang=hang, hosts=planned.hosts)
     try:
         monitor.start()  # now that no rank is to be forked beside a thread
-        return supervise(watch, inbox), watch.asked is None
+        return supervise(watch, inbox), watch.asked
     finally:
         monitor.stop()
         for child in children:
@@ -186,7 +190,7 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: C
         "ENTRYPOINT_ONE_HOST": str(int(planned.one_host)),
         "ENTRYPOINT_AGENT_STORE": str(int(planned.agent_store)),
         "ENTRYPOINT_TTY": str(int(console.is_terminal)),
-        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(planned.threads),
+        "OMP_NUM_THREADS": planned.num_threads(environ),
     }
     if console.is_terminal:
         # Of the terminal itself: a COLUMNS that a shell exported once says how wide another one was.

@@ -43,6 +43,10 @@ class Plan:
         """Whether loopback joins all ranks. A torchrun set tells of ranks, not surely of machines."""
         return self.world.num_nodes == 1 and self.launcher != "torchrun"
 
+    def num_threads(self, environ: Mapping[str, str]) -> str:
+        """OMP_NUM_THREADS of each rank: the user's, else its share of the cores."""
+        return environ.get("OMP_NUM_THREADS") or str(self.threads)
+
     def worlds(self) -> tuple[World, ...]:
         """The world of each rank that this task starts."""
         first = self.world

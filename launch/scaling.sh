@@ -18,7 +18,8 @@ read -ra nodes <<<"${NODES:-1 2 4}"
   refuse 64 "NODES='${NODES:-}' STEPS='$steps'" "NODES='1 2 4' STEPS=300"
 [[ -f ${1:-} ]] || refuse 64 "no CONFIG${1:+ where it belongs: $*}" "launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]"
 [[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
-set -- "$1" train.micro_batch_size=auto "${@:2}"; log=$((steps < 50 ? steps / 5 + 1 : 10)) # the first log point is no speed
+[[ " ${*%%=*} " == *" train.micro_batch_size "* ]] || set -- "$1" train.micro_batch_size=auto "${@:2}"
+log=$((steps < 50 ? steps / 5 + 1 : 10)) # the first log point is no speed
 # The words of `train check`: "global batch   256 = 64 micro x ..."
 batch=$(apptainer exec "$image" train check --config "$@" | sed -n 's/^global batch *\([0-9]*\) = .*/\1/p')
 [[ $batch ]] || refuse 64 "train check names no global batch" "apptainer exec $image train check --config $*"
@@ -30,10 +31,11 @@ jobs=() strong=() weak=() payer=()
 measure() { # KIND NODES GLOBAL_BATCH CONFIG [section.key=value ...]: submit one training, and note where its run will be
   local -r run=scaling-$1-$2 count=$2 ours=("train.global_batch_size=$3" "train.max_steps=$steps" train.epochs=1000000
     eval.every_epochs=1000000 checkpoint.every_minutes=null checkpoint.resume=never "log.every_steps=$log")
-  local said; shift 3
-  said=$("$here/multinode.sh" "${options[@]}" --nodes="$count" --job-name="$run" "$@" "${ours[@]}" "run.name=$run")
+  local said word words=(); shift 3
+  for word in "$@"; do [[ " ${ours[*]%%=*} run.name " == *" ${word%%=*} "* ]] || words+=("$word"); done # ours count
+  said=$("$here/multinode.sh" "${options[@]}" --nodes="$count" --job-name="$run" "${words[@]}" "${ours[@]}" "run.name=$run")
   job=$(sed -n 's/^Submitted batch job \([0-9]*\).*/\1/p' <<<"$said"); echo "$run: job ${job:?$said}"; jobs+=("$job")
-  folder=$(apptainer exec "$image" train where --config "$@" "run.name=$run")
+  folder=$(apptainer exec "$image" train where --config "${words[@]}" "run.name=$run")
 }
 for count in "${nodes[@]}"; do
   measure strong "$count" "$batch" "$@"; strong+=("$folder")

@@ -22,7 +22,11 @@ readonly lines=${2:-} task=${SLURM_ARRAY_TASK_ID:-$((! ${SLURM_JOB_ID:-0}))} # r
 options=(--array="1-$(grep -c '' <"$lines")" "${options[@]}") name=${lines##*/}
 words=$(sed "$task!d; s/\r$//" <"$lines" | xargs -r printf '%s\n' | grep .) ||
   refuse 64 "$lines has no line '$task' that can be read" "sbatch ${options[0]}, one task per line; quotes as in a shell"
-mapfile -t words <<<"$words"; set -- "$1" "${@:3}" "run.name=${name%.*}-$task" "${words[@]}" # its own run.name counts
+mapfile -t words <<<"$words"; [[ " ${words[*]%%=*} " == *" run.name "* ]] || words+=("run.name=${name%.*}-$task")
+common=(); for word in "${@:3}"; do # a line's value for a key counts, not the one for all lines
+  [[ " ${words[*]%%=*} " == *" ${word%%=*} "* ]] || common+=("$word")
+done
+set -- "$1" "${common[@]}" "${words[@]}"
 readonly step=(apptainer exec --nv "$image" train); unset SBATCH_GPUS_PER_NODE # the site's, for whole nodes: it beats #SBATCH
 # From here on the same in every script.
 [[ ${REQUIRE_SIGNED:-0} == 0 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||

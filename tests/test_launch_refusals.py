@@ -117,6 +117,22 @@ def test_a_line_that_cannot_be_read_is_refused_and_not_read_in_part(folder: Path
     assert (done.returncode, "ERROR[64] lr.txt has no line" in done.stderr) == (64, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train.max_steps=1", "run.seed=3 train.max_steps=1 run.name=lr-1"),
+        ("train.max_steps=1 run.name=own", "run.seed=3 train.max_steps=1 run.name=own"),
+    ],
+)
+def test_a_line_of_a_sweep_replaces_what_is_set_for_all(folder: Path, line: str, words: str) -> None:
+    (folder / "lr.txt").write_text(line)
+    (folder / "apptainer").write_text('#!/bin/sh\necho "$@"\n')
+    (folder / "apptainer").chmod(0o755)
+    common = ("run.name=all", "run.seed=3", "train.max_steps=9")
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", *common, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert done.stdout == f"exec train.sif train check --config config.yaml {words}\n", done.stderr
+
+
 def test_an_empty_file_of_lines_is_refused(folder: Path) -> None:
     (folder / "lr.txt").write_text("")
     done = start(folder, "sweep.sh", "config.yaml", "lr.txt")

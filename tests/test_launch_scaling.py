@@ -13,6 +13,7 @@ from processes import unmeasured
 
 from train.settings import schema
 from train.settings.batches import batches
+from train.settings.overrides import last
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "scaling.sh"
 # The container's train is the one that is tested; sbatch notes its words and gives numbers.
@@ -45,9 +46,8 @@ def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What was submitted for two numbers of nodes."""
     folder = tmp_path_factory.mktemp("scaling")
-    done = run(
-        folder, "--gpus-per-node=2", "--account=mine", "cfg.yaml", "data.samples=960", NODES="1 2", STEPS="50", **WHOLE
-    )
+    words = ("--gpus-per-node=2", "--account=mine", "cfg.yaml", "data.samples=960", "run.name=mine")
+    done = run(folder, *words, NODES="1 2", STEPS="50", **WHOLE)
     assert done.returncode == 0, done.stderr
     return (folder / "jobs").read_text().splitlines()
 
@@ -58,13 +58,20 @@ def test_each_number_of_nodes_is_a_job_and_the_first_counts_for_both_kinds(jobs:
     assert all("--gpus-per-node=2" in job and "data.samples=960" in job for job in jobs[:-1])
 
 
+def test_no_job_is_given_a_key_twice(jobs: list[str]) -> None:
+    for job in jobs[:-1]:
+        keys = re.findall(r"([\w.]+)=", job.split("cfg.yaml")[1])
+        assert len(set(keys)) == len(keys), job
+
+
 def test_the_global_batch_stays_or_grows_with_the_nodes(jobs: list[str]) -> None:
     assert [re.findall(r"global_batch_size=(\d+)", job)[-1] for job in jobs[:-1]] == ["96", "96", "192"]
 
 
 def test_each_job_trains_on_four_gpus_of_each_node_and_has_log_points_to_tell_its_speed(jobs: list[str]) -> None:
     own = ["train.micro_batch_size=96", "log.every_steps=100"]  # of the file
-    asked = [schema.load(None, own + re.findall(r"[\w.]+=\S+", job.split("cfg.yaml")[1])) for job in jobs[:-1]]
+    words = [re.findall(r"[\w.]+=\S+", job.split("cfg.yaml")[1]) for job in jobs[:-1]]
+    asked = [schema.load(None, last(own + each)) for each in words]
     assert all(batches(one.train.global_batch_size, one.train.micro_batch_size, 8) for one in asked)
     assert [one.train.max_steps // one.log.every_steps for one in asked] == [5, 5, 5]
 

@@ -16,6 +16,7 @@ from processes import python, start_python, wait_until
 from runs import Run
 
 from entrypoint import REPEAT_S
+from train.settings.overrides import last
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 AGAIN_S = REPEAT_S + 0.5  # sooner, it is the same signal delivered twice
@@ -28,8 +29,8 @@ LONG = ("checkpoint.every_steps=2", "data.val_fraction=0", "train.epochs=100000"
 @contextmanager
 def training(place: Path, *settings: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """`train` on one rank, in `place`; ended at the end of the block."""
-    words = ["--device", "cpu", *TINY, f"run.output_dir={place}", "run.name=run", *settings]
-    with start_python("-m", "train", *words, environ=environ, cwd=place) as process:
+    words = last([*TINY, f"run.output_dir={place}", "run.name=run", *settings])
+    with start_python("-m", "train", "--device", "cpu", *words, environ=environ, cwd=place) as process:
         try:
             yield process
         finally:
@@ -147,6 +148,22 @@ def test_a_signal_before_the_command_line_is_read_ends_as_any_other(tmp_path: Pa
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
 
 
+# The first rank asks the parent to stop, and is as deaf as a rank whose interpreter still loads.
+LOADING = "#!/bin/sh\nkill -TERM $PPID\nexec sleep 3600\n"
+WITH_RANKS_THAT_LOAD = "import sys; sys.executable = sys.argv.pop(1); from train.__main__ import main; sys.exit(main())"
+
+
+def test_a_signal_while_the_ranks_are_loaded_is_written_down(tmp_path: Path) -> None:
+    loading = tmp_path / "loading"
+    loading.write_text(LOADING)
+    loading.chmod(0o755)
+    words = ("--device", "cpu", "--procs-per-node", "2", *TINY, f"run.output_dir={tmp_path}", "run.name=run")
+    with start_python("-c", WITH_RANKS_THAT_LOAD, str(loading), *words, cwd=tmp_path) as process:
+        code, said = ended(process)
+    ending = Run(folder=tmp_path / "run").ending
+    assert (code, ending and ending.cause) == (75, "stopped by SIGTERM before the first step"), said
+
+
 ASKED_BETWEEN = """
 import os, signal, sys
 from train import __main__ as front
@@ -161,7 +178,7 @@ sys.exit(front.main())
 
 
 def test_a_signal_between_the_front_door_and_the_watch_over_the_ranks_is_not_lost(tmp_path: Path) -> None:
-    words = ("--device", "cpu", *TINY, *LONG, f"run.output_dir={tmp_path}", "run.name=run")
+    words = ("--device", "cpu", *last([*TINY, *LONG]), f"run.output_dir={tmp_path}", "run.name=run")
     with start_python("-c", ASKED_BETWEEN, *words, cwd=tmp_path) as process:
         code, said = ended(process)
     assert (code, Run(folder=tmp_path / "run").committed()) == (75, None), said

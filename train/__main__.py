@@ -82,13 +82,12 @@ def build_parser() -> Parser:
 def main() -> int:
     """The console command; returns the exit code."""
     shield()
-    environ: Mapping[str, str] = os.environ
-    if sys.argv[1:2] == [] or sys.argv[1] not in OWN:  # those take the process' own: what libraries read goes out of it
+    if sys.argv[1:2] == [] or sys.argv[1] not in OWN:
         command = goingon.typed(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
-        environ = {**os.environ, goingon.VARIABLE: command}
+        os.environ[goingon.VARIABLE] = command
     try:
         stopping.handle(stopping.stopper(sys.argv[1:]))
-        return run(sys.argv[1:], environ)
+        return run(sys.argv[1:], os.environ)
     except (Failure, KeyboardInterrupt) as error:  # a signal, just before or just after what `run` sees
         return shown(error)
 

@@ -52,7 +52,6 @@ def main() -> NoReturn:
     vanish(code)  # in the interpreter's own end, a thread of gloo's has turned a saved rank into a SIGABRT
 
 
-SPINS: Final = "3000"
 SILENT: Final = "99"
 CODE: Final = "TORCHINDUCTOR_CACHE_DIR"
 THREADS_S: Final = 10.0  # at the end: for threads of the user's code
@@ -82,7 +81,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         seat.faults = faults.parse(environ.get(faults.VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0"))
         seat.faults.strike("start", 0)
         found = variables.take_out(environ, download=config.data.download)
-        share_cores(environ)
+        variables.share_cores(environ)
         keep_warnings(environ, seat)
         if measured:
             with bell.importing(), uncollected():
@@ -127,16 +126,6 @@ def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, Chosen | Non
     found = chosen.again(Path(arguments.evaluate))
     config, _ = chosen.configured(found, arguments.config, arguments.overrides)
     return config, Path(arguments.scratch), found
-
-
-def share_cores(environ: MutableMapping[str, str]) -> None:
-    """Let OpenMP's threads sleep soon when they wait. To be called before torch is loaded, which loads OpenMP.
-
-    By default they spin for about a millisecond: beside any other busy process a small network on 2 threads was 3 to
-    10 times slower for it, and alone not faster (measured on 2 cores).
-    """
-    if not environ.get("OMP_WAIT_POLICY"):
-        environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def keep_code(environ: MutableMapping[str, str], config: RunConfig) -> None:

@@ -22,6 +22,7 @@ from train.run.now import Now
 from train.run.signals import Watch
 from train.settings import schema
 from train.settings.batches import batches
+from train.settings.overrides import last
 
 # Four steps an epoch, eight in all.
 TINY = (
@@ -47,7 +48,7 @@ def opened(
     environ: MutableMapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """The job of a tiny run, or of `config`, kept in `folder`."""
-    loaded = schema.load(str(config), settings) if config else schema.load(None, [*TINY, *settings])
+    loaded = schema.load(str(config), settings) if config else schema.load(None, last([*TINY, *settings]))
     batch = batches(loaded.train.global_batch_size, loaded.train.micro_batch_size, world.world_size)
     forget_accelerate()
     ready = runtime.start(loaded, world, environ or {}, accumulation=batch.accumulation)

@@ -25,6 +25,7 @@ from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
 from train.settings import schema
+from train.settings.overrides import last
 
 
 def peer() -> Failure:
@@ -33,7 +34,7 @@ def peer() -> Failure:
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
-    return worker.run([*TINY, *place, *settings], dict(CONTRACT if environ is None else environ), Bell())
+    return worker.run(last([*TINY, *place, *settings]), dict(CONTRACT if environ is None else environ), Bell())
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -63,7 +64,7 @@ HEAVY = {"torch._dynamo", "torch.distributed.tensor", "torchvision", "sympy", "g
 
 def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:
     """Each of these is a part of every rank's start that shows: docs/performance.md."""
-    more = ("log.tensorboard=false", "train.clip_grad_norm=1", "train.ema_decay=0.9")
+    more = ("train.clip_grad_norm=1", "train.ema_decay=0.9")
     done = python("-c", LOADS, *TINY, *more, environ=CONTRACT, cwd=tmp_path)
     code, *loaded = done.stdout.splitlines()[-1].split()
     assert (code, "torch" in loaded, done.stderr) == ("0", True, "")
@@ -179,16 +180,6 @@ def test_what_it_was_started_with_is_checked(
     assert "fix: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, worker.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
-    ids=["nothing", "a-count", "a-policy"],
-)
-def test_threads_wait_as_the_user_says_or_else_briefly(given: dict[str, str], spins: str | None) -> None:
-    worker.share_cores(given)
-    assert given.get("GOMP_SPINCOUNT") == spins
-
-
 def seated(folder: Path, world_size: int = 2) -> Seat:
     ranks = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     return Seat(world=from_environ(CONTRACT | ranks), folder=folder)
@@ -271,7 +262,7 @@ def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> 
     script = tmp_path / "late.py"
     script.write_text(LATE)
     more = ("log.tensorboard=true", "train.clip_grad_norm=1", "train.ema_decay=0.9")
-    ended = python(str(script), *TINY, *more, "run.name=run", environ=CONTRACT, cwd=tmp_path)
+    ended = python(str(script), *last([*TINY, *more]), "run.name=run", environ=CONTRACT, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "late.json").read_text()) == []
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,14 +22,14 @@ class Options:
 
     first: whether this task has world rank 0, which alone prints and keeps what is found. pairs: None: as many as the
     row asks for. quick: the smallest sizes, to see that it works: the values mean nothing. launch: processes as asked
-    for. scratch: an empty folder that is removed afterwards. tell: takes one line of progress. own: the arguments that
-    this bench alone knows.
+    for. scratch: an empty folder that is removed afterwards. peers: the scripts to be compared with, if they are there.
+    tell: takes one line of progress. own: the arguments that this bench alone knows.
     """
 
     device: Literal["cpu", "cuda"]
     launch: Launch
     scratch: Path
-    peers: Path
+    peers: Path | None
     environ: Mapping[str, str]
     tell: Callable[[str], None]
     first: bool = True
@@ -49,9 +48,15 @@ class Options:
         kept = {name: value for name, value in self.environ.items() if not name.startswith("COVERAGE_")}
         return kept | {"PYTHONPATH": _with(str(Path(__file__).parents[2]), kept.get("PYTHONPATH"))} | more
 
-    def peer(self, name: str) -> list[str]:
-        """The beginning of a command line: python PEERS/NAME.py."""
-        return [sys.executable, str(self.peers / f"{name}.py")]
+    def peer(self, name: str) -> Path:
+        """The script NAME.py to be compared with.
+
+        Raises:
+            Failure: NO_INPUT, where there are none.
+        """
+        if self.peers is None:
+            raise _no_peers(PEERS)
+        return self.peers / f"{name}.py"
 
 
 def numbers(text: str) -> list[int]:
@@ -62,17 +67,21 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def find_peers(given: str | None) -> Path:
-    """The folder of the scripts that we are compared with.
+def find_peers(given: str | None) -> Path | None:
+    """The folder of the scripts that we are compared with; None where the packages are installed without them.
 
     Raises:
-        Failure: NO_INPUT, where there is none.
+        Failure: NO_INPUT, where there is no folder `given`.
     """
     places = (Path(given),) if given else PEERS
-    for place in places:
-        if place.is_dir():
-            return place.absolute()
-    raise Failure(
+    found = next((place.absolute() for place in places if place.is_dir()), None)
+    if given and found is None:
+        raise _no_peers(places)
+    return found
+
+
+def _no_peers(places: Sequence[Path]) -> Failure:
+    return Failure(
         "the scripts to be compared with are not there",
         found=f"no folder {' or '.join(map(str, places))}",
         fix="give their folder: train bench NAME --peers DIR (bench/peers of the project)",

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from entrypoint import ExitCode, Failure, die_with_parent, processors
-from train import worker
 from train.bench.options import Options
+from train.settings import overrides, variables
 
 LOOPBACK: Final = "127.0.0.1"
 LONGEST_S: Final = 600.0  # of a start with its warm-up, and of a block
@@ -79,15 +79,16 @@ def ours(
     folder = options.scratch / name
     command = [sys.executable, "-m", "train.bench", "--logs", str(folder / "logs")]
     command += ["--device", options.device, "--procs-per-node", str(procs), "--", "--warm-up", str(warm_up)]
-    command += ["--beside", str(options.peers)] + (["--config", config] if config else [])
-    kept = [f"run.output_dir={options.scratch}", f"run.name={name}"]
-    return Side(name=name, command=[*command, *settings, *kept], environ=options.variables())
+    command += ["--beside", str(options.peers)] if options.peers else []
+    command += ["--config", config] if config else []
+    words = overrides.last([*settings, f"run.output_dir={options.scratch}", f"run.name={name}"])
+    return Side(name=name, command=[*command, *words], environ=options.variables())
 
 
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:
     """A script of the peers."""
-    command = [*options.peer(name), "--device", options.device, *words]
-    environ = {"GOMP_SPINCOUNT": worker.SPINS} | options.variables()  # as our own ranks: tuned to its best
+    command = [sys.executable, str(options.peer(name)), "--device", options.device, *words]
+    environ = {"GOMP_SPINCOUNT": variables.SPINS} | options.variables()  # as our own ranks: tuned to its best
     return Side(name=name, command=command, environ=environ, ranks=ranks)
 
 

@@ -20,6 +20,7 @@ STRONG, WEAK = "strong", "weak"
 KINDS: Final = (STRONG, WEAK)
 ROW: Final = "14"  # of the first; each of the others adds a name of its own, by which pages keep it
 BESIDE, WIRE = "DataParallel", "wire"
+NO_PEERS: Final = "needs the scripts to be compared with: --peers DIR (bench/peers of the project)"
 BLOCKS: Final = 7
 WIRED: Final = 8  # the times of an all-reduce that peers/wire.py waits for are those of so many
 ALIVE: Final = 16  # processes that may wait beside each other on a CPU: half a GB each
@@ -125,8 +126,9 @@ def series(kind: str, speeds: Sequence[Speed]) -> Series:
 def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
     """One process for each GPU beside one process for all of them, the same global batch."""
     what = "DDP / DataParallel on the same GPUs, images/s"
-    if options.device == "cpu" or gpus < 2:
-        yield _absent(BESIDE, what, "needs two GPUs")
+    missing = "needs two GPUs" if options.device == "cpu" or gpus < 2 else NO_PEERS if options.peers is None else None
+    if missing:
+        yield _absent(BESIDE, what, missing)
         return
     batch = _batch(options)
     load = replace(ON_GPU, batch=batch // gpus, augment=False)
@@ -147,8 +149,9 @@ def simulated(options: Options) -> Iterator[Found]:
     """One GPU's part of the batch of eight, with and without the wait for a wire between them: real buckets, real
     overlap, and nothing is sent."""
     what = f"share of a step kept beside a simulated wire of {WIRED} GPUs on two nodes, plain DDP"
-    if options.device == "cpu":
-        yield _absent(WIRE, what, "needs a GPU")
+    missing = "needs a GPU" if options.device == "cpu" else NO_PEERS if options.peers is None else None
+    if missing:
+        yield _absent(WIRE, what, missing)
         return
     load = replace(ON_GPU, batch=max(1, _batch(options) // WIRED), augment=False)
     words = [*load.plain(), "--precision", load.precision]

@@ -14,6 +14,7 @@ from train.bench import loads, paced, rows, worlds
 from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
 from train.bench.worlds import ENDLESS, Speed, World
+from train.settings.overrides import last
 
 NAME: Final = "sweep"
 BLOCKS: Final = 5
@@ -133,11 +134,11 @@ def _world(options: Options, setting: Setting, procs: int, name: str) -> World:
 def _settings(options: Options) -> list[str]:
     """The user's own training without an end; or the reference workload, or what stands for it on CPUs."""
     if options.config:
-        return [*options.overrides, *ENDLESS]
+        return last([*options.overrides, *ENDLESS])
     load = loads.REFERENCE if options.device == "cuda" else loads.SMALL
     words = [word for word in load.settings() if not word.startswith(("data.loader=", "train.micro_batch_size="))]
-    return [*words, "train.global_batch_size=1024" if options.device == "cuda" else "train.global_batch_size=64",
-            *options.overrides]  # fmt: skip
+    batch = f"train.global_batch_size={1024 if options.device == 'cuda' else 64}"
+    return last([*words, batch, *options.overrides])
 
 
 def _facts(setting: Setting, speed: Speed) -> dict[str, Any]:

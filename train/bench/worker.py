@@ -27,7 +27,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
     if arguments.beside:
         sys.path.append(arguments.beside)
     variables.take_out(environ, download=False)
-    worker.share_cores(environ)
+    variables.share_cores(environ)
     with worker.uncollected():
         from train.bench import rank
 

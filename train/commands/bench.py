@@ -21,6 +21,7 @@ from train.commands import stopping
 from train.commands.words import Parser
 from train.files import durable
 from train.front import rundir
+from train.settings.overrides import parse_all
 
 # Each is a module of train.bench with `run(options) -> Iterator[Found]` and, where it has arguments of its own,
 # `arguments(parser)`. What takes seconds to import is imported in `run`.
@@ -104,6 +105,7 @@ def build_parser(name: str, parts: Sequence[ModuleType]) -> Parser:
 
 def asked(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     """The command line as values."""
+    parse_all(arguments.words)
     launch, peers = options_from(arguments, environ), find_peers(arguments.peers)
     plan = make_plan(environ, launch)
     return Options(

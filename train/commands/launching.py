@@ -94,16 +94,18 @@ def start(
     config: RunConfig,
     failed: Callable[[int], object] = lambda code: None,
     promise: tuple[str, str] | None = None,
+    asked: list[int] | None = None,
 ) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
 
     failed: told the exit code of a start after which all are started again in place. promise: what `Care` says to a
-    request to stop, where that leads to something else than a save.
+    request to stop, where that leads to something else than a save. asked: the requests to stop are added to it.
 
     Raises:
         Failure: as `run_plan`.
     """
-    asked = stopping.note()  # run_plan has handlers of its own; when it gives these back, the exit code must not change
+    asked = [] if asked is None else asked
+    stopping.note(asked)  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     command = [sys.executable, "-m", "train.worker", *arguments]
     looked_after = replace(care(config, folder), failed=failed)
     looked_after = replace(looked_after, promise=promise) if promise else looked_after

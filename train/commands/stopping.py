@@ -39,11 +39,9 @@ def stop(signum: int, frame: FrameType | None, undone: str = "before the trainin
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 
-def note() -> list[int]:
-    """From now on, requests to stop are written down in this list, for those who take them next."""
-    noted: list[int] = []
-    handle(lambda signum, frame: noted.append(signum))
-    return noted
+def note(asked: list[int]) -> None:
+    """From now on, requests to stop are added to this list, for those who take them next."""
+    handle(lambda signum, frame: asked.append(signum))
 
 
 def ignore() -> None:

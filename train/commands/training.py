@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint import Plan, say
+from entrypoint import ExitCode, Failure, Plan, say
 from train.commands import launching
 from train.fetching import fetch
 from train.fetching.telling import Teller
 from train.front import links, refusal, requeued, rundir, timelimit
-from train.record import claim, starts
+from train.record import claim, exitfile, starts
+from train.record.claim import Claim
 from train.run import linetimes
 from train.settings import schema
 from train.settings.config import RunConfig
+from train.settings.overrides import last
 
 
 def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -43,20 +45,35 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         plan = replace(plan, warnings=(*plan.warnings, lost))
     place = rundir.choose(config, plan, environ)
     plan = launching.with_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
+    settings = last([*overrides, *place.overrides])
     source = ["--config", arguments.config] if arguments.config else []
     source += [linetimes.OPTION] if arguments.profile_lines else []
     if not first:
-        return _run(config, plan, [*source, *overrides, *place.overrides], environ, place.folder)
+        return _run(config, plan, [*source, *settings], environ, place.folder)
     with claim.kept(claim.hold(place.folder, me, waited, tell), lost=stop_ranks) as kept:
-        leased = ["--lease", str(kept.number)]
-        if place.folder == folder:  # a stand-in is not looked for by the next start
-            requeued.mark(folder, environ, host=me.host, now=time.time())
+        words = ["--lease", str(kept.number), *source, *settings]
+        asked: list[int] = []
 
         def ended(code: int) -> None:
             if not kept.is_lost():
                 starts.end(place.folder, code, me)
 
-        code = _run(config, plan, [*leased, *source, *overrides, *place.overrides], environ, place.folder, ended)
+        def restarting(code: int) -> None:
+            ended(code)
+            if not kept.is_lost():
+                exitfile.clear_ending(place.folder)
+
+        try:
+            exitfile.clear_ending(place.folder)
+            if place.folder == folder:  # a stand-in is not looked for by the next start
+                requeued.mark(folder, environ, host=me.host, now=time.time())
+            code = _run(config, plan, words, environ, place.folder, restarting, asked)
+        except Failure as failure:  # before the ranks were started
+            _write_ending(kept, failure.code, failure.what)
+            raise
+        if code == ExitCode.STOPPED:  # a rank that is asked before it listens just ends
+            by = signal.Signals(asked[0]).name if asked else "a signal"
+            _write_ending(kept, code, f"stopped by {by} before the first step")
         requeued.forget(folder, environ, code)
         ended(code)
     return code
@@ -69,10 +86,17 @@ def _run(
     environ: Mapping[str, str],
     folder: Path,
     failed: Callable[[int], object] = lambda code: None,
+    asked: list[int] | None = None,
 ) -> int:
     if config.data.download:
         fetch.ensure(config.data, Teller(sys.stderr))
-    return launching.start(plan, words, environ, folder=folder, config=config, failed=failed)
+    return launching.start(plan, words, environ, folder=folder, config=config, failed=failed, asked=asked)
+
+
+def _write_ending(kept: Claim, code: int, cause: str) -> None:
+    """Leave errors/exit.json for the job script where no rank has written it and the folder is still this start's."""
+    if exitfile.read(kept.folder) is None and not kept.is_lost():
+        exitfile.write(kept.folder, code=code, step=None, cause=cause)
 
 
 def stop_ranks() -> None:

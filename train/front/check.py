@@ -13,7 +13,7 @@ from train.data import imagefolder
 from train.fetching import archives
 from train.front import images, known, rundir, standing
 from train.optim import schedules
-from train.settings import arguments, bitwise, kinds, names, parallel
+from train.settings import arguments, bitwise, idle, kinds, names, parallel
 from train.settings.advice import show
 from train.settings.batches import Batches, Steps, batches, steps
 from train.settings.config import Data, Eval, RunConfig
@@ -179,6 +179,12 @@ def launch_rows(plan: Plan) -> dict[str, str]:
 def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, str]:
     """What they will do."""
     data, optim = config.data, config.optim
+    shares = {
+        "optim.weight_decay": f"weight decay {optim.weight_decay:g}",
+        "optim.momentum": f"momentum {optim.momentum:g}",
+    }
+    without = idle.without_effect(config)
+    optimizer = [optim.name, *(words for key, words in shares.items() if key not in without)]
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
         "data": known.row(data),
@@ -186,11 +192,7 @@ def training_rows(config: RunConfig, plan: Plan, batch: Batches) -> dict[str, st
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch) + _or_more(config, plan),
         "reproducible": bitwise.describe(config.train),
-        "optimizer": _with(
-            f"{optim.name}, weight decay {optim.weight_decay:g}"
-            + (f", momentum {optim.momentum:g}" if optim.name == "sgd" else ""),
-            optim.args,
-        ),
+        "optimizer": _with(", ".join(optimizer), optim.args),
     }
 
 

@@ -63,10 +63,9 @@ def measure(
     kind, workers = loader.chosen(sets, config.data, cores)
     with _threads(1):
         pixels, read = _read(config, sets, micro, clock)
-    with _threads(cores):
-        there, copy = _copied(pixels, place, clock, stays=kind == "memory" and _fits(sets, pixels, place))
-        images, augmented = _augmented(config, sets, there, clock)
-        step = _stepped(config, sets, images, clock)
+    there, copy = _copied(pixels, place, clock, stays=kind == "memory" and _fits(sets, pixels, place))
+    images, augmented = _augmented(config, sets, there, clock)
+    step = _stepped(config, sets, images, clock)
     unsought = tuple(_unsought(config, place, micro))
     return Profile(
         title=f"{config.data.name}, {sets.shape}, micro batch {micro}{' (not searched for)' * len(unsought)}",

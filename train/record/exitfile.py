@@ -83,6 +83,11 @@ def clear(run_folder: Path, *, rank: int, world_size: int) -> None:
             durable.remove(path)
 
 
+def clear_ending(run_folder: Path) -> None:
+    """Remove how the last start ended. By the task that starts rank 0: a signal may end its ranks before they can."""
+    durable.remove(run_folder / FOLDER / NAME)
+
+
 def write_failure(run_folder: Path, failure: Failure, *, rank: int, host: str) -> bool:
     """Write `errors/rank-NNNN.json`, the same block as on the console. Never fails; False when it could not."""
     return _try_write(_of_rank(run_folder / FOLDER, rank), failure.as_json() | {"rank": rank, "host": host})

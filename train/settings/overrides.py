@@ -41,6 +41,35 @@ def parse(text: str) -> Override:
     return Override(keys=keys, value=yaml12.read_text(right, f"`{text}`").value, text=text)
 
 
+def parse_all(texts: Sequence[str]) -> list[Override]:
+    """Read all arguments. One key twice is refused, as in a file.
+
+    Raises:
+        Failure: USAGE, naming the argument, or both.
+    """
+    parsed: dict[yaml12.Keys, Override] = {}
+    for override in map(parse, texts):
+        if before := parsed.get(override.keys):
+            raise Failure(
+                f"{'.'.join(override.keys)} is written twice on the command line",
+                found=f"`{before.text}` and `{override.text}`",
+                fix=f"remove `{before.text}` or `{override.text}`",
+                code=ExitCode.USAGE,
+            )
+        parsed[override.keys] = override
+    return list(parsed.values())
+
+
+def last(texts: Iterable[str]) -> list[str]:
+    """Of the arguments for one key the last alone: for a program that adds its own to those of its user."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key = text.partition("=")[0]
+        found.pop(key, None)
+        found[key] = text
+    return list(found.values())
+
+
 def meant_file(text: str) -> str | None:
     """What to write instead of a bare argument that is a file, or is called like one; None where it is neither."""
     if text.endswith((".yaml", ".yml")) or os.path.isfile(text):

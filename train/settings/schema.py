@@ -18,7 +18,7 @@ from entrypoint import ExitCode, Failure
 from train.settings import meant, rules, yaml12
 from train.settings.advice import nearest_key, remedy, show, words
 from train.settings.config import RunConfig
-from train.settings.overrides import Override, merge, parse
+from train.settings.overrides import Override, merge, parse_all
 
 MISFIT = object()
 ENOUGH: Final = 10  # wrong keys of a section that are looked for: a file for another program may have thousands
@@ -68,7 +68,7 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
 
 def build(document: yaml12.Document, name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The same from a mapping that was read already; `name` says in errors where it comes from."""
-    parsed = [parse(text) for text in overrides]
+    parsed = parse_all(overrides)
     at = At(keys=(), name=name, lines=document.lines, overrides={override.keys: override for override in parsed})
     config: RunConfig = section(RunConfig, merge(document.value, parsed), at)
     return config

@@ -168,7 +168,7 @@ def leaking_shell(seed: int, folder: Path) -> Trial:
     shutil.copytree(evil, folder / "home/.local/lib" / f"python3.{sys.version_info.minor}" / "site-packages")
     train_here = shutil.which("train", path=str(Path(sys.executable).parent))
     assert train_here
-    words = (train_here, "--device", "cpu", *TINY, "run.output_dir=runs")
+    words = (train_here, "--device", "cpu", *TINY)
     variables = {
         "PYTHONPATH": str(evil),
         "HOME": str(folder / "home"),

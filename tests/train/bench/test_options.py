@@ -34,7 +34,17 @@ def test_coverage_is_not_measured_too(asked: Options) -> None:
 
 
 def test_the_projects_peers_are_found() -> None:
-    assert options.find_peers(None).name == "peers"
+    assert (options.find_peers(None) or Path()).name == "peers"
+
+
+def test_packages_without_peers_name_the_option_only_where_one_is_needed(
+    asked: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "PEERS", (Path("/nowhere"),))
+    bare = replace(asked, peers=options.find_peers(None))
+    with pytest.raises(Failure, match="not there") as caught:
+        bare.peer("bare")
+    assert "--peers DIR" in caught.value.fix
 
 
 def test_peers_that_are_not_there_are_refused_by_name(tmp_path: Path) -> None:

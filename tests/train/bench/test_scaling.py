@@ -144,3 +144,9 @@ def test_each_process_of_a_cpu_has_one_thread(tmp_path: Path) -> None:
 def test_numbers_of_processes_are_powers_of_two_and_all() -> None:
     assert scaling.powers(1) == [1]
     assert scaling.powers(6) == [1, 2, 4, 6]
+
+
+def test_without_peers_the_rows_beside_them_say_what_they_need(tmp_path: Path) -> None:
+    bare = asked(tmp_path, device="cuda", peers=None)
+    rows = [*scaling.dataparallel(bare, 2), *scaling.simulated(bare)]
+    assert [(row.missing, row.failed) for row in rows if isinstance(row, Row)] == [(scaling.NO_PEERS, False)] * 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import python, unmeasured
 
 from entrypoint import ExitCode, Failure
 from train.bench import input as feeding
@@ -16,6 +18,8 @@ from train.bench.options import Options
 from train.bench.pairs import exactly
 from train.bench.rows import Found
 from train.commands import bench, stopping
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +128,16 @@ def test_files_are_kept_where_asked(tmp_path: Path) -> None:
     bench.handle(["step", "--device", "cpu", "--output", str(tmp_path / "new")], {})
     assert json.loads((tmp_path / "new" / "bench.json").read_text())["machine"]["device"] == "cpu"
     assert "| 3a" in (tmp_path / "new" / "bench.md").read_text()
+
+
+def test_what_needs_no_peers_is_measured_by_the_packages_alone(tmp_path: Path) -> None:
+    for package in ("entrypoint", "train"):
+        shutil.copytree(REPOSITORY / package, tmp_path / "site" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    small = ("--sizes", "1000", "--micro", "8", "--processes", "1", "train.global_batch_size=8", "data.samples=80")
+    words = ("bench", "comm,scaling,sweep", "--quick", "--json", "--device", "cpu", *small)
+    done = python("-P", "-m", "train", *words, env=unmeasured() | {"PYTHONPATH": str(tmp_path / "site")}, cwd=elsewhere)
+    assert done.returncode == ExitCode.OK, done.stderr
+    rows = {row["row"] for row in json.loads(done.stdout)["rows"] if not row.get("missing")}
+    assert rows >= {"all-reduce alpha", "14", "recommended"}

@@ -26,6 +26,20 @@ def test_check_shows_the_effective_plan(capsys: pytest.CaptureFixture[str], tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("sgd", "sgd, weight decay 0.0005, momentum 0.9"),
+        ("SGD", "SGD, weight decay 0.0005, momentum 0.9"),
+        ("AdamW", "AdamW, weight decay 0.0005"),
+        ("Rprop", "Rprop"),
+    ],
+)
+def test_check_shows_of_an_optimizer_what_it_uses(name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert front.run(["check", *CPU, f"optim.name={name}"], {}) == 0
+    assert f"\noptimizer      {shown}\n" in capsys.readouterr().out
+
+
 def test_check_of_a_run_that_is_there_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/quickstart/logs").mkdir(parents=True)
     assert front.run(["check", *CPU], {}) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from entrypoint import Care, ExitCode, Failure
 from train import __main__ as front
-from train.record import claim, starts
+from train.commands import launching, training
+from train.record import claim, exitfile, starts
+from train.record.exitfile import Ending
 
 CPU = ("--device", "cpu")
 
@@ -36,6 +40,13 @@ def test_the_stand_in_folder_reaches_the_workers_and_is_said(launched: dict[str,
     assert launched["command"][-1] == f"run.output_dir={folder}"
     assert folder.parent == tmp_path
     assert "docker run -v" in launched["plan"].warnings[-1]
+
+
+def test_no_key_is_given_to_the_workers_twice(launched: dict[str, Any], tmp_path: Path) -> None:
+    Path("runs").write_text("in the way")
+    front.run([*CPU, "run.output_dir=runs", "run.seed=1"], {"TMPDIR": str(tmp_path)})
+    keys = [word.partition("=")[0] for word in launched["command"][5:]]
+    assert keys == ["run.seed", "run.output_dir"]
 
 
 def test_the_ranks_are_told_when_the_time_is_up(launched: dict[str, Any]) -> None:
@@ -83,3 +94,72 @@ def test_a_requeued_job_does_not_begin_anew_without_a_word(
     job = {"SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
     front.run(CPU, job | {"SLURM_RESTART_COUNT": "1"})
     assert "begins at step 0" in launched["plan"].warnings[-1]
+
+
+RUN = Path("runs/quickstart")
+ASKED = Ending(code=75, step=None, cause="stopped by SIGTERM before the first step")
+
+
+def stopped_at_once(*_: object, asked: list[int], **__: object) -> int:
+    """Ranks that a signal ends before they listen to it: none of them writes a word."""
+    asked.append(signal.SIGTERM)
+    return ExitCode.STOPPED
+
+
+@pytest.mark.parametrize("before", [None, 69], ids=["first start", "after another start"])
+def test_a_stop_that_no_rank_could_write_down_is_in_the_runs_folder(
+    before: int | None, launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before:
+        exitfile.write(RUN, code=before, step=3, cause="an earlier start's")
+    monkeypatch.setattr(launching, "run_plan", stopped_at_once)
+    assert front.run(CPU, {}) == 75
+    assert exitfile.read(RUN) == ASKED
+
+
+def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Ending(code=75, step=8, cause="SIGTERM")
+
+    def saved(*given: object, asked: list[int], **_: object) -> int:
+        exitfile.write(RUN, code=said.code, step=said.step, cause=said.cause)
+        return stopped_at_once(*given, asked=asked)
+
+    monkeypatch.setattr(launching, "run_plan", saved)
+    front.run(CPU, {})
+    assert exitfile.read(RUN) == said
+
+
+def test_a_stop_after_a_restart_in_place_is_not_taken_for_the_failure_before(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restarted(*given: object, care: Care, asked: list[int], **_: object) -> int:
+        care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 3)
+        care.failed(ExitCode.PEER)
+        return stopped_at_once(*given, asked=asked)
+
+    monkeypatch.setattr(launching, "run_plan", restarted)
+    front.run(CPU, {})
+    assert exitfile.read(RUN) == ASKED
+
+
+def test_a_signal_while_data_is_fetched_is_in_the_runs_folder(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object) -> None:
+        raise Failure("stopped by SIGTERM before the training began", fix="start again", code=ExitCode.STOPPED)
+
+    monkeypatch.setattr(training.fetch, "ensure", asked)
+    assert front.run([*CPU, "data.name=cifar10", "data.download=true"], {}) == 75
+    assert exitfile.read(RUN) == Ending(code=75, step=None, cause="stopped by SIGTERM before the training began")
+
+
+def test_a_start_that_has_lost_the_folder_leaves_the_other_starts_ending_alone(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_over(*given: object, asked: list[int], **_: object) -> int:
+        monkeypatch.setattr(claim.Claim, "is_lost", lambda self: True)
+        return stopped_at_once(*given, asked=asked)
+
+    monkeypatch.setattr(launching, "run_plan", taken_over)
+    assert front.run(CPU, {}) == ExitCode.OUTPUT
+    assert exitfile.read(RUN) is None

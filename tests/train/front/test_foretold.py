@@ -22,6 +22,7 @@ from train.run import session
 from train.run.bell import Bell
 from train.run.seat import Seat
 from train.settings import schema, variables
+from train.settings.overrides import last
 
 HERE = (*TINY, "data.name=folder", "data.root=pets", "run.output_dir=runs", "run.name=run", "checkpoint.every_steps=4")
 IDLE = ("data.samples=80", "data.classes=2")  # of other data
@@ -37,7 +38,7 @@ def start(*settings: str) -> int:
     found = variables.take_out(environ, download=False)
     forget_accelerate()
     try:
-        config = schema.load(None, [*SETTINGS, *settings])
+        config = schema.load(None, last([*SETTINGS, *settings]))
         seat = Seat(world=ALONE, folder=Path(config.run.output_dir, config.run.name))
         return session.run(config, seat, environ, Bell(), found=found, argv=["train"], now=0.0)
     finally:
@@ -65,7 +66,7 @@ def again(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def described(*settings: str) -> str:
     """The line in which `train check` says what a start would do."""
     plan = make_plan({}, Options(device="cpu"))
-    text = check.describe(schema.load(None, [*SETTINGS, *settings]), None, plan, None)
+    text = check.describe(schema.load(None, last([*SETTINGS, *settings])), None, plan, None)
     return next(line for line in text.splitlines() if line.startswith(("this run ", "WARNING: this run ")))
 
 

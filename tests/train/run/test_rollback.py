@@ -20,6 +20,7 @@ from train.record import metrics
 from train.record.progress import Progress
 from train.run import session
 from train.run.signals import Watch
+from train.settings.overrides import last
 
 # Four steps an epoch; a reading after each step.
 LONG = ("train.epochs=5", "log.every_steps=1", "checkpoint.every_steps=2", "train.spike=rollback")
@@ -92,7 +93,7 @@ def test_the_checkpoint_remembers(tmp_path: Path) -> None:
 
 
 def test_no_rank_is_left_reading_a_checkpoint_that_is_replaced(tmp_path: Path) -> None:
-    settings = ("run.output_dir=.", *TINY, *LONG, "train.epochs=3")
+    settings = last(["run.output_dir=.", *TINY, *LONG, "train.epochs=3"])
     script = [sys.executable, late_reader.__file__, *settings]
     environ = {"FAULT": "loss:0:10:x1e3", "PYTHONPATH": ""}
     words = ("-m", "entrypoint", "run", "--procs-per-node", "2", "--device", "cpu", "--", *script)

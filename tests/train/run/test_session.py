@@ -24,12 +24,14 @@ from train.run.job import Job
 from train.run.seat import Seat
 from train.run.usage import Usage
 from train.settings import schema, variables
+from train.settings.overrides import last
 from train.settings.variables import Variables
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     forget_accelerate()
-    config = schema.load(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}", *settings])
+    place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
+    config = schema.load(None, last([*TINY, *place, *settings]))
     seat, bell = Seat(world=ALONE, folder=folder), Bell()
     try:
         found = variables.take_out(environ := dict(environ or {}), download=False)

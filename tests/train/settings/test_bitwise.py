@@ -9,12 +9,13 @@ import pytest
 from entrypoint import ExitCode, Failure
 from train.settings import bitwise, changes, schema
 from train.settings.config import RunConfig
+from train.settings.overrides import last
 
 EIGHT = ("train.reproducible=bitwise", "train.global_batch_size=64", "train.micro_batch_size=8")
 
 
 def config(*settings: str) -> RunConfig:
-    return schema.load(None, [*EIGHT, *settings])
+    return schema.load(None, last([*EIGHT, *settings]))
 
 
 def refused(world: int, *settings: str) -> Failure:

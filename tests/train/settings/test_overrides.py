@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.settings.overrides import merge, parse
+from train.settings.overrides import last, merge, parse, parse_all
 
 
 @pytest.mark.parametrize("text", ["abc", "=3", "a.=3", ".a=3", "a..b=3"])
@@ -59,3 +59,18 @@ def test_a_setting_inside_what_is_no_mapping_is_refused(value: object) -> None:
     with pytest.raises(Failure, match=r"`a.b=1` sets a key inside (a|the file), which is not a mapping") as caught:
         merge(value, [parse("a.b=1")])
     assert caught.value.code == ExitCode.USAGE
+
+
+def test_one_key_twice_is_refused_and_both_are_named() -> None:
+    with pytest.raises(Failure, match=r"optim\.lr is written twice on the command line") as caught:
+        parse_all(["optim.lr=1", "run.seed=1", "optim.lr=2"])
+    assert (caught.value.code, caught.value.fix) == (ExitCode.USAGE, "remove `optim.lr=1` or `optim.lr=2`")
+
+
+def test_a_key_inside_one_that_is_set_is_another_key() -> None:
+    words = ["model.args={width: 4, depth: 2}", "model.args.width=8"]
+    assert merge(None, parse_all(words)) == {"model": {"args": {"width": 8, "depth": 2}}}
+
+
+def test_of_a_program_s_words_and_its_user_s_the_last_for_a_key_is_kept() -> None:
+    assert last(["a.b=1", "a.c=1", "a.b=2", "a.d=x=y"]) == ["a.c=1", "a.b=2", "a.d=x=y"]

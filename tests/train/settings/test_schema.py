@@ -233,8 +233,13 @@ def test_nested_sections_are_overridden_one_key_at_a_time(write: Write) -> None:
     assert (timeouts.start, timeouts.step, timeouts.save) == (7.0, "auto", 5.0)
 
 
-def test_overrides_win_over_the_file_and_the_last_over_the_first(write: Write) -> None:
-    assert schema.load(write("train: {epochs: 1}"), ["train.epochs=2", "train.epochs=3"]).train.epochs == 3
+def test_overrides_win_over_the_file(write: Write) -> None:
+    assert schema.load(write("train: {epochs: 1}"), ["train.epochs=2"]).train.epochs == 2
+
+
+def test_two_overrides_of_one_key_are_refused(write: Write) -> None:
+    failure = refusal(write("train: {epochs: 1}"), "train.epochs=2", "train.epochs=3")
+    assert (failure.code, failure.fix) == (ExitCode.USAGE, "remove `train.epochs=2` or `train.epochs=3`")
 
 
 def test_an_override_replaces_a_bad_value_of_the_file(write: Write) -> None:

@@ -151,3 +151,13 @@ def test_accelerates_cpu_is_refused_where_gpus_would_compute() -> None:
 
 def test_a_precision_that_is_not_known_yet_is_compared_later() -> None:
     assert refused({"ACCELERATE_MIXED_PRECISION": "bf16"}, device="cuda", precision=None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, variables.SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+    ids=["nothing", "a-count", "a-policy"],
+)
+def test_threads_wait_as_the_user_says_or_else_briefly(given: dict[str, str], spins: str | None) -> None:
+    variables.share_cores(given)
+    assert given.get("GOMP_SPINCOUNT") == spins
