@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from train.settings import schema
+from train.settings.overrides import last
 
 BEGAN = 1_795_000_000.0  # seconds since 1970
 CLASSES = ("cat", "dog", "<b>owl</b>")
@@ -28,7 +29,7 @@ def make_run(
     settings: of the configuration. training: what differs in run.json's facts of that name.
     """
     folder.mkdir(parents=True)
-    written = schema.load(None, ["data.samples=1000", "train.precision=fp32", *settings])
+    written = schema.load(None, last(["data.samples=1000", "train.precision=fp32", *settings]))
     (folder / "config.yaml").write_text(schema.dump(written))
     (folder / "run.json").write_text(json.dumps(facts(ranks) | {"training": trained() | dict(training or {})}))
     lines = history(ranks * speed) if events is None else events

@@ -49,7 +49,7 @@ def pipeline(options: Options) -> Row:
 
 def pillow(options: Options, *words: str) -> Side:
     """The peer, on one core."""
-    command = [sys.executable, str(options.peer("pillow")), "--device", "cpu", "--one-core", *words, "--warm-up", "2"]
+    command = [*options.peer("pillow"), "--device", "cpu", "--one-core", *words, "--warm-up", "2"]
     return Side(name="pillow", command=command, environ=options.variables())
 
 
@@ -73,6 +73,5 @@ def _ours_asks(options: Options, program: str, steps: int) -> int:
 
 
 def _accelerate_asks(options: Options, program: str, steps: int) -> int:
-    script = str(options.peer("accelerated"))
-    words = [sys.executable, script, "--device", options.device, *PLAIN, "--steps", str(steps), "--blocks", "1"]
+    words = [*options.peer("accelerated"), "--device", options.device, *PLAIN, "--steps", str(steps), "--blocks", "1"]
     return traced.calls(program, words, options.variables(), options.scratch)

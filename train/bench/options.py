@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,15 +49,15 @@ class Options:
         kept = {name: value for name, value in self.environ.items() if not name.startswith("COVERAGE_")}
         return kept | {"PYTHONPATH": _with(str(Path(__file__).parents[2]), kept.get("PYTHONPATH"))} | more
 
-    def peer(self, name: str) -> Path:
-        """The script NAME.py to be compared with.
+    def peer(self, name: str) -> list[str]:
+        """The beginning of a command line: python PEERS/NAME.py.
 
         Raises:
             Failure: NO_INPUT, where there are none.
         """
         if self.peers is None:
             raise _no_peers(PEERS)
-        return self.peers / f"{name}.py"
+        return [sys.executable, str(self.peers / f"{name}.py")]
 
 
 def numbers(text: str) -> list[int]:

@@ -87,7 +87,7 @@ def ours(
 
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:
     """A script of the peers."""
-    command = [sys.executable, str(options.peer(name)), "--device", options.device, *words]
+    command = [*options.peer(name), "--device", options.device, *words]
     environ = {"GOMP_SPINCOUNT": variables.SPINS} | options.variables()  # as our own ranks: tuned to its best
     return Side(name=name, command=command, environ=environ, ranks=ranks)
 

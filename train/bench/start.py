@@ -101,7 +101,7 @@ def launcher(options: Options, script: str = "first_step") -> list[str]:
     """`accelerate launch`, told all that it would warn of or ask for otherwise."""
     accelerate = [*_accelerate(), "launch", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"]
     accelerate += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", _threads(options.environ)]
-    return [*accelerate, *(["--cpu"] if options.device == "cpu" else []), str(options.peer(script))]
+    return [*accelerate, *(["--cpu"] if options.device == "cpu" else []), options.peer(script)[-1]]
 
 
 def plain(options: Options) -> dict[str, str]:

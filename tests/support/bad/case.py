@@ -22,6 +22,7 @@ from worlds import CONTRACT
 import entrypoint.__main__ as entry
 import train.__main__ as front
 from entrypoint import ExitCode, Failure, planning
+from train.settings.overrides import last
 
 # What a payload would leave where it ran.
 MARK = "executed"
@@ -95,7 +96,7 @@ def through_rank(case: Case, folder: Path) -> int:
     forget_accelerate()
     try:
         given = [*first, "run.name=run", *case.line]
-        settings = [word for word in given if "=" in word]
+        settings = last([word for word in given if "=" in word])
         options = [word for word in (*_line(case), *given) if "=" not in word]
         return worker.run([*dict.fromkeys(options), *settings], CONTRACT | dict(case.environ), Bell())
     finally:

@@ -13,6 +13,7 @@ from entrypoint import Failure
 from train.inspection import datacheck
 from train.inspection.findings import Findings
 from train.settings import schema
+from train.settings.overrides import last
 
 
 def checked(*settings: str) -> tuple[Findings, list[str]]:
@@ -21,7 +22,7 @@ def checked(*settings: str) -> tuple[Findings, list[str]]:
 
 
 def folder(root: Path, *settings: str) -> Findings:
-    return checked("data.name=folder", f"data.root={root}", "data.image_size=8", *settings)[0]
+    return checked(*last(["data.name=folder", f"data.root={root}", "data.image_size=8", *settings]))[0]
 
 
 @pytest.fixture
