@@ -48,7 +48,8 @@ def opened(
     environ: MutableMapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """The job of a tiny run, or of `config`, kept in `folder`."""
-    loaded = schema.load(str(config), settings) if config else schema.load(None, last([*TINY, *settings]))
+    words = last(settings if config else [*TINY, *settings])
+    loaded = schema.load(str(config) if config else None, words)
     batch = batches(loaded.train.global_batch_size, loaded.train.micro_batch_size, world.world_size)
     forget_accelerate()
     ready = runtime.start(loaded, world, environ or {}, accumulation=batch.accumulation)
