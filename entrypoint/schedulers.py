@@ -114,12 +114,12 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
     """
     warnings = []
     for family in FAMILIES:
-        said = {name: environ[name] for name in family.marks if environ.get(name)}
-        if not said:
+        variables = {name: environ[name] for name in family.marks if environ.get(name)}
+        if not variables:
             continue
-        hosts, nodes = _nodes(family, said, machine)
+        hosts, nodes = _nodes(family, variables, machine)
         if nodes is None and family.starter:
-            file, path = next(iter(said.items()))
+            file, path = next(iter(variables.items()))
             warnings.append(
                 f"{file}={path} cannot be read here: whether this {family.title} has other nodes, which would stay "
                 f"idle, is not known. fix: show it to the container (--bind {os.path.dirname(path)})"
@@ -129,14 +129,14 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
     return tuple(warnings)
 
 
-def _nodes(family: Family, said: Mapping[str, str], machine: Machine) -> tuple[tuple[str, ...], int | None]:
+def _nodes(family: Family, variables: Mapping[str, str], machine: Machine) -> tuple[tuple[str, ...], int | None]:
     """The nodes' names as far as they can be read, and how many there are; None where nothing tells."""
     for name, read in family.names.items():
-        text = (machine.host_files if name in HOST_FILES else said).get(name, "")
+        text = (machine.host_files if name in HOST_FILES else variables).get(name, "")
         if hosts := tuple(dict.fromkeys(read(text))):
             return hosts, len(hosts)
-    count = next((name for name in family.counts if name in said), None)
-    return (), None if count is None else integer(count, said[count])
+    count = next((name for name in family.counts if name in variables), None)
+    return (), None if count is None else integer(count, variables[count])
 
 
 def _trains_alone(family: Family, environ: Mapping[str, str], hosts: tuple[str, ...], nodes: int | None) -> Failure:
