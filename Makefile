@@ -39,8 +39,8 @@ test-cluster: ## as root on Debian: run jobs on a real Slurm with Apptainer
 test-reliability: ## inject faults into trainings, and kill and resume them
 
 test-all: env-dev testbed ## run every test, as before a release, and measure what of the code they run
-	@rm -f .coverage .coverage.*
-	$(subst -m pytest,-m coverage run -m pytest,$(PYTEST))
+	@rm -rf .coverage .coverage.* build/mutants
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PYTEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='entrypoint/*' --fail-under=90
 	$(BIN)/coverage report --include='train/*' --fail-under=85

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import coverage
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tests decide what they see of launchers and signals: what the caller's shell holds does not count."""
-    if "MUTANTS_TESTS" in os.environ:  # `mutants.py trace` wants to know which test runs which line
+    if coverage.Coverage.current():  # in `make test-all`: which test runs which line
         config.pluginmanager.register(importlib.import_module("mutants"))
     # `nohup` and `command &` in a script ignore these, and every process that a test starts would ignore them too.
     signal.signal(signal.SIGINT, signal.default_int_handler)

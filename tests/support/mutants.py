@@ -1,9 +1,9 @@
 """Puts one small error at a time into covered lines of the code, and reports which tier of tests notices it.
 
-    python tests/support/mutants.py trace [PYTEST ARGUMENTS]     records which test runs which line, in build/mutants
-    python tests/support/mutants.py run [--count 60] [--seed 1]  draws errors, tests each, and prints one JSON object
+    make test-all                                            records which test runs which line, in .coverage and build/
+    python tests/support/mutants.py [--count 60] [--seed 1]  draws errors, tests each, and prints one JSON object a line
 
-`run` edits the checkout's own files, one after the other, and restores each; it begins only where git sees no change.
+It edits the checkout's own files, one after the other, and restores each; it begins only where git sees no change.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import copy
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -28,8 +29,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
+NOTES = BUILD / "tests"  # .WORKER.jsonl: what `make test-all` notes of each test
 LIMIT_S = 300  # of the tests of one tier for one mutant
-# Tests outside these folders are quick unless they are marked as slow; the trace says which are.
+# Of an error in lines that hundreds of tests run, the quickest ones of each tier are asked.
+MOST_TESTS = 150
 TIERS = ("test", "slow", "reliability")
 
 OPERATORS: dict[type, type] = {
@@ -76,14 +79,13 @@ def _cpu() -> float:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """As a pytest plugin: name the test to coverage, and note its tier and its seconds."""
+    """As a pytest plugin, where coverage is measured: name the test to it, and note the test's tier and seconds."""
     measured = coverage.Coverage.current()
-    if measured:
-        measured.switch_context(item.nodeid)
+    assert measured is not None
+    measured.switch_context(item.nodeid)
     begun, cpu = time.monotonic(), _cpu()
     yield
-    if measured:
-        measured.switch_context("")
+    measured.switch_context("")
     folder = item.path.relative_to(ROOT / "tests").parts[0]
     tier = folder if folder in ("image", "cluster", "reliability") else "test"
     note = {
@@ -92,42 +94,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         "seconds": round(time.monotonic() - begun, 3),
         "cpu": round(_cpu() - cpu, 3),
     }
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    with Path(os.environ["MUTANTS_TESTS"] + f".{worker}").open("a") as file:
+    NOTES.parent.mkdir(parents=True, exist_ok=True)
+    with NOTES.with_suffix(f".{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.jsonl").open("a") as file:
         file.write(json.dumps(note) + "\n")
-
-
-def trace(arguments: list[str]) -> int:
-    """Run the tests under coverage, with the running test as the context of its own and its children's lines."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    for old in BUILD.iterdir():
-        old.unlink()
-    settings = BUILD / "coverage.ini"
-    settings.write_text(
-        "[run]\nparallel = true\npatch = _exit\nsource_pkgs = entrypoint,train\n"
-        "disable_warnings = module-not-imported,no-data-collected\n"
-        f"data_file = {BUILD}/coverage\ncontext = ${{PYTEST_CURRENT_TEST-}}\n"
-    )
-    environ = os.environ | {
-        "COVERAGE_PROCESS_START": str(settings),
-        "MUTANTS_TESTS": str(BUILD / "tests.jsonl"),
-    }
-    pytest_line = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
-    code = subprocess.run([*pytest_line, *arguments], cwd=ROOT, env=environ).returncode
-    data = coverage.Coverage(config_file=str(settings))
-    data.combine([str(BUILD)])
-    data.save()
-    return code
 
 
 # --- the draw --------------------------------------------------------------------------------------------------------
 
 
 def tests_by_line(path: Path, data: coverage.CoverageData) -> dict[int, set[str]]:
-    """Line -> the tests that run it. A child's context ends with the phase, as in `test_x (call)`."""
+    """Line -> the tests that run it.
+
+    A child's context ends with the phase, as in `test_x (call)`, and begins with that of the process that forked it.
+    """
     found: dict[int, set[str]] = {}
     for line, contexts in data.contexts_by_lineno(str(path)).items():
-        names = {name.rsplit(" (", 1)[0] if name.endswith(")") else name for name in contexts}
+        names = {re.sub(r"^.*\|(?=tests/)| \((setup|call|teardown)\)$", "", name) for name in contexts}
         if names - {""}:
             found[line] = names - {""}
     return found
@@ -254,8 +236,8 @@ def drawn(count: int, seed: int, data: coverage.CoverageData) -> list[Mutant]:
 
 
 def tiers_and_seconds() -> dict[str, tuple[str, float]]:
-    """Test -> (tier, seconds), of the trace."""
-    notes = [json.loads(line) for path in BUILD.glob("tests.jsonl.*") for line in path.read_text().splitlines()]
+    """Test -> (tier, seconds), as `make test-all` noted them."""
+    notes = [json.loads(line) for path in BUILD.glob(f"{NOTES.name}.*.jsonl") for line in path.read_text().splitlines()]
     return {note["test"]: (note["tier"], note["seconds"]) for note in notes}
 
 
@@ -287,7 +269,7 @@ def run(count: int, seed: int, first: int) -> int:
     if subprocess.run(changed, cwd=ROOT, capture_output=True, text=True, check=True).stdout:
         print("ERROR: this checkout has changes\n  fix: commit them, or use a clean clone", file=sys.stderr)
         return 64
-    data = coverage.CoverageData(str(BUILD / "coverage"))
+    data = coverage.CoverageData(str(ROOT / ".coverage"))
     data.read()
     known = tiers_and_seconds()
     seen: dict[str, int] = defaultdict(int)
@@ -297,7 +279,10 @@ def run(count: int, seed: int, first: int) -> int:
         path = ROOT / mutant.file
         original = path.read_text()
         names = [name for name in tests_by_line(path, data)[mutant.line] if name in known]
-        by_tier = {tier: sorted((n for n in names if known[n][0] == tier), key=lambda n: known[n][1]) for tier in TIERS}
+        by_tier = {
+            tier: sorted((n for n in names if known[n][0] == tier), key=lambda n: known[n][1])[:MOST_TESTS]
+            for tier in TIERS
+        }
         answer, tier = "no", ""
         try:
             path.write_text(mutant.source)
@@ -320,10 +305,7 @@ def run(count: int, seed: int, first: int) -> int:
 
 def main() -> int:
     """The command line."""
-    if sys.argv[1:2] == ["trace"]:
-        return trace(sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["run"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="begin with this one: go on where a run was ended")

@@ -56,6 +56,8 @@ def _rank(line: list[str], environ: dict[str, str]) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.argv = line
+    if (coverage := sys.modules.get("coverage")) and (measured := coverage.Coverage.current()):
+        measured.switch_context(environ["PYTEST_CURRENT_TEST"])  # that of the server is another test's
     runpy.run_path(line[0], run_name="__main__")
 
 
