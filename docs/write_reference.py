@@ -15,9 +15,9 @@ from typing import Any, Final, get_type_hints
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from entrypoint import ExitCode
-from train.settings import rules, variables, yaml12
-from train.settings.advice import show, words
-from train.settings.config import RunConfig
+from train.config import environment, load, schema
+from train.config.load import describe_type, format_value
+from train.config.schema import RunConfig
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "reference.md"
@@ -54,7 +54,7 @@ def keys(kind: Any = RunConfig, above: tuple[str, ...] = ()) -> list[tuple[tuple
 
 def comments(path: Path = QUICKSTART) -> dict[str, str]:
     """What a commented configuration says beside each of its keys."""
-    lines, text = yaml12.read_file(path).lines, path.read_text().splitlines()
+    lines, text = load.read_yaml_file(path).lines, path.read_text().splitlines()
     return {".".join(key): said for key, number in lines.items() if (said := _comment(text, number - 1))}
 
 
@@ -70,11 +70,11 @@ def _comment(text: Sequence[str], at: int) -> str:
 
 def allowed(key: str, hint: Any) -> str:
     """Type and range in words; a rule that lists names says more than the type does."""
-    rule = rules.RULES.get(key)
-    listed = ", ".join(rules.NAMES[key]) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
+    rule = schema.RULES.get(key)
+    listed = ", ".join(schema.KNOWN_NAMES[key]) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
     if listed or (rule and rule.expected.startswith(("one of", "none", "false"))):
         return listed or (rule.expected if rule else "")
-    return f"{words(hint)}; {rule.expected}" if rule else words(hint)
+    return f"{describe_type(hint)}; {rule.expected}" if rule else describe_type(hint)
 
 
 def config_rows() -> list[Row]:
@@ -83,15 +83,17 @@ def config_rows() -> list[Row]:
     rows = []
     for path, hint, default in keys():
         key = ".".join(path)
-        later = "**not in this version**: accepts its default only" if key in rules.NOT_YET else ""
-        rows.append([f"`{key}`", f"`{show(default)}`", allowed(key, hint), later or said.get(key) or PLAIN[key]])
+        later = "**not in this version**: accepts its default only" if key in schema.UNAVAILABLE_KEYS else ""
+        rows.append(
+            [f"`{key}`", f"`{format_value(default)}`", allowed(key, hint), later or said.get(key) or PLAIN[key]]
+        )
     return rows
 
 
 def patterns() -> dict[str, list[str]]:
     """The variables that a training is not given, by what decides instead."""
     groups: dict[str, list[str]] = {}
-    for name, why in variables.REMOVED.items():
+    for name, why in environment.REMOVED_VARIABLES.items():
         groups.setdefault(why, []).append(name)
     return groups
 
@@ -120,7 +122,7 @@ def sections() -> dict[str, str]:
     return named | {
         "keys": table(("key", "default", "allowed", "meaning"), config_rows()),
         "removed": removed,
-        "acting": _code((*variables.ACTING, *variables.PROXIES)) + ".",
+        "acting": _code((*environment.RECORDED_VARIABLES, *environment.PROXY_VARIABLES)) + ".",
         "codes": table(("code", "name", "meaning", "the job scripts requeue"), code_rows()),
     }
 

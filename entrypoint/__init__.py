@@ -1,4 +1,7 @@
-"""From a scheduler's environment to N running processes. `train` may import the names offered here, and no others."""
+"""The package turns a scheduler's environment into N running processes.
+
+It never imports torch. `train` may import the names that are offered here, and no others.
+"""
 
 from __future__ import annotations
 
@@ -6,89 +9,111 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from entrypoint import gauges, network
-    from entrypoint.binds import fleeting, unseen
-    from entrypoint.cgroups import processors
     from entrypoint.children import die_with_parent
-    from entrypoint.console import shield
-    from entrypoint.doctor.brief import look_around
-    from entrypoint.errors import ExitCode, Failure
-    from entrypoint.folding import say, say_help
-    from entrypoint.hang import Limits
-    from entrypoint.hangwatch import Care
+    from entrypoint.console import print_help_text, print_message, protect_output_streams
+    from entrypoint.doctor.preflight import run_preflight
+    from entrypoint.errors import ExitCode, Failure, resource_limit_failure
+    from entrypoint.hang import HangTimeouts, SupervisionPolicy
+    from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, Heartbeat, attach_heartbeat
     from entrypoint.launch import run_plan
-    from entrypoint.limits import met
-    from entrypoint.options import Options, add_launch_arguments, options_from
-    from entrypoint.plan import Plan
-    from entrypoint.planning import make_plan
-    from entrypoint.pulse import REPEAT_S, Pulse, attach
+    from entrypoint.machine import is_ephemeral_path, num_usable_cores, unmounted_path_failure
+    from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
+    from entrypoint.plan import Plan, make_plan
+    from entrypoint.preload import preload_mapped_files
     from entrypoint.redaction import redact, redact_value, redact_words
-    from entrypoint.resident import hold
-    from entrypoint.threads import begin_thread
-    from entrypoint.world import World, from_environ
+    from entrypoint.threads import start_daemon_thread
+    from entrypoint.world import World, world_from_environ
 
 __all__ = [
-    "REPEAT_S",
-    "Care",
+    "SIGNAL_REPEAT_WINDOW_S",
     "ExitCode",
     "Failure",
-    "Limits",
-    "Options",
+    "HangTimeouts",
+    "Heartbeat",
+    "LaunchOptions",
     "Plan",
-    "Pulse",
+    "SupervisionPolicy",
     "World",
     "add_launch_arguments",
-    "attach",
-    "begin_thread",
+    "attach_heartbeat",
     "die_with_parent",
-    "fleeting",
-    "from_environ",
     "gauges",
-    "hold",
-    "look_around",
+    "is_ephemeral_path",
     "make_plan",
-    "met",
     "network",
-    "options_from",
-    "processors",
+    "num_usable_cores",
+    "parse_launch_options",
+    "preload_mapped_files",
+    "print_help_text",
+    "print_message",
+    "protect_output_streams",
     "redact",
     "redact_value",
     "redact_words",
+    "resource_limit_failure",
     "run_plan",
-    "say",
-    "say_help",
-    "shield",
-    "unseen",
+    "run_preflight",
+    "start_daemon_thread",
+    "unmounted_path_failure",
+    "world_from_environ",
 ]
 
 # Each is loaded when it is first asked for: `entrypoint show` starts no process, and a rank starts none either.
-PLACES = {
-    "binds": ("fleeting", "unseen"),
-    "cgroups": ("processors",),
+EXPORTS_BY_MODULE = {
     "children": ("die_with_parent",),
-    "console": ("shield",),
-    "doctor.brief": ("look_around",),
-    "errors": ("ExitCode", "Failure"),
-    "folding": ("say", "say_help"),
-    "hang": ("Limits",),
-    "hangwatch": ("Care",),
+    "console": (
+        "print_help_text",
+        "print_message",
+        "protect_output_streams",
+    ),
+    "doctor.preflight": ("run_preflight",),
+    "errors": (
+        "ExitCode",
+        "Failure",
+        "resource_limit_failure",
+    ),
+    "hang": (
+        "HangTimeouts",
+        "SupervisionPolicy",
+    ),
+    "heartbeat": (
+        "Heartbeat",
+        "SIGNAL_REPEAT_WINDOW_S",
+        "attach_heartbeat",
+    ),
     "launch": ("run_plan",),
-    "limits": ("met",),
-    "options": ("Options", "add_launch_arguments", "options_from"),
-    "plan": ("Plan",),
-    "planning": ("make_plan",),
-    "pulse": ("REPEAT_S", "Pulse", "attach"),
-    "redaction": ("redact", "redact_value", "redact_words"),
-    "resident": ("hold",),
-    "threads": ("begin_thread",),
-    "world": ("World", "from_environ"),
+    "machine": (
+        "is_ephemeral_path",
+        "num_usable_cores",
+        "unmounted_path_failure",
+    ),
+    "options": (
+        "LaunchOptions",
+        "add_launch_arguments",
+        "parse_launch_options",
+    ),
+    "plan": (
+        "Plan",
+        "make_plan",
+    ),
+    "preload": ("preload_mapped_files",),
+    "redaction": (
+        "redact",
+        "redact_value",
+        "redact_words",
+    ),
+    "threads": ("start_daemon_thread",),
+    "world": (
+        "World",
+        "world_from_environ",
+    ),
 }
-PLACE = {name: module for module, names in PLACES.items() for name in names}
+MODULE_BY_EXPORT = {name: module for module, names in EXPORTS_BY_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """PEP 562: what a module here offers, loaded now and kept."""
-    if name not in PLACE:  # a module of this package is found by the import itself
+    if name not in MODULE_BY_EXPORT:  # a module of this package is found by the import itself
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{PLACE[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{MODULE_BY_EXPORT[name]}"), name)
     return value

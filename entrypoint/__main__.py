@@ -1,4 +1,4 @@
-"""The command `entrypoint`: show what was detected, look for what would break, or run any command once per rank."""
+"""`entrypoint` shows the plan, finds what would break a training, or runs a command per rank."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NoReturn
 
-from entrypoint import Failure, Plan, add_launch_arguments, make_plan, met, options_from, say, say_help, shield
+from entrypoint import (
+    Failure,
+    Plan,
+    add_launch_arguments,
+    make_plan,
+    parse_launch_options,
+    print_help_text,
+    print_message,
+    protect_output_streams,
+    resource_limit_failure,
+)
+from entrypoint.console import terminal_columns
 from entrypoint.errors import ExitCode
-from entrypoint.folding import columns_of
 
-NARROW: Final = 80  # columns, of a terminal that does not say
+DEFAULT_COLUMNS: Final = 80  # columns, of a terminal that does not say
 _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
   entrypoint doctor                      what would break a training here, and how to mend it
   entrypoint run -- python script.py     your own script, once per GPU
 """
 
-SHOW = """A line for each value: its name, the value, and where that came from. There a name in capitals is a variable
-that was read; `given` is an option or a variable of yours; `launch key` is made from job, step and start; `this
-process`, `no launcher found` and `one node: loopback` say that nothing had to be read. Nothing there: counted here, or
-follows from the others. `spawn` is how many ranks this task starts.
+SHOW_DESCRIPTION = """A line for each value: its name, the value, and where that came from. There a name in capitals is
+a variable that was read; `given` is an option or a variable of yours; `launch key` is made from
+job, step and start; `this process`, `no launcher found` and `one node: loopback` say that nothing
+had to be read. Nothing there: counted here, or follows from the others. `spawn` is how many ranks
+this task starts.
 """.replace("\n", " ")
 
 
-class Parser(argparse.ArgumentParser):
+class EntrypointParser(argparse.ArgumentParser):
     """argparse with our exit code and our two halves."""
 
     def error(self, message: str) -> NoReturn:
@@ -36,36 +47,38 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         """With examples and descriptions as wide as the terminal."""
-        say_help(self.format_help(), file)
+        print_help_text(self.format_help(), file)
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
+class TerminalHelpFormatter(argparse.RawDescriptionHelpFormatter):
     """As wide as the terminal. To find that out, argparse would load shutil and three kinds of compression."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=(columns_of(1) or NARROW) - 2)
+        super().__init__(prog, width=(terminal_columns(1) or DEFAULT_COLUMNS) - 2)
 
 
-def build_parser() -> Parser:
+def build_parser() -> EntrypointParser:
     """The command line."""
-    parser = Parser(prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=Help)
+    parser = EntrypointParser(
+        prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=TerminalHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run")
     show = commands.add_parser(
         "show",
         help="what was detected, the plan, and where each value came from",
-        description=SHOW,
-        formatter_class=Help,
+        description=SHOW_DESCRIPTION,
+        formatter_class=TerminalHelpFormatter,
     )
     show.add_argument("--json", action="store_true", help="one JSON object")
     doctor = commands.add_parser(
-        "doctor", help="what would break a training here, with a fix for each", formatter_class=Help
+        "doctor", help="what would break a training here, with a fix for each", formatter_class=TerminalHelpFormatter
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.add_argument("--full", action="store_true", help="start all ranks once, to see them exchange numbers")
     doctor.add_argument("--output", metavar="DIR", default="runs", help="folder that runs are kept in (default: runs)")
     doctor.add_argument("--workers", metavar="N", type=int, help="data.workers of your config, where it is a number")
     run = commands.add_parser(
-        "run", help="run a command once per rank with torchrun's contract set", formatter_class=Help
+        "run", help="run a command once per rank with torchrun's contract set", formatter_class=TerminalHelpFormatter
     )
     run.add_argument("--logs", metavar="DIR", default="logs", help="folder for rank-NNNN.log (default: logs)")
     for each in (show, doctor, run):
@@ -77,7 +90,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments: argparse.Namespace | None = None
-    shield()
+    protect_output_streams()
     try:
         arguments = build_parser().parse_args(argv)
         return _COMMANDS[arguments.command](arguments, os.environ)
@@ -87,13 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(json.dumps({"error": failure.as_json()}))
         else:
-            say(str(failure), sys.stderr)
+            print_message(str(failure), sys.stderr)
         return int(failure.code)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if limited := met(error):
-            say(str(limited), sys.stderr)
+        if limited := resource_limit_failure(error):
+            print_message(str(limited), sys.stderr)
             return int(limited.code)
         import traceback
 
@@ -101,40 +114,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.BUG)
 
 
-def _show(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    planned = make_plan(environ, options_from(arguments, environ))
+def _show_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    planned = make_plan(environ, parse_launch_options(arguments, environ))
     if arguments.json:
         import json  # this, too, only those wait for who ask for it
 
-    say(json.dumps(as_json(planned)) if arguments.json else as_table(planned), sys.stdout)
+    print_message(json.dumps(plan_as_json(planned)) if arguments.json else plan_as_table(planned), sys.stdout)
     return 0
 
 
-def _doctor(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _doctor_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from pathlib import Path
 
-    from entrypoint.doctor import examine, findings, report, scene  # nor for what looks around
+    from entrypoint.doctor import context, examine, report  # nor for what looks around
 
-    asked = options_from(arguments, environ)
-    place = scene.Scene(environ=environ, options=asked, output=Path(arguments.output), workers=arguments.workers)
-    found = examine.examine(place, words_of(arguments) if arguments.full else None)
+    asked = parse_launch_options(arguments, environ)
+    place = context.CheckContext(
+        environ=environ, options=asked, output=Path(arguments.output), workers=arguments.workers
+    )
+    found = examine.run_all_checks(place, launch_argv(arguments) if arguments.full else None)
     if arguments.json:
         import json
     terminal = sys.stdout.isatty()
-    colour = report.coloured(terminal, environ)
-    text = report.as_text(found, colour=colour, columns=(columns_of(1) or NARROW) if terminal else None)
+    colour = report.use_color(terminal, environ)
+    text = report.as_text(found, colour=colour, columns=(terminal_columns(1) or DEFAULT_COLUMNS) if terminal else None)
     print(json.dumps(report.as_json(found)) if arguments.json else text)
-    return int(ExitCode.NODE if findings.failed(found) else ExitCode.OK)
+    return int(ExitCode.NODE if context.num_failed(found) else ExitCode.OK)
 
 
-def words_of(arguments: argparse.Namespace) -> list[str]:
+def launch_argv(arguments: argparse.Namespace) -> list[str]:
     """The launch arguments once more, as words."""
     names = ("device", "procs_per_node", "nodes", "node_rank", "master_addr", "master_port")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise Failure("no command to run", fix="entrypoint run -- python script.py", code=ExitCode.USAGE)
@@ -142,18 +157,18 @@ def _run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     from entrypoint import run_plan  # `show` does not wait for what starts processes
 
-    planned = make_plan(environ, options_from(arguments, environ))
+    planned = make_plan(environ, parse_launch_options(arguments, environ))
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
-    "show": _show,
-    "doctor": _doctor,
-    "run": _run,
+    "show": _show_command,
+    "doctor": _doctor_command,
+    "run": _run_command,
 }
 
 
-def as_json(planned: Plan) -> dict[str, Any]:
+def plan_as_json(planned: Plan) -> dict[str, Any]:
     """The object that `show --json` promises."""
     return {
         "launcher": planned.launcher,
@@ -166,7 +181,7 @@ def as_json(planned: Plan) -> dict[str, Any]:
     }
 
 
-def as_table(planned: Plan) -> str:
+def plan_as_table(planned: Plan) -> str:
     """The same for a person."""
     world = asdict(planned.world)
     rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, ""), ("device", planned.device, "")]

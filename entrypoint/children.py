@@ -1,4 +1,4 @@
-"""One rank's process: started so that it dies with its parent, ended with all that it started."""
+"""A Child is one rank's process, which dies with its parent and ends with all it started."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from entrypoint.errors import ExitCode, Failure
-from entrypoint.gauges import VARIABLE as GAUGES
-from entrypoint.gauges import Page
-from entrypoint.limits import met
-from entrypoint.pulse import VARIABLE, Line
+from entrypoint.errors import ExitCode, Failure, resource_limit_failure
+from entrypoint.gauges import RESOURCES_VARIABLE as GAUGES
+from entrypoint.gauges import ResourcePage
+from entrypoint.heartbeat import HEARTBEAT_VARIABLE, HeartbeatChannel
 from entrypoint.tee import Tee
 from entrypoint.world import World
 
@@ -32,8 +31,8 @@ class Child:
     world: World
     process: subprocess.Popen[bytes]
     tee: Tee
-    line: Line | None = None
-    page: Page | None = None
+    line: HeartbeatChannel | None = None
+    page: ResourcePage | None = None
 
     @property
     def ended_early(self) -> bool:
@@ -67,13 +66,13 @@ class Child:
             self.page.close()
 
 
-def start(
+def start_rank(
     command: Sequence[str],
     environ: Mapping[str, str],
     world: World,
     tee: Tee,
-    line: Line | None = None,
-    page: Page | None = None,
+    line: HeartbeatChannel | None = None,
+    page: ResourcePage | None = None,
 ) -> Child:
     """Start one rank in a session of its own, so that a terminal's Ctrl-C reaches it through the parent only.
 
@@ -81,7 +80,7 @@ def start(
         Failure: NO_INPUT, where the command cannot be started; RESOURCE, where nothing more can.
     """
     parent = os.getpid()
-    listening = {VARIABLE: line.variable} if line else {}
+    listening = {HEARTBEAT_VARIABLE: line.variable} if line else {}
     measured = {GAUGES: str(page.descriptor)} if page else {}
     handed = (*((line.page, line.stacks) if line else ()), *((page.descriptor,) if page else ()))
     try:
@@ -97,7 +96,7 @@ def start(
         )
     except (OSError, ValueError) as error:
         tee.close()
-        raise met(error) or Failure(
+        raise resource_limit_failure(error) or Failure(
             f"the command cannot be started: {error}",
             found=" ".join(command),
             fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",

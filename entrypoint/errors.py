@@ -1,7 +1,12 @@
-"""The one deliberate exception: what went wrong, how to mend it, and the exit code that batch scripts act on."""
+"""A Failure says what went wrong and how to fix it, and carries the exit code.
+
+Batch scripts act on the exit code. EAGAIN and EMFILE (process, thread and file limits) are
+translated into a Failure that names the limit to raise.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
@@ -34,11 +39,11 @@ class ExitCode(IntEnum):
 
 
 # Control characters but the newline, as Python writes them.
-CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
-ONE_LINE: Final = {ord("\n"): "\\n"}
+CONTROL_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *range(127, 160))}
+NEWLINE_ESCAPE: Final = {ord("\n"): "\\n"}
 
 
-ALSO: Final = 5  # lines of what else is wrong
+MAX_ALSO_LINES: Final = 5  # lines of what else is wrong
 
 
 class Failure(Exception):
@@ -76,13 +81,13 @@ class Failure(Exception):
         stop = self.code == ExitCode.STOPPED
         mend = "next" if stop else "fix"
         facts = [("found", self.found), ("expected", self.expected), (mend, self.fix), ("kept", self.kept)]
-        facts += [("also", other) for other in self.also[:ALSO]]
-        facts += [("also", "more, once these are mended")] if len(self.also) > ALSO else []
+        facts += [("also", other) for other in self.also[:MAX_ALSO_LINES]]
+        facts += [("also", "more, once these are mended")] if len(self.also) > MAX_ALSO_LINES else []
         # A value that brings lines along may not look like further facts.
-        lines = [f"  {name}: {value.translate(ONE_LINE)}" for name, value in facts if value is not None]
+        lines = [f"  {name}: {value.translate(NEWLINE_ESCAPE)}" for name, value in facts if value is not None]
         # A file's name may hold anything, what a terminal would obey included.
         head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
-        return "\n".join([head, *lines]).translate(CONTROL)
+        return "\n".join([head, *lines]).translate(CONTROL_ESCAPES)
 
     def arguments(self) -> dict[str, Any]:
         """Plain values that another process makes the same failure of: `Failure(**arguments)`."""
@@ -93,3 +98,35 @@ class Failure(Exception):
         """The same facts for `entrypoint show --json` and `errors/`."""
         facts = {"found": self.found, "expected": self.expected, "kept": self.kept, "also": [*self.also]}
         return {"code": int(self.code), "what": self.what, "fix": self.fix} | {k: v for k, v in facts.items() if v}
+
+
+# By what an OSError holds, and by what libraries write where they keep no number: Python's threads, gloo's, torch's.
+LIMIT_BY_ERRNO: Final = {errno.EAGAIN: "processes", errno.EMFILE: "files", errno.ENFILE: "files"}
+LIMIT_BY_MESSAGE: Final = {
+    "can't start new thread": "processes",
+    "Resource temporarily unavailable": "processes",
+    "Too many open files": "files",
+}
+LIMIT_FAILURES: Final = {
+    "processes": (
+        "the system starts no further process or thread",
+        "raise the limit on processes and threads (ulimit -u, docker run --pids-limit), or lower data.workers or the "
+        "number of ranks",
+    ),
+    "files": (
+        "the system opens no further file",
+        "raise the limit on open files (ulimit -n, docker run --ulimit nofile=4096), or lower data.workers or the "
+        "number of ranks",
+    ),
+}
+
+
+def resource_limit_failure(error: BaseException) -> Failure | None:
+    """The failure that `error` is, where a limit was met; None where it is anything else."""
+    kind = LIMIT_BY_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
+    if kind is None and isinstance(error, RuntimeError):
+        kind = next((kind for text, kind in LIMIT_BY_MESSAGE.items() if text in str(error)), None)
+    if kind is None:
+        return None
+    what, fix = LIMIT_FAILURES[kind]
+    return Failure(what, found=str(error).strip().partition("\n")[0], fix=fix, code=ExitCode.RESOURCE)

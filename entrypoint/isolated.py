@@ -1,4 +1,4 @@
-"""The installed commands: each starts its package as a program whose modules no variable of the caller can replace."""
+"""The installed commands start programs whose modules no caller's variable can replace."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 import sys
 
 # What puts modules of the caller's before ours, or waits for input at the end. (The image's commands give -I.)
-REACHING = ("PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT")
+UNSAFE_PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT")
 
 
 def train() -> None:
     """The command `train`."""
-    _start("train")
+    _start_program("train")
 
 
 def entrypoint() -> None:
     """The command `entrypoint`."""
-    _start("entrypoint")
+    _start_program("entrypoint")
 
 
-def _start(package: str) -> None:
-    if not sys.flags.isolated and any(os.environ.get(name) for name in REACHING):
+def _start_program(package: str) -> None:
+    if not sys.flags.isolated and any(os.environ.get(name) for name in UNSAFE_PYTHON_VARIABLES):
         os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "-m", package, *sys.argv[1:]])
     gc.disable()  # imports leave no garbage: looking for it is a fifth of what `entrypoint show` takes
     program = importlib.import_module(f"{package}.__main__")

@@ -1,4 +1,7 @@
-"""The second call of every front door: run a command once per rank of the plan."""
+"""`run_plan` runs a command once per rank of the plan and returns the task's exit code.
+
+It is the second call of every front door, after `make_plan`.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from entrypoint import gauges, hygiene, network, pulse, resident
-from entrypoint.children import Child, die_with_parent, start
-from entrypoint.detect import JOB, RUN_ID, job_of
+from entrypoint import environment, gauges, heartbeat, network, preload
+from entrypoint.children import Child, die_with_parent, start_rank
+from entrypoint.console import terminal_columns
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.folding import columns_of
-from entrypoint.hangwatch import Care, HangWatch
-from entrypoint.host import oom_kills
-from entrypoint.monitor import Measured, Monitor
+from entrypoint.hang import HangWatch, SupervisionPolicy
+from entrypoint.launchers import JOB_VARIABLE, RUN_ID_VARIABLE, current_job_key
+from entrypoint.machine import count_oom_kills
+from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
-from entrypoint.supervise import Inbox, Watch, supervise
+from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
-from entrypoint.world import World, to_environ
+from entrypoint.world import World, world_to_environ
 
 
 def run_plan(
@@ -35,7 +38,7 @@ def run_plan(
     *,
     log_dir: Path,
     foreign: bool,
-    care: Care | None = None,
+    care: SupervisionPolicy | None = None,
     asked: list[int] | None = None,
 ) -> int:
     """Run `command` once per rank and wait; returns the exit code for the task.
@@ -49,22 +52,22 @@ def run_plan(
     """
     terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` wants lines
     console = Console(is_terminal=terminal, folds=not foreign)
-    resident.hold()
+    preload.preload_mapped_files()
     asked = [] if asked is None else asked
-    with Inbox() as inbox, _Scratch(environ) as scratch:
+    with SignalInbox() as inbox, _ScratchHome(environ) as scratch:
         inbox.arrived.extend(dict.fromkeys(asked))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
         if planned.world.num_nodes > 1:
             network.resolve(planned.world.master_addr)
-        base, notes = hygiene.clean(environ, foreign=foreign, scratch=scratch)
-        _tell(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
-        for name in (pulse.VARIABLE, gauges.VARIABLE):  # an outer run's
+        base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
+        _report_notes(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
+        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE):  # an outer run's
             base.pop(name, None)
-        shared = base | _common(planned, environ, console, care) | _own_port(planned, foreign)
+        shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
         for attempt in itertools.count():
-            code, stop = _attempt(
-                planned, command, shared | _again(planned, attempt), log_dir, console, foreign, care, inbox
+            code, stop = _run_attempt(
+                planned, command, shared | _attempt_variables(planned, attempt), log_dir, console, foreign, care, inbox
             )
             if stop is not None:
                 asked.append(stop)
@@ -75,22 +78,24 @@ def run_plan(
     raise AssertionError("unreachable")
 
 
-def _attempt(
+def _run_attempt(
     planned: Plan,
     command: Sequence[str],
     shared: Mapping[str, str],
     log_dir: Path,
     console: Console,
     foreign: bool,
-    care: Care | None,
-    inbox: Inbox,
+    care: SupervisionPolicy | None,
+    inbox: SignalInbox,
 ) -> tuple[int, int | None]:
     """Start all ranks once; the exit code, and the signal by which the run was asked to stop, if it was."""
-    before = oom_kills()
-    children = _start_all(planned, command, shared, log_dir, console, care)
-    monitor = _monitor(children, care, shared)
+    before = count_oom_kills()
+    children = _start_all_ranks(planned, command, shared, log_dir, console, care)
+    monitor = _create_monitor(children, care, shared)
     hang = HangWatch(care, children, planned.hostname, planned.device == "cuda", planned.run_id) if care else None
-    watch = Watch(children, planned.hostname, foreign, console, oom_kills, before, hang=hang, hosts=planned.hosts)
+    watch = Supervision(
+        children, planned.hostname, foreign, console, count_oom_kills, before, hang=hang, hosts=planned.hosts
+    )
     try:
         monitor.start()  # now that no rank is to be forked beside a thread
         return supervise(watch, inbox), watch.asked
@@ -100,20 +105,22 @@ def _attempt(
             child.forget()
 
 
-def _monitor(children: Sequence[Child], care: Care | None, shared: Mapping[str, str]) -> Monitor:
+def _create_monitor(
+    children: Sequence[Child], care: SupervisionPolicy | None, shared: Mapping[str, str]
+) -> ResourceMonitor:
     """Of the ranks that have a page: without any its thread has nothing to do."""
-    ranks = [Measured(pid=child.process.pid, page=child.page) for child in children if child.page]
+    ranks = [MonitoredRank(pid=child.process.pid, page=child.page) for child in children if child.page]
     every_s = (care.gauges_every_s if care else None) or 0.0
-    return Monitor(ranks, every_s, visible_devices=shared.get("CUDA_VISIBLE_DEVICES"))
+    return ResourceMonitor(ranks, every_s, visible_devices=shared.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _may_restart(planned: Plan, care: Care, attempt: int, code: int) -> bool:
+def _may_restart(planned: Plan, care: SupervisionPolicy, attempt: int, code: int) -> bool:
     """A lost rank or a hang may be an accident; every other end would come again."""
-    return _whole(planned) and attempt < care.restarts and code in (ExitCode.PEER, ExitCode.HANG)
+    return _starts_all_ranks(planned) and attempt < care.restarts and code in (ExitCode.PEER, ExitCode.HANG)
 
 
-def _restart_notes(planned: Plan, care: Care | None) -> list[str]:
-    if care is None or care.restarts == 0 or _whole(planned):
+def _restart_notes(planned: Plan, care: SupervisionPolicy | None) -> list[str]:
+    if care is None or care.restarts == 0 or _starts_all_ranks(planned):
         return []
     return ["launch.max_restarts is not used: this task starts only some of the ranks. The job script requeues the job"]
 
@@ -123,21 +130,26 @@ def _address_notes(planned: Plan, foreign: bool) -> list[str]:
     world = planned.world
     if not foreign or planned.agent_store or world.rank > 0 or world.num_nodes == 1:
         return []
-    if network.is_ours(address := network.resolve(world.master_addr)):
+    if network.is_own_address(address := network.resolve(world.master_addr)):
         return []
     return [f"the master's address {address} is not this host's own: right if a service or router leads here"]
 
 
-def _whole(planned: Plan) -> bool:
+def _starts_all_ranks(planned: Plan) -> bool:
     return planned.spawn == planned.world.world_size
 
 
-def _again(planned: Plan, attempt: int) -> dict[str, str]:
+def _attempt_variables(planned: Plan, attempt: int) -> dict[str, str]:
     """A start of its own: a store that the last one has left behind is not met."""
-    return {RUN_ID: planned.run_id + (f":attempt-{attempt}" if attempt else ""), "ENTRYPOINT_ATTEMPT": str(attempt)}
+    return {
+        RUN_ID_VARIABLE: planned.run_id + (f":attempt-{attempt}" if attempt else ""),
+        "ENTRYPOINT_ATTEMPT": str(attempt),
+    }
 
 
-def _flight_recorder(planned: Plan, care: Care | None, environ: Mapping[str, str]) -> dict[str, str]:
+def _flight_recorder_variables(
+    planned: Plan, care: SupervisionPolicy | None, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Where torch writes NCCL's last collectives after a time-out or an error: it records them by itself."""
     if care is None or planned.device != "cuda" or planned.world.world_size == 1:
         return {}
@@ -146,13 +158,13 @@ def _flight_recorder(planned: Plan, care: Care | None, environ: Mapping[str, str
     return {"TORCH_FR_DUMP_TEMP_FILE": str(care.errors.absolute() / "nccl-rank-")}  # torch appends the rank
 
 
-def _start_all(
+def _start_all_ranks(
     planned: Plan,
     command: Sequence[str],
     shared: Mapping[str, str],
     log_dir: Path,
     console: Console,
-    care: Care | None,
+    care: SupervisionPolicy | None,
 ) -> list[Child]:
     """All ranks, or none: a rank that cannot be started takes those before it along."""
     if care:
@@ -162,9 +174,9 @@ def _start_all(
     try:
         for world in planned.worlds():
             tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
-            line = pulse.Line() if care else None
-            page = gauges.Page() if care and care.gauges_every_s else None
-            children.append(start(command, to_environ_of(shared, world), world, tee, line, page))
+            line = heartbeat.HeartbeatChannel() if care else None
+            page = gauges.ResourcePage() if care and care.gauges_every_s else None
+            children.append(start_rank(command, rank_environ(shared, world), world, tee, line, page))
     except Failure:
         for child in children:
             child.kill_group()
@@ -172,16 +184,18 @@ def _start_all(
     return children
 
 
-def to_environ_of(shared: Mapping[str, str], world: World) -> dict[str, str]:
+def rank_environ(shared: Mapping[str, str], world: World) -> dict[str, str]:
     """One rank's whole environment. MASTER_PORT of the shared part wins: it was found free."""
-    return {**shared, **to_environ(world), **{k: v for k, v in shared.items() if k == "MASTER_PORT"}}
+    return {**shared, **world_to_environ(world), **{k: v for k, v in shared.items() if k == "MASTER_PORT"}}
 
 
-def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: Care | None) -> dict[str, str]:
+def _shared_variables(
+    planned: Plan, environ: Mapping[str, str], console: Console, care: SupervisionPolicy | None
+) -> dict[str, str]:
     """What all ranks of this task share, beside the user's own variables. ENTRYPOINT_SET names what is not theirs."""
     variables = {
-        RUN_ID: planned.run_id,
-        JOB: job_of(environ),
+        RUN_ID_VARIABLE: planned.run_id,
+        JOB_VARIABLE: current_job_key(environ),
         "ENTRYPOINT_DEVICE": planned.device,
         "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),
         "ENTRYPOINT_HOSTS": ",".join(planned.hosts),
@@ -194,13 +208,13 @@ def _common(planned: Plan, environ: Mapping[str, str], console: Console, care: C
     }
     if console.is_terminal:
         # Of the terminal itself: a COLUMNS that a shell exported once says how wide another one was.
-        variables["COLUMNS"] = str(columns_of(console.err) or shutil.get_terminal_size().columns)
-    variables |= _interfaces(planned, environ) | _flight_recorder(planned, care, environ)
+        variables["COLUMNS"] = str(terminal_columns(console.err) or shutil.get_terminal_size().columns)
+    variables |= _interface_variables(planned, environ) | _flight_recorder_variables(planned, care, environ)
     chosen_here = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
     return variables | {"ENTRYPOINT_SET": ",".join(chosen_here)}
 
 
-def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+def _interface_variables(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     """Which network the ranks talk over: the one that leads to rank 0, unless the user chose.
 
     NCCL's name is a prefix unless it begins with `=`; gloo wants one whole name.
@@ -208,7 +222,7 @@ def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     if planned.world.world_size == 1:
         return {}
     chosen = environ.get("ENTRYPOINT_INTERFACE")
-    name = chosen or _towards_others(planned) or ""
+    name = chosen or _interface_towards_peers(planned) or ""
     if chosen and chosen not in (known := [name for _, name in socket.if_nameindex()]):
         raise Failure(
             "ENTRYPOINT_INTERFACE is not a network interface of this host",
@@ -221,16 +235,16 @@ def _interfaces(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     return {variable: value for variable, value in found.items() if chosen or not environ.get(variable)}
 
 
-def _towards_others(planned: Plan) -> str | None:
+def _interface_towards_peers(planned: Plan) -> str | None:
     master = planned.world.master_addr
     if planned.one_host:
-        return network.LO
+        return network.LOOPBACK_INTERFACE
     if planned.world.num_nodes > 1:
         return network.interface_between(planned.hosts, master)
     return network.interface_towards(network.resolve(master))
 
 
-def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:
+def _master_port_variable(planned: Plan, foreign: bool) -> dict[str, str]:
     """A foreign command opens its store on MASTER_PORT itself: it gets one that is free now.
 
     Where several tasks start ranks, all must know it without talking: it is the first candidate, and where that is
@@ -238,15 +252,15 @@ def _own_port(planned: Plan, foreign: bool) -> dict[str, str]:
     """
     if not foreign or planned.agent_store:
         return {}
-    ports = planned.ports if _whole(planned) else planned.ports[:1]
+    ports = planned.ports if _starts_all_ranks(planned) else planned.ports[:1]
     if planned.world.rank > 0:
         return {"MASTER_PORT": str(planned.ports[0])}
-    host = network.where_to_listen(planned.world.master_addr, planned.world.num_nodes)
+    host = network.listen_address(planned.world.master_addr, planned.world.num_nodes)
     with network.bind_first_free(host, ports) as listener:
         return {"MASTER_PORT": str(listener.getsockname()[1])}
 
 
-def _tell(planned: Plan, notes: Sequence[str], console: Console) -> None:
+def _report_notes(planned: Plan, notes: Sequence[str], console: Console) -> None:
     """Once per run, by the task that holds rank 0."""
     if planned.world.rank == 0:
         for note in notes:
@@ -255,7 +269,7 @@ def _tell(planned: Plan, notes: Sequence[str], console: Console) -> None:
             console.say(f"WARNING: {warning}")
 
 
-class _Scratch:
+class _ScratchHome:
     """A private folder for a home that cannot be written; gone when the run ends."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -263,10 +277,10 @@ class _Scratch:
         self._path: Path | None = None
 
     def __enter__(self) -> Path | None:
-        needed = not hygiene.writable(self._environ.get("HOME")) or not hygiene.writable(
+        needed = not environment.is_writable(self._environ.get("HOME")) or not environment.is_writable(
             self._environ.get("TMPDIR") or "/tmp"
         )
-        parent = hygiene.scratch_parent(self._environ) if needed else None
+        parent = environment.scratch_parent(self._environ) if needed else None
         self._path = Path(tempfile.mkdtemp(prefix="train-home-", dir=parent)) if parent else None
         return self._path
 

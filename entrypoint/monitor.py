@@ -1,4 +1,7 @@
-"""One thread beside the ranks: it measures each that asks for it, now and then, and writes the figures on its page."""
+"""ResourceMonitor measures the ranks that ask for it, in one thread of their parent.
+
+It writes the figures to each rank's page of shared memory.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +14,31 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from entrypoint import monitor_gpus, monitor_ranks
-from entrypoint.gauges import Page
+from entrypoint.gauges import ResourcePage
 
-LEAST_S: Final = 0.05  # between two looks
-ASKED_S: Final = 0.25  # between two looks at whether a rank has asked
-LEAVE_S: Final = 0.2  # for the thread to end
-NONE: Final = -1.0
+MIN_INTERVAL_S: Final = 0.05  # between two looks
+REQUEST_POLL_INTERVAL_S: Final = 0.25  # between two looks at whether a rank has asked
+STOP_TIMEOUT_S: Final = 0.2  # for the thread to end
+NEVER_MEASURED: Final = -1.0
 
 
-def pynvml() -> Any:
+def import_pynvml() -> Any:
     """NVML itself. Loaded in the thread, once a rank has a GPU."""
     return importlib.import_module("pynvml")
 
 
 @dataclass(slots=True)
-class Measured:
+class MonitoredRank:
     """One rank: its process and the page between us. Its meters begin when it asks."""
 
     pid: int
-    page: Page
-    process: monitor_ranks.Meter | None = None
-    gpus: list[monitor_gpus.Meter | None] = field(default_factory=list)
-    looked: float = NONE
+    page: ResourcePage
+    process: monitor_ranks.ProcessMeter | None = None
+    gpus: list[monitor_gpus.GpuMeter | None] = field(default_factory=list)
+    looked: float = NEVER_MEASURED
 
 
-class Monitor:
+class ResourceMonitor:
     """Nothing waits long for the thread: a driver that hangs leaves it behind, and what it left on the pages stays.
 
     It begins after the ranks are started, and asks NVML for nothing before a rank asks it.
@@ -43,17 +46,17 @@ class Monitor:
 
     def __init__(
         self,
-        ranks: Sequence[Measured],
+        ranks: Sequence[MonitoredRank],
         every_s: float,
         *,
         visible_devices: str | None = None,
         nvml: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ranks, self._every_s, self._visible = ranks, max(every_s, LEAST_S), visible_devices
-        self._load, self._clock = nvml or pynvml, clock
+        self._ranks, self._every_s, self._visible = ranks, max(every_s, MIN_INTERVAL_S), visible_devices
+        self._load, self._clock = nvml or import_pynvml, clock
         self._nvml: Any = None
-        self._devices: tuple[monitor_gpus.Device, ...] | None = None
+        self._devices: tuple[monitor_gpus.GpuDevice, ...] | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="monitor")
 
@@ -67,32 +70,32 @@ class Monitor:
         """Let the thread end, which takes no time where the driver answers: the next start is to fork without it."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join(LEAVE_S)
+            self._thread.join(STOP_TIMEOUT_S)
 
-    def look(self, rank: Measured) -> None:
+    def look(self, rank: MonitoredRank) -> None:
         """Measure one rank, if it has asked and it is time."""
         now = self._clock()
         if rank.process is None:
             if (asked := rank.page.asked()) is None:
                 return
-            rank.process = monitor_ranks.Meter(rank.pid, seconds=now)
+            rank.process = monitor_ranks.ProcessMeter(rank.pid, seconds=now)
             rank.gpus = self._meters(asked)
         elif now - rank.looked < self._every_s:
             return
-        passed = 0.0 if rank.looked == NONE else now - rank.looked
+        passed = 0.0 if rank.looked == NEVER_MEASURED else now - rank.looked
         rank.looked = now
         figures = list(rank.process.look(now))
         for meter in rank.gpus:
-            figures += meter.look(passed) if meter else monitor_gpus.UNKNOWN
+            figures += meter.look(passed) if meter else monitor_gpus.UNKNOWN_FIGURES
         rank.page.write(figures)
 
     def _run(self) -> None:
-        while not self._over.wait(min(self._every_s, ASKED_S)):
+        while not self._over.wait(min(self._every_s, REQUEST_POLL_INTERVAL_S)):
             for rank in self._ranks:
                 with suppress(Exception):  # whatever it is: a measurement is never why a run ends
                     self.look(rank)
 
-    def _meters(self, asked: Sequence[str]) -> list[monitor_gpus.Meter | None]:
+    def _meters(self, asked: Sequence[str]) -> list[monitor_gpus.GpuMeter | None]:
         """None for a GPU that NVML does not show."""
         if not asked:
             return []
@@ -101,6 +104,6 @@ class Monitor:
             with suppress(Exception):  # no package, no library, no driver
                 self._nvml = self._load()
                 self._nvml.nvmlInit()
-                self._devices = tuple(monitor_gpus.devices(self._nvml))
-        found = monitor_gpus.found(self._devices, asked, self._visible)
-        return [monitor_gpus.Meter(self._nvml, device) if device else None for device in found]
+                self._devices = tuple(monitor_gpus.list_devices(self._nvml))
+        found = monitor_gpus.select_devices(self._devices, asked, self._visible)
+        return [monitor_gpus.GpuMeter(self._nvml, device) if device else None for device in found]

@@ -1,4 +1,4 @@
-"""What NVML tells of a rank's GPUs, from one look to the next, becomes sums, peaks and last values."""
+"""A GpuMeter turns NVML's readings of a rank's GPU into sums, peaks and latest values."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from entrypoint.gauges import GPU
-from entrypoint.host import visible
+from entrypoint.gauges import GPU_FIELDS
+from entrypoint.machine import visible_gpus
 
 # Why a clock is lower than it could be: of each kind NVML's bits. Idle, and clocks that somebody set, are no trouble.
 # Source: NVML API reference, nvmlClocksEventReasons.
-REASONS: Final[Mapping[str, tuple[str, ...]]] = {
+SLOWDOWN_REASONS: Final[Mapping[str, tuple[str, ...]]] = {
     "hot_s": ("nvmlClocksEventReasonHwThermalSlowdown", "nvmlClocksEventReasonSwThermalSlowdown"),
     "brake_s": ("nvmlClocksEventReasonHwPowerBrakeSlowdown",),
     "slow_s": ("nvmlClocksEventReasonHwSlowdown",),
     "cap_s": ("nvmlClocksEventReasonSwPowerCap",),
 }
-UNKNOWN: Final = (math.nan,) * len(GPU)
-_LAST: Final = ("memory_bytes", "memory_peak_bytes", "memory_total_bytes", "temperature_c", "temperature_peak_c")
+UNKNOWN_FIGURES: Final = (math.nan,) * len(GPU_FIELDS)
+_LATEST_VALUE_FIELDS: Final = (
+    "memory_bytes",
+    "memory_peak_bytes",
+    "memory_total_bytes",
+    "temperature_c",
+    "temperature_peak_c",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class GpuDevice:
     """A GPU, or an instance of MIG. handle: NVML's; board: that of the whole GPU. instance: None for a whole one.
 
     index: of /dev/nvidia0 and its likes, where NVML tells it: the place in NVML's list is 0 for each of several tasks
@@ -38,29 +44,31 @@ class Device:
     board: Any
 
 
-def devices(nvml: Any) -> Iterator[Device]:
+def list_devices(nvml: Any) -> Iterator[GpuDevice]:
     """Every GPU that answers, each before its MIG instances. Another job's and one that is lost do not."""
     for place in range(nvml.nvmlDeviceGetCount()):
-        board, uuid = _reached(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, place))
+        board, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, place))
         if uuid is None:
             continue
-        minor = _asked(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board))
+        minor = _query(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board))
         index = place if minor is None else minor
-        yield Device(uuid=uuid, index=index, instance=None, handle=board, board=board)
-        for number in range(_asked(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
-            part, uuid = _reached(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, number))
+        yield GpuDevice(uuid=uuid, index=index, instance=None, handle=board, board=board)
+        for number in range(_query(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
+            part, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, number))
             if uuid is not None:
-                yield Device(uuid=uuid, index=index, instance=number, handle=part, board=board)
+                yield GpuDevice(uuid=uuid, index=index, instance=number, handle=part, board=board)
 
 
-def _reached(nvml: Any, question: Callable[[], Any]) -> tuple[Any, str | None]:
+def _open_device(nvml: Any, question: Callable[[], Any]) -> tuple[Any, str | None]:
     """The handle that is asked for and the UUID behind it; without the second the first is of no use."""
-    handle = _asked(nvml, question)
-    uuid = None if handle is None else _asked(nvml, partial(nvml.nvmlDeviceGetUUID, handle))
+    handle = _query(nvml, question)
+    uuid = None if handle is None else _query(nvml, partial(nvml.nvmlDeviceGetUUID, handle))
     return handle, None if uuid is None else str(uuid)
 
 
-def found(every: Sequence[Device], wanted: Sequence[str], visible_devices: str | None) -> tuple[Device | None, ...]:
+def select_devices(
+    every: Sequence[GpuDevice], wanted: Sequence[str], visible_devices: str | None
+) -> tuple[GpuDevice | None, ...]:
     """Those with these UUIDs, as CUDA says them: without NVML's `GPU-` or `MIG-`. None for one that is not there.
 
     CUDA may name a GPU where it means the one instance of it that a process can use: then CUDA_VISIBLE_DEVICES tells.
@@ -69,29 +77,29 @@ def found(every: Sequence[Device], wanted: Sequence[str], visible_devices: str |
     parts = {device.uuid: device for device in every if device.instance is not None}
     boards = [device for device in every if device.instance is None]
     pairs = [(b.uuid, tuple(p.uuid for p in parts.values() if p.index == b.index)) for b in boards]
-    used = {parts[uuid].index: parts[uuid] for uuid in visible(pairs, visible_devices) if uuid in parts}
+    used = {parts[uuid].index: parts[uuid] for uuid in visible_gpus(pairs, visible_devices) if uuid in parts}
     answers = [named.get(name) for name in wanted]
     return tuple(used.get(it.index, it) if it and it.instance is None else it for it in answers)
 
 
-class Meter:
+class GpuMeter:
     """One device."""
 
-    def __init__(self, nvml: Any, device: Device) -> None:
+    def __init__(self, nvml: Any, device: GpuDevice) -> None:
         self._nvml, self._device = nvml, device
         self._joules: float | None = None
-        sums = dict.fromkeys(GPU, 0.0) | dict.fromkeys(_LAST, math.nan)
+        sums = dict.fromkeys(GPU_FIELDS, 0.0) | dict.fromkeys(_LATEST_VALUE_FIELDS, math.nan)
         instance = math.nan if device.instance is None else float(device.instance)
         self._found = sums | {"index": float(device.index), "instance": instance}
 
     def look(self, seconds: float) -> tuple[float, ...]:
-        """As in gauges.GPU. seconds: since the last look."""
+        """As in gauges.GPU_FIELDS. seconds: since the last look."""
         self._use(seconds)
         self._memory()
         self._energy(seconds)
         self._heat()
         self._clocks(seconds)
-        return tuple(self._found[name] for name in GPU)
+        return tuple(self._found[name] for name in GPU_FIELDS)
 
     def _use(self, seconds: float) -> None:
         """Of an instance NVML does not tell it."""
@@ -117,20 +125,20 @@ class Meter:
         """That of the whole GPU, of which an instance is a part."""
         nvml = self._nvml
         question = partial(nvml.nvmlDeviceGetTemperature, self._device.board, nvml.NVML_TEMPERATURE_GPU)
-        degrees = _asked(nvml, question)
+        degrees = _query(nvml, question)
         if degrees is not None:
             self._keep("temperature", "c", degrees)
 
     def _clocks(self, seconds: float) -> None:
         board, nvml = self._device.board, self._nvml
-        bits = _asked(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, board))
+        bits = _query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, board))
         if bits is None:  # its name in drivers before 535
-            bits = _asked(nvml, partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, board))
+            bits = _query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, board))
         if bits is not None:
-            self._add(reasons_s=seconds, **{kind: seconds for kind in kinds(nvml, bits)})
+            self._add(reasons_s=seconds, **{kind: seconds for kind in slowdown_kinds(nvml, bits)})
 
     def _ask(self, name: str) -> Any:
-        return _asked(self._nvml, partial(getattr(self._nvml, name), self._device.handle))
+        return _query(self._nvml, partial(getattr(self._nvml, name), self._device.handle))
 
     def _add(self, **sums: float) -> None:
         for name, more in sums.items():
@@ -142,13 +150,13 @@ class Meter:
         self._found[peak] = value if math.isnan(self._found[peak]) else max(value, self._found[peak])
 
 
-def kinds(nvml: Any, bits: int) -> list[str]:
+def slowdown_kinds(nvml: Any, bits: int) -> list[str]:
     """Why the clock is low. The hardware's general bit comes with those that say more."""
-    told = [kind for kind, names in REASONS.items() if any(bits & getattr(nvml, name) for name in names)]
+    told = [kind for kind, names in SLOWDOWN_REASONS.items() if any(bits & getattr(nvml, name) for name in names)]
     return [kind for kind in told if kind != "slow_s" or not {"hot_s", "brake_s"} & {*told}]
 
 
-def _asked(nvml: Any, question: Callable[[], Any]) -> Any:
+def _query(nvml: Any, question: Callable[[], Any]) -> Any:
     """The answer; None where this GPU or driver has none."""
     try:
         return question()

@@ -1,4 +1,4 @@
-"""What /proc tells of a rank and of all processes below it becomes the time of processors and the memory it takes."""
+"""A ProcessMeter reads CPU time and memory of a rank and all its descendants from /proc."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import Final
 from entrypoint import stacks
 
 PROC: Final = Path("/proc")
-TICKS: Final = os.sysconf("SC_CLK_TCK")
-PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_TIMES: Final = slice(11, 15)  # utime, stime, and those of ended children, counted from the state in /proc/PID/stat
-_KIB: Final = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.M)
+CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+PAGE_SIZE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_CPU_TIME_FIELDS: Final = slice(
+    11, 15
+)  # utime, stime, and those of ended children, counted from the state in /proc/PID/stat
+_MEMORY_LINE: Final = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.M)
 
 
-class Meter:
+class ProcessMeter:
     """One rank's process and those below it.
 
     Not by smaps: whoever reads it holds the lock that the process needs to take memory. So of a process below the rank
@@ -28,7 +30,11 @@ class Meter:
     """
 
     def __init__(
-        self, pid: int, proc: Path = PROC, below: Callable[[int], list[int]] = stacks.children, seconds: float = 0.0
+        self,
+        pid: int,
+        proc: Path = PROC,
+        below: Callable[[int], list[int]] = stacks.descendant_pids,
+        seconds: float = 0.0,
     ) -> None:
         """Measuring begins now, which is `seconds`."""
         self._pid, self._proc, self._below = pid, proc, below
@@ -39,7 +45,7 @@ class Meter:
         self.look(seconds)
 
     def look(self, seconds: float) -> tuple[float, ...]:
-        """As in gauges.PROCESS; the last answer once more where the rank has ended."""
+        """As in gauges.PROCESS_FIELDS; the last answer once more where the rank has ended."""
         below = self._below(self._pid)
         used, (now, peak) = self._cpu_seconds(below), self._memory()
         if now:
@@ -50,17 +56,19 @@ class Meter:
         return self._last
 
     def _cpu_seconds(self, below: list[int]) -> float:
-        return sum(self._ticks(pid) for pid in (self._pid, *below)) / TICKS
+        return sum(self._ticks(pid) for pid in (self._pid, *below)) / CLOCK_TICKS_PER_S
 
     def _ticks(self, pid: int) -> int:
         with suppress(OSError, ValueError):
-            return sum(map(int, (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[_TIMES]))
+            return sum(
+                map(int, (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[_CPU_TIME_FIELDS])
+            )
         return 0
 
     def _memory(self) -> tuple[int, int]:
         """Bytes of the rank itself, now and at most; 0 once it has ended."""
         with suppress(OSError):
-            found = dict(_KIB.findall((self._proc / str(self._pid) / "status").read_text()))
+            found = dict(_MEMORY_LINE.findall((self._proc / str(self._pid) / "status").read_text()))
             return int(found.get("VmRSS", 0)) * 1024, int(found.get("VmHWM", 0)) * 1024
         return 0, 0
 
@@ -68,6 +76,6 @@ class Meter:
         """Bytes that a process below has taken since it was first seen."""
         with suppress(OSError, ValueError):
             _, resident, shared, *_ = map(int, (self._proc / str(pid) / "statm").read_text().split())
-            own = (resident - shared) * PAGE
+            own = (resident - shared) * PAGE_SIZE_BYTES
             return max(0, own - self._inherited.setdefault(pid, own))
         return 0

@@ -1,4 +1,7 @@
-"""Where ranks meet: the first free port, the interface towards the master, and why it fails."""
+"""The network functions find the address, port and interface on which ranks meet.
+
+They also explain why a connection fails.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from entrypoint.errors import ExitCode, Failure
 
-LO = "lo"
+LOOPBACK_INTERFACE = "lo"
 # Questions to the kernel, and one bit of an answer. Source: linux/sockios.h, linux/if.h.
 _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_RUNNING = 0x8913, 0x8915, 0x40
-_ELSEWHERE = "192.0.2.1"  # of no machine (RFC 5737): only the default route leads there
+_DEFAULT_ROUTE_ADDRESS = "192.0.2.1"  # of no machine (RFC 5737): only the default route leads there
 
 
 def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
@@ -34,7 +37,7 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
         except OSError as error:
             listener.close()
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise _cannot_bind(host, port, error) from error
+                raise _bind_failure(host, port, error) from error
         else:
             return listener
     raise Failure(
@@ -45,7 +48,7 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
     )
 
 
-def where_to_listen(master: str, num_nodes: int) -> str:
+def listen_address(master: str, num_nodes: int) -> str:
     """The one address on which rank 0 listens: torch's store asks nobody for a password.
 
     On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to an address that only
@@ -55,12 +58,12 @@ def where_to_listen(master: str, num_nodes: int) -> str:
         Failure: PEER, for a master that does not resolve here.
     """
     address = resolve(master)
-    if num_nodes == 1 or (is_ours(address) and not _is_loopback(address)):
+    if num_nodes == 1 or (is_own_address(address) and not _is_loopback(address)):
         return address
     return "::" if ":" in address else "0.0.0.0"
 
 
-def is_ours(address: str) -> bool:
+def is_own_address(address: str) -> bool:
     """Whether this machine has that address, found out by listening there."""
     try:
         bind_first_free(address, [0]).close()
@@ -69,7 +72,7 @@ def is_ours(address: str) -> bool:
     return True
 
 
-def _cannot_bind(host: str, port: int, error: OSError) -> Failure:
+def _bind_failure(host: str, port: int, error: OSError) -> Failure:
     return Failure(
         f"rank 0 cannot listen on {host}:{port}: {error.strerror}",
         found=f"master address {host}",
@@ -108,7 +111,7 @@ def probe(address: str, port: int, timeout_s: float) -> OSError | None:
     return None
 
 
-def unreachable(host: str, ports: Iterable[int], error: OSError | None, waited_s: float) -> Failure:
+def unreachable_failure(host: str, ports: Iterable[int], error: OSError | None, waited_s: float) -> Failure:
     """The Failure for a master that was never reached: refused, no route and time-out need different fixes."""
     where = f"{host}, ports {', '.join(map(str, ports))}"
     if error is None:
@@ -138,24 +141,26 @@ def interface_between(hosts: Sequence[str], master: str) -> str | None:
         Failure: PEER, for a master that does not resolve here.
     """
     towards = interface_towards(resolve(master))
-    if not loops_back(master):
+    if not is_loopback_only_here(master):
         return towards
-    return next((name for name in _ways(hosts[:2]) if name not in (None, LO)), towards)  # one of two is another
+    return next(
+        (name for name in _candidate_interfaces(hosts[:2]) if name not in (None, LOOPBACK_INTERFACE)), towards
+    )  # one of two is another
 
 
-def loops_back(master: str) -> bool:
+def is_loopback_only_here(master: str) -> bool:
     """Whether the master's name means loopback on this machine only; `localhost` and 127.0.0.1 do so on each."""
     return master != "localhost" and not _is_loopback(master) and _is_loopback(resolve(master))
 
 
-def _ways(hosts: Sequence[str]) -> Iterator[str | None]:
+def _candidate_interfaces(hosts: Sequence[str]) -> Iterator[str | None]:
     for host in hosts:
         try:
             yield interface_towards(resolve(host))
         except Failure:  # it does not resolve here: the next way may do
             continue
-    yield interface_towards(_ELSEWHERE)
-    yield from (name for _, name in socket.if_nameindex() if _ipv4(name) and _runs(name))
+    yield interface_towards(_DEFAULT_ROUTE_ADDRESS)
+    yield from (name for _, name in socket.if_nameindex() if _ipv4_address(name) and _is_running(name))
 
 
 def _is_loopback(host: str) -> bool:
@@ -173,7 +178,7 @@ def interface_towards(address: str) -> str | None:
     if own is None:
         return None
     if ipaddress.ip_address(own).version == 4:
-        return next((name for _, name in socket.if_nameindex() if _ipv4(name) == own), None)
+        return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == own), None)
     return None
 
 
@@ -187,18 +192,18 @@ def _source_address(address: str) -> str | None:
             return None
 
 
-def _ipv4(interface: str) -> str | None:
-    found = _told(interface, _SIOCGIFADDR)
+def _ipv4_address(interface: str) -> str | None:
+    found = _query_interface(interface, _SIOCGIFADDR)
     return socket.inet_ntoa(found[4:8]) if found else None
 
 
-def _runs(interface: str) -> bool:
+def _is_running(interface: str) -> bool:
     """Whether it is up and its cable is plugged in: a container engine's bridge without containers is not."""
-    found = _told(interface, _SIOCGIFFLAGS)
+    found = _query_interface(interface, _SIOCGIFFLAGS)
     return found is not None and bool(struct.unpack("H", found[:2])[0] & _IFF_RUNNING)
 
 
-def _told(interface: str, question: int) -> bytes | None:
+def _query_interface(interface: str, question: int) -> bytes | None:
     """What the kernel answers behind the interface's name (`struct ifreq`); None where it has no answer."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:

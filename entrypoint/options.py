@@ -1,4 +1,7 @@
-"""What the user asked for about processes: command line over ENTRYPOINT_* variables over the config file."""
+"""Launch options come from the command line, ENTRYPOINT_* variables and the config file.
+
+The command line wins over the variables, and those win over the file.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from typing import Literal, get_args
 
 from entrypoint.errors import ExitCode, Failure
 
-Device = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """A launch as asked for. None means: not asked, find out."""
 
-    device: Device = "auto"
+    device: DeviceChoice = "auto"
     procs_per_node: int | None = None
     nodes: int | None = None
     node_rank: int | None = None
@@ -38,44 +41,46 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     manual.add_argument("--master-port", metavar="PORT", help="a free TCP port there")
 
 
-def options_from(
+def parse_launch_options(
     arguments: argparse.Namespace,
     environ: Mapping[str, str],
     *,
     device: str = "auto",
     procs_per_node: int | None = None,
-) -> Options:
+) -> LaunchOptions:
     """Merge the three sources; `device` and `procs_per_node` are the config file's.
 
     Raises:
         Failure: USAGE, naming the argument or variable and its value.
     """
-    device_source, wanted = _first(arguments, environ, "device", device)
-    devices: dict[str, Device] = {name: name for name in get_args(Device)}
+    device_source, wanted = _first_given(arguments, environ, "device", device)
+    devices: dict[str, DeviceChoice] = {name: name for name in get_args(DeviceChoice)}
     if wanted not in devices:
-        raise _bad(device_source, wanted, "auto, cpu or cuda")
-    source, procs = _first(arguments, environ, "procs_per_node", procs_per_node)
+        raise _bad_value_failure(device_source, wanted, "auto, cpu or cuda")
+    source, procs = _first_given(arguments, environ, "procs_per_node", procs_per_node)
     manual = {
-        name: _whole(f"--{name.replace('_', '-')}", getattr(arguments, name), limits)
-        for name, limits in _MANUAL_NUMBERS.items()
+        name: _parse_integer(f"--{name.replace('_', '-')}", getattr(arguments, name), limits)
+        for name, limits in _MANUAL_RANGES.items()
     }
-    options = Options(
+    options = LaunchOptions(
         device=devices[wanted],
-        procs_per_node=_whole(source, None if procs == "auto" else procs, _PROCS),
+        procs_per_node=_parse_integer(source, None if procs == "auto" else procs, _PROCS_RANGE),
         master_addr=arguments.master_addr,
-        port_range=_port_range(environ.get("ENTRYPOINT_PORT_RANGE")),
+        port_range=_parse_port_range(environ.get("ENTRYPOINT_PORT_RANGE")),
         **manual,
     )
-    _check_manual(options)
+    _check_manual_options(options)
     return options
 
 
 # From, to. More nodes or processes are a slip of the keyboard, which would be tried.
-_PROCS = (1, 1024)
-_MANUAL_NUMBERS = {"nodes": (1, 65_536), "node_rank": (0, 65_535), "master_port": (1, 65_535)}
+_PROCS_RANGE = (1, 1024)
+_MANUAL_RANGES = {"nodes": (1, 65_536), "node_rank": (0, 65_535), "master_port": (1, 65_535)}
 
 
-def _first(arguments: argparse.Namespace, environ: Mapping[str, str], name: str, file_value: object) -> tuple[str, str]:
+def _first_given(
+    arguments: argparse.Namespace, environ: Mapping[str, str], name: str, file_value: object
+) -> tuple[str, str]:
     variable = f"ENTRYPOINT_{name.upper()}"
     if getattr(arguments, name) is not None:
         return f"--{name.replace('_', '-')}", getattr(arguments, name)
@@ -84,25 +89,27 @@ def _first(arguments: argparse.Namespace, environ: Mapping[str, str], name: str,
     return f"launch.{name}", "auto" if file_value is None else str(file_value)
 
 
-def _whole(source: str, text: str | None, limits: tuple[int, int]) -> int | None:
+def _parse_integer(source: str, text: str | None, limits: tuple[int, int]) -> int | None:
     if text is None:
         return None
     least, most = limits
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and least <= int(text) <= most):
-        raise _bad(source, text, f"a whole number from {least} to {most}")
+        raise _bad_value_failure(source, text, f"a whole number from {least} to {most}")
     return int(text)
 
 
-def _port_range(text: str | None) -> tuple[int, int] | None:
+def _parse_port_range(text: str | None) -> tuple[int, int] | None:
     if not text:
         return None
     found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", text, re.ASCII)
     if found and 1024 <= int(found[1]) <= int(found[2]) <= 65_535:
         return int(found[1]), int(found[2])
-    raise _bad("ENTRYPOINT_PORT_RANGE", text, "LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, such as 20000-32767")
+    raise _bad_value_failure(
+        "ENTRYPOINT_PORT_RANGE", text, "LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, such as 20000-32767"
+    )
 
 
-def _check_manual(options: Options) -> None:
+def _check_manual_options(options: LaunchOptions) -> None:
     addr = options.master_addr or None
     given = {"--nodes": options.nodes, "--node-rank": options.node_rank, "--master-addr": addr}
     missing = [name for name, value in given.items() if value is None]
@@ -115,10 +122,10 @@ def _check_manual(options: Options) -> None:
             code=ExitCode.USAGE,
         )
     if not options.nodes or (options.node_rank or 0) >= options.nodes:
-        raise _bad("--node-rank", str(options.node_rank), f"a number below --nodes ({options.nodes})")
+        raise _bad_value_failure("--node-rank", str(options.node_rank), f"a number below --nodes ({options.nodes})")
 
 
-def _bad(source: str, value: str, expected: str) -> Failure:
+def _bad_value_failure(source: str, value: str, expected: str) -> Failure:
     return Failure(
         f"{source} has a value that cannot be used",
         found=f"{source}={value[:200]}",

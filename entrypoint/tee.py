@@ -1,4 +1,7 @@
-"""A rank's output to its log file, to the console for rank 0, and to a short memory for error reports."""
+"""A Tee writes a rank's output to its log file, to the console and to a short memory.
+
+Only rank 0's output goes to the console; error reports repeat the memory.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from entrypoint.console import fold_complete_lines, fold_text, terminal_columns
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.folding import columns_of, folded, relayed
 
-_LONGEST_LINE = 65_536
-_REMEMBERED = 2_000  # bytes of a line that a report repeats
-PATIENCE_S = 1.0  # for a console that does not take what it is given
+_MAX_LINE_BYTES = 65_536
+_MAX_REMEMBERED_BYTES = 2_000  # bytes of a line that a report repeats
+CONSOLE_TIMEOUT_S = 1.0  # for a console that does not take what it is given
 
 
 @dataclass(slots=True)
@@ -40,10 +43,10 @@ class Console:
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Pass bytes on for at most PATIENCE_S."""
-        view, deadline = memoryview(data), time.monotonic() + PATIENCE_S
+        view, deadline = memoryview(data), time.monotonic() + CONSOLE_TIMEOUT_S
         self._note(descriptor, data)
         while view and descriptor not in self._closed:
-            if not _takes(descriptor, deadline - time.monotonic()):
+            if not _accepts_write(descriptor, deadline - time.monotonic()):
                 return
             try:
                 view = view[os.write(descriptor, view[: select.PIPE_BUF]) :]
@@ -56,14 +59,14 @@ class Console:
 
     def relay(self, descriptor: int, data: bytes) -> None:
         """What a rank says."""
-        columns = columns_of(descriptor) if self.folds else None
+        columns = terminal_columns(descriptor) if self.folds else None
         begun = descriptor in self._open
-        self.write(descriptor, data if columns is None else relayed(data, columns, begun=begun))
+        self.write(descriptor, data if columns is None else fold_complete_lines(data, columns, begun=begun))
 
     def say(self, text: str) -> None:
         """One message of the parent's own, on a line of its own."""
         self.end_line()
-        self.write(self.err, (folded(text, columns_of(self.err)) + "\n").encode(errors="replace"))
+        self.write(self.err, (fold_text(text, terminal_columns(self.err)) + "\n").encode(errors="replace"))
 
     def end_line(self) -> None:
         """A bar that was broken off does not share its line with what follows."""
@@ -93,9 +96,9 @@ class Tee:
         *lines, rest = (self._pending.get(descriptor, b"") + data).split(b"\n")
         for line in lines:
             self._keep(line)
-        if len(rest) > _LONGEST_LINE:
+        if len(rest) > _MAX_LINE_BYTES:
             rest = rest.rpartition(b"\r")[2]
-        if len(rest) > _LONGEST_LINE:  # no line at all: kept in pieces, or each read would copy all before it again
+        if len(rest) > _MAX_LINE_BYTES:  # no line at all: kept in pieces, or each read would copy all before it again
             self._keep(rest)
             rest = b""
         self._pending[descriptor] = rest
@@ -116,7 +119,7 @@ class Tee:
 
     def _keep(self, line: bytes) -> None:
         text = line.removesuffix(b"\r").rpartition(b"\r")[2]
-        self.memory.append(text[:_REMEMBERED].decode(errors="replace"))
+        self.memory.append(text[:_MAX_REMEMBERED_BYTES].decode(errors="replace"))
         try:
             self.log.write(text + b"\n")
             self.log.flush()
@@ -124,7 +127,7 @@ class Tee:
             pass  # a full disk must not end a training over its log; a save that fails says so itself
 
 
-def _takes(descriptor: int, seconds: float) -> bool:
+def _accepts_write(descriptor: int, seconds: float) -> bool:
     """Whether a write of PIPE_BUF bytes would not block, or comes to its own error at once."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)

@@ -1,4 +1,4 @@
-"""One process's place in the run, and torchrun's contract: the environment variables that carry it."""
+"""A World is one process's place in the run; torchrun's environment variables carry it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class World:
     master_port: int
 
 
-LONGEST = 18  # digits of a number that somebody can mean; Python itself refuses to read 5000
+MAX_DIGITS = 18  # digits of a number that somebody can mean; Python itself refuses to read 5000
 # Our noun -> its variable. The first eight names are torchrun's; GROUP_* are its words for nodes.
 # Source: the "Environment Variables" section of PyTorch's torchrun documentation.
-CONTRACT: dict[str, str] = {
+TORCHRUN_VARIABLES: dict[str, str] = {
     "rank": "RANK",
     "local_rank": "LOCAL_RANK",
     "world_size": "WORLD_SIZE",
@@ -41,18 +41,18 @@ CONTRACT: dict[str, str] = {
 }
 
 
-def to_environ(world: World) -> dict[str, str]:
+def world_to_environ(world: World) -> dict[str, str]:
     """The contract's variables for one process."""
-    return {variable: str(getattr(world, noun)) for noun, variable in CONTRACT.items()}
+    return {variable: str(getattr(world, noun)) for noun, variable in TORCHRUN_VARIABLES.items()}
 
 
-def from_environ(environ: Mapping[str, str]) -> World:
+def world_from_environ(environ: Mapping[str, str]) -> World:
     """Read back what `to_environ` wrote.
 
     Raises:
         Failure: FACTS, naming the missing or unreadable variable.
     """
-    missing = [variable for variable in CONTRACT.values() if not environ.get(variable)]
+    missing = [variable for variable in TORCHRUN_VARIABLES.values() if not environ.get(variable)]
     if missing:
         raise Failure(
             f"this worker was started without {', '.join(missing)}",
@@ -60,17 +60,19 @@ def from_environ(environ: Mapping[str, str]) -> World:
             code=ExitCode.FACTS,
         )
     kinds = {field.name: field.type for field in fields(World)}
-    values = {n: environ[v] if kinds[n] == "str" else integer(v, environ[v]) for n, v in CONTRACT.items()}
+    values = {
+        n: environ[v] if kinds[n] == "str" else parse_whole_number(v, environ[v]) for n, v in TORCHRUN_VARIABLES.items()
+    }
     return World(**values)  # type: ignore[arg-type]
 
 
-def port(variable: str, text: str) -> int:
+def parse_port(variable: str, text: str) -> int:
     """`text` as a TCP port.
 
     Raises:
         Failure: FACTS, naming the variable and its value.
     """
-    if not 1 <= (number := integer(variable, text)) <= 65_535:
+    if not 1 <= (number := parse_whole_number(variable, text)) <= 65_535:
         raise Failure(
             f"{variable} is not a port",
             found=f"{variable}={text}",
@@ -81,17 +83,17 @@ def port(variable: str, text: str) -> int:
     return number
 
 
-def integer(variable: str, text: str) -> int:
+def parse_whole_number(variable: str, text: str) -> int:
     """`text` as a whole number of at least 0.
 
     Raises:
         Failure: FACTS, naming the variable and its value.
     """
-    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST):
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise Failure(
             f"{variable} is not a whole number of 0 or more",
             found=f"{variable}={text[:200]}",
-            expected=f"digits only, at most {LONGEST}",
+            expected=f"digits only, at most {MAX_DIGITS}",
             fix=f"unset {variable}, or let the launcher that owns it set it",
             code=ExitCode.FACTS,
         )

@@ -18,7 +18,7 @@ from publishing import DRIVER, everything, left, stand_in, write_table
 from servers import serving
 from torchvision import datasets
 
-from train.settings.overrides import last
+from train.config.load import keep_last_overrides
 
 REPOSITORY = Path(__file__).parents[1]
 ENVIRON = {"no_proxy": "*", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -153,7 +153,7 @@ def test_a_training_of_two_ranks_fetches_its_data_once_and_reads_it(table: Path,
 
 @pytest.mark.parametrize("setting", ["data.name=synthetic", "data.name=folder", "data.mirror=http://me:secret@h"])
 def test_a_download_that_cannot_be_is_refused_by_check_too(setting: str, tmp_path: Path) -> None:
-    words = ["check", *last(["data.name=mnist", "data.download=true", setting]), "--device", "cpu"]
+    words = ["check", *keep_last_overrides(["data.name=mnist", "data.download=true", setting]), "--device", "cpu"]
     end = python("-m", "train", *words, environ=ENVIRON, cwd=tmp_path)
     assert end.returncode == 64, end.stderr
     assert "secret" not in end.stderr

@@ -16,10 +16,10 @@ import pytest
 from checkpoints import plant, saved
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint, manifest, shelf
-from train.checkpoint.manifest import Damaged
-from train.files import lease
-from train.record import exitfile, record, starts
+from train import file_lock
+from train.checkpoint import format, manifest, store
+from train.checkpoint.manifest import DamagedCheckpointError
+from train.run import exit_file, record
 
 NUMBER = 60
 LAST = "checkpoints/step-00000008"
@@ -31,29 +31,29 @@ Reader = Callable[[Path], object]
 
 
 def begun(folder: Path) -> None:
-    starts.begin(folder, 3, environ={"SLURM_JOB_ID": "7"}, launch="a", now=1e9)
-    starts.end(folder, 69, lease.myself(launch="a"))
+    record.add_start(folder, 3, environ={"SLURM_JOB_ID": "7"}, launch="a", now=1e9)
+    record.write_start_exit(folder, 69, file_lock.this_process_as_holder(launch="a"))
 
 
 def held(folder: Path) -> None:
-    lease.lives_here(lease.newest(folder / ".lease")[1])
-    lease.take(folder / ".lease", lease.overdue(folder / ".lease"))
+    file_lock.is_alive_here(file_lock.read_current_lock(folder / ".lease")[1])
+    file_lock.acquire_lock(folder / ".lease", file_lock.assume_stale(folder / ".lease"))
 
 
 def loaded(folder: Path) -> None:
-    found = checkpoint.newest(folder / "checkpoints")
+    found = format.newest_checkpoint(folder / "checkpoints")
     if found:
-        checkpoint.load(found)
+        format.load_checkpoint(found)
 
 
 def pruned(folder: Path) -> None:
-    shelf.prune(folder / "checkpoints", keep=1)
+    store.prune_checkpoints(folder / "checkpoints", keep=1)
 
 
 READERS: dict[str, tuple[Reader, ...]] = {
     "run.json": (record.read_run, begun),
-    "errors/exit.json": (exitfile.read,),
-    "errors/stopping.json": (exitfile.unfinished,),
+    "errors/exit.json": (exit_file.read_exit,),
+    "errors/stopping.json": (exit_file.describe_unfinished_save,),
     ".lease.1": (held,),
     f"{LAST}/manifest.json": (loaded, pruned),
     f"{LAST}/state.json": (loaded, pruned),
@@ -65,9 +65,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("forged") / "run"
     saved(folder / "checkpoints", 4, 8)
     begun(folder)
-    exitfile.write(folder, code=75, step=8, cause="SIGTERM")
-    exitfile.note_stop(folder, by="SIGTERM", save_s=2.0)
-    lease.take(folder / ".lease")
+    exit_file.write_exit(folder, code=75, step=8, cause="SIGTERM")
+    exit_file.write_stopping(folder, by="SIGTERM", save_s=2.0)
+    file_lock.acquire_lock(folder / ".lease")
     return folder
 
 
@@ -98,7 +98,7 @@ def forged(data: bytes, draw: random.Random) -> bytes:
         return json.dumps(changed(told, draw)).encode()
     inner = changed(told["manifest"], draw)
     with suppress(ValueError, TypeError):  # a number that JSON cannot read back
-        return json.dumps({"manifest": inner, "sha256": manifest._own_hash(inner)}).encode()
+        return json.dumps({"manifest": inner, "sha256": manifest._hash_manifest(inner)}).encode()
     return b"{}"
 
 
@@ -126,8 +126,8 @@ def test_no_reader_stumbles_waits_or_loses_the_checkpoint_before(run: Path, tmp_
         folder = shutil.copytree(run, tmp_path / "run")
         put_in_place(folder / name, draw)
         for reader in READERS[name]:
-            with suppress(Failure, Damaged):
+            with suppress(Failure, DamagedCheckpointError):
                 reader(folder)
-        there = shelf.steps(folder / "checkpoints").values()
-        assert any(shelf.is_valid(path) for path in there)
+        there = store.list_checkpoints(folder / "checkpoints").values()
+        assert any(store.is_valid_checkpoint(path) for path in there)
         shutil.rmtree(folder)

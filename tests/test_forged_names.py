@@ -15,8 +15,8 @@ from images import write_image
 from entrypoint import Failure
 from train import __main__ as front
 from train import worker
-from train.measuring import chosen
-from train.using import exported
+from train.inference import checkpoints
+from train.inference import export as exported
 
 CODE = "from pathlib import Path\nPath('ran').touch()\ndef make(*args, **kwargs): raise SystemExit('it ran')\n"
 CPU = {"ENTRYPOINT_DEVICE": "cpu", "TMPDIR": "."}
@@ -45,7 +45,7 @@ def record(model: str, *, data: str = "synthetic", args: Any = None, **keys: Any
 
 def refused(*words: str, config: str | None = None, code: int = 77) -> Failure:
     with pytest.raises(Failure) as caught:
-        chosen.configured(chosen.choose("run"), config, words)
+        checkpoints.load_config(checkpoints.choose_checkpoint("run"), config, words)
     assert caught.value.code == code, caught.value
     assert not Path("ran").exists()
     return caught.value
@@ -119,7 +119,7 @@ def test_who_works_in_the_runs_own_folder_does_not_run_its_modules(
     record("mine:make")
     monkeypatch.chdir("run")
     with pytest.raises(Failure) as caught:
-        chosen.configured(chosen.choose("."), None, ["model.name=mine:make"])
+        checkpoints.load_config(checkpoints.choose_checkpoint("."), None, ["model.name=mine:make"])
     assert (caught.value.code, "add model.name" in caught.value.fix) == (77, False)
 
 
@@ -157,7 +157,7 @@ def test_a_module_of_the_users_folder_counts_once_he_names_it(
     place: Path, how: Callable[[Path], tuple[str | None, list[str]]]
 ) -> None:
     record("mine:make", data="mine:make")
-    config, _ = chosen.configured(chosen.choose("run"), *how(place))
+    config, _ = checkpoints.load_config(checkpoints.choose_checkpoint("run"), *how(place))
     assert (config.model.name, config.data.name) == ("mine:make", "mine:make")
 
 
@@ -166,14 +166,16 @@ def test_a_package_of_the_users_folder_counts_too(place: Path) -> None:
     (place / "nets" / "__init__.py").touch()
     (place / "nets" / "small.py").write_text("class make: ...")
     record("nets.small:make")
-    config, _ = chosen.configured(chosen.choose("run"), None, ["model.name=nets.small:make"])
+    config, _ = checkpoints.load_config(checkpoints.choose_checkpoint("run"), None, ["model.name=nets.small:make"])
     assert config.model.name == "nets.small:make"
 
 
 def test_an_installed_package_counts_where_his_config_names_it_with_its_arguments(place: Path) -> None:
     Path("cfg.yaml").write_text("model: {name: torchvision.models:resnet18, args: {num_classes: 2}}")
     record("torchvision.models:resnet18", args={"num_classes": 2})
-    assert chosen.configured(chosen.choose("run"), "cfg.yaml", [])[0].model.args == {"num_classes": 2}
+    assert checkpoints.load_config(checkpoints.choose_checkpoint("run"), "cfg.yaml", [])[0].model.args == {
+        "num_classes": 2
+    }
     record("torchvision.models:resnet18", args={"num_classes": 2, "weights": "DEFAULT"})
     assert "model.args" in refused(config="cfg.yaml", code=64).what
 
@@ -184,7 +186,7 @@ def test_each_command_refuses_before_anything_is_imported_or_written(
     record("torch.hub:load", args={"repo_or_dir": str(place / "run"), "source": "local", "model": "make"})
     write_image(place / "a.png")
     for line in (["eval", "run"], ["predict", "run", "a.png"], ["export", "run", "--output", "model"]):
-        assert (front.run(line, CPU), capsys.readouterr().err.count("ERROR[77]")) == (77, 1)
+        assert (front.run_command(line, CPU), capsys.readouterr().err.count("ERROR[77]")) == (77, 1)
     assert not {"ran", "model"} & {path.name for path in place.iterdir()}
     assert not list(place.glob("train-*"))
 
@@ -201,7 +203,9 @@ def export(name: str, **args: Any) -> None:
     """What somebody hands on as an export: its name decides before anything else is read."""
     Path("model").mkdir()
     Path("model/mine.py").write_text(CODE)
-    Path("model", exported.NAME).write_text(json.dumps({"format": exported.FORMAT, "name": name, "args": args}))
+    Path("model", exported.DESCRIPTION_FILE).write_text(
+        json.dumps({"format": exported.FORMAT_VERSION, "name": name, "args": args})
+    )
 
 
 @pytest.mark.parametrize("name", ["torch.hub:load", "mine:make", "model.mine:make"])
@@ -209,12 +213,12 @@ def test_an_export_runs_no_code_that_it_names(place: Path, name: str, capsys: py
     export(name, repo_or_dir="run", source="local", model="make")
     write_image(place / "a.png")
     with pytest.raises(Failure) as caught:
-        exported.load("model")
+        exported.load_exported("model")
     assert caught.value.code == 77
-    assert front.run(["predict", "model", "a.png"], CPU) == 77
+    assert front.run_command(["predict", "model", "a.png"], CPU) == 77
     own = name == "mine:make"  # the same name in the user's own folder: that is imported, once he names it
     assert not Path("ran").exists()
-    assert front.run(["predict", "model", "a.png", f"model.name={name}"], CPU) == (65 if own else 77)
+    assert front.run_command(["predict", "model", "a.png", f"model.name={name}"], CPU) == (65 if own else 77)
     assert Path("ran").exists() == own
 
 
@@ -231,14 +235,14 @@ def test_an_export_is_what_it_is(place: Path, words: list[str], capsys: pytest.C
     export("mine:make", source="local")
     Path("c.yaml").write_text("model: {name: mine:make}")
     write_image(place / "a.png")
-    assert front.run(["predict", "model", "a.png", *words], CPU) == 64
+    assert front.run_command(["predict", "model", "a.png", *words], CPU) == 64
     assert "an exported model has no settings" in capsys.readouterr().err
     assert not Path("ran").exists()
 
 
 def test_a_run_fetches_nothing_from_where_it_says(place: Path) -> None:
     record("small_cnn", data="mnist", download=True, mirror="http://127.0.0.1:9/x")
-    data = chosen.configured(chosen.choose("run"), None, [])[0].data
+    data = checkpoints.load_config(checkpoints.choose_checkpoint("run"), None, [])[0].data
     assert (data.download, data.mirror) == (False, None)
 
 
@@ -251,5 +255,7 @@ def test_what_the_user_says_of_fetching_counts(place: Path, how: str) -> None:
         "section": ["data={name: mnist, download: true, mirror: http://mine/}"],
         "config": [],
     }[how]
-    data = chosen.configured(chosen.choose("run"), "cfg.yaml" if how == "config" else None, words)[0].data
+    data = checkpoints.load_config(
+        checkpoints.choose_checkpoint("run"), "cfg.yaml" if how == "config" else None, words
+    )[0].data
     assert (data.download, data.mirror) == (True, "http://mine/")

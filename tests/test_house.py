@@ -4,19 +4,73 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("entrypoint", "train")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py")
-# What each part of a package may import of it, so that data flows one way.
-LAYERS = tomllib.loads((ROOT / "tests" / "layers.toml").read_text())
+# The parts of each package, which are its folders and the modules beside them. A part imports only parts before it.
+LAYERS = {
+    "entrypoint": [
+        "redaction",
+        "errors",
+        "threads",
+        "console",
+        "world",
+        "hostlist",
+        "machine",
+        "options",
+        "network",
+        "environment",
+        "launchers",
+        "plan",
+        "heartbeat",
+        "tee",
+        "preload",
+        "gauges",
+        "stacks",
+        "children",
+        "hang",
+        "monitor_gpus",
+        "monitor_ranks",
+        "monitor",
+        "supervise",
+        "launch",
+        "doctor",
+        "isolated",
+        "__main__",
+    ],
+    "train": [
+        "fault_injection",
+        "rng",
+        "files",
+        "file_lock",
+        "config",
+        "plugin",
+        "distributed",
+        "data",
+        "evaluation",
+        "checkpoint",
+        "models",
+        "optim",
+        "logging",
+        "batch_size",
+        "run",
+        "line_profiling",
+        "report",
+        "inference",
+        "worker",
+        "bench",
+        "cli",
+        "__main__",
+    ],
+}
 ALL = re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)
 OFFERED = set(ast.literal_eval(ALL[1] if ALL else "[]"))
 # Where processes begin: what these read of the world goes on as an argument.
-FRONT_DOORS = ("__main__", "worker", "isolated")
+FRONT_DOORS = ("__main__", "worker", "isolated", "allreduce_check")
 # What the parent process must never load: it starts in milliseconds.
 HEAVY_FREE = ("torch", "numpy", "accelerate", "torchvision")
 
@@ -40,7 +94,7 @@ def imports(path: Path) -> list[tuple[str, list[str]]]:
 
 
 def dotted(path: Path) -> str:
-    """train/data/folder.py is data.folder of its package."""
+    """train/data/image_folder.py is data.folder of its package."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
 
 
@@ -72,42 +126,40 @@ def under(package: str, name: str) -> bool:
     return name.split(".")[0] == package
 
 
-def may_import(package: str, importer: str, imported: str) -> bool:
-    """Whether the table of layers allows it."""
-    layers = LAYERS[package]
-    folder, other = importer.partition(".")[0], imported.partition(".")[0]
-    if "order" in layers and folder != other:
-        return bool(layers["order"].index(other) < layers["order"].index(folder))
-    levels = layers[folder] if "order" in layers else layers
-    return bool(levels[imported.rpartition(".")[2]] < levels[importer.rpartition(".")[2]])
+def part_of(module: str) -> str:
+    """The folder of a package that a module is in, or the module itself where it is in none."""
+    return module.partition(".")[0]
 
 
 def is_a_front_door(path: Path) -> bool:
     """Commands print what they were asked for."""
-    return path.stem in FRONT_DOORS or path.parent.name == "commands"
+    return path.stem in FRONT_DOORS or path.parent.name == "cli"
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_imports_point_down_the_layers() -> None:
+def test_parts_import_only_parts_before_them() -> None:
     wrong = [
         f"{name_of(path)} imports {name}"
         for path in MODULES
         for name in siblings(path)
-        if not may_import(package_of(path), dotted(path), name)
+        if part_of(name) != part_of(dotted(path))
+        if LAYERS[package_of(path)].index(part_of(name)) > LAYERS[package_of(path)].index(part_of(dotted(path)))
     ]
     assert wrong == []
 
 
-def test_the_table_of_layers_lists_the_modules_that_exist() -> None:
+def test_the_table_of_layers_lists_the_parts_that_exist() -> None:
     for package in PACKAGES:
-        layers = LAYERS[package]
-        folders = {name: levels for name, levels in layers.items() if isinstance(levels, dict)}
-        listed = {f"{folder}.{module}" for folder, levels in folders.items() for module in levels}
-        listed |= set(layers.get("order", layers)) - set(folders)
-        assert listed == modules_of(package)
+        assert sorted(LAYERS[package]) == sorted({part_of(module) for module in modules_of(package)})
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    imported = {f"{package_of(path)}.{dotted(path)}": siblings(path) for path in MODULES}
+    graph = {module: {f"{module.partition('.')[0]}.{name}" for name in names} for module, names in imported.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_entrypoint_knows_nothing_of_training() -> None:

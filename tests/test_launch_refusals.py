@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from train.record import exitfile
+from train.run import exit_file
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 IN_A_JOB = {"SLURM_JOB_ID": "7"}
@@ -175,7 +175,7 @@ def says(code: str) -> str:
 
 
 def test_a_job_ends_with_the_code_that_the_run_wrote_and_not_with_one_that_it_quotes(folder: Path) -> None:
-    exitfile.write(folder, code=75, step=3, cause='the log says "code": 70')
+    exit_file.write_exit(folder, code=75, step=3, cause='the log says "code": 70')
     written = (folder / "errors" / "exit.json").read_text()
     assert code_of(folder, says(written)) == "75"
 
@@ -191,8 +191,8 @@ def test_without_a_code_of_the_run_srun_s_counts(folder: Path, left: str) -> Non
 
 
 def test_what_an_earlier_start_said_is_neither_believed_nor_removed(folder: Path) -> None:
-    exitfile.write(folder, code=75, step=3, cause="SIGTERM")
-    assert (code_of(folder), exitfile.read(folder) is not None) == ("9", True)
+    exit_file.write_exit(folder, code=75, step=3, cause="SIGTERM")
+    assert (code_of(folder), exit_file.read_exit(folder) is not None) == ("9", True)
 
 
 def test_a_job_that_is_refused_the_folder_keeps_its_code_when_the_other_ends_meanwhile(folder: Path) -> None:

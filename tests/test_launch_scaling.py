@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from processes import unmeasured
 
-from train.settings import schema
-from train.settings.batches import batches
-from train.settings.overrides import last
+from train.config import load
+from train.config.batches import compute_batch_sizes
+from train.config.load import keep_last_overrides
 
 SCRIPT = Path(__file__).parents[1] / "launch" / "scaling.sh"
 # The container's train is the one that is tested; sbatch notes its words and gives numbers.
@@ -71,8 +71,8 @@ def test_the_global_batch_stays_or_grows_with_the_nodes(jobs: list[str]) -> None
 def test_each_job_trains_on_four_gpus_of_each_node_and_has_log_points_to_tell_its_speed(jobs: list[str]) -> None:
     own = ["train.micro_batch_size=96", "log.every_steps=100"]  # of the file
     words = [re.findall(r"[\w.]+=\S+", job.split("cfg.yaml")[1]) for job in jobs[:-1]]
-    asked = [schema.load(None, last(own + each)) for each in words]
-    assert all(batches(one.train.global_batch_size, one.train.micro_batch_size, 8) for one in asked)
+    asked = [load.load_config(None, keep_last_overrides(own + each)) for each in words]
+    assert all(compute_batch_sizes(one.train.global_batch_size, one.train.micro_batch_size, 8) for one in asked)
     assert [one.train.max_steps // one.log.every_steps for one in asked] == [5, 5, 5]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from train.settings import schema
+from train.config import load
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
@@ -120,7 +120,7 @@ def test_a_page_that_names_the_sweep_shows_how_its_file_is_written(page: str, tm
     assert command
     assert command.start() < text.index("launch/sweep.sh")
     subprocess.run(["bash", "-c", command[0]], cwd=tmp_path, timeout=20, check=True)
-    rates = [schema.load(None, line.split()).optim.lr for line in (tmp_path / "lr.txt").read_text().splitlines()]
+    rates = [load.load_config(None, line.split()).optim.lr for line in (tmp_path / "lr.txt").read_text().splitlines()]
     assert rates == [0.01, 0.1]
 
 

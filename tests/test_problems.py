@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train.__main__ import COMMANDS, OWN, build_parser
+from train.__main__ import COMMAND_MODULES, COMMANDS, build_parser
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "problems.md").read_text()
@@ -127,7 +127,7 @@ def test_what_to_look_at_is_a_command_that_there_is(heading: str) -> None:
     assert typed(heading)
     for words in typed(heading):
         words = words[words.index("train") :] if "train" in words else words
-        if words[0] == "train" and words[1] not in OWN:
+        if words[0] == "train" and words[1] not in COMMAND_MODULES:
             asked = build_parser().parse_intermixed_args(shlex.split(" ".join(words[1:])))
             assert (asked.words or ["train"])[0] in COMMANDS
 

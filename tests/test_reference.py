@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode
-from train.settings import rules, variables
-from train.settings.advice import key_paths
-from train.settings.config import RunConfig
+from train.config import environment, schema
+from train.config.load import key_paths
+from train.config.schema import RunConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 import write_reference as reference
@@ -61,7 +61,7 @@ def in_scripts() -> set[str]:
 
 def handled(name: str) -> bool:
     """Whether the table of what is taken out has it."""
-    return any(fnmatchcase(name, pattern) for pattern in variables.REMOVED)
+    return any(fnmatchcase(name, pattern) for pattern in environment.REMOVED_VARIABLES)
 
 
 def test_the_page_is_as_its_writer_leaves_it() -> None:
@@ -82,7 +82,7 @@ def test_a_comment_that_goes_on_below_its_line_is_whole() -> None:
     assert reference.comments()["data.name"].endswith("mnist, fashion_mnist, npz, tensor, or package.module:factory")
 
 
-@pytest.mark.parametrize("key", sorted(rules.NOT_YET))
+@pytest.mark.parametrize("key", sorted(schema.UNAVAILABLE_KEYS))
 def test_a_key_without_its_feature_says_so(key: str) -> None:
     assert re.search(rf"`{re.escape(key)}`.*not in this version", TEXT)
 
@@ -111,7 +111,7 @@ def test_a_variable_that_is_told_is_in_the_code_or_a_job_script(name: str) -> No
 
 
 def test_every_variable_that_is_taken_out_is_told() -> None:
-    assert all(f"`{name}`" in TEXT for name in variables.REMOVED)
+    assert all(f"`{name}`" in TEXT for name in environment.REMOVED_VARIABLES)
 
 
 def test_every_exit_code_is_told_with_its_fate() -> None:

@@ -36,7 +36,9 @@ SECRETS = {
     "TORCH_HUB_URL": f"https://hub/x?token={SECRET}",
     "HTTPS_PROXY": f"http://me:{SECRET}@127.0.0.1:9",
 }
-SHARED_MEMORY = re.compile(r"/proc/\d+/fd/\d+")  # of another rank, as train.data.onehost hands it on: no file system's
+SHARED_MEMORY = re.compile(
+    r"/proc/\d+/fd/\d+"
+)  # of another rank, as train.distributed.shared_memory hands it on: no file system's
 ARCHIVES, BODIES = stand_in("mnist")
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="machine: the command strace is not there")
 

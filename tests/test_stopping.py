@@ -15,11 +15,11 @@ from jobs import TINY
 from processes import python, start_python, wait_until
 from runs import Run
 
-from entrypoint import REPEAT_S
-from train.settings.overrides import last
+from entrypoint import SIGNAL_REPEAT_WINDOW_S
+from train.config.load import keep_last_overrides
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
-AGAIN_S = REPEAT_S + 0.5  # sooner, it is the same signal delivered twice
+AGAIN_S = SIGNAL_REPEAT_WINDOW_S + 0.5  # sooner, it is the same signal delivered twice
 # The checkpoint of step 2 is committed. No later one, whether it comes on time (4) or for a signal (3).
 STUCK = {"FAULT": "save:0:3:sleep,save:0:4:sleep", "OMP_NUM_THREADS": "1"}
 SLOW = {"FAULT": "save:0:3:nap,save:0:4:nap", "OMP_NUM_THREADS": "1"}
@@ -29,7 +29,7 @@ LONG = ("checkpoint.every_steps=2", "data.val_fraction=0", "train.epochs=100000"
 @contextmanager
 def training(place: Path, *settings: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
     """`train` on one rank, in `place`; ended at the end of the block."""
-    words = last([*TINY, f"run.output_dir={place}", "run.name=run", *settings])
+    words = keep_last_overrides([*TINY, f"run.output_dir={place}", "run.name=run", *settings])
     with start_python("-m", "train", "--device", "cpu", *words, environ=environ, cwd=place) as process:
         try:
             yield process
@@ -137,7 +137,7 @@ def test_a_signal_at_any_time_before_the_first_step_ends_with_75_and_without_a_c
 ASKED_BEFORE = """
 import os, signal, sys
 from train import __main__ as front
-front.run = lambda argv, environ: os.kill(os.getpid(), getattr(signal, sys.argv.pop()))
+front.run_command = lambda argv, environ: os.kill(os.getpid(), getattr(signal, sys.argv.pop()))
 sys.exit(front.main())
 """
 
@@ -167,18 +167,18 @@ def test_a_signal_while_the_ranks_are_loaded_is_written_down(tmp_path: Path) -> 
 ASKED_BETWEEN = """
 import os, signal, sys
 from train import __main__ as front
-from train.commands import launching
-real = launching.care
+from train.cli import launch
+real = launch.supervision_policy
 def care(*given):
     os.kill(os.getpid(), signal.SIGTERM)
     return real(*given)
-launching.care = care
+launch.supervision_policy = care
 sys.exit(front.main())
 """
 
 
 def test_a_signal_between_the_front_door_and_the_watch_over_the_ranks_is_not_lost(tmp_path: Path) -> None:
-    words = ("--device", "cpu", *last([*TINY, *LONG]), f"run.output_dir={tmp_path}", "run.name=run")
+    words = ("--device", "cpu", *keep_last_overrides([*TINY, *LONG]), f"run.output_dir={tmp_path}", "run.name=run")
     with start_python("-c", ASKED_BETWEEN, *words, cwd=tmp_path) as process:
         code, said = ended(process)
     assert (code, Run(folder=tmp_path / "run").committed()) == (75, None), said

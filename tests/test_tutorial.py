@@ -12,7 +12,7 @@ import pytest
 from processes import python
 
 from train.__main__ import build_parser
-from train.settings import schema
+from train.config import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
@@ -108,14 +108,14 @@ def test_a_command_that_is_not_run_is_one_that_there_is(command: Command) -> Non
 def test_what_it_asks_of_train_is_understood(command: Command) -> None:
     asked = build_parser().parse_intermixed_args(command.train)
     config = str(ROOT / asked.config) if asked.config and "/" in asked.config else None
-    assert schema.load(config, [word for word in asked.words if "=" in word])
+    assert load.load_config(config, [word for word in asked.words if "=" in word])
     if asked.words[:1] == ["bench"]:
         assert (ROOT / "train" / "bench" / f"{asked.words[1]}.py").is_file()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_that_a_page_names_is_one_that_there_is(setting: str) -> None:
-    assert schema.load(None, [setting])
+    assert load.load_config(None, [setting])
 
 
 def test_settings_of_the_exercises_are_among_them() -> None:

@@ -161,7 +161,7 @@ def by_slurm(rank: int) -> dict[str, str]:
 def test_a_master_that_knows_its_own_name_as_loopback_adds_up_with_the_other_machine(
     debians: Sequence[Host], tmp_path: Path, launched: Callable[[int], dict[str, str]]
 ) -> None:
-    smoke = (sys.executable, "-m", "train.smoke", "--result", "sum.json", "--timeout", "60")
+    smoke = (sys.executable, "-m", "train.distributed.allreduce_check", "--result", "sum.json", "--timeout", "60")
     line = ("-m", "entrypoint", "run", "--device", "cpu", "--", *smoke)
     started = (host.start(*line, cwd=tmp_path, **launched(rank)) for rank, host in enumerate(debians))
     codes, said = both(*started)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from shut import as_nobody
 
-import train.__main__ as front
+from train import __main__ as front
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="machine: only root may become another user")
 TRAIN, EVAL = ("--device", "cpu", "run.output_dir=kept", "run.name=run"), ("eval", "kept/run")
@@ -39,7 +39,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777)
     monkeypatch.chdir(folder)
-    front.run(["check"], dict(os.environ))  # loads what a command loads: Python itself may lie in root's home
+    front.run_command(["check"], dict(os.environ))  # loads what a command loads: Python itself may lie in root's home
     yield folder
     shutil.rmtree(folder)
 
@@ -48,7 +48,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_is_shut_is_said(place: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
     line, name, mode, code = SHUT[case]
     (place / name).chmod(mode)
-    assert as_nobody(lambda: front.run(line, dict(os.environ))) == code
+    assert as_nobody(lambda: front.run_command(line, dict(os.environ))) == code
     said = capfd.readouterr().err
     assert f"ERROR[{code}]" in said
     assert "fix: " in said

@@ -1,4 +1,6 @@
-"""The command `train`: the front door without torch, from a command line to one worker process per rank."""
+"""The command `train` parses the command line and calls the subcommand; it imports no torch
+itself.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,20 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
-from entrypoint import ExitCode, Failure, add_launch_arguments, met, say, shield
-from train.commands import checking, data, evaluating, stopping, training
-from train.commands.words import Parser
-from train.front import timelimit
-from train.record.record import installed
-from train.run import goingon
-from train.settings.overrides import meant_file
+from entrypoint import (
+    ExitCode,
+    Failure,
+    add_launch_arguments,
+    print_message,
+    protect_output_streams,
+    resource_limit_failure,
+)
+from train.cli import check, data, evaluate, launch
+from train.cli import run as training
+from train.cli.launch import TrainArgumentParser
+from train.config.load import suggest_config_option
+from train.run import goingon, time_limit
+from train.run.record import installed_version
 
 EXAMPLES = """examples:
   train                                     the quickstart: drawn images, any machine
@@ -45,9 +54,9 @@ The code of train check tells of configuration and data alone: with a WARNING th
 """
 
 
-def build_parser() -> Parser:
+def build_parser() -> TrainArgumentParser:
     """The command line."""
-    parser = Parser(
+    parser = TrainArgumentParser(
         prog="train",
         usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
         "data {check|profile|fetch} | bench NAME | report RUN...] [--config FILE] [options] [section.key=value ...]",
@@ -81,82 +90,84 @@ def build_parser() -> Parser:
 
 def main() -> int:
     """The console command; returns the exit code."""
-    shield()
-    if sys.argv[1:2] == [] or sys.argv[1] not in OWN:
+    protect_output_streams()
+    if sys.argv[1:2] == [] or sys.argv[1] not in COMMAND_MODULES:
         command = goingon.typed(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
         os.environ[goingon.VARIABLE] = command
     try:
-        stopping.handle(stopping.stopper(sys.argv[1:]))
-        return run(sys.argv[1:], os.environ)
+        launch.handle_stop_signals(launch.stop_handler(sys.argv[1:]))
+        return run_command(sys.argv[1:], os.environ)
     except (Failure, KeyboardInterrupt) as error:  # a signal, just before or just after what `run` sees
-        return shown(error)
+        return print_failure(error)
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what one command line asks for; every failure is shown here, once."""
     try:
-        if argv and argv[0] in OWN:
-            return int(importlib.import_module(OWN[argv[0]]).handle(argv[1:], environ))
-        own = list(argv[:1]) == [evaluating.COMMAND]
-        arguments = evaluating.parse(argv[1:]) if own else build_parser().parse_intermixed_args(argv)
+        if argv and argv[0] in COMMAND_MODULES:
+            return int(importlib.import_module(COMMAND_MODULES[argv[0]]).handle(argv[1:], environ))
+        own = list(argv[:1]) == [evaluate.COMMAND]
+        arguments = evaluate.parse_arguments(argv[1:]) if own else build_parser().parse_intermixed_args(argv)
         if arguments.version:
-            print(version())
+            print(describe_versions())
             return 0
-        command, overrides = split(arguments.words)
+        command, overrides = split_command(arguments.words)
         if arguments.time_limit is not None:
-            timelimit.seconds(arguments.time_limit)  # refused here for `check` and `where` too
-        if arguments.json and command not in JSON:
-            what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON)}"
+            time_limit.parse_time_limit(arguments.time_limit)  # refused here for `check` and `where` too
+        if arguments.json and command not in JSON_COMMANDS:
+            what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON_COMMANDS)}"
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
-        if arguments.all and command != evaluating.COMMAND:
+        if arguments.all and command != evaluate.COMMAND:
             raise Failure("--all belongs to `train eval`", fix="leave --all out", code=ExitCode.USAGE)
         if arguments.profile_lines and command != "train":
             raise Failure("--profile-lines belongs to a training", fix="leave it out", code=ExitCode.USAGE)
         return COMMANDS[command](arguments, overrides, with_local_rank(environ, arguments.local_rank))
     except (Failure, KeyboardInterrupt) as error:
-        return shown(error)
+        return print_failure(error)
     except Exception as error:
-        if known := met(error) or of_a_gpu(error):
-            say(str(known), sys.stderr)
+        if known := resource_limit_failure(error) or gpu_failure(error):
+            print_message(str(known), sys.stderr)
             return int(known.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
 
 
-def shown(error: Failure | KeyboardInterrupt) -> int:
+def print_failure(error: Failure | KeyboardInterrupt) -> int:
     """Its exit code; a failure is said."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    say(str(error), sys.stderr)
+    print_message(str(error), sys.stderr)
     return int(error.code)
 
 
-def of_a_gpu(error: Exception) -> Failure | None:
+def gpu_failure(error: Exception) -> Failure | None:
     """What CUDA says, where torch was loaded: by a command that computes in this process."""
     if "torch" not in sys.modules:
         return None
-    from train.ranks import devicefaults
+    from train.distributed import device
 
-    return devicefaults.understood(error)
+    return device.failure_from_error(error)
 
 
-def split(words: Sequence[str]) -> tuple[str, list[str]]:
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     """The command, which is the first word without `=`, and the overrides."""
     if not words or "=" in words[0]:
         return "train", list(words)
     name = words[0]
-    if name in OWN:
+    if name in COMMAND_MODULES:
         raise Failure(f"`{name}` comes after options", fix=f"write it first: train {name} ...", code=ExitCode.USAGE)
     if name not in COMMANDS:
-        raise Failure(f"`{name}` is neither a command nor section.key=value", fix=_meant(name), code=ExitCode.USAGE)
+        raise Failure(
+            f"`{name}` is neither a command nor section.key=value", fix=_suggest_command(name), code=ExitCode.USAGE
+        )
     return name, list(words[1:])
 
 
-def _meant(name: str) -> str:
+def _suggest_command(name: str) -> str:
     """What to write instead of a word that means nothing here."""
-    if file := meant_file(name):
+    if file := suggest_config_option(name):
         return file
-    close = difflib.get_close_matches(name, [*COMMANDS, *OWN], 1)
+    close = difflib.get_close_matches(name, [*COMMANDS, *COMMAND_MODULES], 1)
     if not close:
         return "write section.key=value, and a file as --config FILE"
     return "leave it out: `train --config FILE` trains" if close == ["train"] else f"write `train {close[0]}`"
@@ -179,28 +190,28 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
     return environ if given is None else {**environ, "LOCAL_RANK": given}
 
 
-def version() -> str:
+def describe_versions() -> str:
     """Ours, and those that decide results."""
     names = ("train-image", "torch", "torchvision", "accelerate")
-    found = ", ".join(f"{name} {installed(name) or 'not installed'}" for name in names)
+    found = ", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in names)
     return f"{found}, Python {platform.python_version()}"
 
 
 COMMANDS = {
     "train": training.train,
-    "check": checking.check,
-    "where": checking.where,
-    "eval": evaluating.evaluate,
+    "check": check.check,
+    "where": check.print_run_folder,
+    "eval": evaluate.launch_evaluation,
     "data": data.handle,
 }
 # These come first and have arguments of their own; other commands do not wait for their imports.
-OWN = {
-    "bench": "train.commands.bench",
-    "export": "train.commands.exporting",
-    "predict": "train.commands.predicting",
-    "report": "train.commands.reporting",
+COMMAND_MODULES = {
+    "bench": "train.cli.bench",
+    "export": "train.cli.export",
+    "predict": "train.cli.predict",
+    "report": "train.cli.report",
 }
-JSON = ("eval", "data")  # the commands that know --json
+JSON_COMMANDS = ("eval", "data")  # the commands that know --json
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,6 @@
-"""From package.module:factory to the user's own function, with errors that say where in his code the reason is."""
+"""This module imports the user's own `package.module:factory`, and reports errors with the line
+of the user's code that raised them.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint import ExitCode, Failure
-from train.settings import names
+from train.config import schema
 
-BESIDE = "a module beside the config file, or an installed one"
+EXPECTED_MODULE = "a module beside the config file, or an installed one"
 
 
-def look_beside(config: str | None, *wanted: str) -> None:
+def add_config_folder_to_path(config: str | None, *wanted: str) -> None:
     """Let modules be found in the config file's folder too (without a file: in the working directory).
 
     Last on the path, so that nothing there hides a package, and only where one of `wanted` names a factory.
     """
     folder = str(Path(config).resolve().parent if config else Path.cwd())
-    if any(names.is_factory(name) for name in wanted) and folder not in sys.path:
+    if any(schema.is_factory(name) for name in wanted) and folder not in sys.path:
         sys.path.append(folder)
 
 
-def refuse_recorded(
+def refuse_recorded_factory(
     recorded: Mapping[str, str], record: Path, *, config: str | None, typed: Collection[str], args: Mapping[str, Any]
 ) -> None:
     """Refuse a factory that only a run or an export names: whoever wrote that folder chose the name. Imports nothing.
@@ -45,18 +47,18 @@ def refuse_recorded(
     Raises:
         Failure: SECURITY, saying which code would run, and how to name it.
     """
-    found = {key: name for key, name in recorded.items() if names.is_factory(name)}
+    found = {key: name for key, name in recorded.items() if schema.is_factory(name)}
     record = record.resolve()
     if config is not None and found and Path(config).resolve().is_relative_to(record):
         raise Failure(
             f"--config {config} lies in {record}: who wrote that folder could have any code run with it",
-            found=_told(found, args),
+            found=_describe_recorded(found, args),
             fix="name the file that you wrote yourself; one that you want to keep there, copy out of it first",
             code=ExitCode.SECURITY,
         )
     if config is not None:
         return
-    files = {key: _beside_user(name, record) for key, name in found.items()}
+    files = {key: _find_user_file(name, record) for key, name in found.items()}
     own = {key: file for key, file in files.items() if file is not None}
     if own == files and all(key in typed for key in found):
         return
@@ -66,19 +68,19 @@ def refuse_recorded(
         fix += " ".join(f"{key}={name}" for key, name in found.items())
     raise Failure(
         f"{record} names code to run as you, and you have not named it",
-        found=_told(found, args),
+        found=_describe_recorded(found, args),
         expected="code that you name: in a config of yours, or as a module of the folder that you start it in",
         fix=fix,
         code=ExitCode.SECURITY,
     )
 
 
-def _told(recorded: Mapping[str, str], args: Mapping[str, Any]) -> str:
+def _describe_recorded(recorded: Mapping[str, str], args: Mapping[str, Any]) -> str:
     listed = [f"{key}: {name}" for key, name in recorded.items()]
     return ", ".join([*listed, f"model.args: {json.dumps(args):.300}"] if "model.name" in recorded else listed)
 
 
-def _beside_user(name: str, record: Path) -> Path | None:
+def _find_user_file(name: str, record: Path) -> Path | None:
     """The file below the working folder that defines `name`; None where code would come from anywhere else: from an
     installed package, also one that the user's module imports from, or out of `record`."""
     module, _, function = name.partition(":")
@@ -106,32 +108,34 @@ def _defines(file: Path, function: str) -> bool:
     return any(isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name == function for one in written)
 
 
-def load(name: str, key: str = "factory") -> Callable[..., Any]:
+def load_factory(name: str, key: str = "factory") -> Callable[..., Any]:
     """What package.module:factory names. `key`: the setting that it comes from, for the error.
 
     Raises:
         Failure: USAGE, where the module is missing, fails by itself, or has no such function.
     """
     module_name, _, attribute = name.partition(":")
-    module = _imported(module_name, f"{key} {name}")
+    module = _import_module(module_name, f"{key} {name}")
     if not hasattr(module, attribute):
         own = [one for one in vars(module) if not one.startswith("_") and callable(getattr(module, one))]
-        _refuse(f"{key} {name}: {module_name} has no {attribute}", _some(own), attribute, own)
+        _raise_factory_error(f"{key} {name}: {module_name} has no {attribute}", _list_functions(own), attribute, own)
     factory = getattr(module, attribute)
     if not callable(factory):
         found = f"{attribute} is of type {type(factory).__name__}"
-        _refuse(f"{key} {name} cannot be called", found, fix=f"make {attribute} a function")
+        _raise_factory_error(f"{key} {name} cannot be called", found, fix=f"make {attribute} a function")
     return factory  # type: ignore[no-any-return]
 
 
-def call(name: str, key: str, *arguments: Any, factory: Callable[..., Any] | None = None, **options: Any) -> Any:
+def call_factory(
+    name: str, key: str, *arguments: Any, factory: Callable[..., Any] | None = None, **options: Any
+) -> Any:
     """Load it, unless the caller has it (`factory`), and call it.
 
     Raises:
         Failure: USAGE as above, or for an error in the user's code, naming its line. A Failure of its own passes, and
             so does a lack of memory.
     """
-    factory = factory or load(name, key)
+    factory = factory or load_factory(name, key)
     try:
         return factory(*arguments, **options)
     except (Failure, MemoryError):
@@ -139,20 +143,20 @@ def call(name: str, key: str, *arguments: Any, factory: Callable[..., Any] | Non
     except (Exception, SystemExit) as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's
             raise
-        raise failed(f"{key} {name} failed", error) from error
+        raise user_code_failure(f"{key} {name} failed", error) from error
 
 
-def failed(what: str, error: BaseException) -> Failure:
+def user_code_failure(what: str, error: BaseException) -> Failure:
     """An error in the user's code, as one: the last line of his that was reached, and what was said there."""
-    return Failure(what, found=said(error), fix="mend it there", code=ExitCode.USAGE)
+    return Failure(what, found=describe_user_error(error), fix="mend it there", code=ExitCode.USAGE)
 
 
-def said(error: BaseException) -> str:
+def describe_user_error(error: BaseException) -> str:
     """The error and the last line of the user's own code that led to it."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _foreign(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_frame(frame.filename)]
     if not frames:
         return text
     folder = Path(frames[0].filename).parent
@@ -160,7 +164,7 @@ def said(error: BaseException) -> str:
     return f"{last.filename}, line {last.lineno}: {text}"
 
 
-def _foreign(path: str) -> bool:
+def _is_user_frame(path: str) -> bool:
     """Whether a frame is none of this package's, nor of Python's own import."""
     return (
         not path.startswith("<frozen")
@@ -169,39 +173,44 @@ def _foreign(path: str) -> bool:
     )
 
 
-def _imported(module: str, what: str) -> Any:
+def _import_module(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except Failure:  # also: a signal that asked to stop meanwhile
         raise
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise failed(f"{what}: an import in it is missing", error) from error
-        _refuse(f"{what}: there is no module {error.name}", f"looked in {_path()}", error.name, _beside(error.name))
+            raise user_code_failure(f"{what}: an import in it is missing", error) from error
+        _raise_factory_error(
+            f"{what}: there is no module {error.name}",
+            f"looked in {_last_search_folder()}",
+            error.name,
+            _sibling_modules(error.name),
+        )
     except (Exception, SystemExit) as error:
-        raise failed(f"{what}: the module fails when it is imported", error) from error
+        raise user_code_failure(f"{what}: the module fails when it is imported", error) from error
 
 
-def _beside(module: str) -> list[str]:
+def _sibling_modules(module: str) -> list[str]:
     """The modules that there are in the same package, or at the top."""
     package = module.rpartition(".")[0]
     folders = getattr(sys.modules.get(package), "__path__", []) if package else None
     return [f"{package}.{found.name}".removeprefix(".") for found in pkgutil.iter_modules(folders)]
 
 
-def _path() -> str:
+def _last_search_folder() -> str:
     """Where modules were looked for last: the config file's folder, where there is one."""
     return sys.path[-1] if sys.path else "no folder: sys.path is empty"
 
 
-def _refuse(what: str, found: str, wanted: str = "", known: Iterable[str] = (), fix: str = "") -> NoReturn:
+def _raise_factory_error(what: str, found: str, wanted: str = "", known: Iterable[str] = (), fix: str = "") -> NoReturn:
     close = difflib.get_close_matches(wanted, known, 1)
     fix = fix or (
         f"write {close[0]} instead of {wanted}" if close else "write package.module:factory as it is in Python"
     )
-    raise Failure(what, found=found, expected=BESIDE, fix=fix, code=ExitCode.USAGE)
+    raise Failure(what, found=found, expected=EXPECTED_MODULE, fix=fix, code=ExitCode.USAGE)
 
 
-def _some(listed: list[str]) -> str:
+def _list_functions(listed: list[str]) -> str:
     more = f" and {len(listed) - 5} more" if len(listed) > 5 else ""
     return f"only {', '.join(listed[:5])}{more}" if listed else "no function in it"

@@ -19,19 +19,25 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
-from entrypoint import ExitCode, Failure, attach, from_environ, met, say, shield
-from train import faults, plugin
-from train.files import caches
-from train.front import rundir
-from train.measuring import chosen
-from train.measuring.chosen import Chosen
-from train.record import exitfile
-from train.record.claim import Claim
-from train.run import linetimes
+from entrypoint import (
+    ExitCode,
+    Failure,
+    attach_heartbeat,
+    print_message,
+    protect_output_streams,
+    resource_limit_failure,
+    world_from_environ,
+)
+from train import fault_injection, files, line_profiling, plugin
+from train.config import environment, load
+from train.config.schema import RunConfig
+from train.inference import checkpoints
+from train.inference.checkpoints import ChosenCheckpoint
+from train.run import exit_file
+from train.run import folder as rundir
 from train.run.bell import Bell
+from train.run.lock import RunLock
 from train.run.seat import Seat
-from train.settings import schema, variables
-from train.settings.config import RunConfig
 
 
 def main() -> NoReturn:
@@ -39,7 +45,7 @@ def main() -> NoReturn:
 
     With `--evaluate CHECKPOINT --scratch FOLDER [--all] [--json]` it measures instead of training.
     """
-    shield()
+    protect_output_streams()
     bell = Bell()
     try:
         bell.listen()
@@ -65,29 +71,31 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
 
     What takes seconds to import comes after what a signal or a wrong start needs.
     """
-    seat, pulse = None, attach(environ)
+    seat, pulse = None, attach_heartbeat(environ)
     try:
         arguments = build_parser().parse_args(argv)
-        world = from_environ(environ)
+        world = world_from_environ(environ)
         config, folder, measured = wanted(arguments)
-        plugin.look_beside(arguments.config, config.data.name, config.model.name)
+        plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
         seat = Seat(world=world, folder=folder, pulse=pulse)
         if arguments.lease is not None and world.rank == 0:
-            seat.claim = Claim(folder=folder, number=arguments.lease)
-        seat.before = exitfile.unfinished(seat.folder)
-        exitfile.clear(seat.folder, rank=world.rank, world_size=world.world_size)
+            seat.claim = RunLock(folder=folder, number=arguments.lease)
+        seat.before = exit_file.describe_unfinished_save(seat.folder)
+        exit_file.clear_rank(seat.folder, rank=world.rank, world_size=world.world_size)
         bell.undone = "before the evaluation was over" if measured else bell.undone
         bell.may_leave(partial(abandon, seat))
-        seat.faults = faults.parse(environ.get(faults.VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0"))
+        seat.faults = fault_injection.parse_faults(
+            environ.get(fault_injection.FAULT_VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0")
+        )
         seat.faults.strike("start", 0)
-        found = variables.take_out(environ, download=config.data.download)
-        variables.share_cores(environ)
+        found = environment.remove_conflicting_variables(environ, download=config.data.download)
+        environment.limit_openmp_spinning(environ)
         keep_warnings(environ, seat)
         if measured:
             with bell.importing(), uncollected():
-                from train.measuring import measuring
+                from train.inference import evaluate
             facts = {"as_json": arguments.json, "all_": arguments.all}
-            code = measuring.run(config, measured, world, environ, **facts, pulse=pulse)
+            code = evaluate.evaluate_on_rank(config, measured, world, environ, **facts, pulse=pulse)
         else:
             keep_code(environ, config)
             hush_profiler(environ, config)
@@ -115,16 +123,16 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, Chosen | None]:
+def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenCheckpoint | None]:
     """The configuration, the folder that this rank writes to, and the checkpoint where it is to be measured.
 
     A measurement leaves the run's folder alone.
     """
     if arguments.evaluate is None:
-        config = schema.load(arguments.config, arguments.overrides)
+        config = load.load_config(arguments.config, arguments.overrides)
         return config, rundir.run_folder(config), None
-    found = chosen.again(Path(arguments.evaluate))
-    config, _ = chosen.configured(found, arguments.config, arguments.overrides)
+    found = checkpoints.reopen_checkpoint(Path(arguments.evaluate))
+    config, _ = checkpoints.load_config(found, arguments.config, arguments.overrides)
     return config, Path(arguments.scratch), found
 
 
@@ -132,7 +140,7 @@ def keep_code(environ: MutableMapping[str, str], config: RunConfig) -> None:
     """Let torch.compile keep its code where the next start finds it, unless the user says where: its own choice, /tmp,
     goes with the container. To be called before torch is loaded."""
     if config.train.compile is not False and not environ.get(CODE):
-        environ[CODE] = str(caches.private(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-"))
+        environ[CODE] = str(files.private_cache_folder(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-"))
 
 
 def keep_warnings(environ: MutableMapping[str, str], seat: Seat) -> None:
@@ -158,7 +166,7 @@ def timed_lines(arguments: argparse.Namespace, config: RunConfig, seat: Seat) ->
     """With --profile-lines rank 0 takes the time of each line inside. Not before torch is loaded."""
     if not arguments.profile_lines or seat.world.rank != 0:
         return nullcontext()
-    return linetimes.timed(config, seat.folder, partial(print, flush=True))
+    return line_profiling.timed(config, seat.folder, partial(print, flush=True))
 
 
 def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
@@ -169,7 +177,7 @@ def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
         traceback.print_exception(error)
         return Failure(f"{type(error).__name__}: {error}", fix=REPORT, code=ExitCode.BUG)
     failure.kept = failure.kept or last_checkpoint(seat)
-    say(str(failure), sys.stderr)  # in one piece: the parent folds whole lines
+    print_message(str(failure), sys.stderr)  # in one piece: the parent folds whole lines
     return failure
 
 
@@ -186,18 +194,18 @@ def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | No
     """What torch's, the system's or a caller of sys.exit means, where it is known."""
     if isinstance(error, SystemExit):
         return left(error)
-    if limited := met(error):
+    if limited := resource_limit_failure(error):
         return limited
     try:
-        from train.ranks import devicefaults
-        from train.run import trouble
+        from train.distributed import device
+        from train.run import errors
     except ImportError:
         return unloaded(error)
     job = seat.job if seat else None
     if seat and seat.warnings:
         with suppress(OSError):  # it is not there where NCCL was not used
-            error = devicefaults.with_warning(error, seat.warnings.read_text(errors="replace"))
-    return trouble.as_failure(error, job.batches if job else None, exact=job is not None and job.exact is not None)
+            error = device.add_nccl_warning(error, seat.warnings.read_text(errors="replace"))
+    return errors.as_failure(error, job.batches if job else None, exact=job is not None and job.exact is not None)
 
 
 def left(error: SystemExit) -> Failure:
@@ -230,7 +238,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease", metavar="NUMBER", type=int)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument(linetimes.OPTION, action="store_true")
+    parser.add_argument(line_profiling.OPTION, action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     return parser
 
@@ -268,20 +276,20 @@ def last_checkpoint(seat: Seat | None) -> str | None:
     """Where the next start goes on; None before training began."""
     if seat is None or seat.job is None:
         return None
-    from train.checkpoint import shelf
+    from train.checkpoint import store
 
     with suppress(Failure):
-        return next((str(path) for path in reversed(shelf.steps(seat.job.checkpoints).values())), None)
+        return next((str(path) for path in reversed(store.list_checkpoints(seat.job.checkpoints).values())), None)
     return None
 
 
 def leave(failure: Failure, seat: Seat | None) -> int:
     """Leave the reason in errors/, and return its code. Not in a folder that is another start's by now."""
     if seat is not None and not (seat.claim and seat.claim.is_lost()):
-        exitfile.write_failure(seat.folder, failure, rank=seat.world.rank, host=socket.gethostname())
+        exit_file.write_rank_failure(seat.folder, failure, rank=seat.world.rank, host=socket.gethostname())
         # Who lost a peer, or was told to stop because of it, does not know why; who does may have said so already.
-        if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exitfile.read(seat.folder) is None:
-            exitfile.write(seat.folder, code=failure.code, step=seat.step, cause=failure.what)
+        if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exit_file.read_exit(seat.folder) is None:
+            exit_file.write_exit(seat.folder, code=failure.code, step=seat.step, cause=failure.what)
     return int(failure.code)
 
 

@@ -1,1 +1,1 @@
-"""What would break a training here, found before it starts: `entrypoint doctor`."""
+"""`entrypoint doctor` finds what would break a training here before it starts."""

@@ -1,4 +1,7 @@
-"""What NVML tells of the driver and of each GPU, as values; whatever a GPU does not answer is left out."""
+"""`read_nvml` returns what NVML says of the driver and of each GPU.
+
+What a GPU does not answer is left out.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar
 
-from entrypoint.host import nvml as package
+from entrypoint.machine import import_pynvml as package
 
 T = TypeVar("T")
 MIB = 2**20
 # NVML's words for why a clock is lower than it could be. Idle, and limits that somebody set, are no trouble.
 # Source: NVML API reference, nvmlClocksEventReasons.
-REASONS = {
+SLOWDOWN_REASONS = {
     "nvmlClocksEventReasonHwSlowdown": "slowed by the hardware",
     "nvmlClocksEventReasonHwThermalSlowdown": "too hot (hardware)",
     "nvmlClocksEventReasonSwThermalSlowdown": "too hot (driver)",
@@ -47,7 +50,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class NvmlSnapshot:
     """All that is asked for.
 
     Attributes:
@@ -61,7 +64,7 @@ class Reading:
     apart: tuple[tuple[int, int], ...]
 
 
-def read(nvml: Any = None) -> Reading | None:
+def read_nvml(nvml: Any = None) -> NvmlSnapshot | None:
     """Ask NVML; None without a driver. nvml: the module pynvml, or what stands in for it.
 
     Raises:
@@ -73,73 +76,73 @@ def read(nvml: Any = None) -> Reading | None:
     except nvml.NVMLError:
         return None
     try:
-        handles = _handles(nvml)
-        version = _asked(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
-        return Reading(
-            driver=str(_asked(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
+        handles = _gpu_handles(nvml)
+        version = _query(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2, 0)
+        return NvmlSnapshot(
+            driver=str(_query(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
             cuda=(version // 1000, version % 1000 // 10) if version else None,
-            gpus=tuple(_gpu(nvml, index, handle) for index, handle in handles.items()),
-            apart=_apart(nvml, handles),
+            gpus=tuple(_read_gpu(nvml, index, handle) for index, handle in handles.items()),
+            apart=_pairs_without_peer_access(nvml, handles),
         )
     finally:
         nvml.nvmlShutdown()
 
 
-def _handles(nvml: Any) -> dict[int, Any]:
+def _gpu_handles(nvml: Any) -> dict[int, Any]:
     """Of those that answer: one that is lost is told with the plan, one that is another job's is nobody's concern."""
     found = {}
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = _asked(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, index), None)
-        if handle is not None and _asked(nvml, partial(nvml.nvmlDeviceGetUUID, handle), None):
+        handle = _query(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, index), None)
+        if handle is not None and _query(nvml, partial(nvml.nvmlDeviceGetUUID, handle), None):
             found[index] = handle
     return found
 
 
-def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
-    memory = _asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
+def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
+    memory = _query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
     # (corrected, uncorrected, one waits, one failed)
-    rows = _asked(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
+    rows = _query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
     prohibited = nvml.NVML_COMPUTEMODE_PROHIBITED
     return Gpu(
         index=index,
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-        name=str(_asked(nvml, lambda: nvml.nvmlDeviceGetName(handle), "GPU")),
+        name=str(_query(nvml, lambda: nvml.nvmlDeviceGetName(handle), "GPU")),
         memory_mib=memory.total // MIB if memory else 0,
         used_mib=memory.used // MIB if memory else 0,
-        programs=len(_asked(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())),
-        uncorrected=_uncorrected(nvml, handle),
-        to_replace=bool(rows[2]) or bool(_asked(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle), 0)),
+        programs=len(_query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())),
+        uncorrected=_uncorrected_errors(nvml, handle),
+        to_replace=bool(rows[2]) or bool(_query(nvml, lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle), 0)),
         worn_out=bool(rows[3]),
-        slowed=_slowed(nvml, handle),
-        prohibited=_asked(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), None) == prohibited,
+        slowed=_slowdown_reasons(nvml, handle),
+        prohibited=_query(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle), None) == prohibited,
     )
 
 
-def _uncorrected(nvml: Any, handle: Any) -> int | None:
+def _uncorrected_errors(nvml: Any, handle: Any) -> int | None:
     kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    found: int | None = _asked(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since), None)
+    found: int | None = _query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since), None)
     return found
 
 
-def _slowed(nvml: Any, handle: Any) -> tuple[str, ...]:
-    bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), None)
+def _slowdown_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
+    bits = _query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle), None)
     if bits is None:  # an older driver has an older name for them
-        bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0)
-    return tuple(words for name, words in REASONS.items() if bits & getattr(nvml, name))
+        bits = _query(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), 0)
+    return tuple(words for name, words in SLOWDOWN_REASONS.items() if bits & getattr(nvml, name))
 
 
-def _apart(nvml: Any, handles: Mapping[int, Any]) -> tuple[tuple[int, int], ...]:
+def _pairs_without_peer_access(nvml: Any, handles: Mapping[int, Any]) -> tuple[tuple[int, int], ...]:
     """Pairs that cannot read each other's memory."""
     fine = nvml.NVML_P2P_STATUS_OK
 
     def status(one: Any, other: Any) -> Any:
-        return _asked(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_READ), fine)
+        return _query(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_READ), fine)
 
     pairs = combinations(handles.items(), 2)
     return tuple((i, j) for (i, one), (j, other) in pairs if status(one, other) != fine)
 
 
-def _asked(nvml: Any, question: Callable[[], T], otherwise: Any) -> Any:
+def _query(nvml: Any, question: Callable[[], T], otherwise: Any) -> Any:
     """The answer, or `otherwise` where this GPU or driver has none."""
     try:
         return question()

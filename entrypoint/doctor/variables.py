@@ -1,18 +1,20 @@
-"""The caller's variables that act on a training, each with what it does; and what of the host's Python leaks in."""
+"""The variable checks list the environment variables that act on a training, with the effect.
+
+They also warn of what leaks in from the host's Python.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from entrypoint import hygiene, redaction
-from entrypoint.doctor.findings import Finding, ok, warn
-from entrypoint.doctor.scene import Scene
+from entrypoint import environment, redaction
+from entrypoint.doctor.context import CheckContext, Finding, ok, warn
 
-_LONGEST = 60
-_OFF = ("", "0")
+_MAX_SHOWN_CHARS = 60
+_OFF_VALUES = ("", "0")
 # What does harm, or has no effect where the user thinks it has one -> what it does.
-WARNED: Mapping[str, str] = {
+WARNED_VARIABLES: Mapping[str, str] = {
     "ACCELERATE_MIXED_PRECISION": "`train` refuses it where it contradicts train.precision, and uses the config's",
     "ACCELERATE_*": "`train` does not use it, the config decides; a script under `entrypoint run` gets it",
     "CUDA_LAUNCH_BLOCKING": "the CPU waits for each kernel: for debugging, several times slower",
@@ -36,7 +38,7 @@ WARNED: Mapping[str, str] = {
     "LD_PRELOAD": "it puts a library before all others, in each rank",
 }
 # What the user or the site has chosen, and what it does. The last that fits is the general one of its family.
-TOLD: Mapping[str, str] = {
+REPORTED_VARIABLES: Mapping[str, str] = {
     "OMP_NUM_THREADS": "threads of each rank; unset, the cores are shared out among the ranks",
     "MKL_NUM_THREADS": "threads of each rank's matrix products",
     "NCCL_DEBUG": "what NCCL writes into the logs",
@@ -70,17 +72,17 @@ TOLD: Mapping[str, str] = {
     "TORCH_*": "a setting of torch",
     "TORCHINDUCTOR_*": "a setting of torch.compile",
 }
-_AT_ZERO_TOO = ("NVIDIA_TF32_OVERRIDE",)  # 0 is a choice there
+_WARNED_AT_ZERO = ("NVIDIA_TF32_OVERRIDE",)  # 0 is a choice there
 
 
-def check(scene: Scene) -> list[Finding]:
+def check(scene: CheckContext) -> list[Finding]:
     """Leaks of the host's Python, then one line for each variable."""
-    return [*leaks(scene.environ), *acting(scene.environ)]
+    return [*host_python_findings(scene.environ), *variable_findings(scene.environ)]
 
 
-def leaks(environ: Mapping[str, str]) -> list[Finding]:
+def host_python_findings(environ: Mapping[str, str]) -> list[Finding]:
     """What hygiene takes out before a rank is started, and what conda leaves in the way of libraries."""
-    _, notes = hygiene.clean(environ, foreign=False, scratch=None)
+    _, notes = environment.clean_environ(environ, foreign=False, scratch=None)
     fix = "unset it in the shell that starts (apptainer: --no-home or APPTAINERENV_PYTHONPATH=); no rank gets it anyway"
     found = [warn("host python", note, fix) for note in notes]
     prefix = environ.get("CONDA_PREFIX")
@@ -90,23 +92,25 @@ def leaks(environ: Mapping[str, str]) -> list[Finding]:
     return found or [ok("host python", "nothing of it leaks in")]
 
 
-def acting(environ: Mapping[str, str]) -> list[Finding]:
+def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
     """Each variable that acts; those that `0` or nothing switches off are left out."""
     found: list[Finding] = []
     for name in sorted(environ):
         value = environ[name]
-        if (does := _does(WARNED, name)) and (value not in _OFF or name in _AT_ZERO_TOO):
-            found.append(warn("variables", f"{_shown(name, value)}: {does}", f"unset {name}, unless you want that"))
-        elif value and (does := _does(TOLD, name)):
-            found.append(ok("variables", f"{_shown(name, value)}: {does}"))
+        if (does := _find_effect(WARNED_VARIABLES, name)) and (value not in _OFF_VALUES or name in _WARNED_AT_ZERO):
+            found.append(
+                warn("variables", f"{_format_variable(name, value)}: {does}", f"unset {name}, unless you want that")
+            )
+        elif value and (does := _find_effect(REPORTED_VARIABLES, name)):
+            found.append(ok("variables", f"{_format_variable(name, value)}: {does}"))
     return found or [ok("variables", "none that acts on a training is set")]
 
 
-def _does(table: Mapping[str, str], name: str) -> str | None:
+def _find_effect(table: Mapping[str, str], name: str) -> str | None:
     return next((does for pattern, does in table.items() if fnmatchcase(name, pattern)), None)
 
 
-def _shown(name: str, value: str) -> str:
+def _format_variable(name: str, value: str) -> str:
     """No secret, no novel."""
     value = redaction.redact_value(name, value)
-    return f"{name}={value if len(value) <= _LONGEST else value[: _LONGEST - 3] + '...'}"
+    return f"{name}={value if len(value) <= _MAX_SHOWN_CHARS else value[: _MAX_SHOWN_CHARS - 3] + '...'}"

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from machines import machine
 
-from entrypoint import local
+from entrypoint.launchers import local
 
 
 def test_an_allocation_is_a_value_that_nobody_changes() -> None:
-    found = local.bare(machine())
+    found = local.single_node_allocation(machine())
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.task = 1  # type: ignore[misc]

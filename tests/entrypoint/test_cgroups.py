@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import cgroups, host
+from entrypoint import machine
 
 V1 = {
     "proc/self/cgroup": "3:cpu,cpuacct:/docker/abc\n",
@@ -38,24 +38,24 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("quota", "worth"), [("150000", 1.5), ("max", None)])
 def test_a_quota_of_a_group_around_ours_is_read(tmp_path: Path, quota: str, worth: float | None) -> None:
-    assert cgroups.cores_quota(time_of(tmp_path, quota)) == worth
+    assert machine.cores_quota(time_of(tmp_path, quota)) == worth
 
 
 def test_a_quota_of_version_1_is_read(tmp_path: Path) -> None:
-    assert cgroups.cores_quota(lay(tmp_path, V1)) == 2
+    assert machine.cores_quota(lay(tmp_path, V1)) == 2
 
 
 def test_without_control_groups_there_is_none(tmp_path: Path) -> None:
-    assert cgroups.cores_quota(tmp_path) is None
+    assert machine.cores_quota(tmp_path) is None
 
 
 @pytest.mark.usefixtures("eight")
 @pytest.mark.parametrize(("quota", "cores"), [("400000", 4), ("150000", 2), ("50000", 1), ("1600000", 8), ("max", 8)])
 def test_as_many_processors_are_used_as_there_is_time_for(tmp_path: Path, quota: str, cores: int) -> None:
-    assert cgroups.processors(time_of(tmp_path, quota)) == cores
+    assert machine.num_usable_cores(time_of(tmp_path, quota)) == cores
 
 
 @pytest.mark.usefixtures("eight")
 def test_a_plan_is_made_for_the_processors_that_there_is_time_for(tmp_path: Path) -> None:
-    found = host.read_machine({}, gpus=False, root=time_of(tmp_path, "400000"))
+    found = machine.read_machine({}, gpus=False, root=time_of(tmp_path, "400000"))
     assert (found.cores, found.cores_there) == (4, 4)

@@ -12,32 +12,32 @@ import pytest
 from machines import machine
 from processes import alive, start_python, wait_until
 
-from entrypoint import local
-from entrypoint.children import Child, start
+from entrypoint.children import Child, start_rank
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.launchers import local
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 from entrypoint.tee import Tee, open_log
 
-WORLD = plan(local.bare(machine()), Options(), machine(), {}).world
+WORLD = plan_allocation(local.single_node_allocation(machine()), LaunchOptions(), machine(), {}).world
 
 # A parent that starts a child with our code, writes down its pid, and waits to be killed.
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from entrypoint.children import start
+from entrypoint.children import start_rank
 from entrypoint.tee import Tee, open_log
 from entrypoint.world import World
 one = dict(rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0, num_nodes=1, master_port=1)
 world = World(**one, master_addr="a")
-child = start(["sleep", "600"], os.environ, world, Tee(log=open_log(Path("."), 0), console=None))
+child = start_rank(["sleep", "600"], os.environ, world, Tee(log=open_log(Path("."), 0), console=None))
 Path("pid.new").write_text(str(child.process.pid)); Path("pid.new").rename("pid")
 time.sleep(600)
 """
 
 
 def started(tmp_path: Path, *command: str) -> Child:
-    return start(command, os.environ, WORLD, Tee(log=open_log(tmp_path, 0), console=None))
+    return start_rank(command, os.environ, WORLD, Tee(log=open_log(tmp_path, 0), console=None))
 
 
 def ended(child: Child) -> int:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from entrypoint.console import Shielded
+from entrypoint.console import NonFailingStream
 
 
 class Broken(io.StringIO):
@@ -22,12 +22,12 @@ class Broken(io.StringIO):
 
 def test_text_reaches_the_stream() -> None:
     stream = io.StringIO()
-    print("step 3", file=Shielded(stream))  # type: ignore[arg-type]
+    print("step 3", file=NonFailingStream(stream))  # type: ignore[arg-type]
     assert stream.getvalue() == "step 3\n"
 
 
 def test_what_a_stream_refuses_is_counted() -> None:
-    shielded = Shielded(Broken())
+    shielded = NonFailingStream(Broken())
     assert shielded.write("text") == 4
     shielded.flush()
     assert shielded.lost == 2
@@ -36,20 +36,20 @@ def test_what_a_stream_refuses_is_counted() -> None:
 def test_a_stream_closed_in_this_process_is_no_error() -> None:
     stream = io.StringIO()
     stream.close()
-    assert Shielded(stream).write("text") == 4
+    assert NonFailingStream(stream).write("text") == 4
 
 
 def test_the_rest_is_the_stream_s_own() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    shielded = Shielded(stream)
+    shielded = NonFailingStream(stream)
     assert (shielded.isatty(), shielded.encoding) == (False, "utf-8")
 
 
 TALKS = """
 import sys
-from entrypoint.console import shield
-shield()
-shield()
+from entrypoint.console import protect_output_streams
+protect_output_streams()
+protect_output_streams()
 for _ in range(20000):
     print("x" * 100)
     print("y" * 100, file=sys.stderr)
@@ -82,6 +82,6 @@ def test_output_to_a_full_disk_stops_nothing(tmp_path: os.PathLike[str]) -> None
     ("encoding", "shown"), [("ascii", b"gr\\xf6\\xdfe \\udcff\n"), ("utf-8", b"gr\xc3\xb6\xc3\x9fe \\udcff\n")]
 )
 def test_what_the_console_cannot_write_is_shown_in_ascii_and_not_left_out(encoding: str, shown: bytes) -> None:
-    script = "from entrypoint.console import shield; shield(); print('gr\\xf6\\xdfe \\udcff')"
+    script = "from entrypoint.console import protect_output_streams as shield; shield(); print('gr\\xf6\\xdfe \\udcff')"
     environ = {**os.environ, "PYTHONIOENCODING": encoding}
     assert subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60).stdout == shown

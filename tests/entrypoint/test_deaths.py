@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import deaths
+from entrypoint import supervise
 
 LOST = {"code": 69, "what": "another rank is gone", "found": "Connection closed by peer [10.0.0.2]:4117"}
 KILLED = {"code": 69, "what": "rank 3 of 4 (node02, pid 7) was killed by SIGKILL"}
@@ -19,27 +19,27 @@ def leave(errors: Path, rank: int, facts: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(("signum", "name"), [(9, "SIGKILL"), (7, "SIGBUS"), (40, "signal 40")])
 def test_a_death_names_its_signal(signum: int, name: str) -> None:
-    assert f"was killed by {name}" in deaths.killed("rank 1 of 2", signum).what
+    assert f"was killed by {name}" in supervise.killed_by_signal_failure("rank 1 of 2", signum).what
 
 
 def test_the_cause_that_another_task_has_left_is_named_with_its_host(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     leave(tmp_path, 3, KILLED)
-    assert deaths.elsewhere(tmp_path, {0, 1}) == f"the cause is on node02, rank 3: {KILLED['what']}"
+    assert supervise.describe_remote_cause(tmp_path, {0, 1}) == f"the cause is on node02, rank 3: {KILLED['what']}"
 
 
 def test_who_only_lost_a_peer_is_no_cause(tmp_path: Path) -> None:
     leave(tmp_path, 2, LOST)
-    assert deaths.elsewhere(tmp_path, {0, 1}) is None
+    assert supervise.describe_remote_cause(tmp_path, {0, 1}) is None
 
 
 def test_a_file_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "rank-0002.json").write_text('{"code": 6')
-    assert deaths.elsewhere(tmp_path, {0, 1}) is None
+    assert supervise.describe_remote_cause(tmp_path, {0, 1}) is None
 
 
 def test_a_silent_host_is_named_by_the_address_that_was_lost(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     addresses = {"node01": "10.0.0.1", "node02": "10.0.0.2"}
-    told = deaths.lost_host(tmp_path, [0, 1], addresses, addresses.__getitem__)
+    told = supervise.describe_lost_host(tmp_path, [0, 1], addresses, addresses.__getitem__)
     assert told == "the lost rank is on node02, from which nothing was heard"

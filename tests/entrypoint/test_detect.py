@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from machines import captured, machine
 
-from entrypoint.detect import detect, job_of
 from entrypoint.errors import Failure
-from entrypoint.options import Options
+from entrypoint.launchers import current_job_key, detect_allocation
+from entrypoint.options import LaunchOptions
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node01"}
 TORCHRUN |= {"MASTER_PORT": "29500"}
@@ -24,14 +24,14 @@ TORCHRUNS = ALONE | {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
 ONE_TASK = captured("one-task/task-0@node01")
 
 
-def launcher(environ: dict[str, str], options: Options | None = None) -> str:
-    return detect(environ, options or Options(), machine()).launcher
+def launcher(environ: dict[str, str], options: LaunchOptions | None = None) -> str:
+    return detect_allocation(environ, options or LaunchOptions(), machine()).launcher
 
 
 @pytest.mark.parametrize(
     ("environ", "options", "expected"),
     [
-        (TORCHRUN, Options(nodes=1, node_rank=0, master_addr="a"), "local"),
+        (TORCHRUN, LaunchOptions(nodes=1, node_rank=0, master_addr="a"), "local"),
         (TORCHRUN | BATCH, None, "torchrun"),
         (TORCHRUN | {"PMI_RANK": "7", "PMI_SIZE": "9"}, None, "torchrun"),
         (captured("openmpi-slurm/task-2@node02"), None, "openmpi"),
@@ -41,7 +41,7 @@ def launcher(environ: dict[str, str], options: Options | None = None) -> str:
     ],
     ids=["by-hand", "torchrun-in-batch", "torchrun-in-mpi", "mpi-in-slurm", "step-over-pet", "pet-in-batch", "bare"],
 )
-def test_the_innermost_launcher_wins(environ: dict[str, str], options: Options | None, expected: str) -> None:
+def test_the_innermost_launcher_wins(environ: dict[str, str], options: LaunchOptions | None, expected: str) -> None:
     assert launcher(environ, options) == expected
 
 
@@ -93,14 +93,14 @@ def test_the_fix_for_a_ranks_variables_names_all_that_came_along() -> None:
 
 @pytest.mark.parametrize("made_in", ["", "slurm:6.0.0", "slurm:1.1.0", "pbs.7"], ids=["none", "job", "step", "pbs"])
 def test_a_ranks_variables_from_anywhere_else_are_refused_in_a_step(made_in: str) -> None:
-    assert job_of(STEP) not in (made_in, "")
+    assert current_job_key(STEP) not in (made_in, "")
     with pytest.raises(Failure, match="of another launch"):
         launcher(OURS | STEP | {"ENTRYPOINT_JOB": made_in})
 
 
 @pytest.mark.parametrize("job", [STEP, ONE_TASK, BATCH, {"PBS_JOBID": "7.pbs"}, {}])
 def test_what_a_rank_of_ours_starts_is_that_rank(job: dict[str, str]) -> None:
-    assert launcher(OURS | job | {"ENTRYPOINT_JOB": job_of(job)}) == "torchrun"
+    assert launcher(OURS | job | {"ENTRYPOINT_JOB": current_job_key(job)}) == "torchrun"
 
 
 def test_a_rank_that_took_slurms_variables_away_is_that_rank() -> None:
@@ -128,7 +128,7 @@ def test_a_rank_of_nobody_knows_how_many_is_refused_with_the_variable_to_unset(n
 
 
 def test_machines_by_hand_are_not_asked_for_their_launcher() -> None:
-    assert launcher({"PMIX_RANK": "3"}, Options(nodes=1, node_rank=0, master_addr="a")) == "local"
+    assert launcher({"PMIX_RANK": "3"}, LaunchOptions(nodes=1, node_rank=0, master_addr="a")) == "local"
 
 
 @pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
@@ -160,27 +160,29 @@ def test_a_prterun_in_such_a_shell_is_not_slurms_word() -> None:
 
 
 def test_master_addr_and_port_exported_before_srun_win() -> None:
-    found = detect(STEP | {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "31000"}, Options(), machine())
+    found = detect_allocation(STEP | {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "31000"}, LaunchOptions(), machine())
     assert (found.launcher, found.master_addr, found.master_port) == ("slurm-task", "10.0.0.7", 31000)
     assert found.sources["master_addr"] == "MASTER_ADDR"
 
 
 def test_a_machine_alone_meets_on_loopback_whatever_master_is_set() -> None:
-    found = detect({"MASTER_ADDR": "elsewhere"}, Options(), machine())
+    found = detect_allocation({"MASTER_ADDR": "elsewhere"}, LaunchOptions(), machine())
     assert (found.launcher, found.master_addr, found.master_port) == ("local", "127.0.0.1", None)
 
 
-BY_HAND = Options(nodes=2, node_rank=0, master_addr="a")
+BY_HAND = LaunchOptions(nodes=2, node_rank=0, master_addr="a")
 
 
-@pytest.mark.parametrize(("environ", "options"), [({}, Options()), (PET, Options()), ({}, BY_HAND)])
-def test_master_port_counts_wherever_the_launcher_gives_none(environ: dict[str, str], options: Options) -> None:
-    found = detect(environ | {"MASTER_PORT": "31000"}, options, machine())
+@pytest.mark.parametrize(("environ", "options"), [({}, LaunchOptions()), (PET, LaunchOptions()), ({}, BY_HAND)])
+def test_master_port_counts_wherever_the_launcher_gives_none(environ: dict[str, str], options: LaunchOptions) -> None:
+    found = detect_allocation(environ | {"MASTER_PORT": "31000"}, options, machine())
     assert (found.master_port, found.sources["master_port"]) == (31000, "MASTER_PORT")
 
 
 def test_a_port_that_was_asked_for_by_option_wins_over_master_port() -> None:
-    assert detect({"MASTER_PORT": "31000"}, replace(BY_HAND, master_port=4000), machine()).master_port == 4000
+    assert (
+        detect_allocation({"MASTER_PORT": "31000"}, replace(BY_HAND, master_port=4000), machine()).master_port == 4000
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,10 +195,10 @@ def test_a_port_that_was_asked_for_by_option_wins_over_master_port() -> None:
 )
 def test_an_environment_cleaned_inside_a_job_is_refused_with_the_flag_to_leave_out(job: dict[str, str]) -> None:
     with pytest.raises(Failure, match="in Slurm job 7") as caught:
-        detect({}, Options(), machine(hidden_job=job))
+        detect_allocation({}, LaunchOptions(), machine(hidden_job=job))
     assert "--cleanenv" in caught.value.fix
 
 
 def test_an_environment_cleaned_inside_a_one_task_job_is_one_world_all_the_same() -> None:
     hidden = machine(hidden_job={"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1"})
-    assert detect({}, Options(), hidden).launcher == "local"
+    assert detect_allocation({}, LaunchOptions(), hidden).launcher == "local"

@@ -9,51 +9,51 @@ import termios
 import processes
 import pytest
 
-from entrypoint import folding
-from entrypoint.folding import folded, helped, relayed
+from entrypoint import console
+from entrypoint.console import fold_complete_lines, fold_help, fold_text
 
 LONG = "note: the images are read by four data workers, which is one for each processor"
 FOLDED = "note: the images are read by four data\n  workers, which is one for each processor"
 
 
 def test_a_long_message_goes_on_in_indented_lines() -> None:
-    assert folded(LONG, 42) == FOLDED
+    assert fold_text(LONG, 42) == FOLDED
 
 
 def test_without_a_terminal_it_is_one_line() -> None:
-    assert folded(LONG, None) == LONG
+    assert fold_text(LONG, None) == LONG
 
 
 def test_what_fits_stays_as_it_is() -> None:
-    assert folded(LONG, len(LONG)) == LONG
+    assert fold_text(LONG, len(LONG)) == LONG
 
 
 def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost() -> None:
-    for columns in range(folding.NARROWEST, 100):
-        lines = folded(LONG, columns).splitlines()
+    for columns in range(console.MIN_FOLD_COLUMNS, 100):
+        lines = fold_text(LONG, columns).splitlines()
         assert max(map(len, lines)) <= columns
         assert " ".join(map(str.strip, lines)) == LONG
 
 
 def test_a_terminal_that_is_too_narrow_for_words_folds_nothing() -> None:
-    assert folded(LONG, folding.NARROWEST - 1) == LONG
+    assert fold_text(LONG, console.MIN_FOLD_COLUMNS - 1) == LONG
 
 
 @pytest.mark.parametrize("name", ["output", "a", "weak classes", "reproducible"])
 def test_the_value_of_a_fact_goes_on_below_its_value(name: str) -> None:
-    lines = folded(f"{name:<14} runs/small and then a word or two", 40).splitlines()
+    lines = fold_text(f"{name:<14} runs/small and then a word or two", 40).splitlines()
     assert [line.find(word) for line, word in zip(lines, ["runs/small", "word"], strict=True)] == [15, 15]
 
 
 def test_a_part_of_an_error_goes_on_below_its_part() -> None:
-    lines = folded("ERROR[64] no\n  fix: write a word that is known, or leave it out", 40).splitlines()
+    lines = fold_text("ERROR[64] no\n  fix: write a word that is known, or leave it out", 40).splitlines()
     assert lines == ["ERROR[64] no", "  fix: write a word that is known, or", "    leave it out"]
 
 
 def test_a_path_stays_whole_to_be_copied() -> None:
     path = "/".join(["folder"] * 9)
-    assert folded(f"output         {path}", 40) == f"output         {path}"
-    assert path in folded(f"note: a run lies in {path} now", 40).split()
+    assert fold_text(f"output         {path}", 40) == f"output         {path}"
+    assert path in fold_text(f"note: a run lies in {path} now", 40).split()
 
 
 @pytest.mark.parametrize(
@@ -67,28 +67,28 @@ def test_a_path_stays_whole_to_be_copied() -> None:
     ],
 )
 def test_what_was_laid_out_by_somebody_is_left_alone(line: str) -> None:
-    assert folded(line, 40) == line
+    assert fold_text(line, 40) == line
 
 
 def test_a_message_above_a_bar_is_folded_and_the_bar_left_alone() -> None:
     bar = b"\r 10%|#    | step 1/10, loss 0.500, 1,234 images/s, 10 min left"
     data = b"\r    \r" + LONG.encode() + b"\n" + bar
-    assert relayed(data, 42, begun=True) == b"\r    \r" + FOLDED.encode() + b"\n" + bar
+    assert fold_complete_lines(data, 42, begun=True) == b"\r    \r" + FOLDED.encode() + b"\n" + bar
 
 
 def test_the_end_of_a_line_that_has_begun_is_not_folded() -> None:
     data = f"{LONG}\n{LONG}\n".encode()
-    assert relayed(data, 42, begun=True) == f"{LONG}\n{FOLDED}\n".encode()
+    assert fold_complete_lines(data, 42, begun=True) == f"{LONG}\n{FOLDED}\n".encode()
 
 
 def test_bytes_that_are_no_text_come_through() -> None:
     data = b"\xff\xfe " * 20 + b"\n"
-    assert relayed(data, 40, begun=False).replace(b"\n  ", b" ") == data
+    assert fold_complete_lines(data, 40, begun=False).replace(b"\n  ", b" ") == data
 
 
 def test_a_stream_without_a_terminal_gets_whole_lines() -> None:
     out = io.StringIO()
-    folding.say(LONG, out)
+    console.print_message(LONG, out)
     assert out.getvalue() == f"{LONG}\n"
 
 
@@ -96,14 +96,14 @@ def test_a_terminal_is_asked_how_wide_it_is() -> None:
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, 42))
     with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "w") as stream:
-        folding.say(LONG, stream)
+        console.print_message(LONG, stream)
         assert terminal.read(200) == f"{FOLDED}\n".replace("\n", "\r\n").encode()
 
 
 @pytest.mark.parametrize("word", ["猫猫猫猫", "😀😀😀😀", "e\u0301e\u0301e\u0301e\u0301"])
 def test_letters_count_as_the_columns_that_they_take(word: str) -> None:
     wide = 2 if "e" not in word else 1
-    lines = folding.folded(" ".join([word] * 20), 50).split("\n")
+    lines = console.fold_text(" ".join([word] * 20), 50).split("\n")
     columns = [
         sum(wide if letter in word and letter != "\u0301" else letter == " " for letter in line) for line in lines
     ]
@@ -114,7 +114,7 @@ def test_letters_count_as_the_columns_that_they_take(word: str) -> None:
 
 def test_an_indented_fact_goes_on_below_its_value() -> None:
     line = "  duplicates   2: pictures/a.png = pictures/b.png; pictures/c.png = pictures/d.png"
-    assert folded(line, 60).splitlines() == [
+    assert fold_text(line, 60).splitlines() == [
         "  duplicates   2: pictures/a.png = pictures/b.png;",
         "               pictures/c.png = pictures/d.png",
     ]
@@ -122,7 +122,7 @@ def test_an_indented_fact_goes_on_below_its_value() -> None:
 
 def test_an_explanation_in_a_help_stays_in_its_column() -> None:
     line = "  train data check --config cfg.yaml   read every sample once: broken files, sizes"
-    assert helped(line, 70).splitlines() == [
+    assert fold_help(line, 70).splitlines() == [
         "  train data check --config cfg.yaml   read every sample once: broken",
         " " * 39 + "files, sizes",
     ]
@@ -130,7 +130,7 @@ def test_an_explanation_in_a_help_stays_in_its_column() -> None:
 
 def test_an_explanation_for_which_no_room_is_left_stands_below() -> None:
     line = "  train data check --config cfg.yaml   read every sample once: broken files"
-    assert helped(line, 50).splitlines() == [
+    assert fold_help(line, 50).splitlines() == [
         "  train data check --config cfg.yaml",
         "      read every sample once: broken files",
     ]
@@ -142,7 +142,7 @@ def test_an_explanation_for_which_no_room_is_left_stands_below() -> None:
 )
 def test_a_help_fits_the_terminal_and_loses_no_word(command: tuple[str, ...], columns: int) -> None:
     whole = processes.python("-m", *command, "--help", environ={"COLUMNS": "300"}).stdout
-    lines = helped(whole, columns).splitlines()
+    lines = fold_help(whole, columns).splitlines()
     assert max(map(len, lines)) <= columns
     assert " ".join(lines).split() == whole.split()
     assert lines[0].startswith("usage: ")

@@ -6,25 +6,34 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.hang import LONGEST_LOOK_S, SLACK_S, Limits, Sign, Silence, culprit, paragraph
-from entrypoint.pulse import Beat
+from entrypoint.hang import (
+    MAX_COUNTED_INTERVAL_S,
+    START_SLACK_S,
+    HangTimeouts,
+    RankStatus,
+    SilenceTimer,
+    describe_hang,
+    find_blocking_rank,
+)
+from entrypoint.heartbeat import HeartbeatRecord
 
-LIMITS = Limits(start=600, step=None, evaluation=300, save=200, data=100)
-BEAT = Beat(number=1, phase="step", point="forward", step=10, first=0, micro=1, at=0.0)
-SILENT = Sign(
+LIMITS = HangTimeouts(start=600, step=None, evaluation=300, save=200, data=100)
+BEAT = HeartbeatRecord(number=1, phase="step", point="forward", step=10, first=0, micro=1, at=0.0)
+SILENT = RankStatus(
     rank=0, host="node01", gpu=0, phase="step", point="backward", step=812, micro=1, silent_s=40, limit_s=30, waits=True
 )
 
 
-def stepping(seconds: float, steps: int = 200) -> Silence:
-    silence = Silence(LIMITS)
+def stepping(seconds: float, steps: int = 200) -> SilenceTimer:
+    silence = SilenceTimer(LIMITS)
     for n in range(steps):
         silence.look(replace(BEAT, number=n, step=10 + n, at=n * seconds), n * seconds)
     return silence
 
 
 @pytest.mark.parametrize(
-    ("phase", "limit"), [("start", 600 + SLACK_S), ("evaluation", 300), ("save", 200), ("data", 100), ("step", 30)]
+    ("phase", "limit"),
+    [("start", 600 + START_SLACK_S), ("evaluation", 300), ("save", 200), ("data", 100), ("step", 30)],
 )
 def test_each_phase_has_a_limit_of_its_own(phase: str, limit: float) -> None:
     assert LIMITS.of(replace(BEAT, phase=phase), 0.0) == limit  # type: ignore[arg-type]
@@ -35,7 +44,7 @@ def test_the_agreement_of_the_ranks_belongs_to_the_step() -> None:
 
 
 def test_the_first_step_belongs_to_the_start() -> None:
-    assert LIMITS.of(replace(BEAT, first=10), 0.0) == 600 + SLACK_S
+    assert LIMITS.of(replace(BEAT, first=10), 0.0) == 600 + START_SLACK_S
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(0.1, 30), (5.0, 50), (400.0, 1800)])
@@ -59,7 +68,7 @@ def test_going_back_to_a_checkpoint_is_not_taken_for_a_slow_step() -> None:
 
 
 def test_silence_grows_until_the_next_beat() -> None:
-    silence = Silence(LIMITS)
+    silence = SilenceTimer(LIMITS)
     for second in range(5):
         silence.look(BEAT, float(second))
     assert silence.seconds == 4
@@ -75,10 +84,10 @@ def test_a_rank_that_has_come_to_another_point_of_its_step_was_not_silent() -> N
 
 
 def test_a_suspended_job_was_not_silent() -> None:
-    silence = Silence(LIMITS)
+    silence = SilenceTimer(LIMITS)
     silence.look(BEAT, 0.0)
     silence.look(BEAT, 7200.0)
-    assert silence.seconds == LONGEST_LOOK_S
+    assert silence.seconds == MAX_COUNTED_INTERVAL_S
 
 
 @pytest.mark.parametrize(
@@ -97,22 +106,22 @@ def test_a_suspended_job_was_not_silent() -> None:
 )
 def test_the_one_that_the_others_wait_for_is_the_culprit(late: dict[str, object]) -> None:
     guilty = replace(SILENT, rank=3, **late)  # type: ignore[arg-type]
-    assert culprit([SILENT, guilty, replace(SILENT, rank=2)]) == guilty
+    assert find_blocking_rank([SILENT, guilty, replace(SILENT, rank=2)]) == guilty
 
 
 def test_nobody_hangs_while_the_last_one_moves() -> None:
     reading = replace(SILENT, rank=1, phase="data", point="", step=None, silent_s=1)
-    assert culprit([SILENT, reading]) is None
+    assert find_blocking_rank([SILENT, reading]) is None
 
 
 def test_ranks_without_held_out_samples_wait_for_one_that_evaluates() -> None:
     done = replace(SILENT, phase="evaluation", point="", silent_s=700)
-    assert culprit([done, replace(done, rank=1, silent_s=1)]) is None
+    assert find_blocking_rank([done, replace(done, rank=1, silent_s=1)]) is None
 
 
 def test_the_paragraph_says_who_where_and_what_the_others_do() -> None:
     guilty = replace(SILENT, rank=3, host="node02", gpu=1, point="reads data", where="/home/me/data.py:41", waits=False)
-    assert paragraph(guilty, [SILENT, guilty], 4) == (
+    assert describe_hang(guilty, [SILENT, guilty], 4) == (
         "rank 3 of 4 (node02, GPU 1) last finished step 812 and sits in the data loader at /home/me/data.py:41; "
         "the others wait in all-reduce"
     )
@@ -120,22 +129,22 @@ def test_the_paragraph_says_who_where_and_what_the_others_do() -> None:
 
 def test_ranks_that_hang_together_are_named_together() -> None:
     reading = replace(SILENT, point="reads data", waits=False)
-    told = paragraph(reading, [reading, replace(reading, rank=1), replace(SILENT, rank=2)], 3)
+    told = describe_hang(reading, [reading, replace(reading, rank=1), replace(SILENT, rank=2)], 3)
     assert told.endswith("sits in the data loader; so does rank 1; the others wait in all-reduce")
 
 
 def test_a_rank_that_runs_is_not_named_together_with_one_that_is_stopped() -> None:
     stopped = replace(SILENT, phase="start", point="", state="T", waits=False)
-    told = paragraph(stopped, [stopped, replace(stopped, rank=1, state="R")], 2)
+    told = describe_hang(stopped, [stopped, replace(stopped, rank=1, state="R")], 2)
     assert told.endswith("is stopped and sits in the start; the others wait in the start")
 
 
 def test_where_all_wait_for_each_other_no_rank_is_accused() -> None:
-    told = paragraph(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
+    told = describe_hang(SILENT, [SILENT, replace(SILENT, rank=1, host="node02")], 2)
     assert told.startswith("all 2 ranks wait for each other in all-reduce after step 812")
     assert "node01, node02" in told
 
 
 def test_a_stopped_rank_is_said_to_be() -> None:
-    told = paragraph(replace(SILENT, state="T", step=None, gpu=None, waits=False), [SILENT], 1)
+    told = describe_hang(replace(SILENT, state="T", step=None, gpu=None, waits=False), [SILENT], 1)
     assert told.startswith("rank 0 of 1 (node01) has finished no step, is stopped and sits in the backward pass")

@@ -13,12 +13,11 @@ from typing import Any
 import worlds
 
 from entrypoint.children import Child
-from entrypoint.hang import Limits, Sign
-from entrypoint.hangwatch import ANSWER_S, Care, HangWatch, Verdict
-from entrypoint.pulse import SIZE, Line, Phase, Pulse
+from entrypoint.hang import PEER_ANSWER_TIMEOUT_S, HangTimeouts, HangWatch, RankFailure, RankStatus, SupervisionPolicy
+from entrypoint.heartbeat import PAGE_SIZE_BYTES, Heartbeat, HeartbeatChannel, Phase
 
-LIMITS = Limits(start=60, step=5, evaluation=60, save=60, data=60)
-ELSEWHERE = Sign(
+LIMITS = HangTimeouts(start=60, step=5, evaluation=60, save=60, data=60)
+ELSEWHERE = RankStatus(
     rank=1, host="node02", gpu=None, phase="step", point="reads data", step=3, micro=1, silent_s=9, limit_s=5
 )
 
@@ -29,16 +28,16 @@ class Task:
     def __init__(self, errors: Path, world_size: int = 2, **facts: Any) -> None:
         world = replace(worlds.ALONE, world_size=world_size)
         process: Any = SimpleNamespace(pid=os.getpid())
-        self.child = Child(world=world, process=process, tee=None, line=Line())  # type: ignore[arg-type]
-        self.pulse = Pulse(mmap.mmap(self.child.line.page, SIZE))  # type: ignore[union-attr]
-        self.care = Care(limits=LIMITS, errors=errors, blame=lambda *_: None, **facts)
+        self.child = Child(world=world, process=process, tee=None, line=HeartbeatChannel())  # type: ignore[arg-type]
+        self.pulse = Heartbeat(mmap.mmap(self.child.line.page, PAGE_SIZE_BYTES))  # type: ignore[union-attr]
+        self.care = SupervisionPolicy(limits=LIMITS, errors=errors, blame=lambda *_: None, **facts)
         self.watch, self.now = HangWatch(self.care, [self.child], "node01", False), 0.0
 
     def beat(self, phase: Phase, *steps: int) -> None:
         for step in steps:
             self.pulse.beat(phase, step=step)
 
-    def wait(self, seconds: float) -> Verdict | None:
+    def wait(self, seconds: float) -> RankFailure | None:
         verdict, end = None, self.now + seconds
         while verdict is None and self.now < end:
             self.now += 0.5
@@ -93,7 +92,7 @@ def test_a_task_whose_rank_waits_for_one_at_work_elsewhere_goes_on(tmp_path: Pat
     task = Task(tmp_path)
     task.beat("step", 2, 4)
     (tmp_path / "hang-node02-0001.json").write_text(json.dumps([asdict(replace(ELSEWHERE, silent_s=0.2))]))
-    assert task.wait(2 * ANSWER_S) is None
+    assert task.wait(2 * PEER_ANSWER_TIMEOUT_S) is None
 
 
 def test_a_task_answers_another_that_asks(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_task_answers_another_that_asks(tmp_path: Path) -> None:
 def test_a_node_that_says_nothing_is_lost(tmp_path: Path) -> None:
     task = Task(tmp_path)
     task.beat("step", 2, 4)
-    verdict = task.wait(5.0 + 2 * ANSWER_S)
+    verdict = task.wait(5.0 + 2 * PEER_ANSWER_TIMEOUT_S)
     assert verdict is not None
     assert verdict.failure.code == 69
     assert "no word from rank 1 of 2" in verdict.failure.what

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from entrypoint import host
+from entrypoint import machine
 from entrypoint.errors import ExitCode, Failure
 
 PLAIN = (("GPU-aaaa-1", ()), ("GPU-bbbb-2", ()), ("GPU-bbcc-3", ()))
@@ -38,11 +38,11 @@ MIG = (("GPU-aaaa-1", ("MIG-1", "MIG-2")), ("GPU-bbbb-2", ()), ("GPU-cccc-3", ("
     ],
 )
 def test_visible_gpus_follow_cudas_rules(wanted: str | None, seen: list[str]) -> None:
-    assert list(host.visible(PLAIN, wanted)) == seen
+    assert list(machine.visible_gpus(PLAIN, wanted)) == seen
 
 
 def test_a_mig_name_is_found_under_its_gpu() -> None:
-    assert host.visible(MIG, "MIG-2") == ("MIG-2",)
+    assert machine.visible_gpus(MIG, "MIG-2") == ("MIG-2",)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_beside_an_instance_of_mig_cuda_shows_nothing(
     monkeypatch: pytest.MonkeyPatch, wanted: str | None, seen: str, idle: list[str]
 ) -> None:
     """Source: NVIDIA's MIG User Guide, CUDA Device Enumeration."""
-    monkeypatch.setattr(host, "nvml_gpus", lambda: MIG)
-    found = host.read_machine({} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted})
+    monkeypatch.setattr(machine, "nvml_gpus", lambda: MIG)
+    found = machine.read_machine({} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted})
     assert (found.gpus, list(found.idle)) == ((seen,), idle)
 
 
@@ -72,15 +72,16 @@ def test_beside_an_instance_of_mig_cuda_shows_nothing(
 def test_a_container_is_known_by_its_mark(tmp_path: Path, mark: str, engine: str) -> None:
     path = tmp_path / mark
     path.mkdir(parents=True) if mark.endswith("/") else (path.parent.mkdir(exist_ok=True), path.touch())
-    assert host.container(tmp_path) == engine
+    assert machine.container_engine(tmp_path) == engine
 
 
 def test_a_plain_machine_is_no_container(tmp_path: Path) -> None:
-    assert host.container(tmp_path) == "none"
+    assert machine.container_engine(tmp_path) == "none"
 
 
 def test_a_job_that_a_parent_is_in_is_seen_through_a_cleaned_environment() -> None:
-    code = "import os; from entrypoint.host import parents_job; print(parents_job(os.getppid())['SLURM_JOB_ID'])"
+    code = "import os; from entrypoint.machine import slurm_job_of_parents as job; "
+    code += "print(job(os.getppid())['SLURM_JOB_ID'])"
     shell = ["sh", "-c", f'env -u SLURM_JOB_ID "{sys.executable}" -c "{code}"; true']
     done = subprocess.run(
         shell, env={**os.environ, "SLURM_JOB_ID": "77"}, capture_output=True, text=True, timeout=60, check=True
@@ -89,7 +90,7 @@ def test_a_job_that_a_parent_is_in_is_seen_through_a_cleaned_environment() -> No
 
 
 def test_a_parent_whose_environment_cannot_be_read_ends_the_search(tmp_path: Path) -> None:
-    assert host.parents_job(4242, proc=tmp_path) == {}
+    assert machine.slurm_job_of_parents(4242, proc=tmp_path) == {}
 
 
 def test_a_program_name_with_parentheses_does_not_hide_the_parent(tmp_path: Path) -> None:
@@ -97,13 +98,13 @@ def test_a_program_name_with_parentheses_does_not_hide_the_parent(tmp_path: Path
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "environ").write_bytes(environ)
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b (c) S {parent} 0 0")
-    assert host.parents_job(9, proc=tmp_path) == {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "4"}
+    assert machine.slurm_job_of_parents(9, proc=tmp_path) == {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "4"}
 
 
 def test_a_job_is_known_by_slurmstepds_title_where_no_environment_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "9").mkdir()
     (tmp_path / "9" / "cmdline").write_bytes(b"slurmstepd: [4.batch]\0")
-    assert host.parents_job(9, proc=tmp_path) == {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "batch"}
+    assert machine.slurm_job_of_parents(9, proc=tmp_path) == {"SLURM_JOB_ID": "4", "SLURM_STEP_ID": "batch"}
 
 
 GROUPS = {
@@ -116,18 +117,18 @@ GROUPS = {
 def test_a_job_is_known_by_the_control_group_where_no_parent_can_be_seen(tmp_path: Path, version: str) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text(GROUPS[version])
-    assert host.parents_job(1, proc=tmp_path) == {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
+    assert machine.slurm_job_of_parents(1, proc=tmp_path) == {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
 
 
 @pytest.mark.parametrize("group", ["slurmstepd.scope/job_77/step_extern/user/task_special", "user.slice/session-1"])
 def test_who_comes_to_a_node_by_ssh_is_no_task_of_a_job(tmp_path: Path, group: str) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "cgroup").write_text(f"0::/system.slice/{group}\n")
-    assert host.parents_job(1, proc=tmp_path) == {}
+    assert machine.slurm_job_of_parents(1, proc=tmp_path) == {}
 
 
 def test_the_machine_tells_its_own_name_not_the_shells() -> None:
-    assert host.read_machine({"HOSTNAME": "elsewhere"}).hostname == socket.gethostname().split(".")[0]
+    assert machine.read_machine({"HOSTNAME": "elsewhere"}).hostname == socket.gethostname().split(".")[0]
 
 
 V1 = "4:memory:/job\n9:name=systemd:/job\n0::/job\n"
@@ -146,13 +147,13 @@ def test_kills_for_want_of_memory_are_counted(tmp_path: Path, cgroups: str, file
     (tmp_path / "cgroup").write_text(cgroups)
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
-    assert host.oom_kills(tmp_path / "cgroup", tmp_path) == 3
+    assert machine.count_oom_kills(tmp_path / "cgroup", tmp_path) == 3
 
 
 @pytest.mark.parametrize("cgroups", [V1, "", "what is this"])
 def test_a_machine_that_does_not_count_has_none(tmp_path: Path, cgroups: str) -> None:
     (tmp_path / "cgroup").write_text(cgroups)
-    assert host.oom_kills(tmp_path / "cgroup", tmp_path) == 0
+    assert machine.count_oom_kills(tmp_path / "cgroup", tmp_path) == 0
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> None:
@@ -165,13 +166,13 @@ def answers(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> None:
 def test_a_gpu_that_is_lost_makes_the_node_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(error=pynvml.NVML_ERROR_GPU_IS_LOST)))
     with pytest.raises(Failure, match="GPU 1 of this node does not answer") as lost:
-        host.nvml_gpus()
+        machine.nvml_gpus()
     assert (lost.value.code, "--exclude" in lost.value.fix) == (ExitCode.NODE, True)
 
 
 def test_a_gpu_of_another_job_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, FakeNvml(FakeGpu(error=pynvml.NVML_ERROR_NO_PERMISSION), FakeGpu(uuid="GPU-a")))
-    assert host.nvml_gpus() == (("GPU-a", ()),)
+    assert machine.nvml_gpus() == (("GPU-a", ()),)
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION])
@@ -180,12 +181,12 @@ def test_an_instance_that_is_gone_or_another_jobs_hides_none_behind_it(
 ) -> None:
     parts = (FakeGpu(error=error), FakeGpu(uuid="MIG-b"), FakeGpu(error=error), FakeGpu(uuid="MIG-d"))
     answers(monkeypatch, FakeNvml(FakeGpu(uuid="GPU-a", parts=parts)))
-    assert host.nvml_gpus() == (("GPU-a", ("MIG-b", "MIG-d")),)
+    assert machine.nvml_gpus() == (("GPU-a", ("MIG-b", "MIG-d")),)
 
 
 def test_without_the_package_gpus_are_not_counted_but_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(Failure, match="nvidia-ml-py") as missing:
-        host.nvml_gpus()
+        machine.nvml_gpus()
     assert missing.value.code == ExitCode.NODE
     assert f"{sys.executable} -m pip install nvidia-ml-py" in missing.value.fix

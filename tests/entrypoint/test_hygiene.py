@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import hygiene
+from entrypoint import environment
 
 HOME = {"HOME": "/tmp", "USER": "u", "LOGNAME": "u"}
 
 
 def cleaned(environ: dict[str, str], *, foreign: bool = False, scratch: Path | None = None) -> dict[str, str]:
-    return hygiene.clean(HOME | environ, foreign=foreign, scratch=scratch)[0]
+    return environment.clean_environ(HOME | environ, foreign=foreign, scratch=scratch)[0]
 
 
 def notes(environ: dict[str, str], scratch: Path | None = None) -> list[str]:
-    return hygiene.clean(HOME | environ, foreign=False, scratch=scratch)[1]
+    return environment.clean_environ(HOME | environ, foreign=False, scratch=scratch)[1]
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"])
@@ -57,7 +57,7 @@ def test_a_foreign_script_finds_the_modules_beside_it() -> None:
 
 def test_the_callers_environment_is_not_changed() -> None:
     environ = HOME | {"PYTHONPATH": "/evil"}
-    hygiene.clean(environ, foreign=False, scratch=None)
+    environment.clean_environ(environ, foreign=False, scratch=None)
     assert environ["PYTHONPATH"] == "/evil"
 
 
@@ -77,12 +77,12 @@ def test_a_temporary_folder_that_cannot_be_written_is_replaced(tmp_path: Path) -
 
 
 def test_an_unknown_uid_has_a_name_all_the_same() -> None:
-    assert hygiene.user_name(54321) == "uid54321"
+    assert environment.user_name(54321) == "uid54321"
 
 
 def test_a_missing_user_is_filled_in() -> None:
-    child, _ = hygiene.clean({"HOME": "/tmp"}, foreign=False, scratch=None)
-    assert child["USER"] == child["LOGNAME"] == hygiene.user_name(os.getuid())
+    child, _ = environment.clean_environ({"HOME": "/tmp"}, foreign=False, scratch=None)
+    assert child["USER"] == child["LOGNAME"] == environment.user_name(os.getuid())
 
 
 def test_preloaded_files_that_are_not_here_are_left_out_and_said(tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_a_compiler_that_is_here_is_the_users_word(tmp_path: Path) -> None:
 
 
 def test_writable_is_found_out_by_writing(tmp_path: Path) -> None:
-    assert hygiene.writable(tmp_path)
-    assert not hygiene.writable("/proc")
-    assert not hygiene.writable(tmp_path / "missing")
-    assert not hygiene.writable(None)
+    assert environment.is_writable(tmp_path)
+    assert not environment.is_writable("/proc")
+    assert not environment.is_writable(tmp_path / "missing")
+    assert not environment.is_writable(None)
 
 
 def test_the_first_writable_folder_is_taken(tmp_path: Path) -> None:
-    assert hygiene.first_writable([None, "/proc", str(tmp_path)]) == tmp_path
+    assert environment.first_writable_folder([None, "/proc", str(tmp_path)]) == tmp_path
 
 
 def test_scratch_prefers_the_users_temporary_folder(tmp_path: Path) -> None:
-    assert hygiene.scratch_parent({"TMPDIR": str(tmp_path)}) == tmp_path
+    assert environment.scratch_parent({"TMPDIR": str(tmp_path)}) == tmp_path

@@ -48,8 +48,7 @@ def test_garbage_is_looked_for_again_once_all_is_imported(tmp_path: Path) -> Non
     (tmp_path / "told" / "__main__.py").write_text(
         "import gc\nseen = gc.isenabled()\ndef main(): print(seen, gc.isenabled())"
     )
-    told = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from entrypoint import isolated; isolated._start('told')"
-    )
+    start = "from entrypoint import isolated; isolated._start_program('told')"
+    told = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {start}"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("False True\n", "")

@@ -13,15 +13,14 @@ from machines import captured, machine
 from processes import candidates, free_port, python
 
 from entrypoint import network
-from entrypoint.cgroups import processors
-from entrypoint.detect import detect
 from entrypoint.errors import Failure
-from entrypoint.hang import Limits
-from entrypoint.hangwatch import Care
-from entrypoint.launch import _flight_recorder, run_plan
-from entrypoint.options import Options
-from entrypoint.plan import Plan, plan
-from entrypoint.world import CONTRACT
+from entrypoint.hang import HangTimeouts, SupervisionPolicy
+from entrypoint.launch import _flight_recorder_variables, run_plan
+from entrypoint.launchers import detect_allocation
+from entrypoint.machine import num_usable_cores
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import Plan, plan_allocation
+from entrypoint.world import TORCHRUN_VARIABLES
 
 TELL = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -36,7 +35,7 @@ def environments(tmp_path: Path, *options: str, ranks: int = 2, **environ: str) 
 
 def test_each_rank_gets_the_whole_contract(tmp_path: Path) -> None:
     first, second = environments(tmp_path)
-    assert all(name in first for name in CONTRACT.values())
+    assert all(name in first for name in TORCHRUN_VARIABLES.values())
     assert [e["RANK"] + e["LOCAL_RANK"] + e["WORLD_SIZE"] for e in (first, second)] == ["002", "112"]
 
 
@@ -61,7 +60,7 @@ def test_a_port_that_the_user_gives_on_one_machine_and_another_process_has_is_re
 
 def test_threads_are_shared_among_ranks_unless_the_user_says(tmp_path: Path) -> None:
     assert environments(tmp_path, OMP_NUM_THREADS="3")[0]["OMP_NUM_THREADS"] == "3"
-    expected = max(1, processors() // 2)
+    expected = max(1, num_usable_cores() // 2)
     assert environments(tmp_path, OMP_NUM_THREADS="")[0]["OMP_NUM_THREADS"] == str(expected)
 
 
@@ -115,8 +114,8 @@ def test_a_foreign_script_imports_the_module_beside_it(tmp_path: Path) -> None:
 
 
 def planned(environ: dict[str, str]) -> Plan:
-    options, here = Options(device="cpu"), machine()
-    return plan(detect(environ, options, here), options, here, environ)
+    options, here = LaunchOptions(device="cpu"), machine()
+    return plan_allocation(detect_allocation(environ, options, here), options, here, environ)
 
 
 def test_a_master_whose_name_does_not_resolve_is_refused_before_any_start(tmp_path: Path) -> None:
@@ -179,9 +178,9 @@ def test_what_a_rank_hands_on_to_the_next_job_is_refused_there(tmp_path: Path) -
     first = dict(os.environ) | {"PBS_JOBID": "6.pbs"}
     assert run_plan(planned(first), command, first, log_dir=tmp_path, foreign=True) == 0
     handed_on = json.loads((tmp_path / "rank-0000.log").read_text())
-    assert detect(handed_on, Options(), machine()).launcher == "torchrun"
+    assert detect_allocation(handed_on, LaunchOptions(), machine()).launcher == "torchrun"
     with pytest.raises(Failure, match=r"of another launch[^$]*of 6.pbs, and this is 7.pbs"):
-        detect(handed_on | {"PBS_JOBID": "7.pbs"}, Options(), machine())
+        detect_allocation(handed_on | {"PBS_JOBID": "7.pbs"}, LaunchOptions(), machine())
 
 
 def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path) -> None:
@@ -194,8 +193,8 @@ def test_one_task_that_starts_all_ranks_passes_over_a_taken_port(tmp_path: Path)
 # What a rank of ours does for a parent that listens: it says where it is, and that it has come to its end.
 RANK = """
 import os, time
-from entrypoint import attach
-pulse = attach(os.environ)
+from entrypoint import attach_heartbeat
+pulse = attach_heartbeat(os.environ)
 pulse.beat("step", step=1)
 pulse.beat("step", step=2)
 open("attempts", "a").write(os.environ["ENTRYPOINT_ATTEMPT"] + " " + os.environ["ENTRYPOINT_RUN_ID"] + chr(10))
@@ -204,14 +203,14 @@ END = 'pulse.beat("end")'
 FIRST = 'os.environ["ENTRYPOINT_ATTEMPT"] == "0" and '
 
 
-def care(tmp_path: Path, restarts: int = 0, step: float = 60) -> Care:
+def care(tmp_path: Path, restarts: int = 0, step: float = 60) -> SupervisionPolicy:
     """Keeps what it is told in blamed.json."""
-    limits = Limits(start=60, step=step, evaluation=60, save=60, data=60)
+    limits = HangTimeouts(start=60, step=step, evaluation=60, save=60, data=60)
 
     def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
         (tmp_path / "blamed.json").write_text(json.dumps([failure.what, int(failure.code), rank, step]))
 
-    return Care(limits=limits, errors=tmp_path, blame=blame, restarts=restarts)
+    return SupervisionPolicy(limits=limits, errors=tmp_path, blame=blame, restarts=restarts)
 
 
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, restarts: int = 0, step: float = 60) -> int:
@@ -268,13 +267,15 @@ def test_each_start_that_is_followed_by_another_is_told(tmp_path: Path, monkeypa
 
 def test_nccls_flight_recorder_writes_into_the_runs_folder(tmp_path: Path) -> None:
     on_gpus = replace(planned(captured("per-gpu/task-0@node01")), device="cuda")
-    assert _flight_recorder(on_gpus, care(tmp_path), {}) == {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/nccl-rank-"}
+    assert _flight_recorder_variables(on_gpus, care(tmp_path), {}) == {
+        "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/nccl-rank-"
+    }
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
 def test_nccls_flight_recorder_writes_where_the_user_says(tmp_path: Path, name: str) -> None:
     on_gpus = replace(planned(captured("per-gpu/task-0@node01")), device="cuda")
-    assert _flight_recorder(on_gpus, care(tmp_path), {name: "/scratch/trace-"}) == {}
+    assert _flight_recorder_variables(on_gpus, care(tmp_path), {name: "/scratch/trace-"}) == {}
 
 
 def test_the_folder_of_the_flight_recorder_is_there_before_a_rank_is(
@@ -287,4 +288,4 @@ def test_the_folder_of_the_flight_recorder_is_there_before_a_rank_is(
 
 
 def test_nothing_is_recorded_without_gpus(tmp_path: Path) -> None:
-    assert _flight_recorder(planned(captured("per-gpu/task-0@node01")), care(tmp_path), {}) == {}
+    assert _flight_recorder_variables(planned(captured("per-gpu/task-0@node01")), care(tmp_path), {}) == {}

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from entrypoint import limits
+from entrypoint import errors
 
 MET = {
     "fork": (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
@@ -27,7 +27,7 @@ OTHERS = (
 def test_a_limit_that_was_met_is_a_want_of_resources_with_the_option_that_lifts_it(
     error: Exception, option: str
 ) -> None:
-    failure = limits.met(error)
+    failure = errors.resource_limit_failure(error)
     assert failure
     assert (failure.code, failure.found) == (71, str(error))
     assert option in failure.fix
@@ -35,4 +35,4 @@ def test_a_limit_that_was_met_is_a_want_of_resources_with_the_option_that_lifts_
 
 @pytest.mark.parametrize("error", OTHERS, ids=repr)
 def test_another_error_is_no_limit(error: Exception) -> None:
-    assert limits.met(error) is None
+    assert errors.resource_limit_failure(error) is None

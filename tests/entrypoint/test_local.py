@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from machines import machine
 
-from entrypoint import local
 from entrypoint.errors import Failure
-from entrypoint.options import Options
+from entrypoint.launchers import local
+from entrypoint.options import LaunchOptions
 
 PET = {
     "PET_NNODES": "2",
@@ -19,33 +19,33 @@ PET = {
 
 
 def test_a_bare_machine_is_a_world_of_its_own() -> None:
-    found = local.bare(machine())
+    found = local.single_node_allocation(machine())
     assert (found.num_nodes, found.num_tasks, found.master_addr, found.may_spawn) == (1, 1, "127.0.0.1", True)
 
 
 def test_two_starts_on_one_machine_have_different_keys() -> None:
-    assert local.bare(machine()).key != local.bare(machine()).key
+    assert local.single_node_allocation(machine()).key != local.single_node_allocation(machine()).key
 
 
 def test_machines_by_hand_take_their_place_from_the_command_line() -> None:
-    options = Options(nodes=2, node_rank=1, master_addr="a", master_port=4000)
-    found = local.by_hand(options, machine())
+    options = LaunchOptions(nodes=2, node_rank=1, master_addr="a", master_port=4000)
+    found = local.manual_allocation(options, machine())
     assert (found.node_rank, found.num_nodes, found.master_addr, found.master_port) == (1, 2, "a", 4000)
 
 
 def test_all_machines_by_hand_share_a_key() -> None:
-    first, second = (Options(nodes=2, node_rank=rank, master_addr="a") for rank in (0, 1))
-    assert local.by_hand(first, machine()).key == local.by_hand(second, machine(hostname="b")).key
+    first, second = (LaunchOptions(nodes=2, node_rank=rank, master_addr="a") for rank in (0, 1))
+    assert local.manual_allocation(first, machine()).key == local.manual_allocation(second, machine(hostname="b")).key
 
 
 def test_a_pet_set_is_one_task_on_each_node() -> None:
-    found = local.pet(PET, machine())
+    found = local.pet_allocation(PET, machine())
     assert (found.node_rank, found.num_nodes, found.procs_per_node) == (1, 2, 4)
     assert (found.master_addr, found.master_port) == ("job-master-0", 23456)
 
 
 def test_a_pet_set_for_one_node_needs_no_address() -> None:
-    assert local.pet({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}, machine()).procs_per_node is None
+    assert local.pet_allocation({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}, machine()).procs_per_node is None
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_a_pet_set_for_one_node_needs_no_address() -> None:
 )
 def test_a_pet_set_that_cannot_be_is_refused_by_name(change: dict[str, str], named: str) -> None:
     with pytest.raises(Failure, match=named) as caught:
-        local.pet(PET | change, machine())
+        local.pet_allocation(PET | change, machine())
     assert caught.value.code == 76
 
 
 def test_the_interface_of_a_link_local_address_may_have_another_name_on_each_machine() -> None:
-    first, second = (Options(nodes=2, node_rank=0, master_addr=f"fe80::1%{name}") for name in ("eth0", "ib0"))
-    assert local.by_hand(first, machine()).key == local.by_hand(second, machine()).key
+    first, second = (LaunchOptions(nodes=2, node_rank=0, master_addr=f"fe80::1%{name}") for name in ("eth0", "ib0"))
+    assert local.manual_allocation(first, machine()).key == local.manual_allocation(second, machine()).key
     pets = [PET | {"PET_MASTER_ADDR": f"fe80::1%{name}"} for name in ("eth0", "ib0")]
-    assert len({local.pet(pet, machine()).key for pet in pets}) == 1
+    assert len({local.pet_allocation(pet, machine()).key for pet in pets}) == 1

@@ -18,21 +18,20 @@ from machines import machine
 from processes import TIMEOUT_S, start_python, wait_until
 
 from entrypoint import monitor
-from entrypoint.detect import detect
-from entrypoint.gauges import GPU, PROCESS, Gauges, Page
-from entrypoint.hang import Limits
-from entrypoint.hangwatch import Care
+from entrypoint.gauges import GPU_FIELDS, PROCESS_FIELDS, ResourcePage, ResourceReader
+from entrypoint.hang import HangTimeouts, SupervisionPolicy
 from entrypoint.launch import run_plan
-from entrypoint.monitor import Measured, Monitor
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.launchers import detect_allocation
+from entrypoint.monitor import MonitoredRank, ResourceMonitor
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 
 BUSY = FakeGpu(uuid="GPU-made-up-0", busy=40, used=2**30)
 # A rank that asks for one GPU, and ends once it has read of so many seconds, or is told that the driver hangs.
 RANK = """
 import json, os, sys, time
-from entrypoint import attach, gauges
-pulse, page, wanted = attach(os.environ), gauges.attach(os.environ), float(sys.argv[1])
+from entrypoint import attach_heartbeat, gauges
+pulse, page, wanted = attach_heartbeat(os.environ), gauges.attach_resources(os.environ), float(sys.argv[1])
 page.ask(["made-up-0"])
 until = time.monotonic() + 60
 while not page.read(1)[0] >= wanted and not os.path.exists("hangs") and time.monotonic() < until:
@@ -46,14 +45,14 @@ pulse.beat("end")
 # A parent whose driver hangs, without Python's lock, before it has measured anything.
 ENDING = """
 import mmap, os, threading
-from entrypoint.gauges import Gauges, Page
-from entrypoint.monitor import Measured, Monitor
-page, reached = Page(), threading.Event()
+from entrypoint.gauges import ResourcePage, ResourceReader
+from entrypoint.monitor import MonitoredRank, ResourceMonitor
+page, reached = ResourcePage(), threading.Event()
 def hang():
     reached.set()
     threading.Event().wait()
-Gauges(mmap.mmap(page.descriptor, 4096)).ask(["made-up-0"])
-monitor = Monitor([Measured(os.getpid(), page)], 0.05, nvml=hang)
+ResourceReader(mmap.mmap(page.descriptor, 4096)).ask(["made-up-0"])
+monitor = ResourceMonitor([MonitoredRank(os.getpid(), page)], 0.05, nvml=hang)
 monitor.start()
 if reached.wait(60):
     print("hangs")
@@ -65,15 +64,18 @@ class Rank:
     """This process as a rank, measured by a clock of the test's own."""
 
     def __init__(self, nvml: Any, every_s: float = 5.0) -> None:
-        self.page, self.now = Page(), 0.0
-        self.gauges, self.measured = Gauges(mmap.mmap(self.page.descriptor, 4096)), Measured(os.getpid(), self.page)
-        self.monitor = Monitor([self.measured], every_s, nvml=lambda: nvml, clock=lambda: self.now)
+        self.page, self.now = ResourcePage(), 0.0
+        self.gauges, self.measured = (
+            ResourceReader(mmap.mmap(self.page.descriptor, 4096)),
+            MonitoredRank(os.getpid(), self.page),
+        )
+        self.monitor = ResourceMonitor([self.measured], every_s, nvml=lambda: nvml, clock=lambda: self.now)
 
     def looked(self, *moments: float) -> dict[str, float]:
         """What the rank reads after looks at these moments."""
         for self.now in moments:
             self.monitor.look(self.measured)
-        names = [*PROCESS, *(f"gpu_{name}" for name in GPU)]
+        names = [*PROCESS_FIELDS, *(f"gpu_{name}" for name in GPU_FIELDS)]
         return dict(zip(names, self.gauges.read(1), strict=True))
 
 
@@ -115,7 +117,7 @@ def test_where_nvml_shows_no_gpu_the_process_is_still_measured(nvml: FakeNvml) -
     rank.gauges.ask(["made-up-0"])
     told = rank.looked(0.0, 5.0)
     assert told["memory_bytes"] > 0
-    assert all(math.isnan(told[f"gpu_{name}"]) for name in GPU)
+    assert all(math.isnan(told[f"gpu_{name}"]) for name in GPU_FIELDS)
 
 
 def test_a_rank_without_a_gpu_never_loads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,17 +128,17 @@ def test_a_rank_without_a_gpu_never_loads_nvml(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_page_that_is_gone_ends_no_thread() -> None:
-    gone, rank = Measured(os.getpid(), Page()), Rank(FakeNvml(BUSY))
+    gone, rank = MonitoredRank(os.getpid(), ResourcePage()), Rank(FakeNvml(BUSY))
     gone.page.close()
     rank.gauges.ask([])
-    both = Monitor([gone, rank.measured], 0.0)
+    both = ResourceMonitor([gone, rank.measured], 0.0)
     both.start()
     wait_until(lambda: rank.gauges.read(0)[0] > 0, "the other rank's figures")
     both.stop()
 
 
 def test_a_thread_that_was_stopped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("entrypoint.monitor.LEAVE_S", 60.0)
+    monkeypatch.setattr("entrypoint.monitor.STOP_TIMEOUT_S", 60.0)
     rank = Rank(FakeNvml(BUSY), every_s=60.0)
     rank.monitor.start()
     assert rank.monitor._thread.is_alive()
@@ -146,19 +148,25 @@ def test_a_thread_that_was_stopped_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
 
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: Any, wanted: float) -> list[float]:
     """What a real rank, started by the real parent, has read."""
-    monkeypatch.setattr(monitor, "pynvml", nvml)
+    monkeypatch.setattr(monitor, "import_pynvml", nvml)
     monkeypatch.chdir(tmp_path)
-    limits = Limits(start=60, step=60, evaluation=60, save=60, data=60)
-    care = Care(limits=limits, errors=tmp_path, blame=lambda *_: None, gauges_every_s=0.05)
-    options, here = Options(device="cpu"), machine()
-    found, command = plan(detect({}, options, here), options, here, {}), [sys.executable, "-c", RANK, str(wanted)]
+    limits = HangTimeouts(start=60, step=60, evaluation=60, save=60, data=60)
+    care = SupervisionPolicy(limits=limits, errors=tmp_path, blame=lambda *_: None, gauges_every_s=0.05)
+    options, here = LaunchOptions(device="cpu"), machine()
+    found, command = (
+        plan_allocation(detect_allocation({}, options, here), options, here, {}),
+        [sys.executable, "-c", RANK, str(wanted)],
+    )
     assert run_plan(found, command, dict(os.environ), log_dir=tmp_path, foreign=False, care=care) == 0
     return list(json.loads((tmp_path / "rank-0000.log").read_text()))
 
 
 def test_a_started_rank_reads_what_its_parent_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = launched(tmp_path, monkeypatch, lambda: FakeNvml(BUSY), wanted=0.2)
-    process, gpu = dict(zip(PROCESS, told, strict=False)), dict(zip(GPU, told[len(PROCESS) :], strict=True))
+    process, gpu = (
+        dict(zip(PROCESS_FIELDS, told, strict=False)),
+        dict(zip(GPU_FIELDS, told[len(PROCESS_FIELDS) :], strict=True)),
+    )
     assert process["memory_peak_bytes"] > 2**20
     assert gpu["busy"] / gpu["busy_s"] == pytest.approx(40)
 

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from entrypoint.gauges import GPU
-from entrypoint.monitor_gpus import REASONS, Device, Meter, devices, found
+from entrypoint.gauges import GPU_FIELDS
+from entrypoint.monitor_gpus import SLOWDOWN_REASONS, GpuDevice, GpuMeter, list_devices, select_devices
 
 INSTANCE = FakeGpu(uuid="MIG-one", total=10 * 2**30, used=2**30, busy=None, power=None, temperature=None)
 OTHER = replace(INSTANCE, uuid="MIG-two", used=3 * 2**30)
@@ -26,12 +26,12 @@ class Changing(FakeNvml):
 
     def measured(self, seconds: Sequence[float] = (0.0, 2.0, 3.0)) -> dict[str, float]:
         """What came of looks so many seconds after each other."""
-        (device,) = devices(self)
-        meter = Meter(self, device)
+        (device,) = list_devices(self)
+        meter = GpuMeter(self, device)
         for passed, gpu in zip(seconds, self.looks, strict=False):
             meter._device = replace(device, handle=gpu, board=gpu)
             figures = meter.look(passed)
-        return dict(zip(GPU, figures, strict=True))
+        return dict(zip(GPU_FIELDS, figures, strict=True))
 
 
 def test_utilisation_counts_for_the_time_since_the_look_before() -> None:
@@ -62,7 +62,7 @@ def test_without_a_counter_energy_is_power_by_time() -> None:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["driver-today", "driver-before-535"])
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in REASONS.items() for name in names])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SLOWDOWN_REASONS.items() for name in names])
 def test_each_reason_of_a_low_clock_is_timed(kind: str, name: str, old: bool) -> None:
     low = FakeGpu(reasons=getattr(pynvml, name))
     told = Changing(FakeGpu(), low, FakeGpu(), old=old).measured()
@@ -77,7 +77,7 @@ def test_the_general_bit_beside_one_that_says_more_is_no_reason_of_its_own() -> 
 
 def test_an_idle_clock_is_no_trouble() -> None:
     told = Changing(*[FakeGpu(reasons=pynvml.nvmlClocksEventReasonGpuIdle)] * 3).measured()
-    assert [told[kind] for kind in REASONS] == [0.0] * 4
+    assert [told[kind] for kind in SLOWDOWN_REASONS] == [0.0] * 4
 
 
 def test_what_a_gpu_does_not_answer_has_no_time() -> None:
@@ -86,8 +86,8 @@ def test_what_a_gpu_does_not_answer_has_no_time() -> None:
     assert math.isnan(told["temperature_c"])
 
 
-def every() -> tuple[Device, ...]:
-    return tuple(devices(FakeNvml(FakeGpu(uuid="GPU-zero"), FakeGpu(uuid="GPU-parted", parts=(INSTANCE, OTHER)))))
+def every() -> tuple[GpuDevice, ...]:
+    return tuple(list_devices(FakeNvml(FakeGpu(uuid="GPU-zero"), FakeGpu(uuid="GPU-parted", parts=(INSTANCE, OTHER)))))
 
 
 def test_gpus_and_their_instances_are_listed() -> None:
@@ -102,7 +102,7 @@ def test_gpus_and_their_instances_are_listed() -> None:
 @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST])
 def test_a_gpu_or_instance_that_does_not_answer_hides_no_other_one(error: int) -> None:
     silent, parted = FakeGpu(error=error), FakeGpu(uuid="GPU-parted", parts=(FakeGpu(error=error), OTHER))
-    told = [(it.uuid, it.index, it.instance) for it in devices(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
+    told = [(it.uuid, it.index, it.instance) for it in list_devices(FakeNvml(silent, parted, FakeGpu(uuid="GPU-two")))]
     assert told == [("GPU-parted", 1, None), ("MIG-two", 1, 1), ("GPU-two", 2, None)]
 
 
@@ -116,7 +116,7 @@ class Nameless(FakeNvml):
 
 
 def test_a_gpu_that_is_lost_before_it_says_its_name_hides_no_other_one() -> None:
-    there = devices(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
+    there = list_devices(Nameless(FakeGpu(uuid="GPU-lost"), FakeGpu(uuid="GPU-one")))
     assert [it.uuid for it in there] == ["GPU-one"]
 
 
@@ -130,7 +130,7 @@ def test_a_question_that_the_drivers_library_does_not_know_hides_no_other_answer
 
 
 def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> None:
-    assert [it.index for it in devices(FakeNvml(FakeGpu(minor=3)))] == [3]
+    assert [it.index for it in list_devices(FakeNvml(FakeGpu(minor=3)))] == [3]
 
 
 @pytest.mark.parametrize(
@@ -144,19 +144,19 @@ def test_the_only_gpu_of_a_task_keeps_the_number_that_it_has_on_its_host() -> No
     ],
 )
 def test_cudas_name_leads_to_the_device_that_it_computes_on(name: str, visible: str | None, uuid: str) -> None:
-    (it,) = found(every(), [name], visible)
+    (it,) = select_devices(every(), [name], visible)
     assert it is not None
     assert it.uuid == uuid
 
 
 def test_a_gpu_that_nvml_does_not_show_is_nowhere() -> None:
-    assert found(every(), ["gone", "zero"], None)[0] is None
+    assert select_devices(every(), ["gone", "zero"], None)[0] is None
 
 
 def test_of_an_instance_memory_is_known_and_the_heat_of_its_gpu_but_no_use_and_no_energy() -> None:
     nvml = FakeNvml(FakeGpu(temperature=55, parts=(INSTANCE,)))
-    meter = Meter(nvml, list(devices(nvml))[1])
+    meter = GpuMeter(nvml, list(list_devices(nvml))[1])
     meter.look(0.0)
-    told = dict(zip(GPU, meter.look(5.0), strict=True))
+    told = dict(zip(GPU_FIELDS, meter.look(5.0), strict=True))
     assert (told["memory_bytes"], told["temperature_c"], told["instance"]) == (2**30, 55, 0)
     assert (told["busy_s"], told["energy_s"]) == (0.0, 0.0)

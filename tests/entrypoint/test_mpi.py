@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from machines import captured, machine
 
-from entrypoint import mpi
-from entrypoint.allocation import Allocation
 from entrypoint.errors import Failure
+from entrypoint.launchers import mpi
+from entrypoint.launchers.allocation import Allocation
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -31,7 +31,7 @@ HYDRA = INTEL | {"PMI_FD": "8", "HYDI_CONTROL_FD": "7", "MPIR_CVAR_CH3_INTERFACE
 
 
 def read(environ: dict[str, str], name: Any = "openmpi") -> Allocation:
-    return mpi.read(environ, machine(), name)
+    return mpi.read_allocation(environ, machine(), name)
 
 
 def test_one_node_meets_on_loopback() -> None:
@@ -40,7 +40,7 @@ def test_one_node_meets_on_loopback() -> None:
 
 @pytest.mark.parametrize("ranks", [INTEL, PALS, MVAPICH, INTEL | MVAPICH], ids=["intel", "pals", "mvapich", "both"])
 def test_intels_mpichs_crays_and_mvapichs_ranks_are_read(ranks: dict[str, str]) -> None:
-    assert mpi.family(ranks) == "pmi"
+    assert mpi.detect_family(ranks) == "pmi"
     found = read(ranks | {"MASTER_ADDR": "node01"}, "pmi")
     assert (found.task, found.num_tasks, found.local_task, found.tasks_here) == (3, 4, 1, 2)
     assert (found.node_rank, found.num_nodes, found.master_addr) == (1, 2, "node01")
@@ -59,11 +59,11 @@ def test_inside_slurm_rank_0_is_on_the_jobs_first_node() -> None:
 
 
 def test_a_pmi_that_repeats_the_steps_numbers_leaves_the_word_to_slurm() -> None:
-    assert mpi.family(captured("pmi2/task-2@node02")) is None
+    assert mpi.detect_family(captured("pmi2/task-2@node02")) is None
 
 
 def test_a_pmi_that_differs_from_the_step_is_an_mpirun_inside_it() -> None:
-    assert mpi.family(captured("pmi2/task-2@node02") | {"PMI_SIZE": "16"}) == "pmi"
+    assert mpi.detect_family(captured("pmi2/task-2@node02") | {"PMI_SIZE": "16"}) == "pmi"
 
 
 def test_two_mpiruns_on_a_node_have_different_keys() -> None:
@@ -90,7 +90,7 @@ def test_what_each_host_of_hydras_has_of_its_own_is_no_part_of_the_key() -> None
 
 @pytest.mark.parametrize("ranks", [MVAPICH, PALS, OPENMPI])
 def test_the_job_is_no_part_of_the_key_where_it_may_not_be_handed_on(ranks: dict[str, str]) -> None:
-    name: Any = mpi.family(ranks)
+    name: Any = mpi.detect_family(ranks)
     given = ranks | {"MASTER_ADDR": "a"}
     assert read(given, name).key == read(given | {"PBS_JOBID": "7.pbs"}, name).key
 

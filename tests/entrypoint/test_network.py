@@ -50,13 +50,13 @@ def test_an_address_of_another_machine_is_refused_with_its_name() -> None:
     ],
 )
 def test_rank_0_listens_everywhere_only_where_its_address_is_not_its_own(master: str, nodes: int, address: str) -> None:
-    assert network.where_to_listen(master, nodes) == address
+    assert network.listen_address(master, nodes) == address
 
 
 def test_an_address_of_this_machine_alone_is_listened_on_alone() -> None:
     if why := missing():
         pytest.skip(why)
-    line = "from entrypoint.network import where_to_listen as to; print(to('10.77.0.1', 2), to('10.77.0.9', 2))"
+    line = "from entrypoint.network import listen_address as to; print(to('10.77.0.1', 2), to('10.77.0.9', 2))"
     with joined(1) as (host,), host.start("-c", line, cwd=REPOSITORY) as process:
         assert process.communicate(timeout=60)[0].split() == ["10.77.0.1", "0.0.0.0"]
 
@@ -94,7 +94,7 @@ def test_a_closed_port_refuses_a_probe() -> None:
     ],
 )
 def test_each_way_of_not_reaching_the_master_has_its_own_words(error: OSError | None, words: str) -> None:
-    failure = network.unreachable("node01", [20_001], error, 10.0)
+    failure = network.unreachable_failure("node01", [20_001], error, 10.0)
     assert words in failure.what
     assert "node01" in str(failure.found)
 

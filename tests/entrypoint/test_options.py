@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from entrypoint.errors import Failure
-from entrypoint.options import Options, add_launch_arguments, options_from
+from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
 
 
 def refuse(line: str, named: str) -> None:
@@ -20,14 +20,14 @@ def test_a_port_outside_tcps_range_is_refused() -> None:
     refuse("--nodes 2 --node-rank 0 --master-addr a --master-port 70000", "--master-port")
 
 
-def parse(line: str = "", environ: dict[str, str] | None = None, **file: object) -> Options:
+def parse(line: str = "", environ: dict[str, str] | None = None, **file: object) -> LaunchOptions:
     parser = argparse.ArgumentParser()
     add_launch_arguments(parser)
-    return options_from(parser.parse_args(line.split()), environ or {}, **file)  # type: ignore[arg-type]
+    return parse_launch_options(parser.parse_args(line.split()), environ or {}, **file)  # type: ignore[arg-type]
 
 
 def test_nothing_asked_leaves_everything_open() -> None:
-    assert parse() == Options()
+    assert parse() == LaunchOptions()
 
 
 def test_the_command_line_wins_over_the_variable_over_the_file() -> None:
@@ -37,7 +37,7 @@ def test_the_command_line_wins_over_the_variable_over_the_file() -> None:
 
 
 def test_the_file_counts_where_nothing_else_is_said() -> None:
-    assert parse(device="cpu", procs_per_node=2) == Options(device="cpu", procs_per_node=2)
+    assert parse(device="cpu", procs_per_node=2) == LaunchOptions(device="cpu", procs_per_node=2)
 
 
 def test_auto_on_the_command_line_lifts_the_files_number() -> None:
@@ -50,7 +50,7 @@ def test_a_port_range_is_read() -> None:
 
 def test_an_empty_master_address_is_no_address() -> None:
     with pytest.raises(Failure, match="--master-addr missing"):
-        options_from(
+        parse_launch_options(
             argparse.Namespace(
                 device=None, procs_per_node=None, nodes="2", node_rank="0", master_addr="", master_port=None
             ),

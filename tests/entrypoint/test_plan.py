@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from machines import captured, fake_gpus, machine
 
-from entrypoint.detect import detect
 from entrypoint.errors import Failure
-from entrypoint.host import Machine
-from entrypoint.options import Options
-from entrypoint.plan import Plan, plan
+from entrypoint.launchers import detect_allocation
+from entrypoint.machine import Machine
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import Plan, plan_allocation
 
 
 def planned(environ: dict[str, str], here: Machine | None = None, **options: object) -> Plan:
-    here, wanted = here or machine(), Options(**options)  # type: ignore[arg-type]
-    return plan(detect(environ, wanted, here), wanted, here, environ)
+    here, wanted = here or machine(), LaunchOptions(**options)  # type: ignore[arg-type]
+    return plan_allocation(detect_allocation(environ, wanted, here), wanted, here, environ)
 
 
 def test_a_bare_machine_starts_one_rank_per_gpu() -> None:

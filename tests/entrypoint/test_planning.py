@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint import Options, host, make_plan
+from entrypoint import LaunchOptions, machine, make_plan
 
 
 def test_what_is_asked_for_is_planned() -> None:
-    planned = make_plan({}, Options(device="cpu", procs_per_node=3))
+    planned = make_plan({}, LaunchOptions(device="cpu", procs_per_node=3))
     assert (planned.device, planned.spawn, planned.world.world_size) == ("cpu", 3, 3)
 
 
 def test_nobody_counts_gpus_that_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "nvml_gpus", lambda: 1 / 0)
-    assert make_plan({}, Options(device="cpu")).device == "cpu"
+    monkeypatch.setattr(machine, "nvml_gpus", lambda: 1 / 0)
+    assert make_plan({}, LaunchOptions(device="cpu")).device == "cpu"

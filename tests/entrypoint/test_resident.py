@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import resident
+from entrypoint import preload
 
 MAPS = """\
 55d0a0000000-55d0a0002000 r--p 00000000 08:01 11 /usr/bin/python3.13
@@ -27,7 +27,7 @@ def held(folder: Path, kind: str, within: str = "apptainer") -> tuple[int, list[
     (folder / "maps").write_text(MAPS)
     (folder / "mountinfo").write_text(ROOT.format(kind))
     asked: list[tuple[int, int]] = []
-    return resident.hold(folder, lambda start, size: asked.append((start, size)) is None, within), asked
+    return preload.preload_mapped_files(folder, lambda start, size: asked.append((start, size)) is None, within), asked
 
 
 @pytest.mark.parametrize("kind", ["fuse.squashfuse_ll", "fuse", "overlay"])
@@ -45,17 +45,17 @@ def test_on_another_root_nothing_is_done(tmp_path: Path, kind: str, within: str)
 
 
 def test_where_nothing_can_be_read_nothing_is_done(tmp_path: Path) -> None:
-    assert resident.hold(tmp_path) == 0
+    assert preload.preload_mapped_files(tmp_path) == 0
 
 
 REAL = """
 import pathlib, sys
-from entrypoint import resident
+from entrypoint import preload
 proc = pathlib.Path(sys.argv[1])
 (proc / "maps").write_text(pathlib.Path("/proc/self/maps").read_text())
 resident_kb = lambda: int(next(l.split()[1] for l in open("/proc/self/status") if l.startswith("RssFile")))
 before = resident_kb()
-size = resident.hold(proc)
+size = preload.preload_mapped_files(proc)
 print(size, resident_kb() - before)
 """
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from machines import machine
 
-from entrypoint.allocation import Allocation
-from entrypoint.detect import detect
 from entrypoint.errors import Failure
-from entrypoint.host import read_machine
-from entrypoint.options import Options
-from entrypoint.schedulers import ALONE, FAMILIES
+from entrypoint.launchers import detect_allocation
+from entrypoint.launchers.allocation import Allocation
+from entrypoint.launchers.unsupported import THIS_NODE_ONLY_FIX, UNSUPPORTED_SCHEDULERS
+from entrypoint.machine import read_machine
+from entrypoint.options import LaunchOptions
 
 # The second node of two where the command runs on each, else the first: what each sets there.
 SKYPILOT = {
@@ -89,8 +89,8 @@ RANKS = {
 }
 
 
-def detected(environ: dict[str, str], files: dict[str, str], options: Options | None = None) -> Allocation:
-    return detect(environ, options or Options(), machine(host_files=files))
+def detected(environ: dict[str, str], files: dict[str, str], options: LaunchOptions | None = None) -> Allocation:
+    return detect_allocation(environ, options or LaunchOptions(), machine(host_files=files))
 
 
 @pytest.mark.parametrize(("environ", "files", "way_out"), SEVERAL.values(), ids=SEVERAL)
@@ -111,7 +111,7 @@ def test_a_job_of_one_node_is_a_world_of_its_own(environ: dict[str, str], files:
 
 @pytest.mark.parametrize(("environ", "files", "_"), SEVERAL.values(), ids=SEVERAL)
 def test_machines_named_by_hand_win(environ: dict[str, str], files: dict[str, str], _: str) -> None:
-    found = detected(environ, files, Options(nodes=2, node_rank=1, master_addr="a"))
+    found = detected(environ, files, LaunchOptions(nodes=2, node_rank=1, master_addr="a"))
     assert (found.node_rank, found.num_nodes) == (1, 2)
 
 
@@ -124,7 +124,7 @@ def test_a_launcher_inside_the_job_wins(environ: dict[str, str], files: dict[str
 def test_the_first_pod_of_an_indexed_job_is_refused_like_the_others_since_none_knows_how_many_there_are() -> None:
     with pytest.raises(Failure, match="nothing tells how many nodes") as caught:
         detected(KUBERNETES | {"JOB_COMPLETION_INDEX": "0"}, {})
-    assert ALONE in caught.value.fix
+    assert THIS_NODE_ONLY_FIX in caught.value.fix
 
 
 def test_a_job_script_that_cannot_read_its_list_of_hosts_runs_and_is_warned() -> None:
@@ -148,4 +148,4 @@ def test_a_number_of_nodes_that_is_none_is_refused_by_its_variable() -> None:
 
 def test_every_variable_that_tells_of_a_family_has_a_case_here() -> None:
     told = {name for environ, _, _ in SEVERAL.values() for name in environ}
-    assert {name for family in FAMILIES for name in family.marks} <= told
+    assert {name for family in UNSUPPORTED_SCHEDULERS for name in family.marks} <= told

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from machines import ENVIRONS, captured, machine, read_environ
 
-from entrypoint import slurm
-from entrypoint.detect import detect
 from entrypoint.errors import Failure
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.launchers import detect_allocation, slurm
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 
-CPU = Options(device="cpu")
+CPU = LaunchOptions(device="cpu")
 TWO_BY_TWO = "node01:0 node01:1 node02:0 node02:1"
 ONE_EACH = "node01:0 node02:0"
 
@@ -54,7 +53,7 @@ FILES = sorted(ENVIRONS.glob("slurm-*/*/*.env"))
 
 def planned(path: Path):  # type: ignore[no-untyped-def]
     environ, here = read_environ(path), machine(hostname=path.stem.partition("@")[2])
-    return plan(detect(environ, CPU, here), CPU, here, environ)
+    return plan_allocation(detect_allocation(environ, CPU, here), CPU, here, environ)
 
 
 def rank_of(path: Path) -> int:
@@ -118,7 +117,7 @@ def test_a_missing_variable_of_a_step_is_named(variable: str) -> None:
     environ = captured("per-gpu/task-0@node01")
     del environ[variable]
     with pytest.raises(Failure, match=variable):
-        slurm.read_step(environ)
+        slurm.read_step_allocation(environ)
 
 
 @pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"])
@@ -126,7 +125,7 @@ def test_a_task_without_one_of_sruns_variables_is_told_which(variable: str) -> N
     environ = captured("per-gpu/task-0@node01")
     del environ[variable]
     with pytest.raises(Failure) as caught:
-        slurm.read_shell(environ, machine(hostname="node01"))
+        slurm.check_job_shell(environ, machine(hostname="node01"))
     assert (caught.value.code, caught.value.expected) == (76, f"a task that srun started, with {variable}")
 
 
@@ -147,7 +146,7 @@ def test_a_task_without_one_of_sruns_variables_is_told_which(variable: str) -> N
 )
 def test_numbers_that_contradict_each_other_are_refused_by_name(change: dict[str, str], named: str) -> None:
     with pytest.raises(Failure, match=named) as caught:
-        slurm.read_step(captured("per-gpu/task-0@node01") | change)
+        slurm.read_step_allocation(captured("per-gpu/task-0@node01") | change)
     assert caught.value.code == 76
     assert caught.value.fix
 
@@ -155,9 +154,9 @@ def test_numbers_that_contradict_each_other_are_refused_by_name(change: dict[str
 def test_a_login_nodes_shell_with_a_one_node_job_is_refused_by_its_host() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
     with pytest.raises(Failure, match="not one of the job's"):
-        slurm.read_shell(environ, machine(hostname="login1"))
+        slurm.check_job_shell(environ, machine(hostname="login1"))
 
 
 def test_a_shell_on_the_jobs_only_node_is_accepted() -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
-    slurm.read_shell(environ, machine(hostname="node01"))
+    slurm.check_job_shell(environ, machine(hostname="node01"))

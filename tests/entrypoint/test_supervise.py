@@ -13,10 +13,9 @@ import worlds
 from processes import alive, python, start_python, wait_until
 
 from entrypoint.children import Child
-from entrypoint.hang import Limits
-from entrypoint.hangwatch import Care, HangWatch
-from entrypoint.pulse import REPEAT_S
-from entrypoint.supervise import Inbox, Watch, first_to_blame
+from entrypoint.hang import HangTimeouts, HangWatch, SupervisionPolicy
+from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S
+from entrypoint.supervise import SignalInbox, Supervision, first_to_blame
 from entrypoint.tee import Console
 
 RUN = ("-m", "entrypoint", "run", "--device", "cpu")
@@ -83,7 +82,7 @@ def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: P
 @pytest.mark.parametrize(("kills", "code"), [(5, 69), (6, 71)], ids=["by someone", "by the kernel, meanwhile"])
 def test_a_rank_killed_for_want_of_memory_is_71(kills: int, code: int) -> None:
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    watch = Watch([child], "host", False, Console(is_terminal=False), lambda: kills, 5)
+    watch = Supervision([child], "host", False, Console(is_terminal=False), lambda: kills, 5)
     watch.first = (child, -signal.SIGKILL)
     assert watch.exit_code() == code
 
@@ -194,8 +193,8 @@ def test_a_console_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
 def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("entrypoint.supervise.time.monotonic", lambda: now[0])
-    with Inbox() as inbox:
-        for moment in (100.0, 100.01, 100.0 + REPEAT_S):
+    with SignalInbox() as inbox:
+        for moment in (100.0, 100.01, 100.0 + SIGNAL_REPEAT_WINDOW_S):
             now[0] = moment
             inbox._note(signal.SIGINT, None)
         assert inbox.drain() == [signal.SIGINT, signal.SIGINT]
@@ -204,7 +203,7 @@ def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytes
 def test_who_does_not_stop_in_its_time_is_not_said_to_want_memory(capfd: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         child = Child(world=worlds.ALONE, process=process, tee=None)  # type: ignore[arg-type]
-        watch = Watch([child], "host", False, Console(), alive=[child], asked=signal.SIGTERM, kill_at=0.0)
+        watch = Supervision([child], "host", False, Console(), alive=[child], asked=signal.SIGTERM, kill_at=0.0)
         watch.enforce()
         process.wait(10)
         watch.reap()
@@ -216,7 +215,7 @@ def test_who_does_not_stop_in_its_time_is_not_said_to_want_memory(capfd: pytest.
 def test_a_rank_without_a_handler_yet_is_said_to_be_stopped(capfd: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         child = Child(world=worlds.ALONE, process=process, tee=None)  # type: ignore[arg-type]
-        watch = Watch([child], "host", False, Console(), alive=[child])
+        watch = Supervision([child], "host", False, Console(), alive=[child])
         watch.forward(signal.SIGTERM)
         process.wait(10)
         watch.reap()
@@ -225,31 +224,35 @@ def test_a_rank_without_a_handler_yet_is_said_to_be_stopped(capfd: pytest.Captur
 
 
 def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
-    limits = Limits(start=60, step=None, evaluation=60, save=7200, data=60)
+    limits = HangTimeouts(start=60, step=None, evaluation=60, save=7200, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    care = Care(limits=limits, errors=tmp_path, blame=lambda *_: None)
-    watch = Watch([child], "host", False, Console(is_terminal=False), hang=HangWatch(care, [child], "host", False))
+    care = SupervisionPolicy(limits=limits, errors=tmp_path, blame=lambda *_: None)
+    watch = Supervision(
+        [child], "host", False, Console(is_terminal=False), hang=HangWatch(care, [child], "host", False)
+    )
     assert watch.save_s == 7200
 
 
 def test_on_a_terminal_a_wish_to_stop_is_acknowledged_once(tmp_path: Path) -> None:
-    limits = Limits(start=60, step=None, evaluation=60, save=60, data=60)
+    limits = HangTimeouts(start=60, step=None, evaluation=60, save=60, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    hang = HangWatch(Care(limits=limits, errors=tmp_path, blame=lambda *_: None), [child], "host", False)
+    hang = HangWatch(SupervisionPolicy(limits=limits, errors=tmp_path, blame=lambda *_: None), [child], "host", False)
     with (tmp_path / "terminal").open("wb") as terminal:
-        watch = Watch([], "host", False, Console(err=terminal.fileno(), is_terminal=True), hang=hang)
+        watch = Supervision([], "host", False, Console(err=terminal.fileno(), is_terminal=True), hang=hang)
         for _ in range(2):
             watch.forward(signal.SIGINT)
     assert (tmp_path / "terminal").read_text().count("stopping: ") == 1
 
 
 def test_what_a_wish_to_stop_leads_to_is_said_as_its_command_words_it(tmp_path: Path) -> None:
-    limits = Limits(start=60, step=None, evaluation=60, save=60, data=60)
+    limits = HangTimeouts(start=60, step=None, evaluation=60, save=60, data=60)
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
-    care = Care(limits=limits, errors=tmp_path, blame=lambda *_: None, promise=("nothing is kept", "for nothing"))
+    care = SupervisionPolicy(
+        limits=limits, errors=tmp_path, blame=lambda *_: None, promise=("nothing is kept", "for nothing")
+    )
     with (tmp_path / "terminal").open("wb") as terminal:
         console = Console(err=terminal.fileno(), is_terminal=True)
-        watch = Watch([], "host", False, console, hang=HangWatch(care, [child], "host", False))
+        watch = Supervision([], "host", False, console, hang=HangWatch(care, [child], "host", False))
         watch.forward(signal.SIGINT)
         watch.first = (child, 130)
         watch.report()

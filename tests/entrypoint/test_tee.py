@@ -114,7 +114,7 @@ def test_a_reader_that_went_away_does_not_stop_the_log(tmp_path: Path) -> None:
 def test_a_reader_that_stands_still_does_not_hold_up_the_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("entrypoint.tee.PATIENCE_S", 0.1)
+    monkeypatch.setattr("entrypoint.tee.CONSOLE_TIMEOUT_S", 0.1)
     read_end, write_end = os.pipe()
     text = b"x" * 50_000 + b"\n"
     assert logged(tmp_path, text, text, text, console=Console(out=write_end, err=write_end)) == 3 * text
@@ -125,7 +125,7 @@ def test_a_reader_that_stands_still_does_not_hold_up_the_parent(
 def test_a_console_that_does_not_block_loses_nothing_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("entrypoint.tee.PATIENCE_S", 30.0)
+    monkeypatch.setattr("entrypoint.tee.CONSOLE_TIMEOUT_S", 30.0)
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with ThreadPoolExecutor(1) as pool, os.fdopen(read_end, "rb") as reader:

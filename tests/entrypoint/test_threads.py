@@ -12,14 +12,14 @@ from ringing import RINGING
 from entrypoint import threads
 
 INTERRUPTED = f"""{RINGING}
-from entrypoint.threads import begin_thread
+from entrypoint.threads import start_daemon_thread
 sure, ran = 0, []
 for trial in range(2000):
     with suppress(Rung):
         try:
             armed = True
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 1e-4))
-            begin_thread(lambda: ran.append(trial))
+            start_daemon_thread(lambda: ran.append(trial))
             sure += 1
         finally:
             armed = False
@@ -33,14 +33,14 @@ assert sure <= len(ran), (sure, len(ran))
 
 def test_what_was_begun_runs() -> None:
     done = threading.Event()
-    threads.begin_thread(done.set)
+    threads.start_daemon_thread(done.set)
     assert done.wait(60)
 
 
 def test_a_system_without_threads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_thread", Mock(start_new_thread=Mock(side_effect=RuntimeError("can't start"))))
     with pytest.raises(RuntimeError, match="can't start"):
-        threads.begin_thread(lambda: None)
+        threads.start_daemon_thread(lambda: None)
 
 
 def test_handlers_that_raise_while_it_begins_break_no_thread() -> None:

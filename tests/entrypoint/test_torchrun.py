@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from machines import captured, fake_gpus, machine
 
-from entrypoint import torchrun
 from entrypoint.errors import Failure
+from entrypoint.launchers import torchrun
 
 WHOLE = {
     "RANK": "3",
@@ -19,30 +19,30 @@ WHOLE = {
 
 
 def test_a_whole_set_is_read_and_its_nodes_derived() -> None:
-    found = torchrun.read(WHOLE, machine())
+    found = torchrun.read_allocation(WHOLE, machine())
     assert (found.task, found.num_tasks, found.local_task, found.tasks_here) == (3, 4, 1, 2)
     assert (found.node_rank, found.num_nodes, found.master_addr, found.master_port) == (1, 2, "node01", 29500)
 
 
 def test_torchruns_own_store_is_recognised() -> None:
-    assert torchrun.read(captured("torchrun-srun/task-2@node02"), machine()).agent_store
+    assert torchrun.read_allocation(captured("torchrun-srun/task-2@node02"), machine()).agent_store
 
 
 def test_one_rank_needs_no_address() -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    found = torchrun.read(alone, machine())
+    found = torchrun.read_allocation(alone, machine())
     assert (found.master_addr, found.master_port, found.warnings) == ("127.0.0.1", None, ())
 
 
 def test_without_a_local_size_the_visible_gpus_count_and_it_is_said() -> None:
     environ = {name: value for name, value in WHOLE.items() if name != "LOCAL_WORLD_SIZE"}
-    found = torchrun.read(environ, machine(gpus=fake_gpus(2)))
+    found = torchrun.read_allocation(environ, machine(gpus=fake_gpus(2)))
     assert found.tasks_here == 2
     assert "LOCAL_WORLD_SIZE" in found.warnings[0]
 
 
 def test_no_set_at_all_is_no_torchrun() -> None:
-    assert not torchrun.is_set({"MASTER_ADDR": "node01", "MASTER_PORT": "29500"})
+    assert not torchrun.has_rank_variables({"MASTER_ADDR": "node01", "MASTER_PORT": "29500"})
 
 
 # Two pods, as Kubeflow's training operator sets them.
@@ -51,7 +51,7 @@ POD = {"RANK": "1", "PET_NODE_RANK": "1", "PET_NNODES": "2", "MASTER_ADDR": "job
 
 @pytest.mark.parametrize(("procs", "size"), [("4", "8"), ("1", "2"), ("auto", "2"), ("", "2"), ("4", "2")])
 def test_node_numbers_beside_a_pet_set_are_no_torchrun_set(procs: str, size: str) -> None:
-    assert not torchrun.is_set(POD | {"PET_NPROC_PER_NODE": procs, "WORLD_SIZE": size})
+    assert not torchrun.has_rank_variables(POD | {"PET_NPROC_PER_NODE": procs, "WORLD_SIZE": size})
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_node_numbers_beside_a_pet_set_are_no_torchrun_set(procs: str, size: str
 )
 def test_node_numbers_that_contradict_the_pet_set_are_half_a_torchrun_set(change: dict[str, str]) -> None:
     with pytest.raises(Failure, match="half a torchrun set"):
-        torchrun.is_set(POD | {"PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"} | change)
+        torchrun.has_rank_variables(POD | {"PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"} | change)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_node_numbers_that_contradict_the_pet_set_are_half_a_torchrun_set(change
 )
 def test_half_a_set_is_refused_by_its_missing_half(environ: dict[str, str], missing: str) -> None:
     with pytest.raises(Failure, match=rf"without {missing}\n") as caught:
-        torchrun.is_set(environ)
+        torchrun.has_rank_variables(environ)
     assert caught.value.code == 76
 
 
@@ -97,10 +97,12 @@ def test_half_a_set_is_refused_by_its_missing_half(environ: dict[str, str], miss
 )
 def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], named: str) -> None:
     with pytest.raises(Failure, match=named) as caught:
-        torchrun.read(WHOLE | change, machine())
+        torchrun.read_allocation(WHOLE | change, machine())
     assert caught.value.code == 76
 
 
 @pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"])
 def test_the_next_start_of_the_same_launch_has_another_key(name: str) -> None:
-    assert torchrun.read(WHOLE, machine()).key != torchrun.read({**WHOLE, name: "1"}, machine()).key
+    assert (
+        torchrun.read_allocation(WHOLE, machine()).key != torchrun.read_allocation({**WHOLE, name: "1"}, machine()).key
+    )

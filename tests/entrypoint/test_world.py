@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.errors import Failure
-from entrypoint.world import CONTRACT, World, from_environ, integer, port, to_environ
+from entrypoint.world import (
+    TORCHRUN_VARIABLES,
+    World,
+    parse_port,
+    parse_whole_number,
+    world_from_environ,
+    world_to_environ,
+)
 
 WORLD = World(
     rank=3,
@@ -22,7 +29,7 @@ WORLD = World(
 
 
 def test_the_contract_is_torchruns() -> None:
-    assert to_environ(WORLD) == {
+    assert world_to_environ(WORLD) == {
         "RANK": "3",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "4",
@@ -35,35 +42,35 @@ def test_the_contract_is_torchruns() -> None:
 
 
 def test_what_the_parent_writes_the_worker_reads() -> None:
-    assert from_environ(to_environ(WORLD)) == WORLD
+    assert world_from_environ(world_to_environ(WORLD)) == WORLD
 
 
-@pytest.mark.parametrize("variable", CONTRACT.values())
+@pytest.mark.parametrize("variable", TORCHRUN_VARIABLES.values())
 def test_a_missing_variable_is_named(variable: str) -> None:
-    environ = to_environ(WORLD)
+    environ = world_to_environ(WORLD)
     del environ[variable]
     with pytest.raises(Failure, match=variable):
-        from_environ(environ)
+        world_from_environ(environ)
 
 
 @pytest.mark.parametrize("text", ["-1", "1.0", "", "x", "0x1", "1 ", "٣", "²"])
 def test_what_is_not_a_plain_whole_number_is_refused(text: str) -> None:
     with pytest.raises(Failure, match="RANK is not a whole number"):
-        integer("RANK", text)
+        parse_whole_number("RANK", text)
 
 
 @pytest.mark.parametrize("text", ["0", "65536", "99999"])
 def test_what_is_no_port_is_refused_before_any_socket(text: str) -> None:
     with pytest.raises(Failure, match="MASTER_PORT is not a port"):
-        port("MASTER_PORT", text)
+        parse_port("MASTER_PORT", text)
 
 
 @given(st.integers(0, 10**9))
 def test_every_whole_number_is_read_back(number: int) -> None:
-    assert integer("RANK", str(number)) == number
+    assert parse_whole_number("RANK", str(number)) == number
 
 
 def test_a_number_that_python_would_not_read_is_refused_like_any_other() -> None:
     with pytest.raises(Failure, match="RANK is not a whole number") as caught:
-        integer("RANK", "9" * 5000)
+        parse_whole_number("RANK", "9" * 5000)
     assert len(str(caught.value)) < 500

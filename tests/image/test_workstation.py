@@ -11,7 +11,7 @@ from bed import until
 from containers import Image, settings
 from machines import REPOSITORY
 
-from train.__main__ import COMMANDS, OWN
+from train.__main__ import COMMAND_MODULES, COMMANDS
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
@@ -205,7 +205,7 @@ def test_what_the_user_reads_by_a_group_can_be_read_inside(
 
 
 def test_each_command_of_train_is_passed_on_and_takes_all_gpus(bench: Bench) -> None:
-    for command in {*COMMANDS, *OWN} - {"train"}:
+    for command in {*COMMANDS, *COMMAND_MODULES} - {"train"}:
         started = bench.run(command, "runs/NAME")
         assert started[started.index("train") :] == ["train", "train", command, "runs/NAME"]
         assert value(started, "--gpus") == '"device=0,1,2,3"'

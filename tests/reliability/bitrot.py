@@ -21,7 +21,7 @@ from processes import python
 from trials import Trial
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint, shelf
+from train.checkpoint import format, store
 
 SETTINGS = (
     *("run.name=run", "data.samples=80", "data.image_size=8", "data.classes=2", "model.args.width=4"),
@@ -41,7 +41,7 @@ def run_once(place: Path) -> Path:
 def detected(folder: Path, damaged: Path) -> bool:
     """Whether a start passes over the damaged checkpoint, or refuses to begin."""
     try:
-        found = checkpoint.newest(folder)
+        found = format.newest_checkpoint(folder)
     except Failure:
         return True
     return found is not None and found.path != damaged and any(damaged.name in reason for reason in found.skipped)
@@ -69,7 +69,7 @@ def flip(path: Path, bit: int) -> None:
 
 def flips(folder: Path, number: int, draw: random.Random) -> Iterator[Trial]:
     """One trial for each file: how many flips it got by chance, and how many were seen; then the whole manifest."""
-    newest = max(shelf.steps(folder).values())
+    newest = max(store.list_checkpoints(folder).values())
     files = sorted(newest.iterdir())
     sizes = [path.stat().st_size for path in files]
     hits = draw.choices(range(len(files)), weights=sizes, k=number)
@@ -83,7 +83,7 @@ def flips(folder: Path, number: int, draw: random.Random) -> Iterator[Trial]:
 
 def other_damage(folder: Path, number: int, draw: random.Random) -> Iterator[Trial]:
     """Files cut short, made longer, emptied, and exchanged with those of the checkpoint before."""
-    old, new = shelf.steps(folder).values()
+    old, new = store.list_checkpoints(folder).values()
     for path in sorted(new.iterdir()):
         last = path.stat().st_size - 1  # without its last byte, a line end, the manifest still says all it said
         sizes = [0, *(draw.randrange(last) for _ in range(number))]
@@ -127,7 +127,7 @@ def run(number: int, seed: int) -> Iterator[Trial]:
         folder = run_once(place)
         yield from flips(folder, number, draw)
         yield from other_damage(folder, number // 100, draw)
-        if checkpoint.newest(folder) is None or detected(folder, max(shelf.steps(folder).values())):
+        if format.newest_checkpoint(folder) is None or detected(folder, max(store.list_checkpoints(folder).values())):
             raise RuntimeError("what was restored is not as before: the figures mean nothing")
     finally:
         shutil.rmtree(place)

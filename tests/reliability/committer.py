@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint import Failure
-from train.checkpoint import commit, manifest, shelf
+from train import files as refusals
+from train.checkpoint import manifest, store
 from train.checkpoint.manifest import Manifest
-from train.files import refusals
 
 SIZES = {"model.safetensors": 20_000, "optimizer.safetensors": 20_000, "state.json": 5_000}
 
@@ -28,13 +28,13 @@ def content(step: int) -> dict[str, bytes]:
 def save(folder: Path, step: int, keep: int, *, again: int = 0) -> None:
     """What the training's save does once its tensors are bytes. `again` changes the content of the same step."""
     files = content(step + again)
-    entries: Mapping[str, manifest.Entry] = {name: manifest.entry(data) for name, data in files.items()}
-    contents = Manifest(format=manifest.FORMAT, step=step, torch=shelf.TORCH, files=entries)
-    final = folder / shelf.name(step)
-    with refusals.told(final):
-        if not commit.holds(final, contents):
-            commit.make(final, files, contents)
-    shelf.prune(folder, keep=keep, trusted=step)
+    entries: Mapping[str, manifest.FileEntry] = {name: manifest.make_file_entry(data) for name, data in files.items()}
+    contents = Manifest(format=manifest.FORMAT_VERSION, step=step, torch=store.TORCH_VERSION, files=entries)
+    final = folder / store.step_folder_name(step)
+    with refusals.translate_os_errors(final):
+        if not store.is_committed(final, contents):
+            store.commit_checkpoint(final, files, contents)
+    store.prune_checkpoints(folder, keep=keep, trusted=step)
 
 
 def _in_a_child(told: Mapping[str, int], folder: Path) -> tuple[int, int]:

@@ -28,8 +28,8 @@ from processes import unmeasured
 from trials import Trial
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint, shelf
-from train.files import refusals
+from train import files
+from train.checkpoint import format, store
 
 CALLS = ("mkdir", "openat", "write", "fsync", "close", "rename", "unlink", "unlinkat", "rmdir")
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "ESTALE")
@@ -162,7 +162,7 @@ def _of_the_end(case: Case, status: int, log: str) -> Iterator[str]:
         allowed = {-9}
     else:
         number = getattr(errno, case.fault.split()[0])
-        allowed = {0, int(refusals.failure(OSError(number, ""), Path("/")).code)}
+        allowed = {0, int(files.os_error_failure(OSError(number, ""), Path("/")).code)}
     if status not in allowed:
         yield f"ended with {status}, not {sorted(allowed)}"
 
@@ -170,7 +170,7 @@ def _of_the_end(case: Case, status: int, log: str) -> Iterator[str]:
 def _of_the_folder(case: Case, status: int, folder: Path) -> Iterator[str]:
     step = SCENES[case.scene][0]
     new = {name: _hash(data) for name, data in committer.content(step + 1).items()}
-    found = checkpoint.newest(folder)
+    found = format.newest_checkpoint(folder)
     if found is None:
         yield "no checkpoint is left"
         return
@@ -184,16 +184,16 @@ def _of_the_folder(case: Case, status: int, folder: Path) -> Iterator[str]:
 
 def _of_the_next(folder: Path) -> Iterator[str]:
     """What the next start does: sweep, take the newest, commit another."""
-    before = checkpoint.newest(folder)
-    shelf.sweep(folder)
-    after = checkpoint.newest(folder)
+    before = format.newest_checkpoint(folder)
+    store.remove_leftovers(folder)
+    after = format.newest_checkpoint(folder)
     if before is None or after is None or before.contents != after.contents:
         yield "sweeping changed what a start would take"
     try:
         committer.save(folder, 40, keep=2)
     except Failure as failure:
         yield f"the next commit failed: {failure}"
-    if shelf.is_valid(folder / shelf.name(40)) is False:
+    if store.is_valid_checkpoint(folder / store.step_folder_name(40)) is False:
         yield "the next commit is not whole"
     if left := [path.name for path in folder.rglob(".*")]:
         yield f"left behind: {left}"

@@ -72,7 +72,7 @@ class Training:
     def train_until(self, step: int) -> None:
         """Wait until that step is done."""
         wait_until(lambda: max(self.run.logged(), default=0) >= step, f"step {step} is done", START_S)
-        self.known = {pid for parent in self.parents for pid in (parent, *stacks.children(parent))}
+        self.known = {pid for parent in self.parents for pid in (parent, *stacks.descendant_pids(parent))}
 
     def rank(self, number: int) -> int:
         """The pid of a rank."""
@@ -81,7 +81,7 @@ class Training:
 
     def data_worker(self, number: int) -> int:
         """The pid of a process that reads images for a rank."""
-        return next(pid for pid in stacks.children(self.rank(number)) if _is_fork(pid))
+        return next(pid for pid in stacks.descendant_pids(self.rank(number)) if _is_fork(pid))
 
     def said(self, words: str) -> tuple[float, str] | None:
         """When a line with these words came."""
@@ -145,7 +145,11 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         parents = self.training.parents
-        for pid in {*parents, *self.training.known, *(pid for parent in parents for pid in stacks.children(parent))}:
+        for pid in {
+            *parents,
+            *self.training.known,
+            *(pid for parent in parents for pid in stacks.descendant_pids(parent)),
+        }:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
         for process in (self.training.process, self.training.other):

@@ -27,7 +27,7 @@ from runs import Run
 from trials import Trial, last_lines
 
 from entrypoint import Failure
-from train.settings.overrides import last
+from train.config.load import keep_last_overrides
 
 MARK = "CHAOS_TRIAL"
 HANG_S = 150.0  # a trial that takes longer hangs
@@ -39,7 +39,7 @@ TINY = (
     *("train.global_batch_size=16", "train.micro_batch_size=8", "log.tensorboard=false", "log.every_steps=1"),
     *("checkpoint.every_steps=2", "checkpoint.keep=3", "checkpoint.every_minutes=null", "eval.every_epochs=2"),
 )
-ENDLESS = tuple(last([*TINY, "train.epochs=100000", "eval.every_epochs=100000"]))
+ENDLESS = tuple(keep_last_overrides([*TINY, "train.epochs=100000", "eval.every_epochs=100000"]))
 HUNG = -1000
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -128,7 +128,7 @@ def start(folder: Path, *words: str, ranks: int = 1, before: Sequence[str] = (),
     settings = [word for word in words or TINY if "=" in word and not word.startswith("-")]
     options = [word for word in words if word not in settings]
     place = ("--device", "cpu", "--procs-per-node", str(ranks))
-    return command(folder, *before, *TRAIN, *place, *options, *last(settings), **environ)
+    return command(folder, *before, *TRAIN, *place, *options, *keep_last_overrides(settings), **environ)
 
 
 TRAIN = (sys.executable, "-m", "train")

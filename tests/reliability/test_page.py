@@ -9,7 +9,7 @@ from pathlib import Path
 import chaos
 import page
 
-from train import faults
+from train import fault_injection
 
 TEXT = page.PAGE.read_text()
 
@@ -34,8 +34,8 @@ def test_the_faults_shown_are_rows_that_are_played() -> None:
 
 def test_every_site_and_action_of_fault_is_told() -> None:
     told = set(re.findall(r"`([a-z0-9-]+)`", TEXT.split("## FAULT")[1]))
-    values = {action for actions in faults.VALUES.values() for action in actions}
-    assert {*faults.SITES, *faults.ACTIONS, *values} <= told
+    values = {action for actions in fault_injection.VALUE_ACTIONS.values() for action in actions}
+    assert {*fault_injection.SITES, *fault_injection.ACTIONS, *values} <= told
 
 
 def test_what_was_not_run_again_stays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from processes import unmeasured
 
-from entrypoint import Options as Launch
+from entrypoint import LaunchOptions as Launch
 from train.bench import options
 from train.bench.options import Options
 from train.bench.rows import Found, Row

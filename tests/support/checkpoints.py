@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from train.checkpoint import checkpoint, manifest
+from train.checkpoint import format, manifest
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "a flipped bit": lambda path: flip(path / "model.safetensors"),
@@ -31,7 +31,7 @@ def saved(folder: Path, *steps: int, keep: int = 9, value: float | None = None) 
     for step in steps:
         weights = torch.full((4,), float(step) if value is None else value)
         tensors = {"model": {"w": weights}}
-        path = checkpoint.save(folder, step=step, tensors=tensors, state={"step": step}, keep=keep)
+        path = format.save_checkpoint(folder, step=step, tensors=tensors, state={"step": step}, keep=keep)
     return path
 
 
@@ -51,20 +51,20 @@ def reseal(path: Path, **changes: Any) -> None:
 def readdress(path: Path, old: str, new: str) -> None:
     """Let a checkpoint's manifest name `new` where it named `old`, with the right hash."""
     inner = json.loads((path / "manifest.json").read_bytes())["manifest"]
-    reseal(path, files={new if n == old else n: manifest.Entry(**entry) for n, entry in inner["files"].items()})
+    reseal(path, files={new if n == old else n: manifest.FileEntry(**entry) for n, entry in inner["files"].items()})
 
 
 def plant(path: Path, name: str, data: bytes) -> None:
     """Put a file into a checkpoint and list it with the right hashes: what anyone who may write there can do."""
     (path / name).write_bytes(data)
     files = [file for file in path.iterdir() if file.name != "manifest.json"]
-    reseal(path, files={file.name: manifest.entry(file.read_bytes()) for file in files})
+    reseal(path, files={file.name: manifest.make_file_entry(file.read_bytes()) for file in files})
 
 
 def weight(folder: Path) -> tuple[int, float] | None:
     """The step and the weight that a start would take."""
-    committed = checkpoint.newest(folder)
-    return committed and (committed.step, checkpoint.load(committed)[0]["model"]["w"][0].item())
+    committed = format.newest_checkpoint(folder)
+    return committed and (committed.step, format.load_checkpoint(committed)[0]["model"]["w"][0].item())
 
 
 def hidden(folder: Path) -> list[str]:

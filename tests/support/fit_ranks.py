@@ -15,20 +15,19 @@ from pretended import Pretended
 from torch import distributed as dist
 from worlds import ALONE
 
-from entrypoint import Pulse
+from entrypoint import Heartbeat
+from train import batch_size
+from train.config import load
+from train.config.batches import compute_batch_sizes
 from train.data.shape import Shape
-from train.ranks import devicememory
-from train.ranks.runtime import Runtime
-from train.run import fitting
-from train.settings import schema
-from train.settings.batches import batches
+from train.distributed.runtime import Runtime
 
 
 def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
     """Write what this rank came to."""
     memory = Pretended(room=int(rooms[rank]))
-    devicememory.of = lambda device: memory
-    config = schema.load(None, ["model.args.width=4", "data.image_size=8", "data.classes=2"])
+    batch_size.get_device_memory = lambda device: memory
+    config = load.load_config(None, ["model.args.width=4", "data.image_size=8", "data.classes=2"])
     engine: Any = SimpleNamespace(autocast=nullcontext, scaler=None, gradient_accumulation_steps=1)
     runtime = Runtime(
         world=replace(ALONE, rank=rank, world_size=world),
@@ -40,8 +39,10 @@ def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
         control=dist.group.WORLD,
     )
     shape, criterion = Shape(channels=3, size=(8, 8)), torch.nn.CrossEntropyLoss()
-    model = fitting.Model(config=config, classes=2, shape=shape, criterion=criterion)
-    found, _ = fitting.fitted(model, runtime, batches(64 * world, "auto", world), fitting.NOWHERE, Pulse())
+    model = batch_size.Model(config=config, classes=2, shape=shape, criterion=criterion)
+    found, _ = batch_size.fitted(
+        model, runtime, compute_batch_sizes(64 * world, "auto", world), batch_size.NOWHERE, Heartbeat()
+    )
     (folder / f"{rank}.json").write_text(json.dumps([found.micro, found.accumulation]))
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from jobs import fit, opened
 from runs import TEN_STEPS
 
-from entrypoint import World, from_environ
+from entrypoint import World, world_from_environ
 
 
 def main(place: Path) -> None:
     """Train everything in the table."""
-    world, run_id = from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    world, run_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
     config = place / f"ten-{world.rank}-of-{world.world_size}.yaml"
     config.write_text(TEN_STEPS)
     for name, settings in json.loads((place / "grid.json").read_text()).items():

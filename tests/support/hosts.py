@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from train.data.onehost import Host
+from train.distributed.shared_memory import HostRanks
 
 T = TypeVar("T")
 PATIENCE_S = 60
 
 
-def together(action: Callable[[Host], T], nodes: Sequence[int]) -> list[T]:
+def together(action: Callable[[HostRanks], T], nodes: Sequence[int]) -> list[T]:
     """What `action` returns on each rank; nodes: the machine of each."""
     meeting, values = threading.Barrier(len(nodes)), [None] * len(nodes)
 
@@ -26,7 +26,7 @@ def together(action: Callable[[Host], T], nodes: Sequence[int]) -> list[T]:
 
     def one(rank: int) -> T:
         tell: Callable[[Any], list[Any]] = lambda value: gathered(rank, value)  # noqa: E731 - bound to this rank
-        return action(Host(node=nodes[rank], rank=rank, world_size=len(nodes), gathered=tell))
+        return action(HostRanks(node=nodes[rank], rank=rank, world_size=len(nodes), gathered=tell))
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         return list(pool.map(one, range(len(nodes))))

@@ -13,16 +13,16 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from worlds import ALONE
 
 from entrypoint import Failure, World
-from train.ranks import runtime
-from train.record.metrics import Metrics
-from train.record.progress import Progress
+from train.config import load
+from train.config.batches import compute_batch_sizes
+from train.config.load import keep_last_overrides
+from train.distributed import runtime
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
 from train.run import job, loop, step
 from train.run.job import Job
 from train.run.now import Now
 from train.run.signals import Watch
-from train.settings import schema
-from train.settings.batches import batches
-from train.settings.overrides import last
 
 # Four steps an epoch, eight in all.
 TINY = (
@@ -48,9 +48,9 @@ def opened(
     environ: MutableMapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """The job of a tiny run, or of `config`, kept in `folder`."""
-    words = last(settings if config else [*TINY, *settings])
-    loaded = schema.load(str(config) if config else None, words)
-    batch = batches(loaded.train.global_batch_size, loaded.train.micro_batch_size, world.world_size)
+    words = keep_last_overrides(settings if config else [*TINY, *settings])
+    loaded = load.load_config(str(config) if config else None, words)
+    batch = compute_batch_sizes(loaded.train.global_batch_size, loaded.train.micro_batch_size, world.world_size)
     forget_accelerate()
     ready = runtime.start(loaded, world, environ or {}, accumulation=batch.accumulation)
     try:
@@ -70,7 +70,7 @@ def fit(todo: Job, *, watch: Watch | None = None) -> Now:
     """Train to the end, or to what `watch` has received."""
     main = todo.runtime.is_main
     at, evaluated = todo.state.step, todo.state.evaluated
-    metrics = Metrics(todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=False, warn=print)
+    metrics = MetricsLogger(todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=False, warn=print)
     shown = Progress(main=main, terminal=False, total=todo.steps.total, step=todo.state.step, out=io.StringIO())
     try:
         return loop.fit(todo, watch or Watch(), metrics, shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from entrypoint.host import Machine
+from entrypoint.machine import Machine
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONS = REPOSITORY / "tests" / "environs"

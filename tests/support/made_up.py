@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from train import keyed
+from train import rng
 
 
 def pixels(count: int, *shape: int) -> np.ndarray:  # type: ignore[type-arg]
     """Bytes that differ from sample to sample."""
-    words = keyed.words(np.arange(count)[:, None], np.arange(int(np.prod(shape))))
+    words = rng.random_bits(np.arange(count)[:, None], np.arange(int(np.prod(shape))))
     return (words >> np.uint64(56)).astype(np.uint8).reshape(count, *shape)
 
 

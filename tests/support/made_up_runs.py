@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.settings import schema
-from train.settings.overrides import last
+from train.config import load
+from train.config.load import keep_last_overrides
 
 BEGAN = 1_795_000_000.0  # seconds since 1970
 CLASSES = ("cat", "dog", "<b>owl</b>")
@@ -29,8 +29,8 @@ def make_run(
     settings: of the configuration. training: what differs in run.json's facts of that name.
     """
     folder.mkdir(parents=True)
-    written = schema.load(None, last(["data.samples=1000", "train.precision=fp32", *settings]))
-    (folder / "config.yaml").write_text(schema.dump(written))
+    written = load.load_config(None, keep_last_overrides(["data.samples=1000", "train.precision=fp32", *settings]))
+    (folder / "config.yaml").write_text(load.dump_config(written))
     (folder / "run.json").write_text(json.dumps(facts(ranks) | {"training": trained() | dict(training or {})}))
     lines = history(ranks * speed) if events is None else events
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -15,7 +15,7 @@ from pathlib import Path
 from jobs import opened
 from runs import TEN_STEPS
 
-from entrypoint import World, from_environ
+from entrypoint import World, world_from_environ
 from train.run import now, step
 from train.run.signals import Watch
 
@@ -31,7 +31,7 @@ NETS = {"small_cnn": ("model.args.width=16",), "small_cnn, width 48": ("model.ar
 
 def main(file: Path, turns: int) -> None:
     """Measure everything."""
-    world, run_id = from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    world, run_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / "config.yaml"

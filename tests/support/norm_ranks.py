@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.models import networks, syncnorm
-from train.settings.config import Model
+from train.distributed import sync_batchnorm
+from train.models import registry
 
 STEPS, BATCH = 10, 16
 CPU = torch.device("cpu")
@@ -32,7 +33,9 @@ def network(kind: str) -> nn.Module:
             nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 3)
         )
     shape = Shape(channels=3, size=(2, 8, 8) if kind == "cnn3d" else (8, 8))
-    return networks.build(Model(name=kind, args={"width": 8, "norm": "batch"}), classes=3, shape=shape, seed=0)
+    return registry.build_model(
+        ModelConfig(name=kind, args={"width": 8, "norm": "batch"}), classes=3, shape=shape, seed=0
+    )
 
 
 def samples(kind: str, step: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +67,7 @@ def rehearse(model: nn.Module, kind: str) -> None:
 
 def run(folder: Path, rank: int, world: int, kind: str) -> None:
     """Convert, train under DDP, and write this rank's state."""
-    net = syncnorm.convert(network(kind).double(), CPU, dist.group.WORLD if world > 1 else None)
+    net = sync_batchnorm.convert_sync_batchnorm(network(kind).double(), CPU, dist.group.WORLD if world > 1 else None)
     model: nn.Module = net
     if world > 1:
         model = DistributedDataParallel(net, broadcast_buffers=False)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data.sets import Samples
+from train.data.splits import SampleIndices
 
 BAD = (2, 3, 9)
 
@@ -19,7 +19,7 @@ class Numbers:
     def __init__(self, bad: tuple[int, ...], code: ExitCode) -> None:
         self.bad, self.code = bad, code
 
-    def read(self, samples: Samples) -> Tensor:
+    def read(self, samples: SampleIndices) -> Tensor:
         for sample in samples:
             if sample in self.bad:
                 raise Failure(f"image {sample}", found=f"{sample}.png", fix="-", code=self.code)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from train.ranks import devicememory
+from train import batch_size
 
 
 class Kept:
@@ -25,7 +25,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Pretended:
-    """room: bytes. tried: how often something was. As `devicememory.Memory`."""
+    """room: bytes. tried: how often something was. As `batch_size.DeviceMemory`."""
 
     room: int
     name: str = "pretended"
@@ -40,7 +40,7 @@ class Pretended:
     def taken(self, attempt: Callable[[], None]) -> int | None:
         self.tried, self.held, self.most = self.tried + 1, 0, 0
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor):
-            fits = devicememory.fitted(attempt)
+            fits = batch_size.fits_in_memory(attempt)
         self.peaks.append(self.most)
         return self.most if fits else None
 

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from entrypoint import ports
+from entrypoint import plan
 
 TIMEOUT_S = 240.0
-UNUSED = (10_000, ports.PORT_RANGE[0] - 1)  # ports that no training takes, nor are given to one that asks for any
+UNUSED = (
+    10_000,
+    plan.DEFAULT_PORT_RANGE[0] - 1,
+)  # ports that no training takes, nor are given to one that asks for any
 
 
 def python(
@@ -45,7 +48,7 @@ def free_port() -> int:
 
 def candidates(key: str) -> tuple[int, ...]:
     """As a training's, but of those that none of the trainings takes that other tests run meanwhile."""
-    return ports.candidates(key, UNUSED)
+    return plan.candidate_ports(key, UNUSED)
 
 
 def unmeasured() -> dict[str, str]:

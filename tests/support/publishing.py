@@ -14,42 +14,44 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from train.fetching.archives import PUBLISHED, Archive, File
+from train.data.download import PUBLISHED_ARCHIVES, PublishedArchive, PublishedFile
 
 TRAINING, TEST = 200, 50
 
 # The command `train` with the stand-in table, with short waits, and saying at once for whom.
 DRIVER = """
 import json, sys
-from train.fetching import archives, telling
-from train.files import lease
-from train.fetching.archives import Archive, File
+from train.__main__ import main
+from train.data import download
+from train.data.download import PublishedArchive, PublishedFile
+from train import file_lock
 def table(path):
     for name, rows in json.load(open(path)).items():
-        files = [tuple(File(**file) for file in row.pop("files")) for row in rows]
-        yield name, tuple(Archive(**row, files=inside) for row, inside in zip(rows, files))
-archives.PUBLISHED = dict(table(sys.argv.pop(1)))
-lease.POLL_S, telling.LINES_S = 0.02, 0.1
-from train.__main__ import main
+        files = [tuple(PublishedFile(**file) for file in row.pop("files")) for row in rows]
+        yield name, tuple(PublishedArchive(**row, files=inside) for row, inside in zip(rows, files))
+download.PUBLISHED_ARCHIVES = dict(table(sys.argv.pop(1)))
+file_lock.POLL_S, download.LINE_INTERVAL_S = 0.02, 0.1
 sys.exit(main())
 """
 
 
-def stand_in(name: str) -> tuple[tuple[Archive, ...], dict[str, bytes]]:
+def stand_in(name: str) -> tuple[tuple[PublishedArchive, ...], dict[str, bytes]]:
     """A table's entry for data set `name` with made-up content, and its archives' bytes by file name."""
     made = _cifar(name) if name.startswith("cifar") else _mnist(name)
     archives, bodies = [], {}
-    for real, (inside, body) in zip(PUBLISHED[name], made, strict=True):
-        files = tuple(File(path=file.path, md5=file.md5 and _md5(inside[file.path]), size=file.size and
+    for real, (inside, body) in zip(PUBLISHED_ARCHIVES[name], made, strict=True):
+        files = tuple(PublishedFile(path=file.path, md5=file.md5 and _md5(inside[file.path]), size=file.size and
                            len(inside[file.path])) for file in real.files)  # fmt: skip
         archives.append(
-            Archive(path=real.path, md5=_md5(body), size=len(body), folders=("http://127.0.0.1:9/none",), files=files)
+            PublishedArchive(
+                path=real.path, md5=_md5(body), size=len(body), folders=("http://127.0.0.1:9/none",), files=files
+            )
         )
         bodies[real.name] = body
     return tuple(archives), bodies
 
 
-def write_table(path: Path, table: Mapping[str, tuple[Archive, ...]]) -> Path:
+def write_table(path: Path, table: Mapping[str, tuple[PublishedArchive, ...]]) -> Path:
     """For DRIVER."""
     path.write_text(json.dumps({name: [asdict(archive) for archive in rows] for name, rows in table.items()}))
     return path
@@ -67,7 +69,7 @@ def tar_gz(files: Mapping[str, bytes]) -> bytes:
 
 
 def _cifar(name: str) -> list[tuple[dict[str, bytes], bytes]]:
-    (archive,) = PUBLISHED[name]
+    (archive,) = PUBLISHED_ARCHIVES[name]
     classes, key = (10, "label") if name == "cifar10" else (100, "fine_label")
     inside: dict[str, bytes] = {}
     for file in archive.files:
@@ -87,7 +89,7 @@ def _pixels(numbers: random.Random, count: int) -> object:
 
 def _mnist(name: str) -> list[tuple[dict[str, bytes], bytes]]:
     made = []
-    for archive in PUBLISHED[name]:
+    for archive in PUBLISHED_ARCHIVES[name]:
         path = archive.files[0].path
         count = TRAINING if "train" in path else TEST
         pixels = random.Random(path).randbytes(count * 784)
@@ -107,6 +109,6 @@ def left(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-def everything(table: tuple[Archive, ...]) -> set[str]:
+def everything(table: tuple[PublishedArchive, ...]) -> set[str]:
     """The files that a fetched data set has."""
     return {archive.path for archive in table} | {file.path for archive in table for file in archive.files}

@@ -15,7 +15,7 @@ from processes import TIMEOUT_S
 
 # One process of each test worker has loaded torch, and forks a rank within milliseconds.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch.nn.parallel", "accelerate", "train.ranks.runtime", "train.models.networks"])
+SERVER.set_forkserver_preload(["torch.nn.parallel", "accelerate", "train.distributed.runtime", "train.models.registry"])
 
 
 def together(script: str, ranks: int, folder: Path, *arguments: str) -> None:

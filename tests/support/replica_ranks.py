@@ -14,8 +14,8 @@ from torch import distributed as dist
 from torch import nn
 
 from entrypoint import Failure
-from train.ranks import replicas
-from train.ranks.runtime import Runtime
+from train.distributed import replica_check
+from train.distributed.runtime import Runtime
 
 
 def runtime(rank: int, world: int) -> Any:
@@ -39,7 +39,7 @@ def run(folder: Path, rank: int, world: int, wrong: str) -> None:
         next(net.parameters()).data.view(torch.int32)[0, 0, 0, 0] ^= 1
     said = None
     try:
-        replicas.compare(runtime(rank, world), net, optimizer, 7)
+        replica_check.check_replicas(runtime(rank, world), net, optimizer, 7)
     except Failure as failure:
         said = failure.as_json()
     (folder / f"{rank}.json").write_text(json.dumps(said))

@@ -9,8 +9,9 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from train.checkpoint import checkpoint
-from train.record import exitfile, metrics
+from train.checkpoint import format
+from train.logging import metrics
+from train.run import exit_file
 
 # Ten steps of the same training for any world of up to six: 48 = 6 ranks x micro batch 4 x accumulation 2.
 TEN_STEPS = """
@@ -39,19 +40,19 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else {}
 
     @property
-    def ending(self) -> exitfile.Ending | None:
+    def ending(self) -> exit_file.ExitRecord | None:
         """errors/exit.json."""
-        return exitfile.read(self.folder)
+        return exit_file.read_exit(self.folder)
 
     def logged(self) -> list[int]:
         """The steps in metrics.jsonl that have a loss, in the order of the file."""
-        path = self.folder / metrics.NAME
-        events = metrics.read(path) if path.exists() else ()
+        path = self.folder / metrics.METRICS_FILE
+        events = metrics.read_events(path) if path.exists() else ()
         return [event["step"] for event in events if event["event"] == "train"]
 
     def committed(self) -> int | None:
         """The step of the newest checkpoint whose hashes are right."""
-        found = checkpoint.newest(self.folder / "checkpoints")
+        found = format.newest_checkpoint(self.folder / "checkpoints")
         return found.step if found else None
 
     def weights(self, step: int, group: str = "model") -> dict[str, Any]:

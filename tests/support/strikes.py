@@ -7,7 +7,7 @@ import time
 from interruptions import Bench, Scenario
 from launching import Launched
 
-from entrypoint import REPEAT_S
+from entrypoint import SIGNAL_REPEAT_WINDOW_S
 
 # To the batch shell alone, which ignores it: the ranks hear nothing before the limit.
 UNWARNED = "--signal=B:USR1@1"
@@ -26,7 +26,7 @@ def cancel(stage: Bench, one: Launched) -> None:
 def terminate_twice(stage: Bench, one: Launched) -> None:
     """TERM to the ranks as at the begin and at the end of a grace time, each twice: from Slurm and from Apptainer."""
     one.job.signal("-s", "TERM")
-    time.sleep(REPEAT_S + 0.5)  # beyond what the parent takes for the same signal, and within the save
+    time.sleep(SIGNAL_REPEAT_WINDOW_S + 0.5)  # beyond what the parent takes for the same signal, and within the save
     one.job.signal("-s", "TERM")
 
 

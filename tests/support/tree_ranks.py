@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from train.ranks.tree import Tree
+from train.distributed.bitwise import ReductionTree
 
 LEAVES = 8
 
@@ -23,7 +23,7 @@ def leaf(number: int) -> list[Tensor]:
 
 def total(rank: int, world: int) -> list[Tensor]:
     """The tree's sum on this rank."""
-    tree, share = Tree(rank, world), LEAVES // world
+    tree, share = ReductionTree(rank, world), LEAVES // world
     for number in range(rank * share, (rank + 1) * share):
         tree.add(leaf(number))
     return tree.total()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from entrypoint import World
-from entrypoint.world import to_environ
+from entrypoint.world import world_to_environ
 
 ALONE = World(
     rank=0,
@@ -23,4 +23,4 @@ SECOND = replace(FIRST, rank=1, local_rank=1)
 APART = replace(FIRST, local_world_size=1, num_nodes=2)
 
 # What the parent sets for a rank that is alone.
-CONTRACT = to_environ(ALONE)
+CONTRACT = world_to_environ(ALONE)

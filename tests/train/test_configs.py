@@ -16,9 +16,9 @@ from made_up import pixels, write_mnist
 from processes import python, unmeasured
 from runs import Run
 
-from train.record import metrics
-from train.settings import schema
-from train.settings.batches import batches
+from train.config import load
+from train.config.batches import compute_batch_sizes
+from train.logging import metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MEASURED = ("quickstart",)  # by coverage; the others run the same lines
@@ -77,9 +77,12 @@ NEEDS: dict[str, Callable[[Path], tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
 def test_every_shipped_configuration_fits_the_four_gpus_of_the_job_scripts_or_says_how(name: str) -> None:
     text = (CONFIGS / f"{name}.yaml").read_text()
-    train = schema.load(str(CONFIGS / f"{name}.yaml"), []).train
+    train = load.load_config(str(CONFIGS / f"{name}.yaml"), []).train
     said = re.search(r"for 4: train\.micro_batch_size=(\d+)", text)
-    assert batches(train.global_batch_size, int(said[1]) if said else train.micro_batch_size, 4).accumulation >= 1
+    assert (
+        compute_batch_sizes(train.global_batch_size, int(said[1]) if said else train.micro_batch_size, 4).accumulation
+        >= 1
+    )
 
 
 # The others train in a slower tier.
@@ -103,6 +106,6 @@ def test_every_shipped_configuration_trains(name: str, ranks: int, tmp_path: Pat
     assert ended.returncode == 0, ended.stderr
     assert "WARNING" not in ended.stdout + ended.stderr
     run = Run(folder=tmp_path / "runs" / "run")
-    losses = [event["loss"] for event in metrics.read(run.folder / metrics.NAME) if "loss" in event]
+    losses = [event["loss"] for event in metrics.read_events(run.folder / metrics.METRICS_FILE) if "loss" in event]
     assert run.logged() == [1, 2]
     assert all(map(math.isfinite, losses))

@@ -73,7 +73,7 @@ BAD_LINES: dict[str, tuple[Sequence[str], int, str]] = {
 def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
     argv: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert front.run(argv, {"LOCAL_RANK": "0"} if "--local-rank=1" in argv else {}) == code
+    assert front.run_command(argv, {"LOCAL_RANK": "0"} if "--local-rank=1" in argv else {}) == code
     shown = capsys.readouterr().err
     assert shown.startswith(f"ERROR[{code}]")
     assert said in shown
@@ -86,21 +86,21 @@ def test_a_bad_command_line_ends_with_its_code_a_fix_and_nothing_written(
     ("variable", "value"), [("ENTRYPOINT_DEVICE", "tpu"), ("ENTRYPOINT_PROCS_PER_NODE", "x"), ("RANK", "0")]
 )
 def test_a_bad_variable_is_named(variable: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert front.run([], {variable: value}) in (64, 76)
+    assert front.run_command([], {variable: value}) in (64, 76)
     assert variable in capsys.readouterr().err
 
 
 def test_a_limit_of_the_system_is_no_bug_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(front.training.schema, "load", raising(BlockingIOError(errno.EAGAIN, "no more")))
-    assert front.run(CPU, {}) == 71
+    monkeypatch.setattr(front.training.load, "load_config", raising(BlockingIOError(errno.EAGAIN, "no more")))
+    assert front.run_command(CPU, {}) == 71
     assert capsys.readouterr().err.startswith("ERROR[71] ")
 
 
 def test_a_bug_of_ours_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(front.training.schema, "load", lambda *_: {}["x"])
-    assert front.run(CPU, {}) == 70
+    monkeypatch.setattr(front.training.load, "load_config", lambda *_: {}["x"])
+    assert front.run_command(CPU, {}) == 70
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -111,8 +111,8 @@ def test_what_cuda_says_in_this_process_is_no_bug_where_it_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, code: int
 ) -> None:
     error = torch.AcceleratorError(f"CUDA error: {words}")
-    monkeypatch.setattr(front.training.schema, "load", raising(error))
-    assert front.run(CPU, {}) == code
+    monkeypatch.setattr(front.training.load, "load_config", raising(error))
+    assert front.run_command(CPU, {}) == code
     assert ("Traceback" in capsys.readouterr().err) == (code == 70)
 
 
@@ -124,12 +124,14 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front.training.schema, "load", raising(KeyboardInterrupt()))
-    assert front.run(CPU, {}) == 130
+    monkeypatch.setattr(front.training.load, "load_config", raising(KeyboardInterrupt()))
+    assert front.run_command(CPU, {}) == 130
 
 
 def test_torch_is_not_imported() -> None:
-    script = "import sys; from train import __main__; __main__.run(['check'], {}); print('torch' in sys.modules)"
+    script = (
+        "import sys; from train import __main__; __main__.run_command(['check'], {}); print('torch' in sys.modules)"
+    )
     assert bare_python("-c", script, CUDA_VISIBLE_DEVICES="").stdout.splitlines()[-1] == "False"
 
 

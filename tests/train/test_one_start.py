@@ -13,8 +13,8 @@ import pytest
 from processes import TIMEOUT_S, python, start_python, wait_until
 from runs import ENDLESS, Run
 
-from train.files import lease
-from train.record import claim
+from train import file_lock
+from train.run import lock
 
 COMMAND = ("-m", "train", "--config", "config.yaml", "log.every_steps=1")
 QUICK = {"OMP_NUM_THREADS": "1"}
@@ -91,7 +91,7 @@ def test_after_kill_9_the_next_start_goes_on_at_once_and_one_that_lost_its_folde
     first.process.wait(TIMEOUT_S)
     again = begin(folder)
     with again.process:
-        number, holder = lease.newest(again.run.folder / claim.NAME)
+        number, holder = file_lock.read_current_lock(again.run.folder / lock.LOCK_NAME)
         assert holder is not None
         assert holder.pid == again.process.pid
         before = again.files()
@@ -104,7 +104,7 @@ def test_after_kill_9_the_next_start_goes_on_at_once_and_one_that_lost_its_folde
     assert again.files() == before
 
 
-def _take_over(run_folder: Path, number: int, holder: lease.Holder) -> None:
+def _take_over(run_folder: Path, number: int, holder: file_lock.LockHolder) -> None:
     """As a start on another machine does that saw no sign of life."""
     told: Mapping[str, object] = {"host": "node07", "pid": 1, "began": "1", "machine": "another boot", "token": "x"}
-    (run_folder / f"{claim.NAME}.{number}").write_text(json.dumps(told | {"since": holder.since}))
+    (run_folder / f"{lock.LOCK_NAME}.{number}").write_text(json.dumps(told | {"since": holder.since}))

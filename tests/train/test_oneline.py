@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from train.oneline import one_line, shortened
+from train.files import one_line, shorten_name
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "\udcff"])
@@ -21,6 +21,6 @@ def test_umlauts_stay_as_they_are_and_what_is_escaped_can_be_told_apart() -> Non
 
 
 def test_a_long_name_is_shown_by_its_beginning_and_a_name_that_fits_whole() -> None:
-    assert shortened("a" * 6, 6) == "a" * 6
-    assert shortened("a" * 7, 6) == "aaaaa…"
-    assert shortened("a\nb", 3) == "a\\nb"
+    assert shorten_name("a" * 6, 6) == "a" * 6
+    assert shorten_name("a" * 7, 6) == "aaaaa…"
+    assert shorten_name("a\nb", 3) == "a\\nb"

@@ -14,11 +14,11 @@ import torch
 from images import write_classes
 from PIL import Image
 
-from train.data import catalog
+from train.config.batches import compute_batch_sizes, count_steps
+from train.config.schema import DataConfig
+from train.data import registry
 from train.data.loader import Batch, open_loader
-from train.data.sampling import Course, Piece
-from train.settings.batches import batches, steps
-from train.settings.config import Data
+from train.data.sampler import BatchSampler, MicroBatch
 
 SEED = 3
 SAMPLES = 40  # 2 steps of 16 in an epoch, 8 samples left out
@@ -29,14 +29,14 @@ Stream = dict[tuple[int, int], str]
 """For each micro batch (step, number in the global batch) the sha256 of what reaches the model."""
 
 
-def drawn(settings: Data, *, ranks: int, first: int = 0) -> Stream:
+def drawn(settings: DataConfig, *, ranks: int, first: int = 0) -> Stream:
     """What all ranks together see from step `first` on."""
-    batch = batches(16, 2, ranks)
-    counted = steps(batch, SAMPLES, epochs=3, max_steps=LAST)
+    batch = compute_batch_sizes(16, 2, ranks)
+    counted = count_steps(batch, SAMPLES, epochs=3, max_steps=LAST)
     stream: Stream = {}
     for rank in range(ranks):
-        course = Course(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED)
-        sets = catalog.open_sets(settings)
+        course = BatchSampler(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=SEED)
+        sets = registry.open_splits(settings)
         assert len(sets.training.labels) == SAMPLES
         loader = open_loader(sets, settings, seed=SEED, device=torch.device("cpu"), cores=1, say=lambda line: None)
         for piece, given in loader.train(course.pieces(first)):
@@ -45,7 +45,7 @@ def drawn(settings: Data, *, ranks: int, first: int = 0) -> Stream:
     return dict(sorted(stream.items()))
 
 
-def fingerprint(piece: Piece, given: Batch) -> str:
+def fingerprint(piece: MicroBatch, given: Batch) -> str:
     parts = (piece.samples, given.images.contiguous().numpy(), given.labels.numpy())
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
@@ -63,18 +63,18 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(damaged: Path) -> Callable[..., Data]:
+def source(damaged: Path) -> Callable[..., DataConfig]:
     """Settings of each kind of data, with changes."""
     kinds: dict[str, dict[str, Any]] = {
         "images": {"samples": 50, "image_size": 16},
         "clips": {"samples": 50, "image_size": 16, "frames": 3, "classes": 4, "augment": ["translate", "cutout"]},
         "folder with broken files": {"name": "folder", "root": str(damaged), "image_size": 16, "max_bad_images": 3},
     }
-    return lambda kind, **changes: Data(**kinds[kind] | changes)
+    return lambda kind, **changes: DataConfig(**kinds[kind] | changes)
 
 
 @pytest.fixture(scope="module")
-def reference(source: Callable[..., Data]) -> Callable[[str], Stream]:
+def reference(source: Callable[..., DataConfig]) -> Callable[[str], Stream]:
     """One rank, from memory, all steps."""
     return cache(lambda kind: drawn(source(kind, loader="memory"), ranks=1))
 
@@ -91,7 +91,7 @@ READERS = {
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_and_readers_change_nothing(
-    source: Callable[..., Data], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], ranks: int
+    source: Callable[..., DataConfig], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], ranks: int
 ) -> None:
     assert drawn(source(kind, **reader), ranks=ranks) == reference(kind)
 
@@ -100,7 +100,7 @@ def test_ranks_and_readers_change_nothing(
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_goes_on_in_the_same_order(
-    source: Callable[..., Data], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], first: int
+    source: Callable[..., DataConfig], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], first: int
 ) -> None:
     rest = {key: value for key, value in reference(kind).items() if key[0] >= first}
     assert drawn(source(kind, **reader), ranks=2, first=first) == rest
@@ -114,7 +114,7 @@ def test_every_micro_batch_is_another_one(reference: Callable[[str], Stream], ki
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_augmentation_is_in_the_comparison(
-    source: Callable[..., Data], reference: Callable[[str], Stream], kind: str
+    source: Callable[..., DataConfig], reference: Callable[[str], Stream], kind: str
 ) -> None:
     still = drawn(source(kind, loader="memory", augment="none"), ranks=1)
     assert not set(still.values()) & set(reference(kind).values())

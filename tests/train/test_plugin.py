@@ -38,14 +38,18 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_function_is_found_and_called(module: Path) -> None:
     module.write_text("def make(number, *, more): return number + more")
-    assert plugin.load("users_module:make")(1, more=2) == plugin.call("users_module:make", "data.name", 1, more=2) == 3
+    assert (
+        plugin.load_factory("users_module:make")(1, more=2)
+        == plugin.call_factory("users_module:make", "data.name", 1, more=2)
+        == 3
+    )
 
 
 @pytest.mark.parametrize(("source", "name", "what", "fix"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_loaded_is_refused(module: Path, source: str, name: str, what: str, fix: str) -> None:
     module.write_text(source)
     with pytest.raises(Failure) as caught:
-        plugin.load(name, "model.name")
+        plugin.load_factory(name, "model.name")
     assert (caught.value.code, caught.value.what[:10]) == (ExitCode.USAGE, "model.name")
     assert what in str(caught.value)
     assert fix in caught.value.fix
@@ -54,14 +58,14 @@ def test_what_cannot_be_loaded_is_refused(module: Path, source: str, name: str, 
 def test_an_error_in_the_function_names_the_users_last_line(module: Path) -> None:
     module.write_text("import json\n\ndef make():\n    return json.loads('{')")
     with pytest.raises(Failure, match=r"data\.name users_module:make failed") as caught:
-        plugin.call("users_module:make", "data.name")
+        plugin.call_factory("users_module:make", "data.name")
     assert f"{module}, line 4: JSONDecodeError" in str(caught.value.found)
 
 
 def test_a_wrong_argument_is_said_without_a_line_of_ours(module: Path) -> None:
     module.write_text("def make(): ...")
     with pytest.raises(Failure) as caught:
-        plugin.call("users_module:make", "data.name", 1)
+        plugin.call_factory("users_module:make", "data.name", 1)
     assert str(caught.value.found).startswith("TypeError: make() takes 0 positional arguments")
 
 
@@ -69,13 +73,13 @@ def test_a_wrong_argument_is_said_without_a_line_of_ours(module: Path) -> None:
 def test_a_lack_of_memory_is_no_error_of_the_users(module: Path, error: str) -> None:
     module.write_text(f"import torch\ndef make(): raise {error}")
     with pytest.raises((MemoryError, RuntimeError)):
-        plugin.call("users_module:make", "data.name")
+        plugin.call_factory("users_module:make", "data.name")
 
 
 def test_a_failure_of_the_users_own_passes(module: Path) -> None:
     module.write_text("from entrypoint import *\ndef make(): raise Failure('no', fix='so', code=ExitCode.NO_INPUT)")
     with pytest.raises(Failure, match="no") as caught:
-        plugin.call("users_module:make", "data.name")
+        plugin.call_factory("users_module:make", "data.name")
     assert caught.value.code == ExitCode.NO_INPUT
 
 
@@ -83,12 +87,12 @@ def test_a_failure_of_the_users_own_passes(module: Path) -> None:
 def test_the_folder_is_looked_in_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str | None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    plugin.look_beside(config, "synthetic", "mine:make")
+    plugin.add_config_folder_to_path(config, "synthetic", "mine:make")
     assert sys.path[-1] == str(tmp_path / "sub" if config else tmp_path)
 
 
 def test_without_a_factory_the_path_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = list(sys.path)
-    plugin.look_beside(str(tmp_path / "my.yaml"), "synthetic", "resnet18")
+    plugin.add_config_folder_to_path(str(tmp_path / "my.yaml"), "synthetic", "resnet18")
     assert sys.path == before

@@ -12,14 +12,14 @@ import pytest
 from processes import python, unmeasured
 from runs import Run
 
-from train.settings import names
+from train.config import schema
 
 WORLDS = (1, 2, 4)
 ONE_BATCH = "train.micro_batch_size=48"
 SMOOTH = "model.name=smooth:make"
 # Adam and its like divide by what may be a rounding error where a gradient is nothing: eps keeps that out.
 CALM = ["optim.lr=0.002", "optim.args.eps=1e-3"]
-SCHEDULES = {kind: [f"optim.schedule={kind}", "optim.warmup_epochs=0.2"] for kind in names.SCHEDULES}
+SCHEDULES = {kind: [f"optim.schedule={kind}", "optim.warmup_epochs=0.2"] for kind in schema.SCHEDULES}
 OPTIMIZERS = {name: [f"optim.name={name}", *CALM] for name in ("adam", "adamw", "NAdam", "RMSprop")}
 OPTIONS = {
     "label-smoothing": ["optim.label_smoothing=0.1"],

@@ -15,17 +15,16 @@ from jobs import ALONE, TINY, forget_accelerate, trained
 from processes import python, start_python, wait_until
 from worlds import CONTRACT
 
-from entrypoint import ExitCode, Failure, from_environ
+from entrypoint import ExitCode, Failure, world_from_environ
 from train import worker
-from train.checkpoint import checkpoint
-from train.measuring import measuring
-from train.record import exitfile
-from train.run import session
+from train.checkpoint import format
+from train.config import load
+from train.config.load import keep_last_overrides
+from train.inference import evaluate
+from train.run import exit_file, session
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
-from train.settings import schema
-from train.settings.overrides import last
 
 
 def peer() -> Failure:
@@ -34,7 +33,9 @@ def peer() -> Failure:
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
-    return worker.run(last([*TINY, *place, *settings]), dict(CONTRACT if environ is None else environ), Bell())
+    return worker.run(
+        keep_last_overrides([*TINY, *place, *settings]), dict(CONTRACT if environ is None else environ), Bell()
+    )
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -53,8 +54,8 @@ def test_a_rank_trains_to_its_end(tmp_path: Path) -> None:
 
 LOADS = """
 import os, sys
-from train import worker
 from train.run.bell import Bell
+from train import worker
 code = worker.run([*sys.argv[1:], "run.output_dir=.", "run.name=lean"], os.environ, Bell())
 print()
 print(code, *sys.modules)
@@ -76,7 +77,7 @@ def test_the_profilers_own_words_are_kept_from_the_console_where_it_is_used(
     settings: tuple[str, ...], told: str | None
 ) -> None:
     environ: dict[str, str] = {}
-    worker.hush_profiler(environ, schema.load(None, settings))
+    worker.hush_profiler(environ, load.load_config(None, settings))
     assert environ.get("KINETO_LOG_LEVEL") == told
 
 
@@ -122,34 +123,36 @@ def test_an_error_that_fails_to_say_what_it_is_is_told_too(tmp_path: Path, monke
 
     raising(monkeypatch, Mute())
     assert run(tmp_path / "run") == ExitCode.BUG
-    assert "Mute" in (exitfile.read(tmp_path / "run") or exitfile.Ending(code=0, step=0, cause="")).cause
+    assert "Mute" in (exit_file.read_exit(tmp_path / "run") or exit_file.ExitRecord(code=0, step=0, cause="")).cause
 
 
 def test_torch_for_which_there_is_no_room_is_told_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, ImportError("libtorch_cpu.so: failed to map segment from shared object"))
-    monkeypatch.delattr("train.run.trouble")
-    monkeypatch.setitem(sys.modules, "train.run.trouble", None)
+    monkeypatch.delattr("train.run.errors")
+    monkeypatch.setitem(sys.modules, "train.run.errors", None)
     assert run(tmp_path / "run") == ExitCode.RESOURCE
-    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=71, step=None, cause="torch cannot be loaded")
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(
+        code=71, step=None, cause="torch cannot be loaded"
+    )
 
 
 def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raising(monkeypatch, Failure("no data", fix="bring some", code=ExitCode.NO_INPUT))
     run(tmp_path / "run")
-    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=66, step=None, cause="no data")
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=66, step=None, cause="no data")
     assert json.loads((tmp_path / "run/errors/rank-0000.json").read_text())["rank"] == 0
 
 
 @pytest.mark.parametrize("code", [ExitCode.PEER, ExitCode.STOPPED])
 def test_who_lost_a_peer_or_was_stopped_for_it_does_not_hide_why_the_peer_left(tmp_path: Path, code: ExitCode) -> None:
-    exitfile.write(tmp_path, code=66, step=None, cause="no data")
+    exit_file.write_exit(tmp_path, code=66, step=None, cause="no data")
     assert worker.leave(Failure("gone", fix="look there", code=code), Seat(world=ALONE, folder=tmp_path)) == code
-    assert exitfile.read(tmp_path) == exitfile.Ending(code=66, step=None, cause="no data")
+    assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=66, step=None, cause="no data")
 
 
 def test_who_lost_a_peer_says_so_where_nobody_else_did(tmp_path: Path) -> None:
     worker.leave(peer(), Seat(world=ALONE, folder=tmp_path))
-    assert exitfile.read(tmp_path) == exitfile.Ending(code=69, step=None, cause="a rank is gone")
+    assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=69, step=None, cause="a rank is gone")
 
 
 def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
@@ -157,7 +160,7 @@ def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
 ) -> None:
     def stand_in(todo: Job, *rest: Any) -> None:
         todo.state.step = 3
-        checkpoint.save(todo.checkpoints, step=2, tensors={}, state={}, keep=1)
+        format.save_checkpoint(todo.checkpoints, step=2, tensors={}, state={}, keep=1)
         raise peer()
 
     monkeypatch.setattr(session, "fit", stand_in)
@@ -165,7 +168,7 @@ def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
     run(tmp_path / "run")
     forget_accelerate()
     assert f"kept: {tmp_path}/run/checkpoints/step-00000002" in capsys.readouterr().err
-    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=69, step=3, cause="a rank is gone")
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=69, step=3, cause="a rank is gone")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_what_it_was_started_with_is_checked(
 
 def seated(folder: Path, world_size: int = 2) -> Seat:
     ranks = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    return Seat(world=from_environ(CONTRACT | ranks), folder=folder)
+    return Seat(world=world_from_environ(CONTRACT | ranks), folder=folder)
 
 
 def test_nccl_writes_its_warnings_beside_the_ranks_log(tmp_path: Path) -> None:
@@ -219,8 +222,8 @@ def test_what_nccl_has_written_is_the_reason_of_its_error(tmp_path: Path, writte
 
 
 def test_an_old_ending_is_gone_as_soon_as_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exitfile.write(tmp_path / "run", code=75, step=3, cause="SIGTERM")
-    monkeypatch.setattr(session, "run", lambda *_, **__: int(exitfile.read(tmp_path / "run") is not None))
+    exit_file.write_exit(tmp_path / "run", code=75, step=3, cause="SIGTERM")
+    monkeypatch.setattr(session, "run", lambda *_, **__: int(exit_file.read_exit(tmp_path / "run") is not None))
     assert run(tmp_path / "run") == 0
 
 
@@ -233,7 +236,9 @@ def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.STOPPED, said
     assert f"stopped by {number.name}" in said
-    assert (exitfile.read(tmp_path / "run") or exitfile.Ending(code=0, step=0, cause="")).code == ExitCode.STOPPED
+    assert (
+        exit_file.read_exit(tmp_path / "run") or exit_file.ExitRecord(code=0, step=0, cause="")
+    ).code == ExitCode.STOPPED
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -262,7 +267,7 @@ def test_a_run_loads_all_that_it_needs_before_its_first_step(tmp_path: Path) -> 
     script = tmp_path / "late.py"
     script.write_text(LATE)
     more = ("log.tensorboard=true", "train.clip_grad_norm=1", "train.ema_decay=0.9")
-    ended = python(str(script), *last([*TINY, *more]), "run.name=run", environ=CONTRACT, cwd=tmp_path)
+    ended = python(str(script), *keep_last_overrides([*TINY, *more]), "run.name=run", environ=CONTRACT, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "late.json").read_text()) == []
 
@@ -285,9 +290,8 @@ worker.main()
 # Which modules are first imported between the first step and the end of the process.
 LATE = """
 import json, os, sys
-from train.run import step as steps
+from train.run import bell, step as steps
 from train import worker
-
 known, real = None, steps.take
 
 def step(*arguments):
@@ -296,7 +300,7 @@ def step(*arguments):
     return real(*arguments)
 
 steps.take = step
-code = worker.run(sys.argv[1:], os.environ, worker.Bell())
+code = worker.run(sys.argv[1:], os.environ, bell.Bell())
 json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
 sys.exit(code)
 """
@@ -339,7 +343,7 @@ def test_a_measurement_that_fails_says_why_outside_of_the_run(
     code = worker.run(line, dict(CONTRACT), Bell())
     forget_accelerate()
     assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (65, before)
-    assert exitfile.read(tmp_path).code == 65  # type: ignore[union-attr]
+    assert exit_file.read_exit(tmp_path).code == 65  # type: ignore[union-attr]
     assert "other classes than the model was trained on" in capsys.readouterr().err
 
 
@@ -347,7 +351,7 @@ def test_a_measurement_that_is_stopped_promises_no_save(
     checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bell = Bell()
-    monkeypatch.setattr(measuring, "run", lambda *arguments, **options: bell.ring(signal.SIGINT, None))
+    monkeypatch.setattr(evaluate, "evaluate_on_rank", lambda *arguments, **options: bell.ring(signal.SIGINT, None))
     code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), bell)
     assert code == ExitCode.STOPPED
     said = capsys.readouterr().err

@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from entrypoint import Care, Failure, Limits, add_launch_arguments, make_plan, options_from, run_plan, shield
+from entrypoint import (
+    Failure,
+    HangTimeouts,
+    SupervisionPolicy,
+    add_launch_arguments,
+    make_plan,
+    parse_launch_options,
+    protect_output_streams,
+    run_plan,
+)
 
 LONG_S: Final = 86_400.0  # held between two steps, a rank is silent
 # Ranks of ours are started without PYTHONPATH; a checkout need not be installed.
@@ -21,7 +30,7 @@ START: Final = (
 
 def main() -> int:
     """Start the ranks and wait for them; returns the exit code."""
-    shield()
+    protect_output_streams()
     return run(sys.argv[1:], os.environ)
 
 
@@ -33,7 +42,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("words", nargs="*")
     arguments = parser.parse_args(argv)
     try:
-        plan = make_plan(environ, options_from(arguments, environ))
+        plan = make_plan(environ, parse_launch_options(arguments, environ))
         root = str(Path(__file__).parents[2])
         command = [sys.executable, "-c", START, root, *arguments.words]
         return run_plan(plan, command, environ, log_dir=Path(arguments.logs), foreign=False, care=_care(arguments.logs))
@@ -42,9 +51,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return int(failure.code)
 
 
-def _care(logs: str) -> Care:
-    limits = Limits(start=LONG_S, step=LONG_S, evaluation=LONG_S, save=LONG_S, data=LONG_S)
-    return Care(limits=limits, errors=Path(logs), blame=lambda failure, rank, host, step: None)
+def _care(logs: str) -> SupervisionPolicy:
+    limits = HangTimeouts(start=LONG_S, step=LONG_S, evaluation=LONG_S, save=LONG_S, data=LONG_S)
+    return SupervisionPolicy(limits=limits, errors=Path(logs), blame=lambda failure, rank, host, step: None)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from statistics import median
 from tempfile import mkdtemp
 from typing import Any, Final
 
-from entrypoint import processors
+from entrypoint import num_usable_cores
 from train.bench import paced, pairs, rows, sides
 from train.bench.loads import FOREVER, LR
 from train.bench.noise import NAME
@@ -27,7 +27,7 @@ def run(options: Options) -> Iterator[Found]:
     On a CPU twice: beside a GPU the host has cores for what is written behind, so that training leaves one free for
     row 11a. The snapshot is taken by training's own threads, which have all cores for row 11b.
     """
-    cores = processors()
+    cores = num_usable_cores()
     if options.device == "cuda" or cores == 1:
         yield from judged(*_blocks(options, {}, 20)).values()
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import Care, ExitCode, Failure, Limits, Plan, make_plan, run_plan
+from entrypoint import ExitCode, Failure, HangTimeouts, Plan, SupervisionPolicy, make_plan, run_plan
 from train.bench import pairs, rows, sides
 from train.bench.options import Options
 from train.bench.rows import Found, Row, Series, Target
@@ -93,8 +93,8 @@ def _exchanged(options: Options, plan: Plan) -> Mapping[str, Any] | None:
     result, logs = options.scratch / "exchange.json", options.scratch / "logs"
     sizes = getattr(options.own, "sizes", None) or (SIZES[:2] if options.quick else SIZES)
     command = sides.command("exchange", "--result", str(result), "--sizes", *map(str, sizes))
-    limits = Limits(start=LIMIT_S, step=LIMIT_S, evaluation=LIMIT_S, save=LIMIT_S, data=LIMIT_S)
-    care = Care(limits=limits, errors=logs, blame=lambda failure, rank, host, step: None)
+    limits = HangTimeouts(start=LIMIT_S, step=LIMIT_S, evaluation=LIMIT_S, save=LIMIT_S, data=LIMIT_S)
+    care = SupervisionPolicy(limits=limits, errors=logs, blame=lambda failure, rank, host, step: None)
     code = run_plan(plan, command, options.environ, log_dir=logs, foreign=False, care=care)
     if code:
         fix = "the lines above say why; look at the network with `entrypoint show`"

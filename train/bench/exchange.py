@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from entrypoint import ExitCode, Failure, attach, from_environ
-from train.ranks import runtime
-from train.ranks.runtime import Runtime
-from train.settings import schema, variables
+from entrypoint import ExitCode, Failure, attach_heartbeat, world_from_environ
+from train.config import environment, load
+from train.distributed import runtime
+from train.distributed.runtime import Runtime
 
 PERIOD: Final = 97  # of the numbers: small, so that their sums are exact
 PATIENCE_S: Final = 1.0  # for one size of one operation
@@ -27,9 +27,9 @@ MOST: Final = 50
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--result FILE --sizes BYTES ...`; rank 0 leaves the file."""
     wanted = build_parser().parse_args(words)
-    world, pulse = from_environ(environ), attach(environ)
-    variables.take_out(environ, download=False)
-    ready = runtime.start(schema.load(None), world, environ, accumulation=1)
+    world, pulse = world_from_environ(environ), attach_heartbeat(environ)
+    environment.remove_conflicting_variables(environ, download=False)
+    ready = runtime.start(load.load_config(None), world, environ, accumulation=1)
     try:
         found = {name: [(size, measured(ready, name, size)) for size in wanted.sizes] for name in OPERATIONS}
     finally:

@@ -11,11 +11,11 @@ import torch
 
 from train.bench import noise
 from train.bench.gate import Line, Over
+from train.config import load
+from train.config.batches import compute_batch_sizes, count_steps
+from train.config.schema import DataConfig
 from train.data.loader import Batch, open_loader
-from train.data.sampling import Course, Piece
-from train.settings import schema
-from train.settings.batches import batches, steps
-from train.settings.config import Data
+from train.data.sampler import BatchSampler, MicroBatch
 
 FOREVER = 1_000_000  # epochs
 
@@ -45,15 +45,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def drawn(batch: int, samples: int, size: int) -> Iterator[tuple[Piece, Batch]]:
+def drawn(batch: int, samples: int, size: int) -> Iterator[tuple[MicroBatch, Batch]]:
     """Augmented batches as a training sees them, for ever."""
     words = [f"data.name={noise.NAME}", f"data.samples={samples}", f"data.image_size={size}", "data.loader=memory"]
-    data: Data = schema.load(None, [*words, "data.val_fraction=0"]).data
+    data: DataConfig = load.load_config(None, [*words, "data.val_fraction=0"]).data
     sets = noise.images(data)
     loader = open_loader(sets, data, seed=0, device=torch.device("cpu"), cores=1)
-    cut = batches(batch, batch, 1)
-    course = Course(
-        batches=cut, steps=steps(cut, samples, epochs=FOREVER, max_steps=None), samples=samples, rank=0, seed=0
+    cut = compute_batch_sizes(batch, batch, 1)
+    course = BatchSampler(
+        batches=cut, steps=count_steps(cut, samples, epochs=FOREVER, max_steps=None), samples=samples, rank=0, seed=0
     )
     return loader.train(course.pieces(0))
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TextIO
 
 import torch
 
-from train.record.progress import Progress
+from train.logging.progress import Progress
 
 LOOPBACK: Final = "127.0.0.1"
 

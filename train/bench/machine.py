@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from train.record.record import installed
+from train.run.record import installed_version
 
 CPUINFO: Final = Path("/proc/cpuinfo")
 LONGEST_S: Final = 150.0
@@ -24,7 +24,7 @@ MODEL: Final = re.compile(r"^model name\s*:\s*(.+)$", re.M)
 def facts(device: str, *, now: float, quick: bool = False) -> dict[str, str]:
     """In words. GPUs are those that torch may use. quick: the figures are of no use, and that is said with them."""
     told = {"cpu": f"{_processor()}, {len(os.sched_getaffinity(0))} cores", "device": _device(device)}
-    told |= {name: installed(name) or "not installed" for name in ("torch", "accelerate")}
+    told |= {name: installed_version(name) or "not installed" for name in ("torch", "accelerate")}
     told |= {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d", time.gmtime(now))}
     return told | ({"quick": "yes, so the values mean nothing"} if quick else {})
 

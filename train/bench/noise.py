@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.data.sets import Samples, Sets
+from train.config.schema import DataConfig
 from train.data.shape import Shape
-from train.settings.config import Data
+from train.data.splits import DataSplits, SampleIndices
 
 NAME = f"{__name__}:images"
 
@@ -22,15 +22,15 @@ class Noise:
     pixels: Tensor
     labels: Tensor
 
-    def read(self, samples: Samples) -> Tensor:
+    def read(self, samples: SampleIndices) -> Tensor:
         """Those rows."""
         return self.pixels[torch.from_numpy(samples)]
 
 
-def images(data: Data) -> Sets:
+def images(data: DataConfig) -> DataSplits:
     """`data.samples` images for training and an eighth as many held out, the same each time."""
     held_out = max(1, data.samples // 8) if data.val_fraction else 0
-    return Sets(
+    return DataSplits(
         training=_drawn(data, data.samples, 0),
         held_out=_drawn(data, held_out, 1),
         classes=tuple(map(str, range(data.classes))),
@@ -38,7 +38,7 @@ def images(data: Data) -> Sets:
     )
 
 
-def _drawn(data: Data, number: int, seed: int) -> Noise:
+def _drawn(data: DataConfig, number: int, seed: int) -> Noise:
     draw = np.random.default_rng(seed)
     pixels = draw.integers(0, 256, (number, data.image_size, data.image_size, 3), np.uint8)
     labels = draw.integers(0, data.classes, number, np.int64)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from entrypoint import ExitCode, Failure
-from entrypoint import Options as Launch
+from entrypoint import LaunchOptions as Launch
 
 # Beside the package in a checkout; in the image where its examples lie.
 PEERS: Final = (Path(__file__).parents[2] / "bench" / "peers", Path("/opt/train-image/bench/peers"))

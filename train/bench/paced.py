@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from entrypoint import ExitCode, Failure, die_with_parent, processors
+from entrypoint import ExitCode, Failure, die_with_parent, num_usable_cores
 from train.bench.options import Options
-from train.settings import overrides, variables
+from train.config import environment, load
 
 LOOPBACK: Final = "127.0.0.1"
 LONGEST_S: Final = 600.0  # of a start with its warm-up, and of a block
@@ -81,14 +81,16 @@ def ours(
     command += ["--device", options.device, "--procs-per-node", str(procs), "--", "--warm-up", str(warm_up)]
     command += ["--beside", str(options.peers)] if options.peers else []
     command += ["--config", config] if config else []
-    words = overrides.last([*settings, f"run.output_dir={options.scratch}", f"run.name={name}"])
+    words = load.keep_last_overrides([*settings, f"run.output_dir={options.scratch}", f"run.name={name}"])
     return Side(name=name, command=[*command, *words], environ=options.variables())
 
 
 def peer(options: Options, name: str, *words: str, ranks: int = 1) -> Side:
     """A script of the peers."""
     command = [*options.peer(name), "--device", options.device, *words]
-    environ = {"GOMP_SPINCOUNT": variables.SPINS} | options.variables()  # as our own ranks: tuned to its best
+    environ = {
+        "GOMP_SPINCOUNT": environment.GOMP_SPINCOUNT
+    } | options.variables()  # as our own ranks: tuned to its best
     return Side(name=name, command=command, environ=environ, ranks=ranks)
 
 
@@ -188,7 +190,7 @@ def _with_group(side: Side) -> Side:
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
     meeting = {"WORLD_SIZE": str(side.ranks), "LOCAL_WORLD_SIZE": str(side.ranks), "MASTER_ADDR": LOOPBACK}
-    threads = str(max(1, processors() // side.ranks))
+    threads = str(max(1, num_usable_cores() // side.ranks))
     shared = {"OMP_NUM_THREADS": threads} | dict(side.environ) | meeting | {"MASTER_PORT": str(port)}
     return replace(side, environ=shared)
 

@@ -7,27 +7,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from entrypoint import Pulse, World
+from entrypoint import Heartbeat, World
 from train.bench.gate import Gate, Line, Over
-from train.models import networks
-from train.ranks import runtime
-from train.record.metrics import Metrics
-from train.record.progress import Progress
+from train.config.batches import compute_batch_sizes
+from train.config.schema import RunConfig
+from train.distributed import runtime
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
+from train.models import registry
 from train.run import compiling, job
 from train.run.job import Job
 from train.run.loop import fit
 from train.run.signals import Watch
-from train.settings.batches import batches
-from train.settings.config import RunConfig
 
 
 @contextmanager
 def opened(
-    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, pulse: Pulse
+    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, pulse: Heartbeat
 ) -> Iterator[Job]:
     """As a session opens it, without what belongs to a run's folder: lease, facts, a checkpoint to go on from."""
     train = config.train
-    batch = batches(train.global_batch_size, train.micro_batch_size, world.world_size)
+    batch = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
     ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
     try:
         yield job.open_job(config, ready, folder, batch, pulse=pulse)
@@ -43,7 +43,7 @@ def led(todo: Job, place: str | None, *, warm_up: int) -> None:
         counts = compiling.counts if todo.compiled else dict
         line, device = Line(place), todo.runtime.device
         shown = Gate(line, device, facts(todo), warm_up=warm_up, total=total, counts=counts)
-    metrics = Metrics(todo.folder, main=todo.runtime.is_main, step=0, tensorboard=False, warn=print)
+    metrics = MetricsLogger(todo.folder, main=todo.runtime.is_main, step=0, tensorboard=False, warn=print)
     with suppress(Over):
         fit(todo, Watch(), metrics, shown)
 
@@ -53,7 +53,7 @@ def facts(todo: Job) -> dict[str, Any]:
     return {
         "ranks": todo.runtime.world.world_size,
         "precision": todo.runtime.precision,
-        "parameters": networks.parameters(todo.state.network),
+        "parameters": registry.count_parameters(todo.state.network),
         "batch": todo.batches.micro,
         "accumulation": todo.batches.accumulation,
         "steps_per_epoch": todo.steps.per_epoch,

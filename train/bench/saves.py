@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from entrypoint import Pulse, World
+from entrypoint import Heartbeat, World
 from train.bench import rank
 from train.bench.gate import Line, Over
-from train.record.metrics import Metrics
+from train.config import load
+from train.config.schema import CheckpointConfig
+from train.logging.metrics import MetricsLogger
 from train.run import now, saving, step
 from train.run.job import Job
 from train.run.now import Now
 from train.run.signals import Watch
 from train.run.step import Stream
-from train.settings import schema
-from train.settings.config import Checkpoint
 
 ALONE = World(
     rank=0,
@@ -39,8 +39,8 @@ def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     wanted = build_parser().parse_args(words)
     environ["ENTRYPOINT_DEVICE"] = wanted.device
     folder = Path(wanted.folder)
-    with rank.opened(schema.load(None, wanted.overrides), ALONE, environ, folder, Pulse()) as todo:
-        metrics = Metrics(folder, main=True, step=0, tensorboard=False, warn=lambda line: None)
+    with rank.opened(load.load_config(None, wanted.overrides), ALONE, environ, folder, Heartbeat()) as todo:
+        metrics = MetricsLogger(folder, main=True, step=0, tensorboard=False, warn=lambda line: None)
         kept = now.begin(todo, Watch(), time.monotonic)
         with kept.writer:
             _led(Line(wanted.pace), Blocks(todo, kept, metrics))
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 class Blocks:
     """Steps of a job, timed."""
 
-    def __init__(self, todo: Job, kept: Now, metrics: Metrics) -> None:
+    def __init__(self, todo: Job, kept: Now, metrics: MetricsLogger) -> None:
         self._todo, self._kept, self._metrics = todo, kept, metrics
         self._room: list[Tensor] = []
         self._stream: Stream = todo.loader.train(todo.course.pieces(0))
@@ -104,7 +104,7 @@ class Blocks:
 
 def _led(line: Line, blocks: Blocks) -> None:
     """Do as the bench says until it hangs up."""
-    for _ in range(Checkpoint().keep + 1):  # until one is deleted for each that is saved
+    for _ in range(CheckpointConfig().keep + 1):  # until one is deleted for each that is saved
         blocks.timed(2, save=True)
     asked = line.ready({})
     try:

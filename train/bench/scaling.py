@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, make_plan, processors
+from entrypoint import ExitCode, Failure, make_plan, num_usable_cores
 from train.bench import loads, paced, rows, worlds
 from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
 from train.bench.worlds import ENDLESS, Speed, World, warm_up
-from train.settings.batches import nearest_multiples
+from train.config.batches import nearest_multiples
 
 STRONG, WEAK = "strong", "weak"
 KINDS: Final = (STRONG, WEAK)
@@ -54,7 +54,7 @@ def most(options: Options) -> int:
     """As many processes as this machine has GPUs, or CPUs to give one to each; or as was asked for."""
     if options.device == "cuda":
         return make_plan(options.environ, options.launch).spawn
-    return options.launch.procs_per_node or processors()
+    return options.launch.procs_per_node or num_usable_cores()
 
 
 def powers(last: int) -> list[int]:
@@ -185,9 +185,9 @@ def _own(options: Options, kind: str, count: int, fewest: int) -> list[str]:
     Raises:
         Failure: USAGE for one that cannot grow as the processes do.
     """
-    from train.settings import schema  # YAML
+    from train.config import load as schema  # YAML
 
-    train = schema.load(options.config, options.overrides).train
+    train = schema.load_config(options.config, options.overrides).train
     batch = _grown(train.global_batch_size, count, fewest) if kind == WEAK else train.global_batch_size
     rest = train.micro_batch_size != "auto" and batch % (train.micro_batch_size * count)
     micro = ["train.micro_batch_size=auto"] if rest else []

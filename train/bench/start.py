@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from entrypoint import processors
+from entrypoint import num_usable_cores
 from train.bench import once, paced, pairs, rows
 from train.bench.options import Options
 from train.bench.paced import Side
 from train.bench.rows import Found, Row
-from train.record import metrics
+from train.logging import metrics
 
 BATCH, SAMPLES, PIXELS, CLASSES = 64, 512, 32, 10
 SETTINGS: Final = (
@@ -70,7 +70,7 @@ def until_first_step(options: Options, folder: Path) -> float:
     """Train one step; when it was done, in seconds since 1970."""
     words = ["--device", options.device, "--procs-per-node", "1", *SETTINGS, f"run.output_dir={folder}"]
     done([*command("train"), *words], plain(options), options.scratch)
-    lines = metrics.read(folder / "first" / metrics.NAME)
+    lines = metrics.read_events(folder / "first" / metrics.METRICS_FILE)
     return next(float(line["time"]) for line in lines if line["event"] == "train")
 
 
@@ -130,4 +130,4 @@ def _accelerate() -> list[str]:
 
 
 def _threads(environ: Mapping[str, str]) -> str:
-    return environ.get("OMP_NUM_THREADS") or str(processors())
+    return environ.get("OMP_NUM_THREADS") or str(num_usable_cores())

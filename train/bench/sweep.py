@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final
 
-from entrypoint import make_plan, processors
+from entrypoint import make_plan, num_usable_cores
 from train.bench import loads, paced, rows, worlds
 from train.bench.options import Options, numbers
 from train.bench.rows import Found, Row, Series, Target
 from train.bench.worlds import ENDLESS, Speed, World
-from train.settings.overrides import last
+from train.config.load import keep_last_overrides
 
 NAME: Final = "sweep"
 BLOCKS: Final = 5
@@ -76,11 +76,11 @@ def processes(options: Options) -> int:
 
 def grid(options: Options, procs: int) -> list[Setting]:
     """All combinations of what was asked for, or of what makes sense on this machine."""
-    from train.settings import schema  # YAML
-    from train.settings.batches import largest_divisor
+    from train.config import load as schema  # YAML
+    from train.config.batches import largest_divisor
 
-    own, share = options.own, max(1, processors() // procs)
-    batch = schema.load(options.config, _settings(options)).train.global_batch_size
+    own, share = options.own, max(1, num_usable_cores() // procs)
+    batch = schema.load_config(options.config, _settings(options)).train.global_batch_size
     most = batch // procs if options.device == "cuda" else min(batch // procs, LARGEST_ON_CPU)
     micro = getattr(own, "micro", None) or sorted({largest_divisor(batch // procs, min(size, most)) for size in SIZES})
     workers = getattr(own, "workers", None) or [AUTO, str(max(1, share - 1))]
@@ -134,11 +134,11 @@ def _world(options: Options, setting: Setting, procs: int, name: str) -> World:
 def _settings(options: Options) -> list[str]:
     """The user's own training without an end; or the reference workload, or what stands for it on CPUs."""
     if options.config:
-        return last([*options.overrides, *ENDLESS])
+        return keep_last_overrides([*options.overrides, *ENDLESS])
     load = loads.REFERENCE if options.device == "cuda" else loads.SMALL
     words = [word for word in load.settings() if not word.startswith(("data.loader=", "train.micro_batch_size="))]
     batch = f"train.global_batch_size={1024 if options.device == 'cuda' else 64}"
-    return last([*words, batch, *options.overrides])
+    return keep_last_overrides([*words, batch, *options.overrides])
 
 
 def _facts(setting: Setting, speed: Speed) -> dict[str, Any]:

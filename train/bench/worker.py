@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import MutableMapping, Sequence
 
-from entrypoint import attach, from_environ
+from entrypoint import attach_heartbeat, world_from_environ
 from train import plugin, worker
-from train.front import rundir
-from train.settings import schema, variables
+from train.config import environment, load
+from train.run import folder
 
 
 def main() -> None:
@@ -21,17 +21,17 @@ def main() -> None:
 def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """Train until the bench hangs up."""
     arguments = build_parser().parse_args(argv)
-    world, pulse = from_environ(environ), attach(environ)
-    config = schema.load(arguments.config, arguments.overrides)
-    plugin.look_beside(arguments.config, config.data.name, config.model.name)
+    world, pulse = world_from_environ(environ), attach_heartbeat(environ)
+    config = load.load_config(arguments.config, arguments.overrides)
+    plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
     if arguments.beside:
         sys.path.append(arguments.beside)
-    variables.take_out(environ, download=False)
-    variables.share_cores(environ)
+    environment.remove_conflicting_variables(environ, download=False)
+    environment.limit_openmp_spinning(environ)
     with worker.uncollected():
         from train.bench import rank
 
-    with rank.opened(config, world, environ, rundir.run_folder(config), pulse) as todo:
+    with rank.opened(config, world, environ, folder.run_folder(config), pulse) as todo:
         rank.led(todo, arguments.pace if world.rank == 0 else None, warm_up=arguments.warm_up)
     pulse.beat("end")
 

@@ -1,1 +1,1 @@
-"""A run's state, kept whole or not at all."""
+"""This package saves a run's state whole or not at all, and loads it again."""

@@ -1,4 +1,7 @@
-"""Work that takes long becomes a thread beside training, one at a time, whose outcome nobody can overlook. No torch."""
+"""A background writer runs one slow action at a time in a thread beside training.
+
+The result must be taken, so no error is lost. The module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,20 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-from entrypoint import begin_thread
+from entrypoint import start_daemon_thread
 
 T = TypeVar("T")
-POLL_S: Final = 0.01
+POLL_INTERVAL_S: Final = 0.01
 
 
-class Writer(Generic[T]):
+class BackgroundWriter(Generic[T]):
     """Begin, go on with something else, and take the result: what was returned, or what was raised.
 
     While entered; at its end what is being done is waited for, however the block ended.
     """
 
     def __init__(self) -> None:
-        self._work: _Work[T] | None = None
+        self._work: _BackgroundTask[T] | None = None
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -36,7 +39,7 @@ class Writer(Generic[T]):
             self._work = None
             return
         while not self._work.over:
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     @property
     def over(self) -> bool:
@@ -47,8 +50,8 @@ class Writer(Generic[T]):
         """Run `action` in the thread. The result of the one before must have been taken: never two at once."""
         if self._work is not None:
             raise RuntimeError("the writer is at work")
-        self._begun, self._work = False, _Work(action)
-        begin_thread(self._work.run)
+        self._begun, self._work = False, _BackgroundTask(action)
+        start_daemon_thread(self._work.run)
         self._begun = True
 
     def result(self, meanwhile: Callable[[], object] = lambda: None) -> T:
@@ -57,14 +60,14 @@ class Writer(Generic[T]):
             raise RuntimeError("the writer has nothing to do")
         while not self._work.over:
             meanwhile()
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
         work, self._work = self._work, None
         if work.error is not None:
             raise work.error
         return work.value  # type: ignore[return-value]
 
 
-class _Work(Generic[T]):
+class _BackgroundTask(Generic[T]):
     """One action and what came of it.
 
     It is waited for by looking, without a lock: a handler that raises where one is taken would leave it taken.

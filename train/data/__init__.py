@@ -1,1 +1,1 @@
-"""From the config to batches of samples: where they come from, in which order, and how they are changed."""
+"""Opens the data sources, and samples, augments and loads batches from them."""

@@ -1,27 +1,39 @@
-"""From samples to batches on the device: augmented for training, as they are for evaluation."""
+"""Loads batches on the device, augmented for training and unchanged for evaluation.
+
+Before training it checks that shared memory is large enough for the workers' batches.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from entrypoint import ExitCode, Failure, Pulse
-from train.data import augment, cached
-from train.data.broken import Ledger
-from train.data.inmemory import InMemory, Staged, in_memory
-from train.data.onehost import ALONE, Host
-from train.data.pools import ByWorkers, Read, Side, on_device
-from train.data.sampling import Piece
-from train.data.sets import Samples, Sets, Source
+from entrypoint import ExitCode, Failure, Heartbeat
+from train.config.schema import DataConfig
+from train.data import augment, decoded_cache
+from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
+from train.data.sampler import MicroBatch
 from train.data.shape import Shape
-from train.settings.config import Data
+from train.data.splits import DataSource, DataSplits, SampleIndices
+from train.data.workers import (
+    PREFETCH_FACTOR,
+    SHARED_MEMORY_FOLDER,
+    PixelBatch,
+    Split,
+    UnreadableLog,
+    WorkerLoader,
+    to_device,
+)
+from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
-LARGEST_IN_MEMORY: Final = 2 * 2**30  # bytes of pixels, both sides together
+MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # bytes of pixels, both sides together
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,52 +44,52 @@ class Batch:
     labels: Tensor
 
 
-class Pool(Protocol):
+class SplitReader(Protocol):
     """Where the pixels of one side of the data come from."""
 
-    def take(self, wanted: Iterable[Samples]) -> Iterator[Read]:
+    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
         """For each array of samples (pixels [N, *stored], rows [n] of them, labels [n]) on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
+class BatchLoader:
     """Both sides of the data, ready to be drawn from.
 
     workers: processes that read. broken: the files that this rank has skipped so far. paths: of the training samples,
     where they are files. notes: what the user should know of data.cache.
     """
 
-    training: Pool
-    held_out: Pool
+    training: SplitReader
+    held_out: SplitReader
     shape: Shape
     mirror: bool
-    data: Data
+    data: DataConfig
     seed: int
     kind: str
-    broken: Ledger
+    broken: UnreadableLog
     paths: Sequence[str] | None = None
     workers: int = 0
     notes: tuple[str, ...] = ()
 
-    def train(self, pieces: Sequence[Piece] | Iterator[Piece]) -> Iterator[tuple[Piece, Batch]]:
+    def train(self, pieces: Sequence[MicroBatch] | Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
-        kept: list[Piece] = []
-        still = augment.is_still(self.data.augment)
-        for pixels, rows, labels in self.training.take(_wanted(pieces, kept)):
+        kept: list[MicroBatch] = []
+        still = augment.is_identity(self.data.augment)
+        for pixels, rows, labels in self.training.take(_iterate_samples(pieces, kept)):
             piece = kept.pop(0)
             images = self._plain(pixels, rows) if still else self._augmented(piece, pixels, rows)
             yield piece, Batch(images=images, labels=labels)
 
-    def evaluate(self, blocks: Sequence[Samples]) -> Iterator[Batch]:
+    def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         """Each block of held-out samples, as they are."""
         for pixels, rows, labels in self.held_out.take(blocks):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
 
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
-        return augment.normalized(pixels.index_select(0, rows))
+        return augment.normalize(pixels.index_select(0, rows))
 
-    def _augmented(self, piece: Piece, pixels: Tensor, rows: Tensor) -> Tensor:
-        moves = augment.moves(
+    def _augmented(self, piece: MicroBatch, pixels: Tensor, rows: Tensor) -> Tensor:
+        moves = augment.draw_parameters(
             self.data.augment,
             piece.samples,
             shape=self.shape,
@@ -85,21 +97,21 @@ class Loader:
             epoch=piece.epoch,
             mirror=self.mirror,
         )
-        shifts = on_device(moves.packed(), rows.device)
+        shifts = to_device(moves.packed(), rows.device)
         return augment.apply(pixels, rows, shifts, gray=moves.gray)
 
 
 def open_loader(
-    sets: Sets,
-    data: Data,
+    sets: DataSplits,
+    data: DataConfig,
     *,
     seed: int,
     device: torch.device,
     cores: int,
     say: Callable[[str], None] | None = None,
-    pulse: Pulse | None = None,
-    host: Host = ALONE,
-) -> Loader:
+    pulse: Heartbeat | None = None,
+    host: HostRanks = SINGLE_RANK,
+) -> BatchLoader:
     """Read everything now (memory), or get ready to read as it is needed (workers).
 
     Args:
@@ -111,20 +123,20 @@ def open_loader(
         Failure: DATA or NO_INPUT, naming the images; DATA where workers would read each other's places in a file; what
             filling data.cache raises.
     """
-    before, sets = sets.notes, cached.use(sets, data, host, pulse or Pulse())
-    kind, workers = chosen(sets, data, cores)
+    before, sets = sets.notes, decoded_cache.use_cache(sets, data, host, pulse or Heartbeat())
+    kind, workers = choose_loader(sets, data, cores)
     if kind == "workers" and workers and sets.shared:
-        raise _shared(sets.shared, data)
-    broken = Ledger(data.max_bad_images, say or _to_stderr)
+        raise _shared_file_failure(sets.shared, data)
+    broken = UnreadableLog(data.max_bad_images, say or _write_to_stderr)
 
-    def pool(name: str, source: Source, *, replace: bool) -> InMemory | Staged | ByWorkers:
-        side = Side(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
+    def pool(name: str, source: DataSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
+        side = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
         if kind == "memory":
-            return in_memory(side, sets.shape.stored, device, cores, pulse, host)
-        return ByWorkers(side, workers, device, stay=not replace)
+            return load_in_memory(side, sets.shape.stored, device, cores, pulse, host)
+        return WorkerLoader(side, workers, device, stay=not replace)
 
     training = pool("training", sets.training, replace=True)
-    return Loader(
+    return BatchLoader(
         training=training,
         held_out=pool("held out", sets.held_out, replace=False),
         shape=sets.shape,
@@ -139,14 +151,14 @@ def open_loader(
     )
 
 
-def chosen(sets: Sets, data: Data, cores: int) -> tuple[Literal["memory", "workers"], int]:
+def choose_loader(sets: DataSplits, data: DataConfig, cores: int) -> tuple[Literal["memory", "workers"], int]:
     """What data.loader and data.workers come to for a rank that may use so many processors."""
-    fits = sets.bytes_ <= LARGEST_IN_MEMORY
+    fits = sets.bytes_ <= MAX_IN_MEMORY_BYTES
     kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
     return kind, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
 
 
-def _shared(path: str, data: Data) -> Failure:
+def _shared_file_failure(path: str, data: DataConfig) -> Failure:
     return Failure(
         "data workers would read each other's places in a file that was open before they were started",
         found=f"{path}, whose position moves as items of {data.name} are read",
@@ -156,12 +168,48 @@ def _shared(path: str, data: Data) -> Failure:
     )
 
 
-def _to_stderr(line: str) -> None:
+def _write_to_stderr(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
-def _wanted(pieces: Iterable[Piece], kept: list[Piece]) -> Iterator[Samples]:
+def _iterate_samples(pieces: Iterable[MicroBatch], kept: list[MicroBatch]) -> Iterator[SampleIndices]:
     for piece in pieces:
         kept.append(piece)
         yield piece.samples
+
+
+MIB: Final = 2**20
+
+
+def refuse_small_shared_memory(
+    workers: int, each: int, *, ranks: int, place: Path = Path(SHARED_MEMORY_FOLDER)
+) -> None:
+    """Refuse a start that would end at its first evaluation, or wherever training waits for the GPU.
+
+    Args:
+        workers: of one rank.
+        each: bytes of one batch of training and one of evaluation, whose workers are there at the same time.
+        ranks: on this node.
+
+    Raises:
+        Failure: RESOURCE.
+    """
+    need = ranks * workers * PREFETCH_FACTOR * each
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return  # not there: torch says what it misses
+    free = found.f_bavail * found.f_frsize
+    if need <= free:
+        return
+    some = f"{workers} worker{'s' * (workers != 1)}"
+    who = some if ranks == 1 else f"{ranks} ranks x {some}"
+    fewer = workers * free // need
+    raise Failure(
+        "shared memory is too small for the data workers",
+        found=f"{place} of {found.f_blocks * found.f_frsize // MIB} MiB, {free // MIB} MiB free",
+        expected=f"{-(-need // MIB)} MiB for {who} with {PREFETCH_FACTOR} batches of training and of evaluation each",
+        fix=f"docker run --shm-size={-(-need // 2**30) + 1}g (or --ipc=host); or set data.workers={fewer}",
+        code=ExitCode.RESOURCE,
+    )

@@ -1,4 +1,8 @@
-"""From a number to an image or a clip: the embedded data set, one outline per class, drawn anew in every sample."""
+"""Draws the built-in data set: images or clips of outlines, one outline per class.
+
+Every sample is computed from its number. `data.imbalance` makes the class counts a long tail, exact
+and without an empty class.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from train import keyed
-from train.data import mixture
+from train import rng
+from train.data import long_tail
 
-ANGLES: Final = 720  # entries of an outline's table
+OUTLINE_ANGLES: Final = 720  # entries of an outline's table
 HARMONICS: Final = np.arange(2, 6)  # lobes per turn; 1 would only shift the outline
-CHUNK: Final = 512  # images drawn at once: some 2 MB per float plane
+IMAGES_PER_CHUNK: Final = 512  # images drawn at once: some 2 MB per float plane
 # What an outline turns by from a clip's first frame to its last, in radians.
-LEAST_TURN, MOST_TURN = np.float32(np.pi / 2), np.float32(np.pi)
+MIN_TURN_RADIANS, MAX_TURN_RADIANS = np.float32(np.pi / 2), np.float32(np.pi)
 
-Floats = npt.NDArray[np.float32]
-Numbers = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SyntheticSource:
     """The embedded samples from number `first` on. Sized `size` x `size`; frames: None for images."""
 
     first: int
@@ -31,13 +35,13 @@ class Drawn:
     size: int
     frames: int | None = None
 
-    def read(self, samples: Numbers) -> torch.Tensor:
+    def read(self, samples: Int64Array) -> torch.Tensor:
         """Draw them, uint8 [n, *frames, size, size, 3]."""
         labels = self.labels[torch.from_numpy(samples)].numpy()
-        return draw(samples + self.first, labels, size=self.size, frames=self.frames)
+        return draw_samples(samples + self.first, labels, size=self.size, frames=self.frames)
 
 
-def draw(samples: Numbers, labels: Numbers, *, size: int, frames: int | None = None) -> torch.Tensor:
+def draw_samples(samples: Int64Array, labels: Int64Array, *, size: int, frames: int | None = None) -> torch.Tensor:
     """The samples with these numbers, uint8 [n, size, size, 3]; clips [n, frames, size, size, 3].
 
     A sample depends on its number and class alone. What says nothing about the class: place, turn, size, colours,
@@ -45,15 +49,15 @@ def draw(samples: Numbers, labels: Numbers, *, size: int, frames: int | None = N
     outline, and only the way it turns tells them apart: no single frame does.
     """
     seen, place = np.unique(labels if frames is None else labels // 2, return_inverse=True)
-    outlines = np.array([_outline(int(label)) for label in seen], np.float32).reshape(-1, ANGLES)
-    turns = _turns(samples, labels, frames)
-    at_once = max(1, CHUNK // (frames or 1))
+    outlines = np.array([_outline(int(label)) for label in seen], np.float32).reshape(-1, OUTLINE_ANGLES)
+    turns = _turn_angles(samples, labels, frames)
+    at_once = max(1, IMAGES_PER_CHUNK // (frames or 1))
     chunks = [slice(start, start + at_once) for start in range(0, len(samples) or 1, at_once)]
-    clips = [_draw(samples[part], outlines[place[part]], turns[:, part], size) for part in chunks]
+    clips = [_draw_chunk(samples[part], outlines[place[part]], turns[:, part], size) for part in chunks]
     return torch.cat(clips) if frames else torch.cat(clips).squeeze(1)
 
 
-def labels(samples: Numbers, classes: int, imbalance: float = 1.0) -> Numbers:
+def labels(samples: Int64Array, classes: int, imbalance: float = 1.0) -> Int64Array:
     """The class of each sample in a run of samples that follow each other, int64 [n].
 
     Without imbalance all classes come in turn. With it each run has the counts of `mixture.counts`, evenly spread: the
@@ -61,80 +65,80 @@ def labels(samples: Numbers, classes: int, imbalance: float = 1.0) -> Numbers:
     """
     if imbalance == 1:
         return np.asarray(samples % classes)
-    spread = np.argsort(samples.astype(np.uint64) * keyed.GOLDEN, kind="stable")
+    spread = np.argsort(samples.astype(np.uint64) * rng.GOLDEN_GAMMA, kind="stable")
     found = np.empty(len(samples), np.int64)
-    found[spread] = np.repeat(np.arange(classes), mixture.counts(len(samples), classes, imbalance))
+    found[spread] = np.repeat(np.arange(classes), long_tail.long_tail_counts(len(samples), classes, imbalance))
     return found
 
 
-def _outline(label: int) -> Floats:
+def _outline(label: int) -> Float32Array:
     """The class's radius for every angle, around 1."""
-    weight = keyed.uniform(keyed.SYNTHETIC, 0, label, HARMONICS) + 0.1
-    phase = 2 * np.pi * keyed.uniform(keyed.SYNTHETIC, 1, label, HARMONICS)
-    angle = np.linspace(0, 2 * np.pi, ANGLES, endpoint=False)[:, None]
+    weight = rng.uniform(rng.SYNTHETIC, 0, label, HARMONICS) + 0.1
+    phase = 2 * np.pi * rng.uniform(rng.SYNTHETIC, 1, label, HARMONICS)
+    angle = np.linspace(0, 2 * np.pi, OUTLINE_ANGLES, endpoint=False)[:, None]
     waves = (weight / weight.sum() * np.cos(HARMONICS * angle + phase)).sum(axis=1)
     return np.asarray(1 + 0.9 * waves, np.float32)
 
 
-def _turns(samples: Numbers, labels: Numbers, frames: int | None) -> Floats:
+def _turn_angles(samples: Int64Array, labels: Int64Array, frames: int | None) -> Float32Array:
     """How far each sample's outline is turned in each frame, [frames, n, 1, 1]: an image a little, a clip from anywhere
     on, to the left for even classes and to the right for odd ones."""
     if frames is None:
-        return ((_number(samples, 3) - 0.5) * np.float32(np.pi / 6))[None]
+        return ((_random_number(samples, 3) - 0.5) * np.float32(np.pi / 6))[None]
     way = np.where(labels % 2, np.float32(-1), np.float32(1))[:, None, None]
-    whole = way * (LEAST_TURN + (MOST_TURN - LEAST_TURN) * _number(samples, 6))
-    start = np.float32(2 * np.pi) * _number(samples, 3)
+    whole = way * (MIN_TURN_RADIANS + (MAX_TURN_RADIANS - MIN_TURN_RADIANS) * _random_number(samples, 6))
+    start = np.float32(2 * np.pi) * _random_number(samples, 3)
     return np.stack([start + whole * np.float32(frame / max(1, frames - 1)) for frame in range(frames)])
 
 
-def _draw(samples: Numbers, outlines: Floats, turns: Floats, size: int) -> torch.Tensor:
+def _draw_chunk(samples: Int64Array, outlines: Float32Array, turns: Float32Array, size: int) -> torch.Tensor:
     """uint8 [n, frames, size, size, 3]. A clip's frames share all but the turn, noise included."""
-    inside = _inside(samples, outlines, turns, size)[..., None]
-    down, right = _grid(size)
-    shade = right * (_number(samples, 4) - 0.5) + down * (_number(samples, 5) - 0.5)
-    ink, paper = (colour[:, None] for colour in _colours(samples))
+    inside = _pixel_coverage(samples, outlines, turns, size)[..., None]
+    down, right = _pixel_grid(size)
+    shade = right * (_random_number(samples, 4) - 0.5) + down * (_random_number(samples, 5) - 0.5)
+    ink, paper = (colour[:, None] for colour in _colors(samples))
     clean = inside * ink + (1 - inside) * paper + 0.3 * shade[:, None, ..., None]
     noisy = clean.astype(np.float32) + _noise(samples, size)[:, None]
     return torch.from_numpy((np.clip(noisy, 0, 1) * 255).astype(np.uint8))
 
 
-def _inside(samples: Numbers, outlines: Floats, turns: Floats, size: int) -> Floats:
+def _pixel_coverage(samples: Int64Array, outlines: Float32Array, turns: Float32Array, size: int) -> Float32Array:
     """How much of each pixel the shape covers, [n, frames, size, size] in 0..1, edges one pixel soft."""
-    down, right = _grid(size)
-    right = right - 0.4 * (_number(samples, 0) - 0.5)
-    down = down - 0.4 * (_number(samples, 1) - 0.5)
-    scale = 0.45 + 0.2 * _number(samples, 2)
+    down, right = _pixel_grid(size)
+    right = right - 0.4 * (_random_number(samples, 0) - 0.5)
+    down = down - 0.4 * (_random_number(samples, 1) - 0.5)
+    scale = 0.45 + 0.2 * _random_number(samples, 2)
     angle, distance = np.arctan2(down, right), np.hypot(down, right)
     covered = np.empty((len(samples), len(turns), size, size), np.float32)
     for frame, turn in enumerate(turns):
-        place = ((angle + turn) * np.float32(ANGLES / 2 / np.pi)).astype(np.int64) % ANGLES
+        place = ((angle + turn) * np.float32(OUTLINE_ANGLES / 2 / np.pi)).astype(np.int64) % OUTLINE_ANGLES
         radius = np.take_along_axis(outlines, place.reshape(len(samples), size * size), axis=1).reshape(place.shape)
         covered[:, frame] = np.clip((scale * radius - distance) * (size / 2) + 0.5, 0, 1)
     return covered
 
 
-def _colours(samples: Numbers) -> tuple[Floats, Floats]:
+def _colors(samples: Int64Array) -> tuple[Float32Array, Float32Array]:
     """Ink and paper, [n, 1, 1, 3] each: the ink the brighter one in every channel."""
     number = samples[:, None]
-    paper = 0.5 * keyed.uniform(keyed.SYNTHETIC, 2, number, np.arange(3))
-    ink = paper + 0.15 + 0.35 * keyed.uniform(keyed.SYNTHETIC, 3, number, np.arange(3))
+    paper = 0.5 * rng.uniform(rng.SYNTHETIC, 2, number, np.arange(3))
+    ink = paper + 0.15 + 0.35 * rng.uniform(rng.SYNTHETIC, 3, number, np.arange(3))
     return ink[:, None, None, :], paper[:, None, None, :]
 
 
-def _noise(samples: Numbers, size: int) -> Floats:
+def _noise(samples: Int64Array, size: int) -> Float32Array:
     """Uniform, a tenth of the range as its standard deviation, [n, size, size, 3]."""
-    numbers = keyed.uniform(keyed.SYNTHETIC, 4, samples[:, None], np.arange(size * size * 3))
-    noise: Floats = 0.35 * (numbers.reshape(len(samples), size, size, 3) - 0.5)
+    numbers = rng.uniform(rng.SYNTHETIC, 4, samples[:, None], np.arange(size * size * 3))
+    noise: Float32Array = 0.35 * (numbers.reshape(len(samples), size, size, 3) - 0.5)
     return noise
 
 
-def _grid(size: int) -> tuple[Floats, Floats]:
+def _pixel_grid(size: int) -> tuple[Float32Array, Float32Array]:
     """Each pixel's place in -1..1, downwards and to the right."""
     line = (np.arange(size, dtype=np.float32) + 0.5) / (size / 2) - 1
     down, right = np.meshgrid(line, line, indexing="ij")
     return down, right
 
 
-def _number(samples: Numbers, which: int) -> Floats:
+def _random_number(samples: Int64Array, which: int) -> Float32Array:
     """The sample's own random number of this name, [n, 1, 1]."""
-    return keyed.uniform(keyed.SYNTHETIC, 5, which, samples)[:, None, None]
+    return rng.uniform(rng.SYNTHETIC, 5, which, samples)[:, None, None]

@@ -1,1 +1,1 @@
-"""From a model and held-out samples to scores, and what follows from them."""
+"""This package measures a model on validation samples and compares the results."""

@@ -1,1 +1,1 @@
-"""From a name, its arguments and a shape to a network with weights."""
+"""Builds the models, and loads their weights."""

@@ -1,4 +1,4 @@
-"""A convolutional network for clips: frames, rows and columns alike."""
+"""Builds a 3-D convolutional network for clips, which treats frames, rows and columns alike."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import math
 from torch import nn
 
 from train.data.shape import Shape
-from train.models.layers import Mean, Norm, Residual, Scaled, conv, spread, whole
+from train.models.layers import (
+    GlobalAvgPool,
+    NormName,
+    Residual,
+    Scale,
+    conv_norm_relu,
+    init_conv_weights,
+    require_integers,
+)
 
 
 def cnn3d(
-    *, classes: int, shape: Shape, width: int = 16, blocks: int = 1, norm: Norm = "group", dropout: float = 0.0
+    *, classes: int, shape: Shape, width: int = 16, blocks: int = 1, norm: NormName = "group", dropout: float = 0.0
 ) -> nn.Module:
     """Three stages at width, 2 width and 4 width channels, then the mean over what is left, and one linear layer.
 
@@ -21,15 +29,15 @@ def cnn3d(
     Raises:
         ValueError: for arguments without sense.
     """
-    whole(1, width=width)
-    whole(0, blocks=blocks)
-    layers = conv(shape.channels, width, norm, dims=3, stride=(1, 2, 2))
+    require_integers(1, width=width)
+    require_integers(0, blocks=blocks)
+    layers = conv_norm_relu(shape.channels, width, norm, dims=3, stride=(1, 2, 2))
     for channels in (width, 2 * width):
-        layers += conv(channels, 2 * channels, norm, dims=3, stride=2)
-        layers += [Residual(*conv(2 * channels, 2 * channels, norm, dims=3)) for _ in range(blocks)]
+        layers += conv_norm_relu(channels, 2 * channels, norm, dims=3, stride=2)
+        layers += [Residual(*conv_norm_relu(2 * channels, 2 * channels, norm, dims=3)) for _ in range(blocks)]
     features = 4 * width
     # As in small_cnn: features of length 6 or so, whatever their number.
-    head = [Mean(), Scaled(6 / math.sqrt(features)), nn.Dropout(dropout), nn.Linear(features, classes)]
+    head = [GlobalAvgPool(), Scale(6 / math.sqrt(features)), nn.Dropout(dropout), nn.Linear(features, classes)]
     net = nn.Sequential(*layers, *head)
-    spread(net)
+    init_conv_weights(net)
     return net

@@ -1,4 +1,4 @@
-"""The pieces that the networks of this project are made of."""
+"""Provides the layers and initialization that the models of this project share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 from torch import Tensor, nn
 
-Norm = Literal["group", "batch", "none"]
-GROUP: Final = 8  # channels that GroupNorm normalizes together
+NormName = Literal["group", "batch", "none"]
+CHANNELS_PER_GROUP: Final = 8  # channels that GroupNorm normalizes together
 CONVOLUTIONS: Final[dict[int, type[nn.Module]]] = {2: nn.Conv2d, 3: nn.Conv3d}
 BATCH_NORMS: Final[dict[int, type[nn.Module]]] = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -25,7 +25,7 @@ class Residual(nn.Module):
         return x + self.layers(x)  # type: ignore[no-any-return]
 
 
-class Scaled(nn.Module):
+class Scale(nn.Module):
     """Multiplies by a constant."""
 
     def __init__(self, factor: float) -> None:
@@ -37,7 +37,7 @@ class Scaled(nn.Module):
         return x * self.factor
 
 
-class Mean(nn.Module):
+class GlobalAvgPool(nn.Module):
     """The mean over all places and frames, however many there are."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,10 +45,12 @@ class Mean(nn.Module):
         return x.flatten(2).mean(2)
 
 
-def conv(inside: int, outside: int, norm: Norm, *, dims: int = 2, stride: int | tuple[int, ...] = 1) -> list[nn.Module]:
+def conv_norm_relu(
+    inside: int, outside: int, norm: NormName, *, dims: int = 2, stride: int | tuple[int, ...] = 1
+) -> list[nn.Module]:
     """A convolution over 3 places in each direction, its norm, and ReLU."""
     norms: dict[str, Callable[[], nn.Module]] = {
-        "group": lambda: nn.GroupNorm(max(1, outside // GROUP), outside),
+        "group": lambda: nn.GroupNorm(max(1, outside // CHANNELS_PER_GROUP), outside),
         "batch": lambda: BATCH_NORMS[dims](outside),
         "none": nn.Identity,
     }
@@ -56,14 +58,14 @@ def conv(inside: int, outside: int, norm: Norm, *, dims: int = 2, stride: int | 
     return [convolution, norms[norm](), nn.ReLU(inplace=True)]
 
 
-def spread(net: nn.Module) -> None:
+def init_conv_weights(net: nn.Module) -> None:
     """Draw the convolutions' first weights as He et al. (2015) do, by what they give out."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
 
-def whole(least: int, **values: Any) -> None:
+def require_integers(least: int, **values: Any) -> None:
     """Refuse arguments that are not whole numbers of at least so much.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A convolutional network for small images that trains in seconds on a CPU."""
+"""Builds a small convolutional network for images that trains in seconds on a CPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final, Literal
 from torch import Tensor, nn
 
 from train.data.shape import Shape
-from train.models.layers import Norm, Residual, Scaled, conv, spread, whole
+from train.models.layers import NormName, Residual, Scale, conv_norm_relu, init_conv_weights, require_integers
 
-LEAST: Final = 8  # pixels: three times halved, one is left
+MIN_IMAGE_SIZE: Final = 8  # pixels: three times halved, one is left
 
 
-class Highest(nn.Module):
+class GlobalMaxPool(nn.Module):
     """The maximum over all places."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def small_cnn(
     shape: Shape,
     width: int = 16,
     blocks: int = 1,
-    norm: Norm = "group",
+    norm: NormName = "group",
     dropout: float = 0.0,
     pool: Literal["late", "early"] = "late",
 ) -> nn.Module:
@@ -42,27 +42,27 @@ def small_cnn(
     Raises:
         ValueError: for images smaller than 8 pixels, and arguments without sense.
     """
-    whole(1, width=width)
-    whole(0, blocks=blocks)
+    require_integers(1, width=width)
+    require_integers(0, blocks=blocks)
     if pool not in ("late", "early"):
         raise ValueError(f"pool must be late or early, not {pool!r}")
-    if min(shape.size) < LEAST:
-        raise ValueError(f"images must have {LEAST} pixels or more in each direction")
+    if min(shape.size) < MIN_IMAGE_SIZE:
+        raise ValueError(f"images must have {MIN_IMAGE_SIZE} pixels or more in each direction")
     layers = _stage(shape.channels, width, 0, norm, pool)
     for channels in (width, 2 * width):
         layers += _stage(channels, 2 * channels, blocks, norm, pool)
     pooling, features = _pooling(shape, width, pool)
     # Features of length 6 or so, however many there are: else a learning rate that suits the convolutions is too
     # large for the last layer, which then destroys all before it in the first steps.
-    head = [*pooling, Scaled(6 / math.sqrt(features)), nn.Dropout(dropout)]
+    head = [*pooling, Scale(6 / math.sqrt(features)), nn.Dropout(dropout)]
     net = nn.Sequential(*layers, *head, nn.Linear(features, classes))
-    spread(net)
+    init_conv_weights(net)
     return net
 
 
-def _stage(inside: int, outside: int, blocks: int, norm: Norm, pool: str) -> list[nn.Module]:
-    first = conv(inside, outside, norm)
-    inner = [Residual(*conv(outside, outside, norm)) for _ in range(blocks)]
+def _stage(inside: int, outside: int, blocks: int, norm: NormName, pool: str) -> list[nn.Module]:
+    first = conv_norm_relu(inside, outside, norm)
+    inner = [Residual(*conv_norm_relu(outside, outside, norm)) for _ in range(blocks)]
     halving = nn.MaxPool2d(2)
     return [first[0], halving, *first[1:], *inner] if pool == "early" else [*first, *inner, halving]
 
@@ -70,7 +70,7 @@ def _stage(inside: int, outside: int, blocks: int, norm: Norm, pool: str) -> lis
 def _pooling(shape: Shape, width: int, pool: str) -> tuple[list[nn.Module], int]:
     """From the last stage to features, and their number."""
     if pool == "early":
-        return [Highest()], 4 * width
+        return [GlobalMaxPool()], 4 * width
     height, across = (side // 8 for side in shape.size)
     mean = max(1, min(height, across) // 4)
     return [nn.AvgPool2d(mean), nn.Flatten()], 4 * width * (height // mean) * (across // mean)

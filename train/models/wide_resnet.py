@@ -1,4 +1,7 @@
-"""The reference workload: a Wide-ResNet for 32 pixel images, layer by layer as the published guide has it."""
+"""Builds the reference workload: a Wide-ResNet for images of 32 pixels.
+
+The layers are those of the published guide.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from train.data.shape import Shape
-from train.models.layers import Mean, spread, whole
+from train.models.layers import GlobalAvgPool, init_conv_weights, require_integers
 
-STEM: Final = 16  # channels; the groups have 1, 2 and 4 times `width` times as many
-POOLED: Final = 8  # rows and columns of the last features for 32 pixels; AvgPool(7) makes one number of them
+STEM_CHANNELS: Final = 16  # channels; the groups have 1, 2 and 4 times `width` times as many
+FINAL_FEATURE_SIZE: Final = (
+    8  # rows and columns of the last features for 32 pixels; AvgPool(7) makes one number of them
+)
 
 
-class Block(nn.Module):
+class WideResNetBlock(nn.Module):
     """Two convolutions with BatchNorm around a skip, which is a 1x1 convolution where the width changes."""
 
     def __init__(self, inside: int, outside: int, dropout: float) -> None:
@@ -42,33 +47,33 @@ def wide_resnet(*, classes: int, shape: Shape, depth: int = 2, width: int = 10, 
     Raises:
         ValueError: for images smaller than 4 pixels, and arguments without sense.
     """
-    whole(1, depth=depth, width=width)
+    require_integers(1, depth=depth, width=width)
     if min(shape.size) < 4:
         raise ValueError("images must have 4 pixels or more in each direction")
     net = nn.Sequential(
-        nn.Conv2d(shape.channels, STEM, 3, padding=1, bias=False),
-        nn.BatchNorm2d(STEM),
+        nn.Conv2d(shape.channels, STEM_CHANNELS, 3, padding=1, bias=False),
+        nn.BatchNorm2d(STEM_CHANNELS),
         nn.ReLU(inplace=True),
-        *_group(STEM, STEM * width, depth, dropout),
+        *_block_group(STEM_CHANNELS, STEM_CHANNELS * width, depth, dropout),
         nn.MaxPool2d(2),
-        *_group(STEM * width, 2 * STEM * width, depth, dropout),
+        *_block_group(STEM_CHANNELS * width, 2 * STEM_CHANNELS * width, depth, dropout),
         nn.MaxPool2d(2),
-        *_group(2 * STEM * width, 4 * STEM * width, depth, dropout),
-        *_pooled(shape),
-        nn.Linear(4 * STEM * width, classes),
+        *_block_group(2 * STEM_CHANNELS * width, 4 * STEM_CHANNELS * width, depth, dropout),
+        *_final_pooling(shape),
+        nn.Linear(4 * STEM_CHANNELS * width, classes),
     )
-    spread(net)
+    init_conv_weights(net)
     return net
 
 
-def _group(inside: int, outside: int, depth: int, dropout: float) -> Iterator[nn.Module]:
+def _block_group(inside: int, outside: int, depth: int, dropout: float) -> Iterator[nn.Module]:
     for _ in range(depth):
-        yield Block(inside, outside, dropout)
+        yield WideResNetBlock(inside, outside, dropout)
         inside = outside
 
 
-def _pooled(shape: Shape) -> list[nn.Module]:
+def _final_pooling(shape: Shape) -> list[nn.Module]:
     """AvgPool(7) of 8 x 8 leaves the last row and column out, as the published numbers do; else all are used."""
-    if all(side // 4 == POOLED for side in shape.size):
+    if all(side // 4 == FINAL_FEATURE_SIZE for side in shape.size):
         return [nn.AvgPool2d(7), nn.Flatten()]
-    return [Mean()]
+    return [GlobalAvgPool()]

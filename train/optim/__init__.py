@@ -1,1 +1,1 @@
-"""What moves the weights: loss, optimizer, learning rate, average."""
+"""Builds the loss, the optimizer, the learning rate schedule and the EMA of the weights."""

@@ -1,4 +1,7 @@
-"""A running average of the weights, one update per optimizer step, and the network that wears it for a while."""
+"""Keeps an exponential moving average of the weights, and swaps it into the model temporarily.
+
+The average is updated once per optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Average:
+class EMA:
     """`tensors`: the average of every floating point tensor of the network's state, by name, on its device.
 
     In the first steps it follows faster than `decay` says, or it would remember the initial weights for long
@@ -18,7 +21,7 @@ class Average:
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
-        self._weights, self._buffers = _floats(network)
+        self._weights, self._buffers = _floating_point_state(network)
         self._decay = decay
         names = [*self._weights, *self._buffers]
         self.tensors: dict[str, Tensor] = {name: t.detach().clone() for name, t in zip(names, self._own(), strict=True)}
@@ -56,15 +59,15 @@ class Average:
             tensor.copy_(value)
 
 
-Place = tuple[Mapping[str, Any], str]  # where a module keeps its buffers, and the name of one there
+BufferSlot = tuple[Mapping[str, Any], str]  # where a module keeps its buffers, and the name of one there
 
 
-def _floats(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Place]]:
+def _floating_point_state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, BufferSlot]]:
     """By name: detached views of the parameters, which stay where they are in memory for the whole run; and where the
     buffers of the state are.
     """
     state = {name: tensor for name, tensor in network.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
-    kept: dict[int, Place] = {
+    kept: dict[int, BufferSlot] = {
         id(tensor): (one._buffers, key) for one in network.modules() for key, tensor in one._buffers.items()
     }
     buffers = {name: kept[id(tensor)] for name, tensor in state.items() if id(tensor) in kept}

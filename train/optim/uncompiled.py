@@ -1,5 +1,8 @@
-"""An optimizer's class becomes the same one without what an eager step has no use for: torch's compiler, and a report
-of each step to a profiler that is not there."""
+"""Makes a subclass of an optimizer class whose step does not load torch's compiler.
+
+torch's own wrappers import torch._dynamo at the first step, and record each step for a profiler
+that usually does not run.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as base
 
 # torch marks these for its compiler when they are first called, and for that loads it.
-MARKED: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+COMPILER_WRAPPED_METHODS: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
-def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
+def uncompiled_class(kind: type[Optimizer]) -> type[Optimizer]:
     """A subclass of the same name. Its step does the same: it is what torch's own has wrapped, without gradients.
 
     The compiler, torch._dynamo, is 1.2 s of imports in the first step of each rank (torch 2.15: `optim/optimizer.py`,
@@ -33,14 +36,14 @@ def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
 
     @functools.wraps(bare)
     def step(self: Optimizer, *arguments: Any) -> Any:
-        return told(self, *arguments) if _is_watched(self) else alone(self, *arguments)
+        return told(self, *arguments) if _has_hooks_or_profiler(self) else alone(self, *arguments)
 
     step.hooked = True  # type: ignore[attr-defined]  # so that torch wraps it no more
-    own: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in MARKED}
+    own: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in COMPILER_WRAPPED_METHODS}
     return type(kind.__name__, (kind,), own | {"step": step, "__doc__": kind.__doc__, "__module__": kind.__module__})
 
 
-def _is_watched(optimizer: Optimizer) -> bool:
+def _has_hooks_or_profiler(optimizer: Optimizer) -> bool:
     """Whether a profiler runs, or anybody has a hook in a step of this optimizer or of all."""
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     every = base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks

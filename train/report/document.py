@@ -1,4 +1,7 @@
-"""What a report says, apart from how it is shown: sections of facts, tables, pictures and cautions."""
+"""A Report consists of sections of blocks, independent of how it is rendered.
+
+A block is a paragraph, a description list, a table or a picture.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Paragraph:
     """A paragraph. caution: it limits what may be concluded, and is shown so that nobody misses it."""
 
     text: str
@@ -15,7 +18,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DescriptionList:
     """Names and values. large: the few that a reader looks for first."""
 
     rows: Mapping[str, str]
@@ -58,7 +61,7 @@ class Picture:
     caption: str = ""
 
 
-Block = Words | Facts | Table | Picture
+Block = Paragraph | DescriptionList | Table | Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Report:
     """The whole report. made: a line about when and by what."""
 
     title: str
@@ -87,4 +90,4 @@ class Document:
 
     def cautions(self) -> list[str]:
         """What limits the report."""
-        return [block.text for block in self.blocks() if isinstance(block, Words) and block.caution]
+        return [block.text for block in self.blocks() if isinstance(block, Paragraph) and block.caution]

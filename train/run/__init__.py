@@ -1,1 +1,1 @@
-"""One start of a run, from its first line to its last."""
+"""This package trains one start of a run, and keeps the run's folder, its lock and its records."""

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from typing import Final
 
-from train.evaluation import figures
-from train.evaluation.evaluation import Measured
-from train.record.lap import Figures
-from train.record.metrics import Metrics
-from train.record.progress import Progress
+from train.evaluation import metrics as figures
+from train.evaluation.evaluate import Evaluation
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import EpochStats, Progress
 from train.run import compiling
 from train.run.job import Job
 from train.run.now import Now
 
 CONFUSION: Final = "confusion.json"
 CONFUSION_BEST: Final = "confusion-best.json"  # beside it: what best.json scores, class by class
-UNKNOWN: Final = Figures(seconds=None, images_per_s=None, loss=None)
+UNKNOWN: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
 
 
-def evaluation(todo: Job, now: Now, measured: Measured, metrics: Metrics, progress: Progress) -> None:
+def evaluation(todo: Job, now: Now, measured: Evaluation, metrics: MetricsLogger, progress: Progress) -> None:
     """Say what came out after the state's step. Never fails: what cannot be written is counted and said."""
     step, result, config = todo.state.step, measured.result, todo.config
-    metrics.write("eval", step=step, epoch=-(-step // todo.steps.per_epoch), **figures.record(result))
+    metrics.write("eval", step=step, epoch=-(-step // todo.steps.per_epoch), **figures.metrics_to_log(result))
     _confusion(CONFUSION, todo, measured, metrics)
-    epoch_line(todo, now, progress, figures.line(result, config.eval.metric))
+    epoch_line(todo, now, progress, figures.format_epoch_line(result, config.eval.metric))
 
 
-def best(todo: Job, measured: Measured, metrics: Metrics) -> None:
+def best(todo: Job, measured: Evaluation, metrics: MetricsLogger) -> None:
     """Keep what a later evaluation, which is not as good, would overwrite. Never fails, as above."""
     _confusion(CONFUSION_BEST, todo, measured, metrics)
 
 
-def _confusion(name: str, todo: Job, measured: Measured, metrics: Metrics) -> None:
+def _confusion(name: str, todo: Job, measured: Evaluation, metrics: MetricsLogger) -> None:
     if measured.confusion is not None and todo.runtime.is_main:
         metrics.replace(name, figures.confusion_json(todo.state.step, todo.classes, measured.confusion.tolist()))
 
@@ -53,7 +52,7 @@ def epoch_line(todo: Job, now: Now, progress: Progress, measured: str | None = N
     )
 
 
-def recompiled(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+def recompiled(todo: Job, now: Now, metrics: MetricsLogger, progress: Progress) -> None:
     """Say it where code was compiled after the first step: all ranks wait for it, seconds to minutes."""
     if todo.compiled is None or (graphs := compiling.counts()["graphs"]) == now.graphs:
         return

@@ -11,7 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Final
 
-from entrypoint import ExitCode, Failure, begin_thread
+from entrypoint import ExitCode, Failure, start_daemon_thread
 from train.run.signals import WATCHED, Watch
 
 # How long the main thread may be deaf. While ranks meet it waits in C++, for minutes if another rank has left for
@@ -37,7 +37,7 @@ class Bell:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)  # written to in C, whatever the main thread does
-        begin_thread(partial(self._stand_by, read_end))
+        start_daemon_thread(partial(self._stand_by, read_end))
         for number in WATCHED:
             signal.signal(number, self.ring)
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
 from train.data.shape import Shape
-from train.evaluation import evaluation
-from train.ranks import devicefaults
-from train.ranks.runtime import Runtime
+from train.distributed import device as devicefaults
+from train.distributed.runtime import Runtime
+from train.evaluation import evaluate
 
 BACKEND: Final = "inductor"
 GRAPHS: Final = "reduce-overhead"
@@ -128,8 +128,8 @@ def _place() -> str:
 
 
 def _evaluate(runtime: Runtime, network: nn.Module, images: Tensor) -> None:
-    with runtime.accelerator.autocast(), evaluation.within(len(images)):
-        evaluation.rehearse(network, images)
+    with runtime.accelerator.autocast(), evaluate.explain_out_of_memory(len(images)):
+        evaluate.warm_up(network, images)
 
 
 def _dismiss_helpers() -> None:
@@ -148,7 +148,7 @@ def _told(action: Callable[[], None]) -> None:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         inner = getattr(error, "inner_exception", error.__cause__)  # of a backend; torch names no cause then
-        if inner is not None and devicefaults.understood(inner):
+        if inner is not None and devicefaults.failure_from_error(inner):
             raise inner from None
         raise _unfit(error) from error
 

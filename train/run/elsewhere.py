@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from entrypoint import ExitCode, Failure
-from train.ranks.device import arithmetic
-from train.ranks.runtime import Runtime
-from train.record.progress import many
-from train.settings import bitwise
-from train.settings.config import RunConfig
+from train.config import checks
+from train.config.schema import RunConfig
+from train.distributed.device import describe_arithmetic
+from train.distributed.runtime import Runtime
+from train.logging.progress import pluralize
 
 
 def facts(runtime: Runtime) -> dict[str, Any]:
     """What a checkpoint tells of those who computed it."""
-    return {"world_size": runtime.world.world_size, "arithmetic": arithmetic(runtime.device)}
+    return {"world_size": runtime.world.world_size, "arithmetic": describe_arithmetic(runtime.device)}
 
 
 def notes(config: RunConfig, before: Mapping[str, Any], runtime: Runtime) -> list[str]:
@@ -24,8 +24,8 @@ def notes(config: RunConfig, before: Mapping[str, Any], runtime: Runtime) -> lis
     Raises:
         Failure: FACTS, in mode bitwise, for a machine that computes other bits.
     """
-    exact, ranks = bitwise.asked_for(config.train), runtime.world.world_size
-    now = arithmetic(runtime.device)
+    exact, ranks = checks.is_bitwise(config.train), runtime.world.world_size
+    now = describe_arithmetic(runtime.device)
     then = before.get("arithmetic") or now  # of a version that did not say
     changed = [key for key in now | then if now.get(key) != then.get(key)]
     if exact and changed:
@@ -33,7 +33,7 @@ def notes(config: RunConfig, before: Mapping[str, Any], runtime: Runtime) -> lis
     said = []
     if before["world_size"] != ranks:
         same = "same bits" if exact else "same samples, same learning rates, other rounding"
-        said.append(f"the run goes on with {many(ranks, 'rank')} instead of {before['world_size']}: {same}")
+        said.append(f"the run goes on with {pluralize(ranks, 'rank')} instead of {before['world_size']}: {same}")
     said += [f"{key} is {now.get(key)}, and was {then.get(key)}: numbers may round differently" for key in changed]
     return said
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from entrypoint import Failure
-from train.files import durable
-from train.record import exitfile
+from train import files
+from train.run import exit_file
 from train.run.job import Job
 
 LISTED: Final = 100  # steps
@@ -30,9 +30,11 @@ def leave(todo: Job, losses: Sequence[float], found: str) -> None:
         bad = next((batch for batch in batches if batch["ranks"]), None)
         facts = {"found": found, "first_bad_step": bad["step"] if bad else None, "files": _files(todo, bad)}
         with suppress(OSError, Failure):
-            (todo.folder / exitfile.FOLDER).mkdir(exist_ok=True)
+            (todo.folder / exit_file.ERRORS_FOLDER).mkdir(exist_ok=True)
             text = json.dumps(facts | {"batches": batches}, ensure_ascii=False) + "\n"
-            durable.write(todo.folder / exitfile.FOLDER / exitfile.DIVERGED, text.encode(errors="backslashreplace"))
+            files.write_atomic(
+                todo.folder / exit_file.ERRORS_FOLDER / exit_file.DIVERGED_FILE, text.encode(errors="backslashreplace")
+            )
 
 
 def since(step: int, every: int) -> range:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from entrypoint import redact_words
-from train.oneline import one_line
-from train.optim import schedules
-from train.settings.batches import Steps, longer, total
-from train.settings.config import RunConfig
+from train.config.batches import StepCounts, count_total_steps, overrides_to_continue
+from train.config.schema import RunConfig
+from train.files import one_line
+from train.optim import schedule
 
 VARIABLE: Final = "ENTRYPOINT_TYPED"  # the front door sets it
 RESUME: Final = "checkpoint.resume"
@@ -25,7 +25,7 @@ class Over:
     """Where a run stands that is over. early: it has reached eval.target; global_: samples in a batch of all ranks."""
 
     config: RunConfig
-    steps: Steps
+    steps: StepCounts
     step: int
     global_: int
     early: bool
@@ -57,7 +57,7 @@ def advice(over: Over, command: str) -> str:
 def settings(over: Over) -> list[str]:
     """Those without which the run would end here again, or begin anew."""
     wanted = over.config.train
-    more = longer(over.steps, over.step, epochs=wanted.epochs, max_steps=wanted.max_steps)
+    more = overrides_to_continue(over.steps, over.step, epochs=wanted.epochs, max_steps=wanted.max_steps)
     again = [f"{RESUME}=auto"] if over.config.checkpoint.resume == "never" else []
     return [*(["eval.target=null"] if over.early else []), *more, *again]
 
@@ -67,11 +67,11 @@ def rises(over: Over, more: Sequence[str]) -> bool:
     added, wanted, counted = dict(word.split("=", 1) for word in more), over.config.train, over.steps
     epochs = int(added.get("train.epochs", wanted.epochs))
     most = None if "train.max_steps" in added else wanted.max_steps
-    stretched = replace(counted, total=total(counted.per_epoch, epochs=epochs, max_steps=most))
+    stretched = replace(counted, total=count_total_steps(counted.per_epoch, epochs=epochs, max_steps=most))
     if stretched == counted:
         return False
-    last = schedules.schedule(over.config.optim, counted, over.global_)(over.step - 1)
-    return schedules.schedule(over.config.optim, stretched, over.global_)(over.step) > last * (1 + RELATIVE)
+    last = schedule.build_schedule(over.config.optim, counted, over.global_)(over.step - 1)
+    return schedule.build_schedule(over.config.optim, stretched, over.global_)(over.step) > last * (1 + RELATIVE)
 
 
 def _with(command: str, more: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ from typing import Final
 import torch
 
 from entrypoint import ExitCode, Failure
-from train.ranks import replicas
-from train.record.metrics import Metrics
-from train.record.progress import Progress
-from train.record.tally import Means
+from train.distributed import replica_check
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
+from train.logging.running_mean import StepMetrics
 from train.run import evidence
 from train.run.job import Job
 from train.run.now import Now
@@ -20,7 +20,7 @@ from train.run.spike import Jumped
 SKIPPED: Final = 20  # fp16: so many steps in a row without finite gradients is not the scaler's search any more
 
 
-def sound(todo: Job, now: Now) -> Means | None:
+def sound(todo: Job, now: Now) -> StepMetrics | None:
     """The means since the last reading, once all ranks have seen that they are finite, and no jump to go back for.
 
     None where nothing was trained on since. With fp16 a single infinite loss only makes the scaler skip a step.
@@ -44,7 +44,7 @@ def sound(todo: Job, now: Now) -> Means | None:
     return means
 
 
-def tell_jump(todo: Job, now: Now, loss: float, metrics: Metrics, progress: Progress) -> None:
+def tell_jump(todo: Job, now: Now, loss: float, metrics: MetricsLogger, progress: Progress) -> None:
     """Remember a log point's mean loss, and say where it jumps."""
     jump = now.readings.add(todo.state.step, loss)
     if jump and todo.config.train.spike == "warn":
@@ -57,7 +57,7 @@ def compare_replicas(todo: Job) -> None:
     every = todo.config.train.check_replicas_every_steps
     if every is not None and todo.state.step % every == 0:
         todo.pulse.beat("step", step=todo.state.step)
-        replicas.compare(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
+        replica_check.check_replicas(todo.runtime, todo.state.network, todo.optimizer, todo.state.step)
 
 
 def refuse_bad_statistics(todo: Job, now: Now) -> None:
@@ -72,7 +72,7 @@ def refuse_bad_statistics(todo: Job, now: Now) -> None:
     if own and not math.isfinite(todo.runtime.total(torch.stack(torch._foreach_norm(own)).sum()).item()):
         raise diverged(todo, now, "running statistics that are not finite")
     if todo.config.train.check_replicas_every_steps is not None:
-        replicas.compare(todo.runtime, net, todo.optimizer, todo.state.step)
+        replica_check.check_replicas(todo.runtime, net, todo.optimizer, todo.state.step)
 
 
 def diverged(todo: Job, now: Now, found: str) -> Failure:

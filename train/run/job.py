@@ -12,33 +12,39 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from entrypoint import Pulse
-from train.data import catalog, digest, distribution, onehost, sharing
-from train.data.loader import Loader, open_loader
-from train.data.sampling import Course
-from train.data.sets import Sets
-from train.evaluation import stopping
-from train.evaluation.evaluation import largest, shares
-from train.faults import Faults
-from train.models import bespoke, networks, syncnorm, weights
-from train.optim import criterion, optimizers, schedules
-from train.optim.criterion import Criterion
-from train.optim.ema import Average
-from train.optim.schedules import Schedule
-from train.ranks.runtime import Runtime
-from train.record.claim import Claim
-from train.run import compiling, fitting, resuming
+from entrypoint import Heartbeat
+from train import batch_size
+from train.batch_size import NOWHERE, Fit, Model, Notebook
+from train.config import checks, schema
+from train.config.batches import BatchSizes, StepCounts, count_steps
+from train.config.schema import RunConfig
+from train.data import loader as sharing
+from train.data import registry as catalog
+from train.data import statistics
+from train.data.loader import BatchLoader, open_loader
+from train.data.sampler import BatchSampler
+from train.data.splits import DataSplits
+from train.distributed import shared_memory, sync_batchnorm
+from train.distributed.bitwise import Exact, refuse_hidden_state
+from train.distributed.runtime import Runtime
+from train.evaluation import early_stopping
+from train.evaluation.evaluate import max_batch_size, rank_batches
+from train.fault_injection import FaultInjector
+from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder
+from train.models import custom, registry, weights
+from train.optim import loss
+from train.optim import optimizer as optimizers
+from train.optim import schedule as schedules
+from train.optim.ema import EMA
+from train.optim.loss import Criterion
+from train.optim.schedule import Schedule
+from train.run import compiling, resuming
 from train.run.compiling import Compiled, Rehearsed
-from train.run.exact import Exact, refuse_hidden_state
-from train.run.fitting import NOWHERE, Fit, Model, Notebook
+from train.run.lock import RunLock
 from train.run.state import State
-from train.run.usage import UNMEASURED, Usage
-from train.settings import bitwise, names
-from train.settings.batches import Batches, Steps, steps
-from train.settings.config import RunConfig
 
 COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
-UNHEARD: Final = Pulse()  # of a rank that nobody watches
+UNHEARD: Final = Heartbeat()  # of a rank that nobody watches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +54,17 @@ class Job:
     config: RunConfig
     runtime: Runtime
     folder: Path
-    loader: Loader
+    loader: BatchLoader
     classes: tuple[str, ...]
     data: Mapping[str, Any]
     """What checkpoints say of the data, so that a run goes on with the same."""
     images: int
     held_out: int
-    batches: Batches
+    batches: BatchSizes
     fit: Fit | None
     """What trials found, where the micro batch is theirs."""
-    steps: Steps
-    course: Course
+    steps: StepCounts
+    course: BatchSampler
     schedule: Schedule
     model: nn.Module
     optimizer: Optimizer
@@ -68,14 +74,14 @@ class Job:
     compiled: Compiled | None
     """With train.compile."""
     state: State
-    faults: Faults
-    claim: Claim | None
+    faults: FaultInjector
+    claim: RunLock | None
     """The lease of the run's folder, on rank 0."""
-    pulse: Pulse
+    pulse: Heartbeat
     told: tuple[str, ...]
     """Lines for the banner: how often each class is seen."""
     notes: tuple[str, ...]
-    usage: Usage = UNMEASURED
+    usage: UsageRecorder = NO_USAGE_RECORDER
     first_step: Callable[[], None] | None = None
     """On rank 0, once this start has done one: it is a part of the training from then on."""
 
@@ -89,11 +95,11 @@ def open_job(
     config: RunConfig,
     runtime: Runtime,
     folder: Path,
-    batches: Batches,
-    faults: Faults | None = None,
-    claim: Claim | None = None,
+    batches: BatchSizes,
+    faults: FaultInjector | None = None,
+    claim: RunLock | None = None,
     begin: Callable[[int], None] = lambda step: None,
-    pulse: Pulse = UNHEARD,
+    pulse: Heartbeat = UNHEARD,
     notebook: Notebook = NOWHERE,
     tell: Callable[[str], None] = lambda said: None,
 ) -> Job:
@@ -103,11 +109,11 @@ def open_job(
     """
     pulse.beat("data")
     sets, data = _opened(config, runtime)
-    stopping.refuse_unmeasurable(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
+    early_stopping.refuse_unusable_metric(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
     samples, checkpoints = len(sets.training.labels), folder / "checkpoints"
-    counted = steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
-    net = networks.build(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
-    optimizer = optimizers.build(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
+    counted = count_steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
+    net = registry.build_model(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
+    optimizer = optimizers.build_optimizer(config.optim, net, runtime.device, fused=_scaler(runtime) is None)
     found = resuming.look(config, runtime, checkpoints, net, optimizer, counted, begin)
     loaded = _first_weights(config, net, fresh=found.step is None)
     runtime.same_weights(net)
@@ -131,15 +137,17 @@ def open_job(
         batches=batches,
         fit=fit,
         steps=counted,
-        course=Course(batches=batches, steps=counted, samples=samples, rank=runtime.world.rank, seed=config.run.seed),
-        schedule=schedules.schedule(config.optim, counted, batches.global_),
+        course=BatchSampler(
+            batches=batches, steps=counted, samples=samples, rank=runtime.world.rank, seed=config.run.seed
+        ),
+        schedule=schedules.build_schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=wrapped,
         criterion=aimed,
         exact=exact,
         compiled=code,
         state=current,
-        faults=faults or Faults(),
+        faults=faults or FaultInjector(),
         claim=claim,
         pulse=pulse,
         told=_told(config, sets),
@@ -149,23 +157,25 @@ def open_job(
 
 def _first_weights(config: RunConfig, net: nn.Module, *, fresh: bool) -> tuple[str, ...]:
     """Put those of model.weights in, where the run is a fresh one; what is worth saying of the network."""
-    loaded = weights.load(net, config.model.weights) if config.model.weights and fresh else ()
-    if fresh and names.is_factory(config.model.name):
-        bespoke.refuse_not_finite(config.model, net)
-    return (*loaded, *bespoke.notes(net))
+    loaded = weights.load_weights(net, config.model.weights) if config.model.weights and fresh else ()
+    if fresh and schema.is_factory(config.model.name):
+        custom.refuse_nonfinite_weights(config.model, net)
+    return (*loaded, *custom.eval_mode_notes(net))
 
 
-def _opened(config: RunConfig, runtime: Runtime) -> tuple[Sets, Mapping[str, Any]]:
+def _opened(config: RunConfig, runtime: Runtime) -> tuple[DataSplits, Mapping[str, Any]]:
     """The data, the same on all ranks, and what checkpoints say of it."""
-    sets = catalog.open_sets(config.data)
-    data = digest.facts(sets, config.data.root)
-    digest.refuse_others(data, config.data.name, runtime.gathered)
+    sets = catalog.open_splits(config.data)
+    data = statistics.data_fingerprint(sets, config.data.root)
+    statistics.refuse_different_data(data, config.data.name, runtime.gathered)
     return sets, data
 
 
-def _told(config: RunConfig, sets: Sets) -> tuple[str, ...]:
+def _told(config: RunConfig, sets: DataSplits) -> tuple[str, ...]:
     """Of the classes: how often each is seen, and what looks like a slip in them."""
-    lines = distribution.lines(sets.training.labels, sets.held_out.labels, sets.classes, config.optim.class_weights)
+    lines = statistics.describe_class_balance(
+        sets.training.labels, sets.held_out.labels, sets.classes, config.optim.class_weights
+    )
     return (*lines, *(f"WARNING: {warning}" for warning in sets.warnings))
 
 
@@ -175,8 +185,8 @@ def _rehearse(
     exact: Exact | None,
     model: nn.Module,
     network: nn.Module,
-    batches: Batches,
-    sets: Sets,
+    batches: BatchSizes,
+    sets: DataSplits,
     tell: Callable[[str], None],
 ) -> Compiled | None:
     """Let the model compute once; returns what was compiled for it."""
@@ -185,7 +195,7 @@ def _rehearse(
         refuse_hidden_state(model, training)
     elif config.train.compile is not False:
         tell(COMPILING)
-        size = largest(len(sets.held_out.labels), config.eval.batch_size)
+        size = max_batch_size(len(sets.held_out.labels), config.eval.batch_size)
         held_out = compiling.images(size, sets.shape, runtime.device) if size else None
         rehearsed = Rehearsed(training=training, held_out=held_out)
         wanted, parts = config.train.compile, batches.accumulation
@@ -196,36 +206,42 @@ def _rehearse(
 
 
 def _fitted(
-    config: RunConfig, runtime: Runtime, sets: Sets, batches: Batches, notebook: Notebook, pulse: Pulse
-) -> tuple[Loader, Criterion, Batches, Fit | None]:
+    config: RunConfig, runtime: Runtime, sets: DataSplits, batches: BatchSizes, notebook: Notebook, pulse: Heartbeat
+) -> tuple[BatchLoader, Criterion, BatchSizes, Fit | None]:
     """Loader and criterion, and the micro batch where it is to be found out: once the images have their memory."""
     seed, device, classes = config.run.seed, runtime.device, len(sets.classes)
-    host = onehost.host(runtime.world, runtime.gathered)
+    host = shared_memory.host_ranks(runtime.world, runtime.gathered)
     loader = open_loader(sets, config.data, seed=seed, device=device, cores=host.cores(), pulse=pulse, host=host)
-    counts = distribution.counts(sets.training.labels, classes).tolist()
-    aimed = criterion.criterion(config.optim, counts).to(device)
+    counts = statistics.class_counts(sets.training.labels, classes).tolist()
+    aimed = loss.build_criterion(config.optim, counts).to(device)
     tried = Model(config=config, classes=classes, shape=sets.shape, criterion=aimed)
-    batches, fit = fitting.fitted(tried, runtime, batches, notebook, pulse)
-    blocks = shares(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
+    batches, fit = batch_size.fitted(tried, runtime, batches, notebook, pulse)
+    blocks = rank_batches(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
     images = batches.micro + max(map(len, blocks), default=0)
-    sharing.refuse_small(loader.workers, images * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size)
+    sharing.refuse_small_shared_memory(
+        loader.workers, images * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size
+    )
     return loader, aimed, batches, fit
 
 
 def _synchronized(config: RunConfig, runtime: Runtime, net: nn.Module) -> nn.Module:
-    return syncnorm.convert(net, runtime.device, runtime.control) if config.train.sync_batchnorm else net
+    return (
+        sync_batchnorm.convert_sync_batchnorm(net, runtime.device, runtime.control)
+        if config.train.sync_batchnorm
+        else net
+    )
 
 
-def _exact(config: RunConfig, runtime: Runtime, net: nn.Module, batches: Batches) -> Exact | None:
+def _exact(config: RunConfig, runtime: Runtime, net: nn.Module, batches: BatchSizes) -> Exact | None:
     """Refused by every task's parent already; once more here, where the world is real."""
-    bitwise.refuse(config, runtime.world.world_size)
-    wanted = bitwise.asked_for(config.train)
+    checks.refuse_bitwise_conflicts(config, runtime.world.world_size)
+    wanted = checks.is_bitwise(config.train)
     return Exact(net, runtime.world, micro_batches=batches.global_ // batches.micro) if wanted else None
 
 
 def _state(config: RunConfig, runtime: Runtime, model: nn.Module, optimizer: Optimizer) -> State:
     network, decay = runtime.unwrapped(model), config.train.ema_decay
-    average = None if decay is None else Average(network, decay)
+    average = None if decay is None else EMA(network, decay)
     return State(network=network, optimizer=optimizer, scaler=_scaler(runtime), average=average)
 
 

@@ -7,26 +7,27 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final
 
-from train.data import onehost
-from train.evaluation import scores, stopping
-from train.evaluation.evaluation import evaluate, largest, shares, within
-from train.evaluation.scores import Result
-from train.ranks.agreement import Agreement, Decision, exchange
-from train.record.metrics import Metrics
-from train.record.progress import Progress
-from train.run import announce, profiling, saving, stop
+from train.distributed import shared_memory
+from train.distributed.vote import StopVote, Vote, open_vote_exchange
+from train.evaluation import early_stopping
+from train.evaluation import metrics as scores
+from train.evaluation.evaluate import evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.metrics import EvaluationResult
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
+from train.run import announce, profiler, saving, stop
 from train.run.health import compare_replicas, sound, tell_jump
 from train.run.job import Job
 from train.run.now import Now, begin
-from train.run.profiling import Take
+from train.run.profiler import Take
 from train.run.saving import save
 from train.run.signals import Watch
 
-NONE: Final = Decision()
+NONE: Final = Vote()
 
 
 def fit(
-    todo: Job, watch: Watch, metrics: Metrics, progress: Progress, clock: Callable[[], float] = time.monotonic
+    todo: Job, watch: Watch, metrics: MetricsLogger, progress: Progress, clock: Callable[[], float] = time.monotonic
 ) -> Now:
     """Train from where the state stands to the end, or to the step at which all ranks agree to stop.
 
@@ -37,7 +38,7 @@ def fit(
     """
     now = begin(todo, watch, clock)
     todo.runtime.shared(lambda: saving.tell_best(todo))
-    with profiling.recorded(todo, now, progress) as take, saving.finished(todo, now):
+    with profiler.recorded(todo, now, progress) as take, saving.finished(todo, now):
         _train(todo, now, metrics, progress, take)
         if not is_finished(todo):
             stop.note(todo, now)
@@ -46,10 +47,10 @@ def fit(
     return now
 
 
-def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress, take: Take) -> None:
-    state, host = todo.state, onehost.host(todo.runtime.world, todo.runtime.gathered)
+def _train(todo: Job, now: Now, metrics: MetricsLogger, progress: Progress, take: Take) -> None:
+    state, host = todo.state, shared_memory.host_ranks(todo.runtime.world, todo.runtime.gathered)
     begun = state.step
-    agreement = Agreement(exchange(todo.runtime.control, host), lambda: _wishes(todo, now))
+    agreement = StopVote(open_vote_exchange(todo.runtime.control, host), lambda: _wishes(todo, now))
     stream = todo.loader.train(todo.course.pieces(state.step))
     while True:
         todo.pulse.beat("step", "agreement", step=state.step)
@@ -79,10 +80,10 @@ def _train(todo: Job, now: Now, metrics: Metrics, progress: Progress, take: Take
 def is_finished(todo: Job) -> bool:
     """Whether all steps are done and measured, or the target was reached."""
     done = todo.state.step >= todo.steps.total and not _evaluation_is_due(todo)
-    return done or stopping.reached(todo.config.eval, todo.state.held)
+    return done or early_stopping.should_stop(todo.config.eval, todo.state.held)
 
 
-def log(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> None:
+def log(todo: Job, now: Now, metrics: MetricsLogger, progress: Progress) -> None:
     """Read the sums of the last steps, on all ranks; write and show them."""
     todo.pulse.beat("step", step=todo.state.step)
     means = sound(todo, now)
@@ -110,18 +111,18 @@ def lap(todo: Job, now: Now, progress: Progress) -> None:
         announce.epoch_line(todo, now, progress)
 
 
-def measure(todo: Job, now: Now, metrics: Metrics, progress: Progress) -> bool:
+def measure(todo: Job, now: Now, metrics: MetricsLogger, progress: Progress) -> bool:
     """Evaluate, and commit what is better than all before. False where a rank had to stop on the way."""
     state, world = todo.state, todo.runtime.world
-    mine = shares(todo.held_out, todo.config.eval.batch_size, world)
+    mine = rank_batches(todo.held_out, todo.config.eval.batch_size, world)
     batches = stop.until_wanted(todo.pulse.each("evaluation", todo.loader.evaluate(mine)), todo, now)
     averaged = state.average.worn() if state.average else nullcontext()
     todo.pulse.beat("evaluation", step=state.step)
     todo.faults.strike("eval", state.step)
     began = now.clock()
-    size = largest(todo.held_out, todo.config.eval.batch_size)
+    size = max_batch_size(todo.held_out, todo.config.eval.batch_size)
     autocast = todo.runtime.accelerator.autocast()  # of dp, state.network has none itself
-    with now.stopwatch.paused(), averaged, autocast, within(size):
+    with now.stopwatch.paused(), averaged, autocast, explain_out_of_memory(size):
         whole = size if todo.compiled else None
         found = evaluate(state.network, batches, todo.runtime, classes=len(todo.classes), whole=whole)
     _agree_on_broken(todo)
@@ -146,10 +147,13 @@ def _agree_on_broken(todo: Job) -> dict[str, int]:
     return {"bad_images": len(todo.loader.broken.known)}
 
 
-def _judge(todo: Job, result: Result) -> None:
+def _judge(todo: Job, result: EvaluationResult) -> None:
     """Whether this result is the best, and good enough to end. Rank 0 decides: no rank may leave the others alone."""
     state, wanted = todo.state, todo.config.eval
-    best, held = scores.better(wanted.metric, result, state.best), stopping.held(wanted, state.held, result)
+    best, held = (
+        scores.is_better(wanted.metric, result, state.best),
+        early_stopping.count_target_streak(wanted, state.held, result),
+    )
     best, state.held = todo.runtime.shared(lambda: (best, held))
     if best:
         state.best, state.best_step = result, state.step
@@ -167,11 +171,11 @@ def _save_is_due(todo: Job) -> bool:
     return every is not None and todo.state.step > 0 and todo.state.step % every == 0
 
 
-def _wishes(todo: Job, now: Now) -> Decision:
+def _wishes(todo: Job, now: Now) -> Vote:
     """What this rank alone would do: each looks at its signals, rank 0 at the clock and at its writer."""
     minutes = todo.config.checkpoint.every_minutes
     late = minutes is not None and now.clock() - now.saved_at >= 60 * minutes
     limited = now.watch.deadline is not None
     soon = limited and any(_evaluation_is_due(todo, ahead) for ahead in range(3))  # before all ranks have agreed
     halt, written = stop.wanted(todo, now, evaluation=soon), saving.written(now)
-    return Decision(stop=halt, save=todo.runtime.is_main and late, written=written) if halt or late or written else NONE
+    return Vote(stop=halt, save=todo.runtime.is_main and late, written=written) if halt or late or written else NONE

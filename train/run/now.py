@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.checkpoint import shelf
-from train.checkpoint.snapshot import Memory
-from train.checkpoint.writer import Writer
-from train.record.lap import Figures, Lap
-from train.record.tally import Stopwatch, Tally
+from train.checkpoint import store
+from train.checkpoint.format import SnapshotBuffers
+from train.checkpoint.writer import BackgroundWriter
+from train.logging.progress import EpochStats, EpochStatsCounter
+from train.logging.running_mean import RunningMean, TrainingStopwatch
 from train.run import compiling, deadline, resuming
 from train.run.deadline import Times
 from train.run.job import Job
@@ -53,9 +53,9 @@ class Now:
     `late`: rank 0 has seen that the deadline leaves time for nothing but a save. `noted`: a request to stop is.
     """
 
-    tally: Tally
+    tally: RunningMean
     watch: Watch
-    stopwatch: Stopwatch
+    stopwatch: TrainingStopwatch
     clock: Callable[[], float]
     saved_at: float
     logged_at: float
@@ -63,11 +63,11 @@ class Now:
     saved: Path | None
     evaluated: int
     times: Times
-    writer: Writer[Saved | None]
-    memory: Memory
+    writer: BackgroundWriter[Saved | None]
+    memory: SnapshotBuffers
     readings: Readings
-    lap: Lap
-    epoch: Figures | None = None
+    lap: EpochStatsCounter
+    epoch: EpochStats | None = None
     saving: Saving | None = None
     copied: threading.Event | None = None
     late: bool = False
@@ -79,7 +79,7 @@ class Now:
         """Whether this step, or what was measured at it, is in no checkpoint yet, nor in one that is being written."""
         if self.saving is not None:
             return (self.saving.step, self.saving.evaluated) != (state.step, state.evaluated)
-        here = self.saved is not None and self.saved.name == shelf.name(state.step)
+        here = self.saved is not None and self.saved.name == store.step_folder_name(state.step)
         return state.step > 0 and not (here and self.evaluated == state.evaluated)
 
     def await_copy(self) -> None:
@@ -101,31 +101,31 @@ class Now:
 
 def begin(todo: Job, watch: Watch, clock: Callable[[], float]) -> Now:
     """Start where the job's state stands."""
-    stopwatch = Stopwatch(todo.state.seconds, clock=clock)
+    stopwatch = TrainingStopwatch(todo.state.seconds, clock=clock)
     size = resuming.size(todo.config, todo.state.network, todo.optimizer)
     at, world, window = todo.state.step, todo.runtime.world, todo.state.window
     sums = window.of(world.rank, world.world_size) if window else (0.0, 0.0, 0.0)
     return Now(
-        tally=Tally(todo.runtime.device, sums),
+        tally=RunningMean(todo.runtime.device, sums),
         watch=watch,
         stopwatch=stopwatch,
         clock=clock,
         saved_at=clock(),
         logged_at=window.since if window else stopwatch.seconds,
         stepped_at=stopwatch.seconds,
-        saved=todo.checkpoints / shelf.name(at) if at else None,
+        saved=todo.checkpoints / store.step_folder_name(at) if at else None,
         evaluated=todo.state.evaluated,
         times=Times({"save": deadline.first_save(size)}),
-        writer=Writer(),
-        memory=Memory(),
+        writer=BackgroundWriter(),
+        memory=SnapshotBuffers(),
         readings=Readings(len(todo.classes)),
         lap=_lap(todo, stopwatch.seconds),
         graphs=compiling.counts()["graphs"] if todo.compiled else 0,
     )
 
 
-def _lap(todo: Job, seconds: float) -> Lap:
+def _lap(todo: Job, seconds: float) -> EpochStatsCounter:
     """The epoch that the state stands in, from here on."""
     columns = list(zip(*todo.state.window.sums, strict=True)) if todo.state.window else [(0.0,)] * 3
     loss, _, samples = map(sum, columns)
-    return Lap(todo.state.step, seconds, batch=todo.batches.global_, loss=loss, samples=samples)
+    return EpochStatsCounter(todo.state.step, seconds, batch=todo.batches.global_, loss=loss, samples=samples)

@@ -12,16 +12,15 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
-from train.evaluation import stopping
-from train.files import durable
-from train.ranks.runtime import Runtime
-from train.record import record
-from train.run import elsewhere, state
+from train import files
+from train.checkpoint import format
+from train.config import resume_rules
+from train.config.batches import StepCounts
+from train.config.schema import RunConfig
+from train.distributed.runtime import Runtime
+from train.evaluation import early_stopping
+from train.run import elsewhere, record, state
 from train.run.state import State
-from train.settings import changes
-from train.settings.batches import Steps
-from train.settings.config import RunConfig
 
 NEVER: Final = "never"
 
@@ -40,7 +39,7 @@ def look(
     folder: Path,
     net: nn.Module,
     optimizer: Optimizer,
-    counted: Steps,
+    counted: StepCounts,
     begin: Callable[[int], None] = lambda step: None,
 ) -> Found:
     """Rank 0 looks into the folder of checkpoints and decides, once it was shown to take some of this size.
@@ -68,8 +67,8 @@ def start_over(config: RunConfig, runtime: Runtime, folder: Path, begin: Callabl
         return ()
 
     def clear_away() -> Path | None:
-        aside = record.set_aside(folder)
-        durable.prepare(folder / "checkpoints")  # without it a requeued job would take the run for lost
+        aside = record.move_results_aside(folder)
+        files.prepare_folder(folder / "checkpoints")  # without it a requeued job would take the run for lost
         begin(0)
         return aside
 
@@ -89,13 +88,13 @@ def restore(
     """
     if found.step is None:
         return found.notes
-    committed = checkpoint.at(folder, found.step)
-    tensors, facts = checkpoint.load(committed)
+    committed = format.checkpoint_at_step(folder, found.step)
+    tensors, facts = format.load_checkpoint(committed)
     with _of_a_training(committed.path):
-        changes.refuse_other_data(facts.get("data"), data, folder.parent)
+        resume_rules.refuse_data_changes(facts.get("data"), data, folder.parent)
         state.restore(current, tensors, facts["state"])
         target = facts["config"]["eval"].get("target")
-        current.held = stopping.still_held(config.eval, current.held, current.result, target)
+        current.held = early_stopping.restore_target_streak(config.eval, current.held, current.result, target)
         return (*found.notes, *elsewhere.notes(config, facts, runtime))
 
 
@@ -119,20 +118,20 @@ def copies(optimizer: Optimizer, *, averaged: bool) -> int:
 
 
 def _choose(
-    config: RunConfig, folder: Path, need: int, counted: Steps, begin: Callable[[int], None]
+    config: RunConfig, folder: Path, need: int, counted: StepCounts, begin: Callable[[int], None]
 ) -> tuple[int | None, list[str]]:
-    notes = [f"removed {name}, which an interrupted save left" for name in checkpoint.prepare(folder, need=need)]
+    notes = [f"removed {name}, which an interrupted save left" for name in format.prepare_folder(folder, need=need)]
     if config.checkpoint.resume == NEVER:
         return None, notes
-    found = checkpoint.newest(folder)
+    found = format.newest_checkpoint(folder)
     if found is None:
         begin(0)
         return None, notes
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in found.skipped]
-    _, facts = checkpoint.load(found, groups=())
+    _, facts = format.load_checkpoint(found, groups=())
     with _of_a_training(found.path):
-        changes.refuse_changes(facts["config"], asdict(config))
-        stopping.refuse_past(facts, config, counted)
+        resume_rules.refuse_config_changes(facts["config"], asdict(config))
+        early_stopping.refuse_run_past_end(facts, config, counted)
     begin(found.step)
     return found.step, notes
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint, finite, shelf, snapshot
-from train.files import durable
-from train.record.metrics import Metrics
+from train import files
+from train.checkpoint import format, store
+from train.logging.metrics import MetricsLogger
 from train.run import resuming, state, stop
 from train.run.health import diverged, refuse_bad_statistics, sound
 from train.run.job import Job
@@ -22,7 +22,7 @@ BEST: Final = "best.json"
 LATER: Final = ("optimizer", "ema")  # groups that nothing but a step's update changes: `Now.await_copy`
 
 
-def save(todo: Job, now: Now, metrics: Metrics) -> None:
+def save(todo: Job, now: Now, metrics: MetricsLogger) -> None:
     """Take a snapshot of what is not kept yet, and let it be written while training goes on: see `settle`.
 
     Never one with numbers that are not finite. One at a time: the one before is waited for.
@@ -43,7 +43,7 @@ def save(todo: Job, now: Now, metrics: Metrics) -> None:
     now.saving = Saving(step=todo.state.step, evaluated=todo.state.evaluated, stalled=stalled)
 
 
-def settle(todo: Job, now: Now, metrics: Metrics) -> None:
+def settle(todo: Job, now: Now, metrics: MetricsLogger) -> None:
     """Wait until what is being written is committed, if anything is. All ranks learn of it, or of what went wrong.
 
     Raises:
@@ -91,9 +91,9 @@ def tell_best(todo: Job) -> None:
     """
     best = _best(todo)
     if best is None:
-        durable.remove(todo.folder / BEST)
+        files.remove(todo.folder / BEST)
     else:
-        durable.write_json(todo.folder / BEST, best)
+        files.write_json(todo.folder / BEST, best)
 
 
 def _best(todo: Job) -> dict[str, Any] | None:
@@ -105,7 +105,7 @@ def _best(todo: Job) -> dict[str, Any] | None:
 
 def place(todo: Job, step: int) -> Path:
     """Where the checkpoint of a step is."""
-    return todo.checkpoints / shelf.name(step)
+    return todo.checkpoints / store.step_folder_name(step)
 
 
 def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved | None]:
@@ -116,20 +116,20 @@ def _commit(todo: Job, now: Now, began: float) -> Callable[[], Saved | None]:
     """
     step, best_step, keep = todo.state.step, todo.state.best_step, todo.config.checkpoint.keep
     facts = resuming.facts(todo.config, todo.runtime, todo.data, todo.state)
-    taking = snapshot.begin(step, state.tensors(todo.state), facts, now.memory, later=LATER)
+    taking = format.begin_snapshot(step, state.tensors(todo.state), facts, now.memory, later=LATER)
     now.copied, best = taking.copied, _best(todo)
 
     def commit() -> Saved | None:
         taken = taking.finish()
         todo.faults.strike("save", step)
-        if not finite.holds(taken.files[f"model{snapshot.SUFFIX}"]):
+        if not format.all_finite(taken.files[f"model{format.TENSORS_SUFFIX}"]):
             return None
         if todo.claim:
             todo.claim.refuse_lost()
-        path = checkpoint.write(todo.checkpoints, taken)
+        path = format.write_snapshot(todo.checkpoints, taken)
         if best is not None and best_step == step:
-            durable.write_json(todo.folder / BEST, best)
-        shelf.prune(todo.checkpoints, keep=keep, best=best_step, trusted=step)
+            files.write_json(todo.folder / BEST, best)
+        store.prune_checkpoints(todo.checkpoints, keep=keep, best=best_step, trusted=step)
         return Saved(path=path, seconds=now.clock() - began)
 
     return commit

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint import Pulse, World
-from train.faults import Faults
-from train.record.claim import Claim
+from entrypoint import Heartbeat, World
+from train.fault_injection import FaultInjector
+from train.run.lock import RunLock
 
 if TYPE_CHECKING:
     from train.run.job import Job
@@ -24,9 +24,9 @@ class Seat:
 
     world: World
     folder: Path
-    faults: Faults = field(default_factory=Faults)
-    claim: Claim | None = None
-    pulse: Pulse = field(default_factory=Pulse)
+    faults: FaultInjector = field(default_factory=FaultInjector)
+    claim: RunLock | None = None
+    pulse: Heartbeat = field(default_factory=Heartbeat)
     before: str | None = None
     warnings: Path | None = None
     job: Job | None = None

@@ -13,20 +13,25 @@ from typing import Any, TextIO
 
 import torch
 
-from entrypoint import ExitCode, gauges, hold, say
-from train.evaluation import figures, stopping
-from train.files import caches
-from train.models import networks
-from train.ranks import runtime
-from train.ranks.device import describe
-from train.ranks.runtime import Runtime
-from train.record import exitfile, progress, record, starts
-from train.record.metrics import Metrics
-from train.record.progress import Progress
-from train.run import deadline, job, onefolder, resuming, rollback, saving, stop, usage
+from entrypoint import ExitCode, gauges, preload_mapped_files, print_message
+from train import files
+from train.batch_size import Notebook
+from train.config import checks
+from train.config.batches import compute_batch_sizes
+from train.config.environment import CallerVariables, refuse_contradicting_variables
+from train.config.schema import RunConfig
+from train.distributed import runtime, shared_folder
+from train.distributed.device import describe_precision
+from train.distributed.runtime import Runtime
+from train.evaluation import early_stopping
+from train.evaluation import metrics as figures
+from train.logging import progress, usage
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
+from train.models import registry
+from train.run import deadline, exit_file, job, record, resuming, rollback, saving, stop
 from train.run.bell import Bell
 from train.run.deadline import Deadline
-from train.run.fitting import Notebook
 from train.run.goingon import VARIABLE, Over, advice
 from train.run.job import Job
 from train.run.loop import fit, is_finished
@@ -34,10 +39,6 @@ from train.run.now import Now
 from train.run.seat import Seat
 from train.run.signals import Watch
 from train.run.spike import Jumped
-from train.settings import bitwise, parallel
-from train.settings.batches import batches
-from train.settings.config import RunConfig
-from train.settings.variables import Variables, refuse_contradictions
 
 
 def run(
@@ -46,7 +47,7 @@ def run(
     environ: MutableMapping[str, str],
     bell: Bell,
     *,
-    found: Variables,
+    found: CallerVariables,
     argv: Sequence[str],
     now: float,
 ) -> int:
@@ -57,23 +58,25 @@ def run(
     """
     bell.watch.deadline = deadline.read(environ, now=now, clock=time.monotonic())
     world, folder = seat.world, seat.folder
-    batch = batches(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
+    batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world.world_size)
     ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
-    refuse_contradictions(
+    refuse_contradicting_variables(
         found.removed, device=ready.device.type, precision=ready.precision, accumulation=batch.accumulation
     )
-    onefolder.refuse_apart(ready, folder)
+    shared_folder.refuse_unshared_folder(ready, folder)
     launch = seat.claim.token() if seat.claim else None
-    begin = partial(starts.begin, folder, environ=environ, launch=launch, now=now)
-    if config.checkpoint.resume == resuming.NEVER and ready.shared(lambda: starts.goes_on(folder, environ, launch)):
+    begin = partial(record.add_start, folder, environ=environ, launch=launch, now=now)
+    if config.checkpoint.resume == resuming.NEVER and ready.shared(
+        lambda: record.is_restart_of_run(folder, environ, launch)
+    ):
         config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))  # begun anew once is enough
-    notes = Notebook(caches=caches.folder(environ), record=_fit_of(folder) if ready.is_main else {})
+    notes = Notebook(caches=files.cache_folder(environ), record=_fit_of(folder) if ready.is_main else {})
     terminal = environ.get("ENTRYPOINT_TTY") == "1"
     tell = partial(_say_early, ready, sys.stderr if terminal else sys.stdout)
     todo = seat.job = job.open_job(
         config, ready, folder, batch, seat.faults, seat.claim, begin, seat.pulse, notes, tell
     )
-    used = usage.begin(ready, gauges.attach(environ), config.log.gpu_every_seconds)
+    used = usage.start_usage_recorder(ready, gauges.attach_resources(environ), config.log.gpu_every_seconds)
     todo = seat.job = replace(todo, usage=used)
     idle = is_finished(todo)
     ready.shared(lambda: _write_start(todo, environ, now, idle=idle))
@@ -86,7 +89,7 @@ def run(
     before = (seat.before,) if seat.before else ()
     shown.say(_idle(todo, before) if idle else banner(todo, found, until=bell.watch.deadline, before=before))
     begun = todo.state.step
-    hold()  # the image's file server may go with the signal that asks for the last save
+    preload_mapped_files()  # the image's file server may go with the signal that asks for the last save
     bell.only_note()
     try:
         end = to_the_end(todo, bell.watch, shown)
@@ -103,7 +106,9 @@ def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
     while True:
         at, main = todo.state.step, todo.runtime.is_main
         curves, evaluated = todo.config.log.tensorboard, todo.state.evaluated
-        metrics = Metrics(todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=curves, warn=shown.say)
+        metrics = MetricsLogger(
+            todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=curves, warn=shown.say
+        )
         try:
             if jump is not None:
                 rollback.tell(todo, jump, metrics, shown)
@@ -120,32 +125,32 @@ def to_the_end(todo: Job, watch: Watch, shown: Progress) -> Now:
 def _say_early(ready: Runtime, out: TextIO, said: str) -> None:
     """While there is no Progress yet."""
     if ready.is_main:
-        say(said, out)
+        print_message(said, out)
 
 
 def _idle(todo: Job, before: Sequence[str]) -> str:
     """In place of the banner, where nothing is trained: it would tell of a training."""
     said = f"this run was finished before (step {todo.state.step})"
-    return "\n".join([said, progress.rows({"output": todo.folder}), *_notes(todo, before)])
+    return "\n".join([said, progress.format_rows({"output": todo.folder}), *_notes(todo, before)])
 
 
 def _notes(todo: Job, before: Sequence[str]) -> list[str]:
     return [f"note: {note}" for note in (*before, *todo.notes)]
 
 
-def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before: Sequence[str] = ()) -> str:
+def banner(todo: Job, found: CallerVariables, *, until: Deadline | None = None, before: Sequence[str] = ()) -> str:
     """What is about to happen, in full. before: what is to be said of the start before this one."""
     config, world = todo.config, todo.runtime.world
-    lines = progress.rows(
+    lines = progress.format_rows(
         {
-            "world": f"{progress.many(world.world_size, 'rank')} on {progress.many(world.num_nodes, 'node')}",
+            "world": f"{progress.pluralize(world.world_size, 'rank')} on {progress.pluralize(world.num_nodes, 'node')}",
             "device": _device(todo.runtime),
-            "parallel": parallel.describe(config.train, world.world_size),
-            "precision": describe(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
+            "parallel": checks.describe_parallel(config.train, world.world_size),
+            "precision": describe_precision(todo.runtime.precision, todo.runtime.device, tf32=config.train.tf32),
             "global batch": todo.batches,
             **({"compiled": todo.compiled} if todo.compiled else {}),
-            "reproducible": bitwise.describe(config.train),
-            "model": f"{config.model.name}, {networks.parameters(todo.state.network):,} parameters",
+            "reproducible": checks.describe_reproducibility(config.train),
+            "model": f"{config.model.name}, {registry.count_parameters(todo.state.network):,} parameters",
             "data": f"{config.data.name}: {todo.images:,} training and {todo.held_out:,} held-out images, "
             f"{len(todo.classes)} classes, loader: {todo.loader.kind}",
             "steps": f"{todo.steps.per_epoch} per epoch, {todo.steps.total} in all{_dropped(todo)}",
@@ -162,12 +167,12 @@ def banner(todo: Job, found: Variables, *, until: Deadline | None = None, before
 def _finish(todo: Job, end: Now, shown: Progress, begun: int, *, typed: str) -> int:
     """Commit is done; say so on disk and on the console; then wait, since srun ends all when the first leaves."""
     state = todo.state
-    early = stopping.reached(todo.config.eval, state.held)
+    early = early_stopping.should_stop(todo.config.eval, state.held)
     stopped = not is_finished(todo)
     code = ExitCode.STOPPED if stopped else ExitCode.OK
     cause = stop.cause(end) if stopped else "finished"
     if todo.runtime.is_main:
-        exitfile.write(todo.folder, code=code, step=state.step, cause=cause)
+        exit_file.write_exit(todo.folder, code=code, step=state.step, cause=cause)
     stopped_by = stop.told(end) if stopped else None
     shown.say(_last_words(todo, end, begun, stopped_by=stopped_by, early=early, typed=typed))
     todo.runtime.barrier()
@@ -180,9 +185,9 @@ def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, earl
         saved, at = end.saved or "nothing was saved: no step was done", f"step {state.step} of {todo.steps.total}"
         late = stop.cause(end) == stop.DEADLINE and state.step == begun
         idle = "\nnote: this start had no time for a step: give it more" if late else ""
-        used = "".join(f"\n{line}" for line in progress.rows(consumed).splitlines())
+        used = "".join(f"\n{line}" for line in progress.format_rows(consumed).splitlines())
         return f"stopped by {stopped_by} at {at}: {saved}{idle}{used}\nnext: the same command goes on from there"
-    told = progress.summary(
+    told = progress.format_summary(
         result=state.result,
         classes=todo.classes,
         steps=state.step,
@@ -192,7 +197,7 @@ def _last_words(todo: Job, end: Now, begun: int, *, stopped_by: str | None, earl
         consumed=consumed,
         best=_best(todo),
     )
-    told += f"\n{progress.rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
+    told += f"\n{progress.format_rows({'skipped': skipped})}" if (skipped := todo.loader.broken.told) else ""
     return f"{told}\n{_next(todo, typed, early=early)}"
 
 
@@ -202,7 +207,8 @@ def _best(todo: Job) -> str | None:
     if state.best is None or state.best_step is None or state.best_step == state.step:
         return None
     step, epoch = state.best_step, -(-state.best_step // todo.steps.per_epoch)
-    return f"{figures.best(state.best, todo.config.eval.metric, step=step, epoch=epoch)}: {saving.place(todo, step)}"
+    best = figures.describe_best(state.best, todo.config.eval.metric, step=step, epoch=epoch)
+    return f"{best}: {saving.place(todo, step)}"
 
 
 def _images(todo: Job, begun: int) -> int:
@@ -216,14 +222,18 @@ def _next(todo: Job, typed: str, *, early: bool) -> str:
     if not early or todo.state.step >= todo.steps.total:
         return said
     wanted = todo.config.eval
-    found = f"{wanted.metric} reached eval.target {wanted.target:g} in {progress.many(wanted.patience, 'evaluation')}"
+    found = (
+        f"{wanted.metric} reached eval.target {wanted.target:g} in {progress.pluralize(wanted.patience, 'evaluation')}"
+    )
     return f"ended early: {found}\n{said}"
 
 
 def _write_start(todo: Job, environ: Mapping[str, str], now: float, *, idle: bool) -> None:
     """On rank 0: that there is one more, and where; `idle` where it will train nothing."""
     ranks = None if idle else todo.runtime.world.world_size
-    record.write_start(todo.folder, step=todo.state.step, world_size=ranks, **_place(environ), environ=environ, now=now)
+    record.complete_start(
+        todo.folder, step=todo.state.step, world_size=ranks, **_place(environ), environ=environ, now=now
+    )
 
 
 def _place(environ: Mapping[str, str]) -> Mapping[str, Any]:
@@ -231,7 +241,7 @@ def _place(environ: Mapping[str, str]) -> Mapping[str, Any]:
     return {"hosts": hosts, "launcher": environ.get("ENTRYPOINT_LAUNCHER", "unknown")}
 
 
-def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], found: Variables) -> None:
+def _write_facts(todo: Job, environ: Mapping[str, str], argv: Sequence[str], found: CallerVariables) -> None:
     """On rank 0: config.yaml, and what run.json says of the training."""
     record.write_config(todo.folder, todo.config)
     record.write_run(
@@ -264,7 +274,7 @@ def _training(todo: Job) -> dict[str, Any]:
         "fit": asdict(todo.fit) if todo.fit else None,
         "accumulation": batch.accumulation,
         "compiled": asdict(todo.compiled) if todo.compiled else None,
-        "parameters": networks.parameters(todo.state.network),
+        "parameters": registry.count_parameters(todo.state.network),
         "training_images": todo.images,
         "held_out_images": todo.held_out,
         "classes": len(todo.classes),
@@ -284,11 +294,13 @@ def _sources(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _device(ready: Runtime) -> str:
     if ready.device.type == "cpu":
-        return f"CPU, {progress.many(ready.cores, 'thread')} per rank"
+        return f"CPU, {progress.pluralize(ready.cores, 'thread')} per rank"
     return f"{torch.cuda.get_device_name(ready.device)} (rank 0: {ready.device})"
 
 
 def _dropped(todo: Job) -> str:
     dropped = todo.steps.dropped
     are = "is" if dropped == 1 else "are"
-    return f"; the last {progress.many(dropped, 'sample')} of an epoch {are} left out (shuffled)" if dropped else ""
+    return (
+        f"; the last {progress.pluralize(dropped, 'sample')} of an epoch {are} left out (shuffled)" if dropped else ""
+    )

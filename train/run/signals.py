@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from entrypoint import REPEAT_S
+from entrypoint import SIGNAL_REPEAT_WINDOW_S
 from train.run.deadline import Deadline
 
 # TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`.
@@ -66,5 +66,5 @@ class Watch:
     def _interrupt(self, now: float) -> None:
         if self._interrupted is None:
             self._interrupted = now
-        elif now - self._interrupted > REPEAT_S:
+        elif now - self._interrupted > SIGNAL_REPEAT_WINDOW_S:
             self._abort(ABORTED)

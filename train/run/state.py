@@ -11,9 +11,9 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import flatten
-from train.evaluation.scores import Result
-from train.optim.ema import Average
+from train.checkpoint import format
+from train.evaluation.metrics import EvaluationResult
+from train.optim.ema import EMA
 from train.run import likeness
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -47,10 +47,10 @@ class State:
     """Spent in training steps, in all starts."""
     evaluated: int = 0
     """The step of the last evaluation."""
-    result: Result | None = None
-    best: Result | None = None
+    result: EvaluationResult | None = None
+    best: EvaluationResult | None = None
     best_step: int | None = None
-    average: Average | None = None
+    average: EMA | None = None
     """Of the weights, where train.ema_decay asks for one."""
     held: int = 0
     """In how many evaluations in a row eval.target was reached."""
@@ -62,14 +62,14 @@ class State:
 
 def tensors(state: State) -> dict[str, dict[str, Tensor]]:
     """The checkpoint's groups of tensors."""
-    moments, _ = flatten.pack(state.optimizer.state_dict())
+    moments, _ = format.pack_state(state.optimizer.state_dict())
     average = {"ema": state.average.tensors} if state.average else {}
     return {"model": dict(state.network.state_dict()), "optimizer": moments, **average}
 
 
 def facts(state: State) -> dict[str, Any]:
     """The checkpoint's numbers."""
-    _, shape = flatten.pack(state.optimizer.state_dict())
+    _, shape = format.pack_state(state.optimizer.state_dict())
     return {
         "step": state.step,
         "seconds": state.seconds,
@@ -95,7 +95,7 @@ def restore(state: State, saved: Tensors, told: Mapping[str, Any]) -> None:
         likeness.refuse_odd(told)
         state.network.load_state_dict(dict(saved["model"]))
         settings = likeness.groups(state.optimizer)
-        moments = flatten.unpack(saved["optimizer"], told["optimizer"])
+        moments = format.unpack_state(saved["optimizer"], told["optimizer"])
         state.optimizer.load_state_dict(_with_kernels_of(state.optimizer, moments))
         likeness.refuse_strange(state.optimizer, settings)
         if state.average:
@@ -123,5 +123,5 @@ def _with_kernels_of(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, A
     return saved
 
 
-def _result(told: Mapping[str, Any] | None) -> Result | None:
-    return Result(**told) if told else None
+def _result(told: Mapping[str, Any] | None) -> EvaluationResult | None:
+    return EvaluationResult(**told) if told else None

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from train import keyed
+from train import rng
 from train.data.loader import Batch
-from train.data.sampling import Piece
-from train.optim.optimizers import set_rate
-from train.ranks.runtime import refuse_idle
-from train.record import tally
+from train.data.sampler import MicroBatch
+from train.distributed.bitwise import Exact
+from train.distributed.runtime import refuse_unused_parameters
+from train.logging import running_mean
+from train.optim.optimizer import set_learning_rate
 from train.run import spoil
-from train.run.exact import Exact
 from train.run.job import Job
 from train.run.now import Now
 
-Stream = Iterator[tuple[Piece, Batch]]
+Stream = Iterator[tuple[MicroBatch, Batch]]
 ALL: Final = nullcontext()  # with the exchange of gradients
 
 
@@ -29,7 +29,7 @@ def take(todo: Job, now: Now, stream: Stream) -> None:
     """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients."""
     todo.faults.strike("step", todo.state.step)
     spoil.parameters(todo.faults, todo.state.step, todo.state.network)
-    set_rate(todo.optimizer, todo.schedule(todo.state.step))
+    set_learning_rate(todo.optimizer, todo.schedule(todo.state.step))
     if todo.exact is None:
         _fast(todo, now, stream)
     else:
@@ -49,7 +49,7 @@ def _fast(todo: Job, now: Now, stream: Stream) -> None:
         with ALL if number == last else todo.runtime.accelerator.no_sync(todo.model):
             loss, right = _gradients(todo, batch)
         now.tally.take(loss, right, batch.labels.numel())
-    refuse_idle(todo.model)
+    refuse_unused_parameters(todo.model)
     _update(todo, now)
 
 
@@ -58,7 +58,7 @@ def _bitwise(todo: Job, now: Now, stream: Stream, exact: Exact) -> None:
     exact.open()
     for _ in range(todo.batches.accumulation):
         batch = _next(todo, stream)
-        exact.add(tally.sums(*_gradients(todo, batch), batch.labels.numel()))
+        exact.add(running_mean.sum_micro_batch(*_gradients(todo, batch), batch.labels.numel()))
     loss, right, _ = exact.close()
     _update(todo, now)
     if todo.runtime.is_main:  # every rank has the total: one counts it
@@ -70,7 +70,7 @@ def _next(todo: Job, stream: Stream) -> Batch:
     todo.pulse.beat("step", "reads data")
     todo.faults.strike("data", todo.state.step)
     piece, batch = next(stream)
-    todo.runtime.seed(keyed.seed(keyed.DROPOUT, todo.config.run.seed, piece.step, piece.number))
+    todo.runtime.seed(rng.derive_seed(rng.DROPOUT, todo.config.run.seed, piece.step, piece.number))
     return batch
 
 
@@ -85,7 +85,7 @@ def _gradients(todo: Job, batch: Batch) -> tuple[Tensor, Tensor]:
     todo.pulse.at("backward")
     todo.faults.strike("bwd", todo.state.step)
     todo.runtime.backward(loss)
-    return loss.detach(), tally.right(logits.detach(), batch.labels)
+    return loss.detach(), running_mean.count_correct(logits.detach(), batch.labels)
 
 
 def _update(todo: Job, now: Now) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
-from train.record import exitfile
-from train.run import deadline
+from train.run import deadline, exit_file
 from train.run.job import Job
 from train.run.now import Now
 
 T = TypeVar("T")
-DEADLINE: Final = exitfile.DEADLINE
+DEADLINE: Final = exit_file.DEADLINE_CAUSE
 
 
 def wanted(todo: Job, now: Now, *, evaluation: bool = False) -> bool:
@@ -48,7 +47,7 @@ def note_wanted(todo: Job, now: Now) -> None:
 def note(todo: Job, now: Now) -> None:
     """Leave a note that the last save is under way: whoever finds it without an ending knows what was too short."""
     if todo.runtime.is_main and now.unsaved(todo.state) and not (todo.claim and todo.claim.is_lost()):
-        exitfile.note_stop(todo.folder, by=cause(now), save_s=now.times.longest("save"))
+        exit_file.write_stopping(todo.folder, by=cause(now), save_s=now.times.longest("save"))
     now.noted = True
 
 

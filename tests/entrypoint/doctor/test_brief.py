@@ -14,38 +14,38 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from machines import captured, fake_gpus, machine
 
-from entrypoint.detect import detect
-from entrypoint.doctor import brief, driver, gpus, nvml
-from entrypoint.doctor.brief import look_around
-from entrypoint.doctor.findings import Finding, fail, ok, warn
-from entrypoint.doctor.scene import Scene
+from entrypoint.doctor import gpu as gpus
+from entrypoint.doctor import nvml, preflight
+from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
+from entrypoint.doctor.preflight import run_preflight
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.options import Options
-from entrypoint.plan import Plan, plan
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import Plan, plan_allocation
 
-CPU = Options(device="cpu")
+CPU = LaunchOptions(device="cpu")
 TIGHT = warn("memory", "little", "ask for more")
 
 
 def alone() -> Plan:
-    return plan(detect({}, CPU, machine()), CPU, machine(), {})
+    return plan_allocation(detect_allocation({}, CPU, machine()), CPU, machine(), {})
 
 
 def of(situation: str) -> Plan:
     """The plan of one captured task, on node01 or node02."""
     environ = captured(situation)
     here = machine(hostname=situation.rpartition("@")[2])
-    return plan(detect(environ, CPU, here), CPU, here, environ)
+    return plan_allocation(detect_allocation(environ, CPU, here), CPU, here, environ)
 
 
 def told(planned: Plan, **environ: str) -> tuple[str, ...]:
-    return look_around(planned, environ, workers=None)
+    return run_preflight(planned, environ, workers=None)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
     """The short form sees this, and nothing of this machine, however long its thread needs to begin."""
-    monkeypatch.setattr(brief, "LIMIT_S", 60.0)
-    monkeypatch.setattr(brief, "checks", lambda scene: {"one": lambda scene: found})
+    monkeypatch.setattr(preflight, "PREFLIGHT_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(preflight, "preflight_checks", lambda scene: {"one": lambda scene: found})
 
 
 def test_where_all_is_well_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_on_a_terminal_it_is_folded_and_coloured(
     only(monkeypatch, warn("memory", "one two three four five six seven eight nine", "more"))
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 50, 0, 0))
-    first, second, _ = look_around(alone(), variables, workers=None, terminal=theirs)
+    first, second, _ = run_preflight(alone(), variables, workers=None, terminal=theirs)
     os.close(ours)
     os.close(theirs)
     assert ("\x1b" in first, first.endswith("seven"), second.strip()) == (coloured, True, "eight nine")
@@ -74,7 +74,7 @@ def test_on_a_terminal_it_is_folded_and_coloured(
 def test_a_terminal_that_does_not_tell_its_width_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, warn("memory", "one two three four five six seven eight nine " * 9, "more"))
     reader, writer = os.pipe()
-    lines = look_around(alone(), {}, workers=None, terminal=writer)
+    lines = run_preflight(alone(), {}, workers=None, terminal=writer)
     os.close(reader)
     os.close(writer)
     assert len(lines) == 2
@@ -99,7 +99,7 @@ def test_what_may_still_work_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert told(alone())[0] == "FAIL  memory  100 MiB"
 
 
-@pytest.mark.parametrize("name", brief.CERTAIN)
+@pytest.mark.parametrize("name", preflight.FATAL_FINDINGS)
 def test_what_is_certain_to_fail_is_refused_by_each_task(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     only(monkeypatch, TIGHT, fail(name, "too old", "take another"))
     with pytest.raises(Failure, match="too old") as refused:
@@ -109,32 +109,34 @@ def test_what_is_certain_to_fail_is_refused_by_each_task(monkeypatch: pytest.Mon
 
 def test_it_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     for_ever = threading.Event()
-    monkeypatch.setattr(brief, "checks", lambda scene: {"places": lambda scene: [warn("x", str(for_ever.wait()), "y")]})
-    monkeypatch.setattr(brief, "LIMIT_S", 0.1)
+    monkeypatch.setattr(
+        preflight, "preflight_checks", lambda scene: {"places": lambda scene: [warn("x", str(for_ever.wait()), "y")]}
+    )
+    monkeypatch.setattr(preflight, "PREFLIGHT_TIMEOUT_S", 0.1)
     assert told(alone()) == ()
     for_ever.set()
 
 
 def test_the_limit_is_below_half_a_second() -> None:
-    assert brief.LIMIT_S < 0.5
+    assert preflight.PREFLIGHT_TIMEOUT_S < 0.5
 
 
 def test_gpus_are_looked_at_only_where_there_are_some() -> None:
     on_gpus = replace(alone(), device="cuda")
-    assert "gpus" not in brief.checks(Scene(environ={}, plan=alone()))
-    assert "gpus" in brief.checks(Scene(environ={}, plan=on_gpus))
+    assert "gpus" not in preflight.preflight_checks(CheckContext(environ={}, plan=alone()))
+    assert "gpus" in preflight.preflight_checks(CheckContext(environ={}, plan=on_gpus))
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, *made_up: FakeGpu, ranks: int, cuda: int = 13_020) -> tuple[str, ...]:
     """What is said on a machine with these made-up GPUs, and a torch for CUDA 13.2."""
     fake = FakeNvml(*made_up, cuda=cuda, apart=True)
-    monkeypatch.setattr(gpus, "read", lambda: nvml.read(fake))
+    monkeypatch.setattr(gpus, "read_nvml", lambda: nvml.read_nvml(fake))
     monkeypatch.setattr(gpus, "nvml_gpus", lambda: tuple((gpu.uuid, ()) for gpu in made_up))
-    monkeypatch.setattr(gpus.reading, "torch_cuda", lambda: ("2.15.0", "13.2"))
-    monkeypatch.setattr(brief, "run", lambda checks, scene, limit_s, late: [*checks["gpus"](scene)])
-    here, options = machine(gpus=fake_gpus(len(made_up))), Options(procs_per_node=ranks)
-    planned = plan(detect({}, options, here), options, here, {})
-    return look_around(planned, {}, workers=None)
+    monkeypatch.setattr(gpus.reading, "installed_torch_versions", lambda: ("2.15.0", "13.2"))
+    monkeypatch.setattr(preflight, "run_checks", lambda checks, scene, limit_s, late: [*checks["gpus"](scene)])
+    here, options = machine(gpus=fake_gpus(len(made_up))), LaunchOptions(procs_per_node=ranks)
+    planned = plan_allocation(detect_allocation({}, options, here), options, here, {})
+    return run_preflight(planned, {}, workers=None)
 
 
 def test_sound_gpus_need_no_line_though_they_do_not_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,23 +149,23 @@ def test_a_gpu_that_another_program_uses_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_that_a_neighbour_task_may_have_taken_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up = nvml.read(FakeNvml(FakeGpu(used=40 * 2**30, programs=1)))
-    monkeypatch.setattr(gpus, "check", lambda scene: gpus.findings(made_up, made_up.gpus) if made_up else [])
+    made_up = nvml.read_nvml(FakeNvml(FakeGpu(used=40 * 2**30, programs=1)))
+    monkeypatch.setattr(gpus, "check", lambda scene: gpus.gpu_findings(made_up, made_up.gpus) if made_up else [])
     shared = replace(alone(), device="cuda", world=replace(alone().world, local_world_size=2, world_size=2))
-    found = [finding.name for finding in gpus.brief(Scene(environ={}, plan=shared))]
+    found = [finding.name for finding in gpus.preflight(CheckContext(environ={}, plan=shared))]
     assert found == ["gpus"]
 
 
 def test_a_driver_that_is_too_old_ends_the_start_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failure, match="the driver is too old") as refused:
         with_gpus(monkeypatch, FakeGpu(), ranks=1, cuda=12_080)
-    assert (refused.value.code, str(driver.FIRST_DRIVER[13]) in refused.value.fix) == (ExitCode.NODE, True)
+    assert (refused.value.code, str(gpus.MIN_DRIVER_BY_CUDA[13]) in refused.value.fix) == (ExitCode.NODE, True)
 
 
 def test_a_home_that_cannot_be_written_is_said_once_on_each_node(tmp_path: Path) -> None:
     environ = {"HOME": "/nonexistent", "TMPDIR": str(tmp_path)}
     names = [
-        [finding.name for finding in brief.places.brief(Scene(environ=environ, plan=of(task)))]
+        [finding.name for finding in preflight.paths.preflight(CheckContext(environ=environ, plan=of(task)))]
         for task in ("per-gpu/task-0@node01", "per-gpu/task-2@node02")
     ]
     assert names == [[], ["home"]]  # the launcher's note tells it for rank 0

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from entrypoint.doctor import clock
-from entrypoint.doctor.findings import Finding
-from entrypoint.doctor.scene import Scene
+from entrypoint.doctor import host
+from entrypoint.doctor.context import CheckContext, Finding
 
 DAY_S = 86_400
 
 
 def told(output: Path, off_s: float) -> Finding:
     """With this machine's clock set wrong by so many seconds; the file system keeps the right one."""
-    (finding,) = clock.check(Scene(environ={}, output=output), clock=lambda: time.time() + off_s)
+    (finding,) = host.check_clock(CheckContext(environ={}, output=output), clock=lambda: time.time() + off_s)
     return finding
 
 
@@ -40,7 +39,7 @@ def test_a_time_before_the_installation_is_named(tmp_path: Path) -> None:
 def test_a_slow_file_server_is_no_wrong_clock(tmp_path: Path) -> None:
     start = time.time()
     ticks = iter([start - 60.0, start + 1.0])
-    assert clock.server_says(tmp_path, lambda: next(ticks)) == 0.0
+    assert host.file_server_clock_offset_s(tmp_path, lambda: next(ticks)) == 0.0
 
 
 def test_where_nothing_can_be_written_only_the_date_is_judged() -> None:

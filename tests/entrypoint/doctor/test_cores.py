@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from machines import machine
 
-from entrypoint.detect import detect
-from entrypoint.doctor import cores
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.doctor import host
+from entrypoint.doctor.context import CheckContext
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,16 @@ from entrypoint.plan import plan
     ids=["enough", "one core", "none for workers", "a small quota", "a large quota"],
 )
 def test_each_rank_wants_a_core_and_one_for_its_data(mine: int, quota: float | None, ranks: int, state: str) -> None:
-    found = cores.finding(mine, 64, quota, ranks)
+    found = host.cores_finding(mine, 64, quota, ranks)
     assert (found.state, "--cpus-per-task" in found.fix) == (state, state != "ok")
 
 
 def test_a_quota_below_the_affinity_is_told() -> None:
-    assert "with the time of 1.5" in cores.finding(8, 64, 1.5, 4).text
+    assert "with the time of 1.5" in host.cores_finding(8, 64, 1.5, 4).text
 
 
 def test_a_quota_that_is_enough_is_told_all_the_same() -> None:
-    found = cores.finding(64, 64, 4.0, 1)
+    found = host.cores_finding(64, 64, 4.0, 1)
     assert (found.state, "with the time of 4" in found.text, "--cpuset-cpus" in found.fix) == ("warn", True, True)
 
 
@@ -48,26 +48,28 @@ def test_before_a_training_a_quota_is_told_only_where_it_is_too_small(
     }.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
-    options = Options(device="cpu")
-    planned = plan(detect({}, options, machine()), options, machine(), {})
-    assert [found.state for found in cores.brief(Scene(environ={}, plan=planned, root=tmp_path))] == states
+    options = LaunchOptions(device="cpu")
+    planned = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
+    assert [
+        found.state for found in host.cores_preflight(CheckContext(environ={}, plan=planned, root=tmp_path))
+    ] == states
 
 
 @pytest.mark.parametrize(("workers", "state"), [(0, "ok"), (1, "ok"), (4, "ok"), (8, "warn")])
 def test_data_workers_of_a_known_number_are_counted(workers: int, state: str) -> None:
-    found = cores.finding(8, 8, None, 2, workers)
+    found = host.cores_finding(8, 8, None, 2, workers)
     assert (found.state, "data.workers" in found.fix) == (state, state == "warn")
 
 
 def test_more_ranks_than_cores_are_told_on_the_cpu_too() -> None:
-    assert cores.finding(1, 8, None, 2, 0).text.endswith("no core of its own for each")
+    assert host.cores_finding(1, 8, None, 2, 0).text.endswith("no core of its own for each")
 
 
 @pytest.mark.parametrize(("workers", "state"), [(None, "ok"), (1000, "warn")])
 def test_the_short_form_on_the_cpu_wants_a_core_for_each_rank(workers: int | None, state: str) -> None:
-    options = Options(device="cpu")
-    planned = plan(detect({}, options, machine()), options, machine(), {})
-    (found,) = cores.brief(Scene(environ={}, plan=planned, workers=workers, root="/nonexistent"))
+    options = LaunchOptions(device="cpu")
+    planned = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
+    (found,) = host.cores_preflight(CheckContext(environ={}, plan=planned, workers=workers, root="/nonexistent"))
     assert found.state == state
 
 
@@ -75,21 +77,31 @@ def test_the_short_form_on_the_cpu_wants_a_core_for_each_rank(workers: int | Non
 def test_tasks_that_were_not_bound_apart_share_their_cores(mine: int, ranks: int) -> None:
     environ = {f"OMPI_COMM_WORLD_{name}": "8" for name in ("SIZE", "LOCAL_SIZE")}
     environ |= {f"OMPI_COMM_WORLD_{name}": "3" for name in ("RANK", "LOCAL_RANK")}
-    planned = plan(detect(environ, Options(device="cpu"), machine()), Options(device="cpu"), machine(), environ)
-    assert cores.sharing(mine, 64, Scene(environ=environ, plan=planned)) == ranks
+    planned = plan_allocation(
+        detect_allocation(environ, LaunchOptions(device="cpu"), machine()),
+        LaunchOptions(device="cpu"),
+        machine(),
+        environ,
+    )
+    assert host.num_ranks_sharing_cores(mine, 64, CheckContext(environ=environ, plan=planned)) == ranks
 
 
 def test_cores_that_all_tasks_of_a_machine_share_are_told_for_real() -> None:
     tasks = str(2 * (os.cpu_count() or 1))
     environ = {f"OMPI_COMM_WORLD_{name}": tasks for name in ("SIZE", "LOCAL_SIZE")}
     environ |= {f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")}
-    planned = plan(detect(environ, Options(device="cpu"), machine()), Options(device="cpu"), machine(), environ)
-    (found,) = cores.check(Scene(environ=environ, plan=planned, root="/nonexistent"))
+    planned = plan_allocation(
+        detect_allocation(environ, LaunchOptions(device="cpu"), machine()),
+        LaunchOptions(device="cpu"),
+        machine(),
+        environ,
+    )
+    (found,) = host.check_cores(CheckContext(environ=environ, plan=planned, root="/nonexistent"))
     assert (found.state, "no core of its own" in found.text) == ("warn", True)
 
 
 def test_all_on_one_core_is_seen_for_real() -> None:
-    code = "from entrypoint.doctor import cores, scene; print(cores.check(scene.Scene(environ={}))[0])"
+    code = "from entrypoint.doctor import context, host; print(host.check_cores(context.CheckContext(environ={}))[0])"
     core = min(os.sched_getaffinity(0))
     pinned = f"import os; os.sched_setaffinity(0, [{core}]); {code}"
     done = subprocess.run([sys.executable, "-c", pinned], capture_output=True, text=True, timeout=60, check=True)

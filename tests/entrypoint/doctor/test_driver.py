@@ -10,12 +10,12 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from processes import python
 
-from entrypoint.doctor import driver, nvml
-from entrypoint.doctor.findings import Finding
+from entrypoint.doctor import gpu, nvml
+from entrypoint.doctor.context import Finding
 
 
 def told(cuda: int, torch: tuple[str, str | None] | None) -> Finding:
-    (finding,) = driver.findings(nvml.read(FakeNvml(FakeGpu(), cuda=cuda)), torch)
+    (finding,) = gpu.driver_findings(nvml.read_nvml(FakeNvml(FakeGpu(), cuda=cuda)), torch)
     return finding
 
 
@@ -48,8 +48,8 @@ def test_gpus_without_torch_are_a_warning() -> None:
 
 
 def test_without_gpus_there_is_nothing_to_compare() -> None:
-    assert driver.findings(None, ("2.15.0", "13.2")) == []
-    assert driver.findings(nvml.read(FakeNvml()), ("2.15.0", "13.2")) == []
+    assert gpu.driver_findings(None, ("2.15.0", "13.2")) == []
+    assert gpu.driver_findings(nvml.read_nvml(FakeNvml()), ("2.15.0", "13.2")) == []
 
 
 @pytest.mark.skipif(made_up_driver.missing() is not None, reason=str(made_up_driver.missing()))

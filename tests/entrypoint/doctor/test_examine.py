@@ -8,14 +8,14 @@ import pytest
 from machines import captured, machine
 
 from entrypoint.doctor import examine
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
+from entrypoint.doctor.context import CheckContext
+from entrypoint.options import LaunchOptions
 
-CPU = Options(device="cpu")
+CPU = LaunchOptions(device="cpu")
 
 
 def test_the_plan_comes_first_and_all_subjects_follow(tmp_path: Path) -> None:
-    found = examine.examine(Scene(environ={"HOME": str(tmp_path)}, options=CPU, output=tmp_path))
+    found = examine.run_all_checks(CheckContext(environ={"HOME": str(tmp_path)}, options=CPU, output=tmp_path))
     subjects = list(dict.fromkeys(finding.name for finding in found))
     assert subjects[:2] == ["plan", "gpus"]
     assert {"shared memory", "memory", "open files", "threads", "cores", "home", "user", "output"} <= set(subjects)
@@ -23,21 +23,21 @@ def test_the_plan_comes_first_and_all_subjects_follow(tmp_path: Path) -> None:
 
 
 def test_a_start_that_would_be_refused_is_a_failure_and_the_rest_is_looked_at() -> None:
-    found = examine.examine(Scene(environ=captured("no-srun-two-nodes/batch-0@node01"), options=CPU))
+    found = examine.run_all_checks(CheckContext(environ=captured("no-srun-two-nodes/batch-0@node01"), options=CPU))
     assert (found[0].name, found[0].state, "srun" in found[0].fix) == ("plan", "fail", True)
     assert len(found) > 5
 
 
 def test_a_plans_warning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = Options(procs_per_node=1)
+    options = LaunchOptions(procs_per_node=1)
     gpus = ("GPU-fake-0", "GPU-fake-1")
-    monkeypatch.setattr("entrypoint.planning.read_machine", lambda environ, gpus: machine(gpus=GPUS))
+    monkeypatch.setattr("entrypoint.plan.read_machine", lambda environ, gpus: machine(gpus=GPUS))
     GPUS = gpus
-    first, found, *_ = examine.examine(Scene(environ={}, options=options))
+    first, found, *_ = examine.run_all_checks(CheckContext(environ={}, options=options))
     assert (first.state, found.name, found.state) == ("ok", "plan", "warn")
     assert "1 of 2 visible GPUs" in found.text
     assert found.fix.startswith("--procs-per-node 2")
 
 
 def test_limits_sum_up_to_less_than_ten_seconds() -> None:
-    assert 2 * examine.LIMIT_S < 10
+    assert 2 * examine.CHECKS_TIMEOUT_S < 10

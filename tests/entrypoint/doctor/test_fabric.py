@@ -9,22 +9,25 @@ from pathlib import Path
 import pytest
 from machines import machine
 
-from entrypoint.detect import detect
 from entrypoint.doctor import fabric, reading
-from entrypoint.doctor.findings import Finding, fail
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.doctor.context import CheckContext, Finding, fail
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 
-MLX5 = reading.Device(name="mlx5_0", active=True, kind="infiniband")
-EFA = reading.Device(name="rdmap16s27", active=True, kind="infiniband", driver="efa")
-CXI = reading.Device(name="cxi0", active=True, kind="cxi")
+MLX5 = reading.FabricDevice(name="mlx5_0", active=True, kind="infiniband")
+EFA = reading.FabricDevice(name="rdmap16s27", active=True, kind="infiniband", driver="efa")
+CXI = reading.FabricDevice(name="cxi0", active=True, kind="cxi")
 LITTLE = 65_536  # bytes
 
 
-def scene(root: Path, nodes: int = 2, **environ: str) -> Scene:
-    options = Options(device="cpu", nodes=nodes, node_rank=0, master_addr="127.0.0.1")
-    return Scene(environ=environ, plan=plan(detect({}, options, machine()), options, machine(), {}), root=root)
+def scene(root: Path, nodes: int = 2, **environ: str) -> CheckContext:
+    options = LaunchOptions(device="cpu", nodes=nodes, node_rank=0, master_addr="127.0.0.1")
+    return CheckContext(
+        environ=environ,
+        plan=plan_allocation(detect_allocation({}, options, machine()), options, machine(), {}),
+        root=root,
+    )
 
 
 def with_device(root: Path, name: str, file: str | None = None, driver: str = "", layer: str = "") -> Path:
@@ -42,10 +45,10 @@ def with_device(root: Path, name: str, file: str | None = None, driver: str = ""
     return root
 
 
-def told(root: Path, device: reading.Device, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
+def told(root: Path, device: reading.FabricDevice, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
     """What is said of this device where these libraries are installed."""
-    return fabric.finding(
-        fabric.FABRICS[fabric._kind(device)], [device], scene(root, nodes, **environ), loads=has.__contains__
+    return fabric.fabric_finding(
+        fabric.FABRICS[fabric._fabric_key(device)], [device], scene(root, nodes, **environ), loads=has.__contains__
     )
 
 
@@ -78,8 +81,8 @@ def test_a_device_without_its_file_names_the_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [MLX5, EFA, CXI], ids=lambda device: device.name)
-def test_a_missing_library_is_named(files: Path, device: reading.Device) -> None:
-    found, kind = told(files, device), fabric.FABRICS[fabric._kind(device)]
+def test_a_missing_library_is_named(files: Path, device: reading.FabricDevice) -> None:
+    found, kind = told(files, device), fabric.FABRICS[fabric._fabric_key(device)]
     assert found.state == "fail"
     assert all(library in found.text for library in kind.libraries)
     assert ("libnccl-net.so" in found.text) is kind.plugin
@@ -106,8 +109,8 @@ def test_a_device_is_known_by_its_driver_whatever_its_name_is(
     tmp_path: Path, name: str, driver: str, library: str
 ) -> None:
     with_device(tmp_path, name, driver=driver)
-    (device,) = reading.fabrics(tmp_path)
-    assert library in fabric.FABRICS[fabric._kind(device)].libraries
+    (device,) = reading.list_fabric_devices(tmp_path)
+    assert library in fabric.FABRICS[fabric._fabric_key(device)].libraries
 
 
 def test_on_one_node_an_unusable_fabric_is_only_a_warning(tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_a_card_that_may_be_a_plain_network_card_is_only_a_warning(tmp_path: Pat
     ],
 )
 def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
-    tmp_path: Path, device: reading.Device, name: str, value: str, state: str
+    tmp_path: Path, device: reading.FabricDevice, name: str, value: str, state: str
 ) -> None:
     found = told(tmp_path, device, **{name: value})
     assert (found.state, f"{name}={value}" in found.text) == (state, state == "ok")
@@ -152,12 +155,12 @@ def test_where_tcp_was_chosen_a_fast_network_is_not_missed(
 )
 def test_the_plugin_is_the_file_that_nccl_would_take(files: Path, value: str, file: str, state: str) -> None:
     for device in (EFA, CXI):
-        has = (file, *fabric.FABRICS[fabric._kind(device)].libraries)
+        has = (file, *fabric.FABRICS[fabric._fabric_key(device)].libraries)
         assert told(files, device, has, NCCL_NET_PLUGIN=value).state == state
 
 
 def test_too_little_locked_memory_is_named(tmp_path: Path) -> None:
-    found = fabric.locked("InfiniBand (mlx5_0)", LITTLE, scene(tmp_path), fail)
+    found = fabric.memlock_finding("InfiniBand (mlx5_0)", LITTLE, scene(tmp_path), fail)
     assert (found.state, "64 KiB" in found.text, "memlock=-1" in found.fix) == ("fail", True, True)
 
 
@@ -174,13 +177,13 @@ def test_who_may_lock_memory_without_a_limit_has_enough(
     tmp_path: Path, effective: str, mapped: str, state: str
 ) -> None:
     here = scene(with_rights(tmp_path, effective, mapped))
-    assert fabric.locked("InfiniBand (mlx5_0)", LITTLE, here, fail).state == state
+    assert fabric.memlock_finding("InfiniBand (mlx5_0)", LITTLE, here, fail).state == state
 
 
 def test_with_files_libraries_and_locked_memory_all_is_well(tmp_path: Path) -> None:
-    assert fabric.locked("InfiniBand (mlx5_0)", resource.RLIM_INFINITY, scene(tmp_path), fail).state == "ok"
+    assert fabric.memlock_finding("InfiniBand (mlx5_0)", resource.RLIM_INFINITY, scene(tmp_path), fail).state == "ok"
 
 
 def test_a_library_that_is_not_there_does_not_load() -> None:
-    assert fabric.loads("libno-such-thing.so.1") is False
-    assert fabric.loads("libc.so.6") is True
+    assert fabric.can_load_library("libno-such-thing.so.1") is False
+    assert fabric.can_load_library("libc.so.6") is True

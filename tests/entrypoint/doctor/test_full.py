@@ -12,12 +12,12 @@ import pytest
 from machines import fake_gpus, machine
 from network import joined, missing
 
-from entrypoint.detect import detect
 from entrypoint.doctor import full
-from entrypoint.doctor.full import Ended
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
-from entrypoint.plan import Plan, plan
+from entrypoint.doctor.context import CheckContext
+from entrypoint.doctor.full import LaunchResult
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import Plan, plan_allocation
 
 RESULT = {
     "backend": "nccl",
@@ -31,20 +31,20 @@ RESULT = {
 
 
 def planned(gpus: int = 0, nodes: int = 1) -> Plan:
-    options = Options(nodes=nodes, node_rank=0, master_addr="127.0.0.1")
+    options = LaunchOptions(nodes=nodes, node_rank=0, master_addr="127.0.0.1")
     here = machine(gpus=fake_gpus(gpus))
-    return plan(detect({}, options, here), options, here, {})
+    return plan_allocation(detect_allocation({}, options, here), options, here, {})
 
 
-def always(ended: Ended) -> full.Launch:
+def always(ended: LaunchResult) -> full.LaunchFunction:
     return lambda words, environ, limit_s: ended
 
 
 def test_two_real_ranks_exchange_and_tell_how_fast() -> None:
-    options = Options(device="cpu", procs_per_node=2)
-    here = plan(detect({}, options, machine()), options, machine(), {})
-    scene = Scene(environ=dict(os.environ), options=options, plan=here)
-    (found,) = full.check(scene, ["--device", "cpu", "--procs-per-node", "2"])
+    options = LaunchOptions(device="cpu", procs_per_node=2)
+    here = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
+    scene = CheckContext(environ=dict(os.environ), options=options, plan=here)
+    (found,) = full.check_allreduce(scene, ["--device", "cpu", "--procs-per-node", "2"])
     assert found.state == "ok", found
     assert "2 ranks over gloo (TCP on lo): every sum right" in found.text
 
@@ -52,15 +52,17 @@ def test_two_real_ranks_exchange_and_tell_how_fast() -> None:
 @pytest.mark.slow
 def test_a_node_that_does_not_come_is_named_for_real() -> None:
     words = ["--device", "cpu", "--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"]
-    (found,) = full.told(full.launched(words, os.environ, 30.0), planned(nodes=2))
+    (found,) = full.allreduce_findings(full.launch_allreduce(words, os.environ, 30.0), planned(nodes=2))
     assert (found.state, "not all ranks arrived: missing 1" in found.text, bool(found.fix)) == ("fail", True, True)
 
 
 def test_ranks_that_are_not_done_hang() -> None:
     words = ["--device", "cpu", "--procs-per-node", "2"]
-    (found,) = full.told(full.launched(words, os.environ, 0.2), planned())  # less than torch takes to load
+    (found,) = full.allreduce_findings(
+        full.launch_allreduce(words, os.environ, 0.2), planned()
+    )  # less than torch takes to load
     assert (found.state, "was not done after 0.2 s" in found.text) == ("fail", True)
-    assert "train.smoke" in found.fix
+    assert "train.distributed.allreduce_check" in found.fix
 
 
 @pytest.mark.slow
@@ -77,40 +79,40 @@ def test_two_real_machines_exchange_over_their_network(tmp_path: Path) -> None:
 
 
 def test_a_place_whose_start_is_refused_is_not_started() -> None:
-    assert full.check(Scene(environ={}), [], always(Ended(code=0, text=""))) == []
+    assert full.check_allreduce(CheckContext(environ={}), [], always(LaunchResult(code=0, text=""))) == []
 
 
 def test_ways_and_speed_are_named() -> None:
-    (found,) = full.told(Ended(code=0, text="", result=RESULT, ways=("P2P/CUMEM",)), planned(4))
+    (found,) = full.allreduce_findings(LaunchResult(code=0, text="", result=RESULT, ways=("P2P/CUMEM",)), planned(4))
     assert found.state == "ok"
     assert "4 ranks over nccl (P2P/CUMEM): every sum right, 200.0 GB/s (256 MiB in 2.0 ms)" in found.text
 
 
 def test_one_rank_tells_that_torch_computes() -> None:
-    (found,) = full.told(Ended(code=0, text="", result={**RESULT, "ranks": 1}), planned(1))
+    (found,) = full.allreduce_findings(LaunchResult(code=0, text="", result={**RESULT, "ranks": 1}), planned(1))
     assert (found.state, "torch computes on the cuda" in found.text) == ("ok", True)
 
 
 def test_what_a_rank_says_becomes_the_finding() -> None:
     lost = "ERROR[69] rank 0 could not exchange\n  fix: look at the first\n"
     said = f"{lost}\nERROR[78] rank 2 got a wrong sum\n  found: 3\n  fix: leave it out\nmore\n  fix: another\n"
-    (found,) = full.told(Ended(code=78, text=said), planned(4))
+    (found,) = full.allreduce_findings(LaunchResult(code=78, text=said), planned(4))
     assert (found.state, found.text, found.fix) == ("fail", "rank 2 got a wrong sum (3)", "leave it out")
 
 
 def test_an_end_without_words_shows_the_last_line() -> None:
-    (found,) = full.told(Ended(code=1, text="Traceback\nImportError: libfoo.so\n\n"), planned())
+    (found,) = full.allreduce_findings(LaunchResult(code=1, text="Traceback\nImportError: libfoo.so\n\n"), planned())
     assert (found.state, "ended with 1: ImportError: libfoo.so" in found.text) == ("fail", True)
 
 
 def test_a_task_without_rank_0_leaves_the_telling_to_it() -> None:
-    (found,) = full.told(Ended(code=0, text=""), planned())
+    (found,) = full.allreduce_findings(LaunchResult(code=0, text=""), planned())
     assert (found.state, "the task of rank 0" in found.text) == ("ok", True)
 
 
 @pytest.mark.parametrize("code", [None, 91])
 def test_a_hang_of_gpus_names_the_other_way(code: int | None) -> None:
-    (found,) = full.told(Ended(code=code, text=""), planned(2))
+    (found,) = full.allreduce_findings(LaunchResult(code=code, text=""), planned(2))
     assert (found.state, "NCCL_P2P_DISABLE=1" in found.fix, "IOMMU" in found.fix) == ("fail", True, True)
 
 
@@ -119,7 +121,7 @@ def test_nccls_logs_tell_the_ways() -> None:
         "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n",
         "host:1:2 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[0] [send] via NET/Socket/1\nvia SHM/direct/direct\n",
     ]
-    assert full.ways(logs) == ("NET/Socket", "P2P/CUMEM", "SHM/direct")
+    assert full.nccl_transports(logs) == ("NET/Socket", "P2P/CUMEM", "SHM/direct")
 
 
 def fabric(root: Path, layer: str = "InfiniBand") -> Path:
@@ -132,8 +134,8 @@ def fabric(root: Path, layer: str = "InfiniBand") -> Path:
 
 @pytest.mark.parametrize(("nodes", "way", "states"), [(2, "NET/Socket", ["ok", "fail"]), (2, "NET/IB", ["ok"])])
 def test_tcp_beside_a_fast_network_is_a_failure(tmp_path: Path, nodes: int, way: str, states: list[str]) -> None:
-    scene = Scene(environ={}, plan=replace(planned(2, nodes), device="cuda"), root=fabric(tmp_path))
-    found = full.check(scene, [], always(Ended(code=0, text="", result=RESULT, ways=(way,))))
+    scene = CheckContext(environ={}, plan=replace(planned(2, nodes), device="cuda"), root=fabric(tmp_path))
+    found = full.check_allreduce(scene, [], always(LaunchResult(code=0, text="", result=RESULT, ways=(way,))))
     assert [finding.state for finding in found] == states
 
 
@@ -148,32 +150,34 @@ def test_tcp_beside_a_fast_network_is_a_failure(tmp_path: Path, nodes: int, way:
 def test_tcp_that_was_chosen_or_may_be_meant_is_none(
     tmp_path: Path, layer: str, environ: dict[str, str], state: str, words: str
 ) -> None:
-    scene = Scene(environ=environ, plan=planned(2, 2), root=fabric(tmp_path, layer))
-    _, found = full.check(scene, [], always(Ended(code=0, text="", result=RESULT, ways=("NET/Socket",))))
+    scene = CheckContext(environ=environ, plan=planned(2, 2), root=fabric(tmp_path, layer))
+    _, found = full.check_allreduce(
+        scene, [], always(LaunchResult(code=0, text="", result=RESULT, ways=("NET/Socket",)))
+    )
     assert (found.name, found.state, words in found.text) == ("transport", state, True)
 
 
 def test_pairs_that_do_not_exchange_are_named() -> None:
-    def launch(words: Sequence[str], environ: Mapping[str, str], limit_s: float) -> Ended:
+    def launch(words: Sequence[str], environ: Mapping[str, str], limit_s: float) -> LaunchResult:
         assert words[-2:] == ["--procs-per-node", "2"]
-        return Ended(code=91 if "GPU-fake-2" in environ["CUDA_VISIBLE_DEVICES"] else 0, text="")
+        return LaunchResult(code=91 if "GPU-fake-2" in environ["CUDA_VISIBLE_DEVICES"] else 0, text="")
 
-    found = full.pairs(fake_gpus(4), {}, launch)
+    found = full.check_gpu_pairs(fake_gpus(4), {}, launch)
     assert found.state == "fail"
     assert found.text.endswith(": 0-2, 1-2, 2-3")
 
 
 def test_pairs_that_all_exchange_are_a_warning() -> None:
-    assert full.pairs(fake_gpus(3), {}, always(Ended(code=0, text=""))).state == "warn"
+    assert full.check_gpu_pairs(fake_gpus(3), {}, always(LaunchResult(code=0, text=""))).state == "warn"
 
 
 def test_a_hang_of_several_gpus_tries_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full, "read_machine", lambda environ: machine(gpus=fake_gpus(3)))
-    found = full.check(Scene(environ={}, plan=planned(3)), [], always(Ended(code=91, text="")))
+    found = full.check_allreduce(CheckContext(environ={}, plan=planned(3)), [], always(LaunchResult(code=91, text="")))
     assert [finding.name for finding in found] == ["all-reduce", "pairs"]
     assert found[1].text.endswith(": 0-1, 0-2, 1-2")
 
 
 def test_ranks_that_never_end_are_ended() -> None:
-    code, text = full._ran([sys.executable, "-c", "import threading; threading.Event().wait()"], {}, 0.5)
+    code, text = full._run_with_timeout([sys.executable, "-c", "import threading; threading.Event().wait()"], {}, 0.5)
     assert (code, text) == (None, "")

@@ -8,16 +8,16 @@ import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from entrypoint.doctor import gpus, nvml
-from entrypoint.doctor.findings import Finding
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
+from entrypoint.doctor import gpu as gpus
+from entrypoint.doctor import nvml
+from entrypoint.doctor.context import CheckContext, Finding
+from entrypoint.options import LaunchOptions
 
 
 def told(*made_up: FakeGpu, apart: bool = False) -> dict[str, Finding]:
-    found = nvml.read(FakeNvml(*made_up, apart=apart))
+    found = nvml.read_nvml(FakeNvml(*made_up, apart=apart))
     assert found is not None
-    return {finding.name: finding for finding in gpus.findings(found, found.gpus)}
+    return {finding.name: finding for finding in gpus.gpu_findings(found, found.gpus)}
 
 
 def test_a_sound_gpu_is_listed_with_its_uuid() -> None:
@@ -56,23 +56,23 @@ def test_peer_access_is_told_of_several_gpus(apart: bool, state: str) -> None:
 
 
 def test_only_visible_gpus_are_looked_at() -> None:
-    found = nvml.read(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    found = nvml.read_nvml(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
     assert found is not None
     pairs = (("GPU-a", ()), ("GPU-b", ()))
-    assert [gpu.uuid for gpu in gpus.used(found, pairs, "1")] == ["GPU-b"]
+    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, pairs, "1")] == ["GPU-b"]
 
 
 def test_an_instance_has_the_trouble_of_its_gpu() -> None:
-    found = nvml.read(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    found = nvml.read_nvml(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
     assert found is not None
     pairs = (("GPU-a", ()), ("GPU-b", ("MIG-1", "MIG-2")))
-    assert [gpu.uuid for gpu in gpus.used(found, pairs, "MIG-2")] == ["GPU-b"]
+    assert [gpu.uuid for gpu in gpus.select_used_gpus(found, pairs, "MIG-2")] == ["GPU-b"]
 
 
 def test_gpus_that_are_all_hidden_are_a_warning() -> None:
-    found = nvml.read(FakeNvml(FakeGpu()))
+    found = nvml.read_nvml(FakeNvml(FakeGpu()))
     assert found is not None
-    (finding,) = gpus.findings(found, ())
+    (finding,) = gpus.gpu_findings(found, ())
     assert (finding.state, "CUDA_VISIBLE_DEVICES" in finding.fix) == ("warn", True)
 
 
@@ -83,14 +83,14 @@ def test_a_driver_whose_gpus_are_not_here_names_the_flag(tmp_path: Path, mark: s
     (tmp_path / mark).mkdir()
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX Kernel Module  580.95.05  Mon\n")
-    found = gpus.unseen(Scene(environ={}, root=tmp_path))
+    found = gpus.no_gpu_finding(CheckContext(environ={}, root=tmp_path))
     assert (found.state, flag in found.fix, "580.95.05" in found.text) == ("fail", True, True)
 
 
 def test_a_machine_without_gpus_is_ok(tmp_path: Path) -> None:
-    assert gpus.unseen(Scene(environ={}, root=tmp_path)).state == "ok"
+    assert gpus.no_gpu_finding(CheckContext(environ={}, root=tmp_path)).state == "ok"
 
 
 def test_on_the_cpu_nobody_looks_at_gpus() -> None:
-    (finding,) = gpus.check(Scene(environ={}, options=Options(device="cpu")))
+    (finding,) = gpus.check(CheckContext(environ={}, options=LaunchOptions(device="cpu")))
     assert (finding.state, "--device cpu" in finding.text) == ("ok", True)

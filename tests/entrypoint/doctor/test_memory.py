@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from machines import fake_gpus, machine
 
-from entrypoint.detect import detect
-from entrypoint.doctor import memory
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.doctor import host
+from entrypoint.doctor.context import CheckContext
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 
 
 def under(limit: int, soft: int, code: str) -> str:
@@ -25,7 +25,7 @@ def under(limit: int, soft: int, code: str) -> str:
     def lower() -> None:
         resource.setrlimit(limit, (soft, resource.getrlimit(limit)[1]))
 
-    command = [sys.executable, "-c", f"from entrypoint.doctor import memory; {code}"]
+    command = [sys.executable, "-c", f"from entrypoint.doctor import host; {code}"]
     done = subprocess.run(command, preexec_fn=lower, capture_output=True, text=True, timeout=60, check=True, cwd="/")
     return done.stdout.strip()
 
@@ -35,7 +35,7 @@ def under(limit: int, soft: int, code: str) -> str:
     [(64, 64, 1, "warn"), (64, 64, 2, "fail"), (1, 1, 1, "fail"), (8192, 100, 4, "fail"), (8192, 8192, 8, "ok")],
 )
 def test_shared_memory_must_hold_what_each_rank_hands_over(size: int, free: int, ranks: int, state: str) -> None:
-    found = memory.shm_finding(size, free, ranks)
+    found = host.shared_memory_finding(size, free, ranks)
     assert (found.state, bool(found.fix)) == (state, state != "ok")
     assert f"{free} of {size} MiB" in found.text
 
@@ -43,8 +43,8 @@ def test_shared_memory_must_hold_what_each_rank_hands_over(size: int, free: int,
 def test_a_small_shm_is_seen_where_it_is_mounted(tmp_path: Path) -> None:
     script = (
         'mkdir -p "$0/dev/shm" && mount -t tmpfs -o size=1m none "$0/dev/shm" && exec "$1" -c "'
-        "from entrypoint.doctor import memory, scene; import sys; "
-        'print(memory.shm(scene.Scene(environ={}, root=sys.argv[1])).state)" "$0"'
+        "from entrypoint.doctor import context, host; import sys; "
+        'print(host.check_shared_memory(context.CheckContext(environ={}, root=sys.argv[1])).state)" "$0"'
     )
     if os.geteuid() != 0:
         pytest.skip("machine: mounting needs root")
@@ -56,7 +56,7 @@ def test_a_small_shm_is_seen_where_it_is_mounted(tmp_path: Path) -> None:
 
 
 def test_without_shm_the_option_is_named(tmp_path: Path) -> None:
-    found = memory.shm(Scene(environ={}, root=tmp_path))
+    found = host.check_shared_memory(CheckContext(environ={}, root=tmp_path))
     assert (found.state, "--ipc=host" in found.fix) == ("fail", True)
 
 
@@ -64,23 +64,25 @@ def test_without_shm_the_option_is_named(tmp_path: Path) -> None:
 def test_memory_is_shared_out_among_the_ranks(tmp_path: Path, free_gib: int, ranks: int, state: str) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable:   {free_gib * 2**20} kB\n")
-    found = memory.memory(Scene(environ={}, options=Options(procs_per_node=ranks), root=tmp_path))
+    found = host.check_memory(CheckContext(environ={}, options=LaunchOptions(procs_per_node=ranks), root=tmp_path))
     assert found.state == state
     assert f"{free_gib}.0 GiB" in found.text
 
 
 @pytest.mark.parametrize(("soft", "state"), [(64, "fail"), (512, "warn"), (1024, "ok")])
 def test_a_low_limit_on_open_files_is_seen(soft: int, state: str) -> None:
-    assert under(resource.RLIMIT_NOFILE, soft, "print(memory.files().state)") == state
+    assert under(resource.RLIMIT_NOFILE, soft, "print(host.check_open_files().state)") == state
 
 
 def test_threads_that_cannot_be_started_are_counted() -> None:
-    found = memory.threads(Scene(environ={}), start=lambda wanted: 5)
+    found = host.check_threads(CheckContext(environ={}), start=lambda wanted: 5)
     assert (found.state, "only 5 more" in found.text, "ulimit -u" in found.fix) == ("fail", True, True)
 
 
 def test_not_more_threads_are_tried_than_tell() -> None:
-    found = memory.threads(Scene(environ={}, options=Options(procs_per_node=64)), start=lambda wanted: wanted)
+    found = host.check_threads(
+        CheckContext(environ={}, options=LaunchOptions(procs_per_node=64)), start=lambda wanted: wanted
+    )
     assert (found.state, found.text.startswith("512 started")) == ("ok", True)
 
 
@@ -88,20 +90,20 @@ def test_a_real_limit_on_threads_is_met() -> None:
     if os.geteuid() != 0:
         pytest.skip("machine: another user needs root")
     # The user is changed late: another one may not be able to read this Python.
-    code = "import os; os.setuid(54_321); print(memory.start_threads(200) < 200)"
+    code = "import os; os.setuid(54_321); print(host.count_startable_threads(200) < 200)"
     assert under(resource.RLIMIT_NPROC, 20, code) == "True"
 
 
 def test_here_the_threads_of_a_rank_can_be_started() -> None:
-    assert memory.start_threads(memory.THREADS_OF_A_RANK) == memory.THREADS_OF_A_RANK
+    assert host.count_startable_threads(host.THREADS_PER_RANK) == host.THREADS_PER_RANK
 
 
-def on(device: str, ranks: int = 1, workers: int | None = None) -> Scene:
+def on(device: str, ranks: int = 1, workers: int | None = None) -> CheckContext:
     """A node of two GPUs with so many ranks on it."""
     here = machine(gpus=fake_gpus(2))
-    options = Options(device="cuda" if device == "cuda" else "cpu", procs_per_node=ranks)
-    planned = plan(detect({}, options, here), options, here, {})
-    return Scene(environ={}, options=options, plan=planned, workers=workers)
+    options = LaunchOptions(device="cuda" if device == "cuda" else "cpu", procs_per_node=ranks)
+    planned = plan_allocation(detect_allocation({}, options, here), options, here, {})
+    return CheckContext(environ={}, options=options, plan=planned, workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,8 @@ def on(device: str, ranks: int = 1, workers: int | None = None) -> Scene:
     ],
     ids=["cpu", "one gpu", "two gpus", "data workers", "no data workers"],
 )
-def test_the_short_form_looks_at_shm_where_something_needs_it(scene: Scene, looked_at: bool) -> None:
-    names = [finding.name for finding in memory.brief(scene)]
+def test_the_short_form_looks_at_shm_where_something_needs_it(scene: CheckContext, looked_at: bool) -> None:
+    names = [finding.name for finding in host.memory_and_limits_preflight(scene)]
     assert names == [*(["shared memory"] if looked_at else []), "memory", "open files"]
 
 
@@ -124,4 +126,4 @@ def test_the_short_form_looks_at_shm_where_something_needs_it(scene: Scene, look
 def test_without_cuda_a_rank_takes_less_memory(tmp_path: Path, device: str, state: str) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable:   {2 * 2**20} kB\n")
-    assert memory.memory(replace(on(device), root=tmp_path)).state == state
+    assert host.check_memory(replace(on(device), root=tmp_path)).state == state

@@ -16,22 +16,21 @@ from machines import machine
 from network import Host, ip, joined, missing
 from processes import candidates, free_port
 
-from entrypoint import network
-from entrypoint.detect import detect
-from entrypoint.doctor import names
-from entrypoint.doctor.findings import Finding
-from entrypoint.doctor.scene import Scene
-from entrypoint.options import Options
-from entrypoint.plan import Plan, plan
+from entrypoint.doctor import network
+from entrypoint.doctor.context import CheckContext, Finding
+from entrypoint.launchers import detect_allocation
+from entrypoint.network import bind_first_free
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import Plan, plan_allocation
 
 
 def planned(addr: str = "127.0.0.1", rank: int = 0, procs: int = 1, nodes: int = 2) -> Plan:
-    options = Options(device="cpu", nodes=nodes, node_rank=rank, master_addr=addr, procs_per_node=procs)
-    return plan(detect({}, options, machine()), options, machine(), {})
+    options = LaunchOptions(device="cpu", nodes=nodes, node_rank=rank, master_addr=addr, procs_per_node=procs)
+    return plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
 
 
 def told(found: Plan, **environ: str) -> dict[str, Finding]:
-    return {finding.name: finding for finding in names.check(Scene(environ=environ, plan=found))}
+    return {finding.name: finding for finding in network.check(CheckContext(environ=environ, plan=found))}
 
 
 def test_one_rank_meets_nobody() -> None:
@@ -54,14 +53,14 @@ def test_a_master_that_resolves_is_told_with_its_interface() -> None:
 
 
 def test_a_taken_port_is_a_failure() -> None:
-    with network.bind_first_free("127.0.0.1", candidates("doctor")) as taken:
+    with bind_first_free("127.0.0.1", candidates("doctor")) as taken:
         port = taken.getsockname()[1]
         found = told(replace(planned(), ports=(port,)))["port"]
     assert (found.state, str(port) in found.text, "ENTRYPOINT_PORT_RANGE" in found.fix) == ("fail", True, True)
 
 
 def test_a_taken_candidate_is_only_told() -> None:
-    with network.bind_first_free("127.0.0.1", candidates("first")) as taken:
+    with bind_first_free("127.0.0.1", candidates("first")) as taken:
         ports = (taken.getsockname()[1], *candidates("second"))
         found = told(replace(planned(), ports=ports))["port"]
     assert (found.state, "1 before it are taken" in found.text) == ("ok", True)
@@ -73,8 +72,8 @@ def test_a_master_on_which_nobody_listens_yet_is_reached() -> None:
 
 
 def test_a_master_that_answers_is_reached() -> None:
-    with network.bind_first_free("127.0.0.1", candidates("answers")) as listener:
-        found = names.way("127.0.0.1", listener.getsockname()[1])
+    with bind_first_free("127.0.0.1", candidates("answers")) as listener:
+        found = network.check_route("127.0.0.1", listener.getsockname()[1])
     assert (found.state, "nobody" in found.text) == ("ok", False)
 
 
@@ -86,12 +85,12 @@ def test_a_master_that_answers_is_reached() -> None:
     ],
 )
 def test_a_master_that_is_not_reached_is_a_failure(error: OSError, words: str, fix: str) -> None:
-    found = names.way("192.0.2.1", 23_456, probe=lambda *_: error)
+    found = network.check_route("192.0.2.1", 23_456, probe=lambda *_: error)
     assert (found.state, words in found.text, fix in found.fix) == ("fail", True, True)
 
 
 def test_a_host_that_does_not_know_its_own_name_is_a_warning() -> None:
-    (found,) = names.own_name("no-such-host.invalid")
+    (found,) = network.check_own_name("no-such-host.invalid")
     assert (found.state, "/etc/hosts" in found.fix) == ("warn", True)
 
 
@@ -111,7 +110,7 @@ def test_a_host_that_does_not_know_its_own_name_is_a_warning() -> None:
     ],
 )
 def test_a_chosen_interface_must_be_there(variable: str, value: str, fine: bool) -> None:
-    found = names.interface(variable, value, ("lo", "eth0"))
+    found = network.check_interface_variable(variable, value, ("lo", "eth0"))
     assert (found is None) == fine
     assert found is None or (found.state == "fail" and variable in found.fix)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.doctor import places
-from entrypoint.doctor.scene import Scene
+from entrypoint.doctor import paths
+from entrypoint.doctor.context import CheckContext
 
 STRANGER = 54_321  # no account has this uid
 
@@ -23,7 +23,7 @@ def as_root() -> None:
 def read_only(folder: Path, expression: str) -> str:
     """What an expression prints where `folder` is a file system that is mounted read-only."""
     as_root()
-    code = f"from entrypoint.doctor import places, scene; from pathlib import Path; print({expression})"
+    code = f"from entrypoint.doctor import context, paths; from pathlib import Path; print({expression})"
     script = 'mount -t tmpfs -o ro none "$0" && exec "$1" -c "$2"'
     command = ["unshare", "--mount", "sh", "-c", script, str(folder), sys.executable, code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -33,53 +33,54 @@ def read_only(folder: Path, expression: str) -> str:
 
 
 def test_a_good_home_is_ok(tmp_path: Path) -> None:
-    (found,) = places.home({"HOME": str(tmp_path)})
+    (found,) = paths.check_home({"HOME": str(tmp_path)})
     assert (found.state, str(tmp_path) in found.text) == ("ok", True)
 
 
 def test_a_home_that_is_not_there_names_the_stand_in(tmp_path: Path) -> None:
-    (found,) = places.home({"HOME": "/nonexistent", "TMPDIR": str(tmp_path)})
+    (found,) = paths.check_home({"HOME": "/nonexistent", "TMPDIR": str(tmp_path)})
     assert (found.state, str(tmp_path) in found.text, "HOME" in found.fix) == ("warn", True, True)
 
 
 def test_a_tmpdir_that_is_not_there_is_told(tmp_path: Path) -> None:
-    (found,) = places.home({"HOME": str(tmp_path), "TMPDIR": "/nonexistent"})
+    (found,) = paths.check_home({"HOME": str(tmp_path), "TMPDIR": "/nonexistent"})
     assert (found.state, "TMPDIR (/nonexistent)" in found.text) == ("warn", True)
 
 
 def test_no_place_for_temporary_files_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("entrypoint.hygiene.writable", lambda folder: False)
-    (found,) = places.home({"HOME": str(tmp_path)})
+    monkeypatch.setattr("entrypoint.environment.is_writable", lambda folder: False)
+    (found,) = paths.check_home({"HOME": str(tmp_path)})
     assert (found.state, "TMPDIR" in found.fix) == ("fail", True)
 
 
 def test_a_chosen_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (found,) = places.caches({"TORCH_HOME": "/proc/nothing", "HF_HOME": str(tmp_path / "new")})
+    (found,) = paths.check_caches({"TORCH_HOME": "/proc/nothing", "HF_HOME": str(tmp_path / "new")})
     assert (found.state, "TORCH_HOME=/proc/nothing" in found.text) == ("warn", True)
     assert "unset TORCH_HOME" in found.fix
 
 
 def test_a_uid_without_an_account_gets_a_name() -> None:
-    found = places.user(STRANGER)
+    found = paths.check_user(STRANGER)
     assert (found.state, "uid54321" in found.text) == ("ok", True)
 
 
 def test_an_output_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
-    (found,) = places.output(Scene(environ={}, output=tmp_path / "runs"))
+    (found,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
     assert str(tmp_path / "runs") in found.text
     assert found.state != "fail"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_read_only_output_folder_is_a_failure_where_it_was_named(tmp_path: Path) -> None:
-    expression = f"places.output(scene.Scene(environ={{}}, output=Path({str(tmp_path)!r})))[0]"
+    expression = f"paths.check_output(context.CheckContext(environ={{}}, output=Path({str(tmp_path)!r})))[0]"
     said = read_only(tmp_path, expression)
     assert "state='fail'" in said
     assert "Read-only file system" in said
 
 
 def test_a_read_only_default_folder_gives_way(tmp_path: Path) -> None:
-    expression = f"__import__('os').chdir({str(tmp_path)!r}) or places.output(scene.Scene(environ={{}}))[0]"
+    output = "paths.check_output(context.CheckContext(environ={}))[0]"
+    expression = f"__import__('os').chdir({str(tmp_path)!r}) or {output}"
     said = read_only(tmp_path, expression)
     assert "state='warn'" in said
     assert "temporary folder" in said
@@ -90,7 +91,7 @@ def test_a_default_folder_that_is_a_link_to_nothing_does_not_give_way(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").symlink_to("/scratch/me/runs")
-    (found,) = places.output(Scene(environ={}))
+    (found,) = paths.check_output(CheckContext(environ={}))
     assert (found.state, str(tmp_path / "runs") in found.text) == ("fail", True)
 
 
@@ -98,9 +99,9 @@ def test_a_default_folder_that_is_a_link_to_nothing_does_not_give_way(
 def test_an_output_folder_that_ends_with_the_container_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mib: int, state: str
 ) -> None:
-    monkeypatch.setattr(places, "fleeting", lambda place, root: place == tmp_path)
-    monkeypatch.setattr(places, "room", lambda place: places.Room(free_mib=free_mib, inodes=None))
-    (found,) = places.output(Scene(environ={}, output=tmp_path / "runs"))
+    monkeypatch.setattr(paths, "is_ephemeral_path", lambda place, root: place == tmp_path)
+    monkeypatch.setattr(paths, "read_free_space", lambda place: paths.FreeSpace(free_mib=free_mib, inodes=None))
+    (found,) = paths.check_output(CheckContext(environ={}, output=tmp_path / "runs"))
     assert (found.state, "in the container" in found.text, "mount" in found.fix) == (state, True, True)
 
 
@@ -109,8 +110,12 @@ def test_a_folder_of_another_user_is_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o755)
     # The user is changed late: another one may not be able to read this Python.
-    code = f"import os; os.chdir({str(folder)!r}); os.setuid({STRANGER}); print(trouble(Path('.')))"
-    command = [sys.executable, "-c", f"from entrypoint.doctor.places import trouble; from pathlib import Path; {code}"]
+    code = f"import os; os.chdir({str(folder)!r}); os.setuid({STRANGER}); print(find_write_error(Path('.')))"
+    command = [
+        sys.executable,
+        "-c",
+        f"from entrypoint.doctor.paths import find_write_error; from pathlib import Path; {code}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "Permission denied" in done.stdout
 
@@ -120,7 +125,7 @@ def test_a_rename_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "replace", refuse)
-    assert places.trouble(tmp_path) == "does not rename a file over another one: Operation not supported"
+    assert paths.find_write_error(tmp_path) == "does not rename a file over another one: Operation not supported"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,18 +134,19 @@ def test_a_rename_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
     [(50, 10**6, "fail"), (2048, 10**6, "warn"), (10**5, 7, "fail"), (10**5, None, "ok")],
 )
 def test_space_and_files_left_are_judged(tmp_path: Path, free_mib: int, inodes: int | None, state: str) -> None:
-    found = places.space(tmp_path, places.Room(free_mib=free_mib, inodes=inodes), "nfs4")
+    found = paths.free_space_finding(tmp_path, paths.FreeSpace(free_mib=free_mib, inodes=inodes), "nfs4")
     assert (found.state, "nfs4" in found.text) == (state, True)
 
 
 def test_a_full_file_system_is_seen_for_real(tmp_path: Path) -> None:
     as_root()
     code = (
-        f"from entrypoint.doctor import places; from pathlib import Path; print(places.room(Path({str(tmp_path)!r})))"
+        "from entrypoint.doctor import paths; from pathlib import Path; "
+        f"print(paths.read_free_space(Path({str(tmp_path)!r})))"
     )
     script = 'mount -t tmpfs -o size=1m,nr_inodes=20 none "$0" && exec "$1" -c "$2"'
     command = ["unshare", "--mount", "sh", "-c", script, str(tmp_path), sys.executable, code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "unshare" in done.stderr:
         pytest.skip(f"machine: {done.stderr.strip()}")
-    assert done.stdout.strip() == "Room(free_mib=1, inodes=19)"
+    assert done.stdout.strip() == "FreeSpace(free_mib=1, inodes=19)"

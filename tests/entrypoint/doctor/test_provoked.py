@@ -13,109 +13,122 @@ from sick import PLACES
 
 ROOT = Path(__file__).parents[3]
 DOCTOR, TESTS = ROOT / "entrypoint/doctor", ROOT / "tests"
-MAKERS = r"(warn|fail|refused|tell)$|^\(?fail if"
+MAKERS = r"(warn|fail|failure_finding|tell)$|^\(?fail if"
 HERE = "entrypoint/doctor/"
 # What NVML, NCCL and the kernel's lists of fast networks tell is made up: none of it is in this machine.
 MADE_UP = {
-    "driver.findings warn driver: does not tell which CUDA it knows": (
+    "gpu.driver_findings warn driver: does not tell which CUDA it knows": (
         "test_driver.py::test_a_driver_without_its_cuda_library_is_not_taken_for_an_old_one",
     ),
-    "driver.findings warn driver: no torch is installed": ("test_driver.py::test_gpus_without_torch_are_a_warning",),
-    "driver.findings fail driver: is a build for the CPU only": (
+    "gpu.driver_findings warn driver: no torch is installed": (
+        "test_driver.py::test_gpus_without_torch_are_a_warning",
+    ),
+    "gpu.driver_findings fail driver: is a build for the CPU only": (
         "test_driver.py::test_a_cpu_build_beside_gpus_is_a_failure",
     ),
-    "driver.findings fail driver: the driver is too old": (
+    "gpu.driver_findings fail driver: the driver is too old": (
         "test_driver.py::test_a_driver_that_is_too_old_names_the_one_that_is_wanted",
     ),
-    "gpus.unseen fail gpus": ("test_gpus.py::test_a_driver_whose_gpus_are_not_here_names_the_flag",),
-    "gpus.findings warn gpus": ("test_gpus.py::test_gpus_that_are_all_hidden_are_a_warning",),
-    "gpus._ecc fail ecc: a broken row of its memory could not be replaced": (
+    "gpu.no_gpu_finding fail gpus": ("test_gpus.py::test_a_driver_whose_gpus_are_not_here_names_the_flag",),
+    "gpu.gpu_findings warn gpus": ("test_gpus.py::test_gpus_that_are_all_hidden_are_a_warning",),
+    "gpu._check_ecc fail ecc: a broken row of its memory could not be replaced": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
-    "gpus._ecc fail ecc: uncorrected memory errors": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
-    "gpus._ecc warn ecc: broken memory is replaced only at the next reset": (
+    "gpu._check_ecc fail ecc: uncorrected memory errors": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
+    "gpu._check_ecc warn ecc: broken memory is replaced only at the next reset": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
-    "gpus._slowed warn throttling": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
-    "gpus._taken warn gpu memory: programs": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
-    "gpus._prohibited fail compute mode: refuses compute programs (mode PROHIBITED": (
+    "gpu._check_throttling warn throttling": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
+    "gpu._check_used_memory warn gpu memory: programs": ("test_gpus.py::test_each_trouble_is_named_with_its_gpu",),
+    "gpu._check_compute_mode fail compute mode: refuses compute programs (mode PROHIBITED": (
         "test_gpus.py::test_each_trouble_is_named_with_its_gpu",
     ),
-    "gpus._mixed warn gpu kinds": ("test_gpus.py::test_gpus_that_differ_are_named",),
-    "gpus._apart warn peer access": ("test_gpus.py::test_peer_access_is_told_of_several_gpus",),
-    "fabric.finding tell fabric": (
+    "gpu._check_mixed_models warn gpu kinds": ("test_gpus.py::test_gpus_that_differ_are_named",),
+    "gpu._check_peer_access warn peer access": ("test_gpus.py::test_peer_access_is_told_of_several_gpus",),
+    "fabric.fabric_finding tell fabric": (
         "test_fabric.py::test_a_device_without_its_file_names_the_option",
         "test_fabric.py::test_a_missing_library_is_named",
     ),
-    "fabric.locked tell fabric": ("test_fabric.py::test_too_little_locked_memory_is_named",),
-    "full._way tell transport": ("test_full.py::test_tcp_beside_a_fast_network_is_a_failure",),
-    "full.pairs fail pairs: these pairs of GPUs do not exchange": (
+    "fabric.memlock_finding tell fabric": ("test_fabric.py::test_too_little_locked_memory_is_named",),
+    "full._transport_findings tell transport": ("test_full.py::test_tcp_beside_a_fast_network_is_a_failure",),
+    "full.check_gpu_pairs fail pairs: these pairs of GPUs do not exchange": (
         "test_full.py::test_pairs_that_do_not_exchange_are_named",
     ),
-    "full.pairs warn pairs: each pair of GPUs exchanges, all together do not": (
+    "full.check_gpu_pairs warn pairs: each pair of GPUs exchanges, all together do not": (
         "test_full.py::test_pairs_that_all_exchange_are_a_warning",
     ),
-    "running.asked warn name": ("test_running.py::test_a_check_that_breaks_says_so",),  # a bug of ours
+    "runner.run_check warn name": ("test_running.py::test_a_check_that_breaks_says_so",),  # a bug of ours
 }
 # The others really happen: in a place of tests/support/sick.py, or in the test that is named.
 FOR_REAL = {
-    "clock.finding warn clock: certificates and tokens are refused": ("a clock that begins anew",),
-    "clock.finding warn clock: times in logs and of files do not compare": ("a clock that is ahead",),
-    "cores.finding warn cores: no core of its own for": ("one core",),
-    "cores.finding warn cores: a program that counts them starts threads that stand still in between": (
+    "host.clock_finding warn clock: certificates and tokens are refused": ("a clock that begins anew",),
+    "host.clock_finding warn clock: times in logs and of files do not compare": ("a clock that is ahead",),
+    "host.cores_finding warn cores: no core of its own for": ("one core",),
+    "host.cores_finding warn cores: a program that counts them starts threads that stand still in between": (
         "half a core's time",
     ),
-    "cores.finding warn cores: they take turns": ("a thousand data workers",),
-    "examine._warned warn plan": ("half a torchrun set",),
-    "full.told fail all-reduce: the ranks were not done in time": ("test_full.py::test_ranks_that_are_not_done_hang",),
-    "full.told fail all-reduce: the ranks ended with": (
+    "host.cores_finding warn cores: they take turns": ("a thousand data workers",),
+    "examine._warning_finding warn plan": ("half a torchrun set",),
+    "full.allreduce_findings fail all-reduce: the ranks were not done in time": (
+        "test_full.py::test_ranks_that_are_not_done_hang",
+    ),
+    "full.allreduce_findings fail all-reduce: the ranks ended with": (
         "test_full.py::test_a_node_that_does_not_come_is_named_for_real",
     ),
-    "memory.shm fail shared memory: cannot be used": ("no /dev/shm",),
-    "memory.shm_finding fail shared memory: not one batch of images for each": ("a tiny /dev/shm",),
-    "memory.shm_finding warn shared memory: large batches will not fit": ("docker's /dev/shm",),
-    "memory.memory fail memory: torch alone takes about": ("too little memory",),
-    "memory.memory warn memory: little is left for data": ("little memory",),
-    "memory.files fail open files: not enough for data workers": ("very few open files",),
-    "memory.files warn open files: may run out with many data workers": ("few open files",),
-    "memory.threads fail threads: more threads could be started": ("few threads",),
-    "names.own_name warn own name: does not resolve on this host itself": ("a host without its name",),
-    "names.interface fail interface": ("an interface that is not here",),
-    "names._master refused master": ("a master without a name",),
-    "names._master fail master: and this host has no route to it": ("test_names.py::test_a_cut_link_is_no_route",),
-    "names._in_front warn master: and nothing came from there to here": (
+    "host.check_shared_memory fail shared memory: cannot be used": ("no /dev/shm",),
+    "host.shared_memory_finding fail shared memory: not one batch of images for each": ("a tiny /dev/shm",),
+    "host.shared_memory_finding warn shared memory: large batches will not fit": ("docker's /dev/shm",),
+    "host.check_memory fail memory: torch alone takes about": ("too little memory",),
+    "host.check_memory warn memory: little is left for data": ("little memory",),
+    "host.check_open_files fail open files: not enough for data workers": ("very few open files",),
+    "host.check_open_files warn open files: may run out with many data workers": ("few open files",),
+    "host.check_threads fail threads: more threads could be started": ("few threads",),
+    "network.check_own_name warn own name: does not resolve on this host itself": ("a host without its name",),
+    "network.check_interface_variable fail interface": ("an interface that is not here",),
+    "network._check_master failure_finding master": ("a master without a name",),
+    "network._check_master fail master: and this host has no route to it": (
+        "test_names.py::test_a_cut_link_is_no_route",
+    ),
+    "network._check_forwarded_address warn master: and nothing came from there to here": (
         "test_names.py::test_a_master_address_of_another_machine_is_a_warning_on_rank_0s",
     ),
-    "names._looping warn master: if rank 0 is on another one, it is not found": (
+    "network._loopback_master_finding warn master: if rank 0 is on another one, it is not found": (
         "test_names.py::test_another_machine_that_knows_the_masters_name_as_loopback_is_warned",
     ),
-    "names._looping warn master: and no network interface leads to another one": (
+    "network._loopback_master_finding warn master: and no network interface leads to another one": (
         "test_names.py::test_a_master_that_no_network_joins_to_another_machine_is_warned",
     ),
-    "names.port refused port": ("test_names.py::test_a_taken_port_is_a_failure",),
-    "names.way fail way": ("test_names.py::test_packets_that_a_firewall_drops_are_not_answered",),
-    "names.way fail way: no route to": ("test_names.py::test_a_master_that_is_down_has_no_route",),
-    "places.home fail home": ("nowhere to write",),
-    "places.home warn home": ("no home", "no TMPDIR"),
-    "places.caches warn caches: cannot be written": ("a cache out of reach",),
-    "places.space fail output: takes only": ("no more files",),
-    "places.space fail output: not enough for a checkpoint": ("almost no space",),
-    "places.space warn output: enough for small models only": ("little space",),
-    "places._unwritable fail output": (
+    "network.check_port failure_finding port": ("test_names.py::test_a_taken_port_is_a_failure",),
+    "network.check_route fail way": ("test_names.py::test_packets_that_a_firewall_drops_are_not_answered",),
+    "network.check_route fail way: no route to": ("test_names.py::test_a_master_that_is_down_has_no_route",),
+    "paths.check_home fail home": ("nowhere to write",),
+    "paths.check_home warn home": ("no home", "no TMPDIR"),
+    "paths.check_caches warn caches: cannot be written": ("a cache out of reach",),
+    "paths.free_space_finding fail output: takes only": ("no more files",),
+    "paths.free_space_finding fail output: not enough for a checkpoint": ("almost no space",),
+    "paths.free_space_finding warn output: enough for small models only": ("little space",),
+    "paths._unwritable_output_finding fail output": (
         "a read-only output folder",
         "another user's output folder",
         "a full disk",
         "renames that are refused",
         "syncs that fail",
     ),
-    "places._unwritable warn output: a run would go to a temporary folder and may be lost": (
+    "paths._unwritable_output_finding warn output: a run would go to a temporary folder and may be lost": (
         "a read-only working directory",
     ),
-    "places._unwritable refused output": ("cluster/test_doctor.py::test_an_output_folder_that_is_not_bound_is_named",),
-    "running.stuck fail name": ("test_names.py::test_a_name_service_that_hangs_keeps_nobody_waiting",),
-    "running.asked refused name": ("GPUs where there are none", "no package that counts GPUs"),
-    "variables.leaks warn host python": ("PYTHONPATH", "PYTHONHOME", "packages of the user", "conda's libraries"),
-    "variables.acting warn variables": ("ACCELERATE_MIXED_PRECISION", "NCCL_P2P_DISABLE", "OMP_PROC_BIND"),
+    "paths._unwritable_output_finding failure_finding output": (
+        "cluster/test_doctor.py::test_an_output_folder_that_is_not_bound_is_named",
+    ),
+    "runner.timeout_findings fail name": ("test_names.py::test_a_name_service_that_hangs_keeps_nobody_waiting",),
+    "runner.run_check failure_finding name": ("GPUs where there are none", "no package that counts GPUs"),
+    "variables.host_python_findings warn host python": (
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "packages of the user",
+        "conda's libraries",
+    ),
+    "variables.variable_findings warn variables": ("ACCELERATE_MIXED_PRECISION", "NCCL_P2P_DISABLE", "OMP_PROC_BIND"),
 }
 TABLE: Mapping[str, tuple[str, ...]] = MADE_UP | FOR_REAL
 
@@ -127,7 +140,7 @@ def made() -> Iterator[str]:
         for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
             for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
                 maker = ast.unparse(call.func)
-                if re.search(MAKERS, maker) and path.stem != "findings":
+                if re.search(MAKERS, maker) and path.stem != "context":
                     maker = "tell" if " if " in maker else maker
                     yield f"{path.stem}.{function.name} {maker} {_said(call, constants(tree))}"
 

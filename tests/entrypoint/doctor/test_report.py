@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.doctor import report
-from entrypoint.doctor.findings import fail, ok, warn
+from entrypoint.doctor.context import fail, ok, warn
 
 FOUND = [ok("gpus", "4 of 4"), warn("home", "not writable", "set HOME"), fail("memory", "1 MiB", "ask for more")]
 
@@ -47,11 +47,11 @@ def test_the_short_form_shows_only_what_is_not_ok() -> None:
     [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
 )
 def test_only_a_terminal_that_wants_colour_gets_it(terminal: bool, environ: dict[str, str], coloured: bool) -> None:
-    assert report.coloured(terminal, environ) is coloured
+    assert report.use_color(terminal, environ) is coloured
 
 
 def test_all_well_is_one_word() -> None:
-    assert report.verdict(FOUND[:1]) == "all 1 ok"
+    assert report.summary_line(FOUND[:1]) == "all 1 ok"
 
 
 def test_a_value_cannot_steer_the_terminal() -> None:

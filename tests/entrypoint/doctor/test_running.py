@@ -9,47 +9,46 @@ from unittest.mock import Mock
 
 import pytest
 
-from entrypoint.doctor import running
-from entrypoint.doctor.findings import Finding, ok
-from entrypoint.doctor.scene import Scene
+from entrypoint.doctor import runner
+from entrypoint.doctor.context import CheckContext, Finding, ok
 from entrypoint.errors import ExitCode, Failure
 
 
 def test_a_check_that_hangs_does_not_keep_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for_ever, answered = threading.Event(), threading.Event()
 
-    def answers(scene: Scene) -> Sequence[Finding]:
+    def answers(scene: CheckContext) -> Sequence[Finding]:
         answered.set()
         return [ok("b", "x")]
 
-    def hangs(scene: Scene) -> Sequence[Finding]:
+    def hangs(scene: CheckContext) -> Sequence[Finding]:
         for_ever.wait()
         return []
 
     # The limit counts from when the one that answers has been at work: a busy machine is not to decide.
     clock = Mock(monotonic=lambda: (answered.wait(60), time.monotonic())[1])
-    monkeypatch.setattr(running, "time", clock)
-    found = running.run({"places": hangs, "b": answers}, Scene(environ={}), 0.2)
+    monkeypatch.setattr(runner, "time", clock)
+    found = runner.run_checks({"places": hangs, "b": answers}, CheckContext(environ={}), 0.2)
     for_ever.set()
     assert [(finding.name, finding.state) for finding in found] == [("places", "fail"), ("b", "ok")]
     assert "a file server hangs" in found[0].text
 
 
 def test_a_check_that_breaks_says_so() -> None:
-    (found,) = running.run({"cores": lambda scene: [1 / 0]}, Scene(environ={}), 60.0)  # type: ignore[list-item]
+    (found,) = runner.run_checks({"cores": lambda scene: [1 / 0]}, CheckContext(environ={}), 60.0)  # type: ignore[list-item]
     assert (found.name, found.state, "ZeroDivisionError" in found.text) == ("cores", "warn", True)
 
 
 def test_a_refusal_inside_a_check_is_a_failure() -> None:
-    def refuses(scene: Scene) -> Sequence[Finding]:
+    def refuses(scene: CheckContext) -> Sequence[Finding]:
         raise Failure("no", fix="yes", code=ExitCode.NODE)
 
-    (found,) = running.run({"gpus": refuses}, Scene(environ={}), 60.0)
+    (found,) = runner.run_checks({"gpus": refuses}, CheckContext(environ={}), 60.0)
     assert (found.name, found.state, found.text, found.fix) == ("gpus", "fail", "no", "yes")
 
 
 def test_a_check_that_takes_all_threads_leaves_one_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, begin = threading.Event(), running.begin_thread
+    begun, begin = threading.Event(), runner.start_daemon_thread
 
     def scarce(action: Callable[[], None]) -> None:
         """None is left once the first check has begun, which has half a second for it."""
@@ -58,10 +57,12 @@ def test_a_check_that_takes_all_threads_leaves_one_for_each_other(monkeypatch: p
         begin(action)
         begun.wait(0.5)
 
-    def greedy(scene: Scene) -> Sequence[Finding]:
+    def greedy(scene: CheckContext) -> Sequence[Finding]:
         begun.set()
         return [ok("memory", "x")]
 
-    monkeypatch.setattr(running, "begin_thread", scarce)
-    found = running.run({"memory": greedy, "cores": lambda scene: [ok("cores", "x")]}, Scene(environ={}), 60.0)
+    monkeypatch.setattr(runner, "start_daemon_thread", scarce)
+    found = runner.run_checks(
+        {"memory": greedy, "cores": lambda scene: [ok("cores", "x")]}, CheckContext(environ={}), 60.0
+    )
     assert [finding.name for finding in found] == ["memory", "cores"]

@@ -8,31 +8,31 @@ from pathlib import Path
 import pytest
 
 from entrypoint.doctor import variables
-from entrypoint.doctor.findings import Finding
+from entrypoint.doctor.context import Finding
 
 
 def told(name: str, value: str) -> Finding:
-    (finding,) = variables.acting({name: value})
+    (finding,) = variables.variable_findings({name: value})
     return finding
 
 
 def test_an_environment_without_any_says_so() -> None:
-    (found,) = variables.acting({"EDITOR": "vi", "PATH": "/bin"})
+    (found,) = variables.variable_findings({"EDITOR": "vi", "PATH": "/bin"})
     assert (found.state, "none" in found.text) == ("ok", True)
 
 
-@pytest.mark.parametrize("pattern", variables.WARNED)
+@pytest.mark.parametrize("pattern", variables.WARNED_VARIABLES)
 def test_what_does_harm_is_a_warning_with_its_effect(pattern: str) -> None:
     name = pattern.replace("*", "SOMETHING")
     found = told(name, "1")
-    assert (found.state, f"{name}=1: {variables.WARNED[pattern]}") == ("warn", found.text)
+    assert (found.state, f"{name}=1: {variables.WARNED_VARIABLES[pattern]}") == ("warn", found.text)
     assert f"unset {name}" in found.fix
 
 
-@pytest.mark.parametrize("pattern", variables.TOLD)
+@pytest.mark.parametrize("pattern", variables.REPORTED_VARIABLES)
 def test_what_was_chosen_is_told_with_its_effect(pattern: str) -> None:
     name = pattern.replace("*", "SOMETHING")
-    assert told(name, "1").text == f"{name}=1: {variables.TOLD[pattern]}"
+    assert told(name, "1").text == f"{name}=1: {variables.REPORTED_VARIABLES[pattern]}"
     assert told(name, "1").state == "ok"
 
 
@@ -53,23 +53,23 @@ def test_a_long_value_is_cut() -> None:
 
 
 def test_host_python_is_named() -> None:
-    (found,) = variables.leaks({"PYTHONPATH": "/somewhere", "HOME": "/nonexistent"})
+    (found,) = variables.host_python_findings({"PYTHONPATH": "/somewhere", "HOME": "/nonexistent"})
     assert (found.state, "PYTHONPATH" in found.text) == ("warn", True)
 
 
 def test_packages_in_the_home_folder_are_named(tmp_path: Path) -> None:
     site = tmp_path / f".local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     site.mkdir(parents=True)
-    (found,) = variables.leaks({"HOME": str(tmp_path)})
+    (found,) = variables.host_python_findings({"HOME": str(tmp_path)})
     assert (found.state, str(site) in found.text) == ("warn", True)
 
 
 def test_libraries_of_conda_are_named() -> None:
     environ = {"HOME": "/nonexistent", "CONDA_PREFIX": "/opt/conda", "LD_LIBRARY_PATH": "/usr/lib:/opt/conda/lib"}
-    (found,) = variables.leaks(environ)
+    (found,) = variables.host_python_findings(environ)
     assert (found.state, "conda deactivate" in found.fix) == ("warn", True)
 
 
 def test_nothing_that_leaks_is_ok() -> None:
-    (found,) = variables.leaks({"HOME": "/nonexistent"})
+    (found,) = variables.host_python_findings({"HOME": "/nonexistent"})
     assert found.state == "ok"

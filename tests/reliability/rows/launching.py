@@ -16,9 +16,9 @@ from stage import TINY, TRAIN, Ended, command, start, train, verdict
 from trials import Trial
 
 from entrypoint import Failure
-from entrypoint.detect import detect
-from entrypoint.options import Options
-from entrypoint.plan import plan
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import plan_allocation
 
 Row = Callable[[int, Path], Trial]
 # A torchrun set; what is changed in it must be refused.
@@ -82,9 +82,9 @@ def no_gpu(seed: int, folder: Path) -> Trial:
 def too_many_ranks(seed: int, folder: Path) -> Trial:
     """Row 37: the GPUs are names here; the planner is the real one."""
     gpus, ranks = 1 + seed % 4, 5 + seed
-    here, options = machine(gpus=fake_gpus(gpus)), Options(device="cuda", procs_per_node=ranks)
+    here, options = machine(gpus=fake_gpus(gpus)), LaunchOptions(device="cuda", procs_per_node=ranks)
     try:
-        plan(detect({}, options, here), options, here, {})
+        plan_allocation(detect_allocation({}, options, here), options, here, {})
         ended = Ended(code=0, said="planned", seconds=0)
     except Failure as failure:
         ended = Ended(code=int(failure.code), said=str(failure), seconds=0)

@@ -26,7 +26,7 @@ from stage import (
 )
 from trials import Trial
 
-from entrypoint import REPEAT_S
+from entrypoint import SIGNAL_REPEAT_WINDOW_S
 
 Row = Callable[[int, Path], Trial]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -156,7 +156,7 @@ def interrupted(seed: int, folder: Path) -> Trial:
     started.send(signal.SIGINT)
     note = folder / "runs/run/errors/stopping.json"
     started.until(note.exists, "the first is heard")  # or a busy machine takes both for one
-    time.sleep(REPEAT_S + 0.5)
+    time.sleep(SIGNAL_REPEAT_WINDOW_S + 0.5)
     started.send(signal.SIGINT)
     return verdict(
         started.ended(30),

@@ -19,10 +19,11 @@ from machines import machine
 from trials import Trial, last_lines
 from worlds import CONTRACT
 
-import entrypoint.__main__ as entry
-import train.__main__ as front
-from entrypoint import ExitCode, Failure, planning
-from train.settings.overrides import last
+from entrypoint import ExitCode, Failure
+from entrypoint import __main__ as entry
+from entrypoint import plan as planning
+from train import __main__ as front
+from train.config.load import keep_last_overrides
 
 # What a payload would leave where it ran.
 MARK = "executed"
@@ -72,7 +73,7 @@ class Outcome:
 
 def through_train(case: Case, folder: Path) -> int:
     """The command `train`, in this process."""
-    return front.run(_line(case), dict(case.environ))
+    return front.run_command(_line(case), dict(case.environ))
 
 
 def through_entrypoint(case: Case, folder: Path) -> int:
@@ -96,7 +97,7 @@ def through_rank(case: Case, folder: Path) -> int:
     forget_accelerate()
     try:
         given = [*first, "run.name=run", *case.line]
-        settings = last([word for word in given if "=" in word])
+        settings = keep_last_overrides([word for word in given if "=" in word])
         options = [word for word in (*_line(case), *given) if "=" not in word]
         return worker.run([*dict.fromkeys(options), *settings], CONTRACT | dict(case.environ), Bell())
     finally:

@@ -11,8 +11,8 @@ from typing import Any
 from bad.case import Case, standing_in, through_entrypoint, through_train
 from machines import fake_gpus
 
-from entrypoint import binds
-from train.front import rundir
+from entrypoint import machine
+from train.run import folder
 
 check = partial(Case, door=through_train)
 entry = partial(Case, door=through_entrypoint)
@@ -309,7 +309,7 @@ CASES = [
         check(
             id=f"unseen-{name}",
             line=line,
-            door=standing_in(through_train, binds, "container", apptainer),
+            door=standing_in(through_train, machine, "container_engine", apptainer),
             code=code,
             says=(said, "not visible inside the container"),
             fix="--bind",
@@ -424,4 +424,4 @@ CASES = [
         row="1",
     ),
 ]
-assert rundir
+assert folder

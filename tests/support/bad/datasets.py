@@ -17,7 +17,7 @@ from images import write_classes
 from PIL import Image
 from safetensors.torch import save_file
 
-from train.settings.overrides import last
+from train.config.load import keep_last_overrides
 
 RUN = ("runs", "runs/*")  # a rank may write into its run's folder
 rank = partial(Case, door=through_rank, writes=RUN)
@@ -534,7 +534,7 @@ def _array(name: str, row: Row) -> Case:
 
 def _folder(name: str, row: str, make: Make, words: str, code: int, says: tuple[str, ...], fix: str) -> Case:
     first, *more = words.split()
-    line = tuple(last(["data.name=folder", "data.root=d", *(word for word in more if "=" in word)]))
+    line = tuple(keep_last_overrides(["data.name=folder", "data.root=d", *(word for word in more if "=" in word)]))
     if first == "rank":
         line = (*line, *SMALL.split(), "data.augment=none") if "data.classes" in words else (*line, *SMALL.split())
         line = line if "data.classes" in words else (*line, "data.classes=10")

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from bad.case import Case, through, through_entrypoint
 from machines import captured, fake_gpus
 
-from entrypoint import host
+from entrypoint import machine
 
 show = partial(Case, door=through_entrypoint, line=("show", "--device", "cpu"), code=76)
 TASK, NODE = captured("per-gpu/task-3@node02"), captured("per-node/task-1@node02")
@@ -212,7 +212,7 @@ def _changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> d
 
 def _without_pynvml(folder: Path) -> None:
     with patch.dict("sys.modules", pynvml=None):
-        host.nvml_gpus()
+        machine.nvml_gpus()
 
 
 CASES = [

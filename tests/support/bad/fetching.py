@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bad.case import Case, standing_in, through_train
 
-from train.fetching import archives
-from train.fetching.archives import Archive, File
+from train.data import download
+from train.data.download import PublishedArchive, PublishedFile
 
 NAME = "data.tar.gz"
 fetch = partial(
@@ -36,14 +36,14 @@ def packed(*members: tuple[str, bytes, str]) -> bytes:
     return stream.getvalue()
 
 
-def table(body: bytes, *, size: int | None = None, name: str = NAME) -> dict[str, tuple[Archive, ...]]:
+def table(body: bytes, *, size: int | None = None, name: str = NAME) -> dict[str, tuple[PublishedArchive, ...]]:
     """What is published, if `body` is."""
-    file = File(path="inside/a", md5=hashlib.md5(b"a").hexdigest())
+    file = PublishedFile(path="inside/a", md5=hashlib.md5(b"a").hexdigest())
     size = len(body) if size is None else size
-    told = Archive(
+    told = PublishedArchive(
         path=name, md5=hashlib.md5(body).hexdigest(), size=size, folders=("http://127.0.0.1:9/x",), files=(file,)
     )
-    return {**archives.PUBLISHED, "mnist": (told,)}
+    return {**download.PUBLISHED_ARCHIVES, "mnist": (told,)}
 
 
 def mirror(body: bytes | None, name: str = NAME) -> Callable[[Path], object]:
@@ -61,7 +61,7 @@ def mirror(body: bytes | None, name: str = NAME) -> Callable[[Path], object]:
 def case(
     name: str, body: bytes | None, published: bytes, code: int, says: tuple[str, ...], fix: str, file: str = NAME
 ) -> Case:
-    door = standing_in(through_train, archives, "PUBLISHED", table(published, name=file))
+    door = standing_in(through_train, download, "PUBLISHED_ARCHIVES", table(published, name=file))
     return fetch(id=f"fetch-{name}", door=door, prepare=mirror(body, file), code=code, says=says, fix=fix, row="45")
 
 
@@ -107,7 +107,7 @@ CASES = [
     case("endless", GOOD + bytes(10 * len(GOOD)), GOOD, 65, ("not the published file",), "data.mirror"),
     fetch(
         id="fetch-root-is-a-file",
-        door=standing_in(through_train, archives, "PUBLISHED", table(GOOD)),
+        door=standing_in(through_train, download, "PUBLISHED_ARCHIVES", table(GOOD)),
         prepare=taken,
         code=73,
         says=("cannot write d",),
@@ -115,7 +115,7 @@ CASES = [
     ),
     fetch(
         id="fetch-no-room",
-        door=standing_in(through_train, archives, "PUBLISHED", table(GOOD, size=10**18)),
+        door=standing_in(through_train, download, "PUBLISHED_ARCHIVES", table(GOOD, size=10**18)),
         prepare=mirror(GOOD),
         code=74,
         says=("No space left", "MB free for data.tar.gz"),

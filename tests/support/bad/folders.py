@@ -12,11 +12,10 @@ from bad.case import Case, standing_in, through, through_entrypoint, through_ran
 from bad.saved import run as finished
 
 from entrypoint import launch
-from train.data import broken
-from train.evaluation.answers import Answers
-from train.files import durable, lease
-from train.front import rundir
-from train.record import claim
+from train import file_lock, files
+from train.data import workers
+from train.evaluation.confusion import ConfusionCounter
+from train.run import folder, lock
 
 RUN = ("runs", "runs/*")
 train = partial(Case, door=through_train, line=("run.name=run",))
@@ -25,7 +24,9 @@ train = partial(Case, door=through_train, line=("run.name=run",))
 def held(folder: Path) -> None:
     """The run's folder, held by this process, which lives."""
     (folder / "runs/run").mkdir(parents=True)
-    lease.take(folder / "runs/run" / claim.NAME, None, lease.myself(launch="another", job="77"))
+    file_lock.acquire_lock(
+        folder / "runs/run" / lock.LOCK_NAME, None, file_lock.this_process_as_holder(launch="another", job="77")
+    )
 
 
 def nowhere(environ: object) -> None:
@@ -33,15 +34,15 @@ def nowhere(environ: object) -> None:
 
 
 def too_many(folder: Path) -> None:
-    broken.Ledger(1, print).merge({("training", 1): "a.png: cut", ("training", 2): "b.png: cut"})
+    workers.UnreadableLog(1, print).merge({("training", 1): "a.png: cut", ("training", 2): "b.png: cut"})
 
 
 def misshapen(folder: Path) -> None:
-    Answers(2, torch.device("cpu")).add(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    ConfusionCounter(2, torch.device("cpu")).add(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
 
 
 def unanswered(folder: Path) -> None:
-    Answers(2, torch.device("cpu")).read(lambda sums: sums, lambda value: [value])
+    ConfusionCounter(2, torch.device("cpu")).read(lambda sums: sums, lambda value: [value])
 
 
 CASES = [
@@ -55,7 +56,7 @@ CASES = [
     ),
     Case(
         id="disk-too-small",
-        door=through(lambda folder: durable.refuse_full(folder, 10**18)),
+        door=through(lambda folder: files.refuse_full_disk(folder, 10**18)),
         code=74,
         says=("ENOSPC", "1000000000000.0 MB free"),
         fix="space",
@@ -63,7 +64,7 @@ CASES = [
     ),
     Case(
         id="no-scratch",
-        door=standing_in(through_train, rundir, "temporary", nowhere),
+        door=standing_in(through_train, folder, "try_make_temporary_folder", nowhere),
         line=("eval", "runs/run"),
         prepare=finished,
         code=73,
@@ -73,7 +74,7 @@ CASES = [
     ),
     Case(
         id="killed-for-memory",
-        door=standing_in(through_entrypoint, launch, "oom_kills", itertools.count().__next__),
+        door=standing_in(through_entrypoint, launch, "count_oom_kills", itertools.count().__next__),
         line=("run", "--device", "cpu", "sh", "-c", "kill -9 $$"),
         code=71,
         says=("rank 0 of 1", "out of host memory"),

@@ -15,9 +15,9 @@ from torch import distributed as dist
 from worlds import APART, FIRST, SECOND
 
 from entrypoint import World
-from train.data import catalog, digest
-from train.ranks import attendance, rendezvous
-from train.settings.config import Data
+from train.config.schema import DataConfig
+from train.data import registry, statistics
+from train.distributed import rendezvous
 
 RUN = ("runs", "runs/*")
 rank = partial(Case, door=through_rank, writes=RUN, line=("run.output_dir=runs",))
@@ -26,25 +26,25 @@ BITWISE = "train.reproducible=bitwise"
 
 
 def waited(store: dist.Store, world: World = FIRST) -> list[dict[str, object]]:
-    return attendance.wait_for_all(store, world, time.monotonic() + 0.2, lambda: None)
+    return rendezvous.wait_for_all_ranks(store, world, time.monotonic() + 0.2, lambda: None)
 
 
 def told() -> None:
     store = signed((FIRST, ""))
-    attendance.tell_those_who_wait(store, attendance.twice(1, "a and b"))
+    rendezvous.publish_refusal(store, rendezvous.duplicate_rank_failure(1, "a and b"))
     waited(store)
 
 
 def disagreeing() -> None:
     who = [{"world_size": 2, "gpu": "", "host": "a"}, {"world_size": 3, "gpu": "", "host": "b"}]
-    attendance.compare(who, FIRST)
+    rendezvous.refuse_conflicting_ranks(who, FIRST)
 
 
 def seeing(name: str, samples: int) -> None:
     """A rank that sees 32 samples, and another one."""
-    mine = digest.facts(catalog.open_sets(Data(samples=40, image_size=8)), "")
+    mine = statistics.data_fingerprint(registry.open_splits(DataConfig(samples=40, image_size=8)), "")
     other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "held-out samples": (8, "z")}
-    digest.refuse_others(mine, name, lambda one: [one, other])
+    statistics.refuse_different_data(mine, name, lambda one: [one, other])
 
 
 # Several ranks at one store: id -> (what they do, code, words, fix).
@@ -63,7 +63,7 @@ TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
     ),
     "other-world-later": (disagreeing, 76, ("disagree about the number of ranks",), "--procs-per-node"),
     "one-gpu": (
-        lambda: attendance.compare(waited(signed((FIRST, "GPU-1"), (SECOND, "GPU-1"))), FIRST),
+        lambda: rendezvous.refuse_conflicting_ranks(waited(signed((FIRST, "GPU-1"), (SECOND, "GPU-1"))), FIRST),
         76,
         ("ranks 0 and 1 use the same GPU", "GPU-1 on"),
         "--gpus-per-node",
@@ -78,7 +78,7 @@ TOGETHER: dict[str, tuple[Callable[[], object], int, tuple[str, ...], str]] = {
     ),
     "shuffled-alone": (lambda: seeing("mine:make", 32), 65, ("others, or in another order",), "os.listdir"),
     "no-master": (
-        lambda: rendezvous._find(replace(APART, rank=1, master_addr="127.0.0.1"), [1], "x", time.monotonic()),
+        lambda: rendezvous._find_store(replace(APART, rank=1, master_addr="127.0.0.1"), [1], "x", time.monotonic()),
         69,
         ("rank 0's store was not reached", "nothing listens", "ports 1"),
         "output of rank 0",
@@ -179,9 +179,9 @@ WRONG_BITWISE: dict[str, tuple[str, int, tuple[str, ...], str]] = {
 
 
 def stopped(folder: Path) -> None:
-    from train.commands import stopping
+    from train.cli import launch
 
-    stopping.stop(15, None)
+    launch.raise_stopped(15, None)
 
 
 def rung(folder: Path) -> None:
@@ -194,9 +194,9 @@ def rung(folder: Path) -> None:
 
 def error_of_torch(error: Exception) -> Callable[[Path], object]:
     def call(folder: Path) -> None:
-        from train.run import trouble
+        from train.run import errors
 
-        failure = trouble.as_failure(error)
+        failure = errors.as_failure(error)
         if failure is not None:
             raise failure
 
@@ -205,13 +205,13 @@ def error_of_torch(error: Exception) -> Callable[[Path], object]:
 
 def norm_of_more(folder: Path) -> None:
     """A BatchNorm with an activation inside, synchronized over two ranks."""
-    from train.models import syncnorm
+    from train.distributed import sync_batchnorm
 
     class NormAct(torch.nn.BatchNorm2d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).relu()
 
-    syncnorm.convert(torch.nn.Sequential(NormAct(3)), torch.device("cpu"), dist.ProcessGroup(0, 2))
+    sync_batchnorm.convert_sync_batchnorm(torch.nn.Sequential(NormAct(3)), torch.device("cpu"), dist.ProcessGroup(0, 2))
 
 
 UNDERSTOOD: dict[str, tuple[Exception, int, tuple[str, ...], str]] = {

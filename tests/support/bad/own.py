@@ -12,8 +12,8 @@ RUN = ("runs", "runs/*")
 rank = partial(Case, door=through_rank, writes=RUN)
 SET = """
 import numpy as np, torch
-from train.data.sets import Sets
 from train.data.shape import Shape
+from train.data.splits import DataSplits
 class Set(list):
     pass
 def pair(count=12, size=8, label=lambda n: n % 2, kind=np.uint8):
@@ -23,7 +23,7 @@ class Source:
         self.labels, self.read = labels, read
 def sets(read, labels=None, held_out=None):
     labels = torch.arange(12) % 2 if labels is None else labels
-    return Sets(training=Source(labels, read), held_out=held_out or Source(labels, read), classes=("a", "b"),
+    return DataSplits(training=Source(labels, read), held_out=held_out or Source(labels, read), classes=("a", "b"),
                 shape=Shape(channels=3, size=(8, 8)))
 def zeros(samples):
     return torch.zeros(len(samples), 8, 8, 3, dtype=torch.uint8)

@@ -17,7 +17,7 @@ from bad import saved
 from bad.case import Case, through_train
 from images import write_image
 
-import train.__main__ as front
+from train import __main__ as front
 
 predict, export = partial(Case, door=through_train), partial(Case, door=through_train, code=73)
 RUN, CPU = "runs/run", ("--device", "cpu")
@@ -31,7 +31,7 @@ def template() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="bad-export-")) / "model"
     atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     with redirect_stdout(io.StringIO()):
-        assert front.run(["export", str(saved.template() / "run"), "--output", str(folder)], {}) == 0
+        assert front.run_command(["export", str(saved.template() / "run"), "--output", str(folder)], {}) == 0
     return folder
 
 

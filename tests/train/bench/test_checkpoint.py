@@ -67,7 +67,7 @@ def test_both_circumstances_are_told_and_each_row_has_its_own(tmp_path: Path, mo
         return [{"extra_s": threads, "save_s": threads, "copy_s": 0.1}], [{"extra_s": 1.0, "save_s": 1.0}]
 
     monkeypatch.setattr(checkpoint, "_blocks", blocks)
-    monkeypatch.setattr(checkpoint, "processors", lambda: 4)
+    monkeypatch.setattr(checkpoint, "num_usable_cores", lambda: 4)
     rows = [row for row in checkpoint.run(quick(tmp_path)) if isinstance(row, Row)]
     found = {row.number: row.found.value for row in rows if row.found}
     assert found == {"11a": 3.0, "11b": 4.0, "11a, all cores at work": 4.0, "11b, one core free": 3.0}
@@ -83,7 +83,7 @@ def test_each_circumstance_has_folders_of_its_own(tmp_path: Path, monkeypatch: p
         yield [cast(Paced, SimpleNamespace(steps=1, ask=lambda **wanted: ask)) for _ in sides]
 
     monkeypatch.setattr(paced, "started", started)
-    monkeypatch.setattr(checkpoint, "processors", lambda: 2)
+    monkeypatch.setattr(checkpoint, "num_usable_cores", lambda: 2)
     assert len(list(checkpoint.run(quick(tmp_path)))) == 4
     assert len(set(folders)) == 4
 

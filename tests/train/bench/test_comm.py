@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint import ExitCode, Failure
-from entrypoint import Options as Launch
+from entrypoint import LaunchOptions as Launch
 from train.bench import comm
 from train.bench.rows import Found, Row, Series
 

@@ -8,7 +8,7 @@ import pytest
 
 from train.bench import loads
 from train.bench.loads import Load
-from train.settings import schema
+from train.config import load as schema
 
 ALL = {
     "reference": loads.REFERENCE,
@@ -27,7 +27,7 @@ def said(words: list[str], name: str) -> str:
 
 @pytest.mark.parametrize("load", ALL.values(), ids=ALL)
 def test_both_sides_are_given_the_same_work(load: Load) -> None:
-    config, words = schema.load(None, load.settings()), load.words()
+    config, words = schema.load_config(None, load.settings()), load.words()
     assert said(words, "--batch") == str(config.train.global_batch_size)
     assert said(words, "--samples") == str(config.data.samples)
     assert said(words, "--precision") == config.train.precision
@@ -36,6 +36,6 @@ def test_both_sides_are_given_the_same_work(load: Load) -> None:
 
 
 def test_each_process_has_the_batch_of_one() -> None:
-    config = schema.load(None, loads.TOGETHER.settings(procs=2))
+    config = schema.load_config(None, loads.TOGETHER.settings(procs=2))
     assert config.train.global_batch_size == 2 * loads.TOGETHER.batch
     assert config.train.micro_batch_size == loads.TOGETHER.batch

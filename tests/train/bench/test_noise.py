@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from train.bench import noise
-from train.data import catalog
-from train.settings.config import Data
+from train.config.schema import DataConfig
+from train.data import registry
 
-DATA = Data(name=noise.NAME, samples=80, image_size=8, classes=3)
+DATA = DataConfig(name=noise.NAME, samples=80, image_size=8, classes=3)
 
 
 def test_it_is_a_data_set_that_a_config_can_name() -> None:
-    sets = catalog.open_sets(DATA)
+    sets = registry.open_splits(DATA)
     assert (len(sets.training.labels), len(sets.held_out.labels), len(sets.classes)) == (80, 10, 3)
     assert sets.training.read(np.arange(4)).shape == (4, 8, 8, 3)
 

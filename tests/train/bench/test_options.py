@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import Failure
-from entrypoint import Options as Launch
+from entrypoint import LaunchOptions as Launch
 from train.bench import options
 from train.bench.options import Options
 

@@ -11,7 +11,7 @@ import pytest
 from processes import alive, unmeasured, wait_until
 
 from entrypoint import ExitCode, Failure
-from entrypoint import Options as Launch
+from entrypoint import LaunchOptions as Launch
 from train.bench import options, paced
 from train.bench.options import Options
 from train.bench.paced import Paced, Side

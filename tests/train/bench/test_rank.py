@@ -9,9 +9,9 @@ import torch._dynamo.utils as dynamo
 from jobs import TINY, forget_accelerate
 from worlds import ALONE
 
-from entrypoint import Pulse
+from entrypoint import Heartbeat
 from train.bench import rank
-from train.settings import schema
+from train.config import load
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,8 @@ def _forgotten() -> None:
 
 
 def test_without_a_bench_it_trains_to_the_end_and_tells_what_it_was(tmp_path: Path) -> None:
-    config = schema.load(None, [*TINY, "train.max_steps=3"])
-    with rank.opened(config, ALONE, {}, tmp_path, Pulse()) as todo:
+    config = load.load_config(None, [*TINY, "train.max_steps=3"])
+    with rank.opened(config, ALONE, {}, tmp_path, Heartbeat()) as todo:
         rank.led(todo, None, warm_up=1)
         assert todo.state.step == 3
         facts = rank.facts(todo)

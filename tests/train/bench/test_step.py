@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from entrypoint import ExitCode, Failure
-from entrypoint import Options as Launch
+from entrypoint import LaunchOptions as Launch
 from train.bench import paced, step
 from train.bench.options import Options
 from train.bench.paced import Side

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from train.files import durable
+from train import files
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "PAUSE_S", 0.0)
+    monkeypatch.setattr(files, "RETRY_PAUSE_S", 0.0)

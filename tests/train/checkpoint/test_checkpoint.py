@@ -16,7 +16,7 @@ from disks import mounted
 from torch import nn
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint, manifest
+from train.checkpoint import format, manifest
 
 TENSORS = {
     "fp32": torch.tensor([1.0, -0.0, 1e-45]),
@@ -32,37 +32,37 @@ TENSORS = {
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS.keys())
 def test_a_tensor_comes_back_with_its_bits_type_and_shape(tmp_path: Path, tensor: torch.Tensor) -> None:
-    checkpoint.save(tmp_path, step=1, tensors={"model": {"layer.w": tensor}}, state={}, keep=1)
-    committed = checkpoint.newest(tmp_path)
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"layer.w": tensor}}, state={}, keep=1)
+    committed = format.newest_checkpoint(tmp_path)
     assert committed
-    back = checkpoint.load(committed)[0]["model"]["layer.w"]
+    back = format.load_checkpoint(committed)[0]["model"]["layer.w"]
     assert torch.equal(back, tensor)
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
 
 
 def test_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = {"epoch": 3, "lr": 0.1 + 0.2, "best": float("-inf"), "name": "Zoë", "none": None, "list": [1, [2]]}
-    checkpoint.save(tmp_path, step=1, tensors={}, state=state, keep=1)
-    committed = checkpoint.newest(tmp_path)
+    format.save_checkpoint(tmp_path, step=1, tensors={}, state=state, keep=1)
+    committed = format.newest_checkpoint(tmp_path)
     assert committed
-    assert checkpoint.load(committed) == ({}, state)
+    assert format.load_checkpoint(committed) == ({}, state)
 
 
 def test_tied_weights_are_kept(tmp_path: Path) -> None:
     tied = torch.rand(3)
-    checkpoint.save(tmp_path, step=1, tensors={"model": {"a": tied, "b": tied}}, state={}, keep=1)
-    assert checkpoint.load(checkpoint.at(tmp_path, 1))[0]["model"].keys() == {"a", "b"}
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"a": tied, "b": tied}}, state={}, keep=1)
+    assert format.load_checkpoint(format.checkpoint_at_step(tmp_path, 1))[0]["model"].keys() == {"a", "b"}
 
 
 def test_what_is_saved_does_not_change_with_the_model_afterwards(tmp_path: Path) -> None:
     weights = torch.ones(2)
-    checkpoint.save(tmp_path, step=1, tensors={"model": {"w": weights}}, state={}, keep=1)
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"w": weights}}, state={}, keep=1)
     weights.zero_()
     assert weight(tmp_path) == (1, 1.0)
 
 
 def test_there_is_nothing_to_resume_from_in_a_new_folder(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path / "checkpoints") is None
+    assert format.newest_checkpoint(tmp_path / "checkpoints") is None
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> No
 def test_a_damaged_checkpoint_is_skipped_with_a_reason(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
     saved(tmp_path, 20, 30)
     damage(tmp_path / "step-00000030")
-    committed = checkpoint.newest(tmp_path)
+    committed = format.newest_checkpoint(tmp_path)
     assert committed
     assert committed.step == 20
     assert [text.split(":")[0] for text in committed.skipped] in (["step-00000030"], ["step-00000031"])
@@ -103,7 +103,7 @@ def test_when_all_are_damaged_the_reasons_are_told(tmp_path: Path) -> None:
     for step in (20, 30):
         flip(saved(tmp_path, step) / "model.safetensors")
     with pytest.raises(Failure, match="no checkpoint") as caught:
-        checkpoint.newest(tmp_path)
+        format.newest_checkpoint(tmp_path)
     assert caught.value.code == ExitCode.DATA
     assert str(caught.value.found).count("model.safetensors does not match its hash") == 2
 
@@ -112,7 +112,7 @@ def test_a_newer_version_s_checkpoint_is_not_passed_over(tmp_path: Path) -> None
     saved(tmp_path, 20, 30)
     reseal(tmp_path / "step-00000030", format=2)
     with pytest.raises(Failure, match="newer version"):
-        checkpoint.newest(tmp_path)
+        format.newest_checkpoint(tmp_path)
 
 
 def test_a_link_in_a_checkpoint_ends_the_start(tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_a_link_in_a_checkpoint_ends_the_start(tmp_path: Path) -> None:
     (path / "model.safetensors").rename(tmp_path / "elsewhere")
     (path / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Failure, match="symbolic link") as caught:
-        checkpoint.newest(tmp_path)
+        format.newest_checkpoint(tmp_path)
     assert caught.value.code == ExitCode.SECURITY
 
 
 def test_nothing_is_saved_through_a_linked_folder(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    for write in (lambda: saved(tmp_path / "checkpoints", 10), lambda: checkpoint.prepare(tmp_path / "checkpoints")):
+    for write in (lambda: saved(tmp_path / "checkpoints", 10), lambda: format.prepare_folder(tmp_path / "checkpoints")):
         with pytest.raises(Failure, match="symbolic link"):
             write()
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -146,13 +146,13 @@ class Bomb:
 def test_a_crafted_pickle_for_weights_is_refused_and_not_executed(tmp_path: Path) -> None:
     plant(saved(tmp_path, 30), "model.safetensors", pickle.dumps(Bomb(tmp_path / "boom")))
     with pytest.raises(Failure, match="damaged"):
-        checkpoint.load(checkpoint.at(tmp_path, 30))
+        format.load_checkpoint(format.checkpoint_at_step(tmp_path, 30))
     assert not (tmp_path / "boom").exists()
 
 
 def test_a_crafted_pickle_beside_the_weights_is_not_looked_at(tmp_path: Path) -> None:
     plant(saved(tmp_path, 30), "optimizer.pt", pickle.dumps(Bomb(tmp_path / "boom")))
-    assert checkpoint.load(checkpoint.at(tmp_path, 30))[0].keys() == {"model"}
+    assert format.load_checkpoint(format.checkpoint_at_step(tmp_path, 30))[0].keys() == {"model"}
     assert not (tmp_path / "boom").exists()
 
 
@@ -160,50 +160,50 @@ def test_a_crafted_pickle_beside_the_weights_is_not_looked_at(tmp_path: Path) ->
 def test_a_crafted_state_is_refused(tmp_path: Path, state: bytes) -> None:
     plant(saved(tmp_path, 30), "state.json", state)
     with pytest.raises(Failure, match="damaged"):
-        checkpoint.load(checkpoint.at(tmp_path, 30))
+        format.load_checkpoint(format.checkpoint_at_step(tmp_path, 30))
 
 
 def test_damage_after_the_search_is_noticed_while_loading(tmp_path: Path) -> None:
     path = saved(tmp_path, 30)
-    committed = checkpoint.newest(tmp_path)
+    committed = format.newest_checkpoint(tmp_path)
     assert committed
     flip(path / "model.safetensors")
     with pytest.raises(Failure, match="damaged") as caught:
-        checkpoint.load(committed)
+        format.load_checkpoint(committed)
     assert caught.value.code == ExitCode.DATA
 
 
 def test_a_rank_that_is_told_the_step_finds_the_same_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path, 20, 30)
-    assert checkpoint.at(tmp_path, 20).path.name == "step-00000020"
+    assert format.checkpoint_at_step(tmp_path, 20).path.name == "step-00000020"
 
 
 def test_a_rank_that_is_told_the_step_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path, 20)
-    opened, read = manifest.opened, list[str]()
-    monkeypatch.setattr(manifest, "opened", lambda folder, name: (read.append(name), opened(folder, name))[1])
-    checkpoint.load(checkpoint.at(tmp_path, 20))
+    opened, read = manifest.open_file, list[str]()
+    monkeypatch.setattr(manifest, "open_file", lambda folder, name: (read.append(name), opened(folder, name))[1])
+    format.load_checkpoint(format.checkpoint_at_step(tmp_path, 20))
     assert sorted(read) == ["manifest.json", "model.safetensors", "state.json"]
 
 
 def test_a_rank_that_is_told_a_damaged_step_says_so(tmp_path: Path) -> None:
     flip(saved(tmp_path, 20) / "model.safetensors")
     with pytest.raises(Failure, match=r"step-00000020 is damaged"):
-        checkpoint.load(checkpoint.at(tmp_path, 20))
+        format.load_checkpoint(format.checkpoint_at_step(tmp_path, 20))
 
 
 def test_a_rank_that_is_told_a_missing_step_says_so(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"step-00000020 is damaged"):
-        checkpoint.at(tmp_path, 20)
+        format.checkpoint_at_step(tmp_path, 20)
 
 
 IMPORTS = """
 import sys, pathlib, torch
-from train.checkpoint import checkpoint, manifest
+from train.checkpoint import format
 before = set(sys.modules)
 folder = pathlib.Path(sys.argv[1])
-checkpoint.save(folder, step=1, tensors={"model": {"w": torch.ones(2)}}, state={}, keep=1)
-checkpoint.load(checkpoint.newest(folder))
+format.save_checkpoint(folder, step=1, tensors={"model": {"w": torch.ones(2)}}, state={}, keep=1)
+format.load_checkpoint(format.newest_checkpoint(folder))
 print(*(set(sys.modules) - before))
 """
 
@@ -216,11 +216,11 @@ def test_saving_imports_nothing_that_was_not_there_before_training(tmp_path: Pat
 def test_preparing_sweeps_rehearses_and_leaves_what_is_there(tmp_path: Path) -> None:
     saved(tmp_path, 10)
     (tmp_path / ".tmp-step-00000020-abcd").mkdir()
-    assert checkpoint.prepare(tmp_path) == [".tmp-step-00000020-abcd"]
+    assert format.prepare_folder(tmp_path) == [".tmp-step-00000020-abcd"]
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
 
 
 def test_preparing_a_read_only_disk_is_an_unusable_output(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "ro") as disk, pytest.raises(Failure) as told:
-        checkpoint.prepare(disk / "checkpoints")
+        format.prepare_folder(disk / "checkpoints")
     assert told.value.code == ExitCode.OUTPUT

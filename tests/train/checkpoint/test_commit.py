@@ -14,7 +14,7 @@ from checkpoints import flip, hidden, saved, weight
 from disks import fill, mounted
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
+from train.checkpoint import format
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
@@ -28,7 +28,7 @@ def test_an_error_in_any_system_call_of_a_save_leaves_a_valid_checkpoint(tmp_pat
             break
         assert weight(folder) in ([(20, 20.0)] if failure is None else [(10, 10.0), (20, 20.0)])
         assert failure is None or (failure.code, failure.kept) == (ExitCode.IO, str(folder / "step-00000010"))
-        checkpoint.prepare(folder)
+        format.prepare_folder(folder)
         assert hidden(folder) == []
     assert call > 20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train.checkpoint import finite, snapshot
+from train.checkpoint import format
 
-FLOATS = [dtype for dtype in snapshot.DTYPES if dtype.is_floating_point]
+FLOATS = [dtype for dtype in format.SAFETENSORS_DTYPES if dtype.is_floating_point]
 BAD = [
     (dtype, value)
     for dtype in FLOATS
@@ -17,7 +17,7 @@ BAD = [
 
 
 def holds(**named: torch.Tensor) -> bool:
-    return finite.holds(snapshot.take(1, {"model": named}, {}).files["model.safetensors"])
+    return format.all_finite(format.take_snapshot(1, {"model": named}, {}).files["model.safetensors"])
 
 
 @pytest.mark.parametrize(("dtype", "value"), BAD, ids=str)
@@ -31,9 +31,9 @@ def test_the_largest_and_smallest_numbers_of_every_type_are_finite(dtype: torch.
     assert holds(w=torch.tensor([about.max, about.min, about.tiny, 0.0, -0.0], dtype=torch.float64).to(dtype))
 
 
-@pytest.mark.parametrize("at", [0, finite.CHUNK - 1, finite.CHUNK, finite.CHUNK + 6])
+@pytest.mark.parametrize("at", [0, format.CHUNK_NUMEL - 1, format.CHUNK_NUMEL, format.CHUNK_NUMEL + 6])
 def test_it_is_seen_in_every_part_of_a_tensor(at: int) -> None:
-    weights = torch.zeros(finite.CHUNK + 7)
+    weights = torch.zeros(format.CHUNK_NUMEL + 7)
     weights[at] = float("nan")
     assert not holds(a=torch.ones(3), w=weights, z=torch.ones(3, dtype=torch.bfloat16))
 

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo  # the first optimizer imports it, and it sets a variable that a test may not leave behind
 from torch import Tensor, nn
 
-from train.checkpoint.flatten import pack, unpack
+from train.checkpoint.format import pack_state, unpack_state
 
 TENSORS = {
     "fp32": torch.tensor([1.0, float("nan"), -0.0, 1e-45]),
@@ -36,8 +36,8 @@ VALUES = {
 
 
 def through_json(state: Any) -> Any:
-    tensors, value = pack(state)
-    return unpack(
+    tensors, value = pack_state(state)
+    return unpack_state(
         {name: tensor.contiguous().clone() for name, tensor in tensors.items()}, json.loads(json.dumps(value))
     )
 
@@ -70,7 +70,7 @@ def test_a_value_keeps_its_structure(value: Any) -> None:
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), {"f": len}], ids=["set", "bytes", "object", "function"])
 def test_what_only_pickle_could_keep_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="without pickle"):
-        pack({"a": value})
+        pack_state({"a": value})
 
 
 MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -92,4 +92,4 @@ def test_an_optimizer_goes_on_bit_for_bit(make: Callable[[Any], torch.optim.Opti
     train(model, optimizer, 2)
     train(twin, again, 2)
     assert bits(twin.weight.detach()) == bits(model.weight.detach())
-    assert pack(again.state_dict())[1] == pack(optimizer.state_dict())[1]
+    assert pack_state(again.state_dict())[1] == pack_state(optimizer.state_dict())[1]

@@ -12,9 +12,9 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import manifest
-from train.checkpoint.manifest import Damaged, Manifest
+from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 
-GOOD = Manifest(format=1, step=30, torch="2.15.0", files={"model.safetensors": manifest.entry(b"weights")})
+GOOD = Manifest(format=1, step=30, torch="2.15.0", files={"model.safetensors": manifest.make_file_entry(b"weights")})
 
 
 def sealed(inner: Any) -> bytes:
@@ -43,14 +43,14 @@ def test_every_single_bit_flip_is_noticed() -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         try:
             read = manifest.from_bytes(bytes(flipped))
-        except Damaged:
+        except DamagedCheckpointError:
             continue
         assert read == GOOD, f"bit {bit}"  # such as a space that became another
 
 
 @pytest.mark.parametrize("length", [0, 1, 50, -2])
 def test_a_manifest_cut_short_is_damaged(length: int) -> None:
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedCheckpointError):
         manifest.from_bytes(manifest.to_bytes(GOOD)[:length])
 
 
@@ -68,7 +68,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE.keys())
 def test_what_is_not_a_manifest_is_damaged(data: bytes) -> None:
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedCheckpointError):
         manifest.from_bytes(data)
 
 
@@ -81,31 +81,31 @@ def test_a_name_that_is_not_a_plain_file_is_a_security_refusal(name: str) -> Non
 
 def test_a_manifest_edited_to_a_newer_format_says_so() -> None:
     edited = manifest.to_bytes(GOOD).replace(b'"format": 1', b'"format": 9')
-    with pytest.raises(Damaged, match="claims format 9; this version reads 1"):
+    with pytest.raises(DamagedCheckpointError, match="claims format 9; this version reads 1"):
         manifest.from_bytes(edited)
 
 
 def test_a_file_is_measured_as_it_was_meant(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"weights")
-    assert manifest.measured(tmp_path, "a") == manifest.entry(b"weights")
+    assert manifest.hash_file(tmp_path, "a") == manifest.make_file_entry(b"weights")
 
 
 def test_a_missing_file_is_damage_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(Damaged, match=r"model\.safetensors: No such file"):
-        manifest.measured(tmp_path, "model.safetensors")
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors: No such file"):
+        manifest.hash_file(tmp_path, "model.safetensors")
 
 
 def test_a_file_longer_than_expected_is_not_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
-    with pytest.raises(Damaged, match="longer than 4 bytes"):
-        manifest.read(tmp_path, "a", limit=4)
+    with pytest.raises(DamagedCheckpointError, match="longer than 4 bytes"):
+        manifest.read_file(tmp_path, "a", limit=4)
 
 
 def test_a_linked_file_is_a_security_refusal(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"theirs")
     (tmp_path / "a").symlink_to(tmp_path / "secret")
     with pytest.raises(Failure, match="symbolic link") as caught:
-        manifest.read(tmp_path, "a", limit=99)
+        manifest.read_file(tmp_path, "a", limit=99)
     assert caught.value.code == ExitCode.SECURITY
 
 
@@ -114,21 +114,23 @@ def test_a_linked_folder_is_a_security_refusal(tmp_path: Path) -> None:
     (tmp_path / "real" / "a").write_bytes(b"theirs")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(Failure, match="symbolic link"):
-        manifest.read(tmp_path / "link", "a", limit=99)
+        manifest.read_file(tmp_path / "link", "a", limit=99)
 
 
 def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     with pytest.raises(Failure, match="not a regular file"):
-        manifest.read(tmp_path, "a", limit=99)
+        manifest.read_file(tmp_path, "a", limit=99)
 
 
 @pytest.mark.parametrize(("data", "text"), [(b"weightS", "match its hash"), (b"weight", "has 6 bytes, not 7")])
 def test_a_changed_file_is_named(data: bytes, text: str) -> None:
-    with pytest.raises(Damaged, match=rf"model\.safetensors .*{text}"):
-        manifest.compare("model.safetensors", manifest.entry(b"weights"), manifest.entry(data))
+    with pytest.raises(DamagedCheckpointError, match=rf"model\.safetensors .*{text}"):
+        manifest.refuse_changed_file(
+            "model.safetensors", manifest.make_file_entry(b"weights"), manifest.make_file_entry(data)
+        )
 
 
 def test_a_name_that_is_too_long_for_any_disk_is_damage(tmp_path: Path) -> None:
-    with pytest.raises(Damaged, match="File name too long"):
-        manifest.read(tmp_path, "a" * 300, limit=99)
+    with pytest.raises(DamagedCheckpointError, match="File name too long"):
+        manifest.read_file(tmp_path, "a" * 300, limit=99)

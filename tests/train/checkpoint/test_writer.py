@@ -10,7 +10,7 @@ from processes import python, unmeasured
 from ringing import RINGING
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint.writer import Writer
+from train.checkpoint.writer import BackgroundWriter
 
 
 def failing() -> None:
@@ -18,20 +18,20 @@ def failing() -> None:
 
 
 def test_the_result_is_what_the_action_returned() -> None:
-    writer = Writer[int]()
+    writer = BackgroundWriter[int]()
     writer.begin(lambda: 7)
     assert writer.result() == 7
 
 
 def test_what_was_raised_is_raised_where_it_is_waited_for() -> None:
-    writer = Writer[None]()
+    writer = BackgroundWriter[None]()
     writer.begin(failing)
     with pytest.raises(Failure, match="the disk is full"):
         writer.result()
 
 
 def test_it_works_beside_its_caller_who_can_look_whether_it_is_over() -> None:
-    writer, going = Writer[bool](), threading.Event()
+    writer, going = BackgroundWriter[bool](), threading.Event()
     assert not writer.over
     writer.begin(lambda: going.wait(60))
     assert not writer.over
@@ -41,7 +41,7 @@ def test_it_works_beside_its_caller_who_can_look_whether_it_is_over() -> None:
 
 
 def test_there_are_never_two() -> None:
-    writer = Writer[int]()
+    writer = BackgroundWriter[int]()
     writer.begin(lambda: 1)
     with pytest.raises(RuntimeError):
         writer.begin(lambda: 2)
@@ -52,12 +52,12 @@ def test_there_are_never_two() -> None:
 
 def test_nothing_begun_has_no_result() -> None:
     with pytest.raises(RuntimeError):
-        Writer[int]().result()
+        BackgroundWriter[int]().result()
 
 
 def test_the_end_of_the_block_waits_whatever_ended_it() -> None:
     done, going = list[bool](), threading.Event()
-    with suppress(KeyError), Writer[None]() as writer:
+    with suppress(KeyError), BackgroundWriter[None]() as writer:
         writer.begin(lambda: done.append(going.wait(60)))
         threading.Timer(0.01, going.set).start()
         raise KeyError
@@ -66,11 +66,11 @@ def test_the_end_of_the_block_waits_whatever_ended_it() -> None:
 
 ABORTED = """
 import os, signal, threading, time
-from train.checkpoint.writer import Writer
+from train.checkpoint.writer import BackgroundWriter
 from train.run.signals import Watch
 ticks = iter([0.0, 3.0])
 with Watch(clock=lambda: next(ticks)):
-    writer = Writer()
+    writer = BackgroundWriter()
     writer.begin(lambda: [os.kill(os.getpid(), signal.SIGINT) or time.sleep(0.2) for _ in range(2)] and time.sleep(600))
     writer.result()
 """
@@ -81,13 +81,13 @@ def test_a_second_ctrl_c_aborts_while_the_result_is_waited_for() -> None:
 
 
 INTERRUPTED = f"""{RINGING}
-from train.checkpoint.writer import Writer
+from train.checkpoint.writer import BackgroundWriter
 begun, ended = [], []
 for trial in range(3000):
     with suppress(Rung):
         try:
             armed = True
-            with Writer() as writer:
+            with BackgroundWriter() as writer:
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-6, 3e-4))
                 writer.begin(lambda: (begun.append(trial), ended.append(trial)))
                 writer.result()

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from entrypoint import ExitCode, Failure
-from train.data import apart
+from train.data import custom
 
 OPENED: list[Any] = []
 
@@ -86,15 +86,15 @@ NESTED: dict[str, Callable[[Packed], Any]] = {
 
 @pytest.mark.parametrize("around", NESTED.values(), ids=NESTED)
 def test_what_is_opened_at_a_read_is_opened_in_the_copy(packed: Packed, around: Callable[[Packed], Any]) -> None:
-    (made,), _ = apart.kept_apart([around(packed)], read)
-    assert isinstance(made, apart.Apart)
+    (made,), _ = custom.make_fork_safe([around(packed)], read)
+    assert isinstance(made, custom.ForkSafeProxy)
     found = made[1]
     assert (found if isinstance(found, int) else found[1]) == 101
     assert packed.file is None
 
 
 def test_a_forked_process_gets_the_data_set_as_it_was(packed: Packed) -> None:
-    (made,), _ = apart.kept_apart([packed], read)
+    (made,), _ = custom.make_fork_safe([packed], read)
     assert (made[3], made.mine is packed) == (103, False)
     child = os.fork()
     if child == 0:
@@ -105,13 +105,13 @@ def test_a_forked_process_gets_the_data_set_as_it_was(packed: Packed) -> None:
 def test_data_is_not_copied(packed: Packed) -> None:
     packed.names = [str(number) for number in range(2000)]
     packed.tensor, packed.kind = torch.zeros(3), Enum("Kind", "ONE TWO").ONE  # type: ignore[attr-defined]
-    (made,), _ = apart.kept_apart([packed], read)
+    (made,), _ = custom.make_fork_safe([packed], read)
     for name in ("table", "names", "tensor", "kind", "path"):
         assert getattr(made.here, name) is getattr(packed, name)
 
 
 def test_what_both_sides_share_their_copies_share(packed: Packed) -> None:
-    (one, other), _ = apart.kept_apart([Subset(packed, [0, 1]), Subset(packed, [2, 3])], read)
+    (one, other), _ = custom.make_fork_safe([Subset(packed, [0, 1]), Subset(packed, [2, 3])], read)
     assert one.here.dataset is other.here.dataset is not packed
 
 
@@ -125,14 +125,14 @@ def test_what_a_copy_has_opened_goes_with_it(packed: Packed) -> None:
                 weakref.finalize(self.file, closed.append, "closed")
             return row
 
-    made, _ = apart.kept_apart([Circle(packed.path)], read)
-    apart.renew([*made, None])
+    made, _ = custom.make_fork_safe([Circle(packed.path)], read)
+    custom.renew_copies([*made, None])
     assert (closed, made[0].here.file) == (["closed"], None)
 
 
 def test_a_circle_is_copied(packed: Packed) -> None:
     packed.me = [packed]
-    (made,), _ = apart.kept_apart([packed], read)
+    (made,), _ = custom.make_fork_safe([packed], read)
     assert made.here.me[0] is made.here
 
 
@@ -144,9 +144,9 @@ def test_an_end_that_would_close_what_both_have_is_not_met(packed: Packed) -> No
 
     closing = Closing(packed.path)
     assert closing[1] == 101
-    assert apart.kept_apart([closing], read)[0] == [closing]
+    assert custom.make_fork_safe([closing], read)[0] == [closing]
     assert closing[2] == 102
-    (made,), _ = apart.kept_apart([Closing(packed.path)], read)
+    (made,), _ = custom.make_fork_safe([Closing(packed.path)], read)
     assert (type(made.here), made[3]) == (Closing, 103)
 
 
@@ -163,14 +163,14 @@ def test_what_is_too_deep_or_too_much_stays_as_it_is() -> None:
     for _ in range(5000):
         deep = Chain(deep)
     wide = Chain([[Chain(number) for number in range(500)] for _ in range(50)])
-    assert apart.kept_apart([deep, wide], read)[0] == [deep, wide]
+    assert custom.make_fork_safe([deep, wide], read)[0] == [deep, wide]
 
 
 def test_a_copy_that_cannot_be_read_is_not_taken(packed: Packed) -> None:
     def only_itself(dataset: Any, row: int) -> Any:
         return {id(packed): 1}[id(dataset)]
 
-    assert apart.kept_apart([packed], only_itself)[0] == [packed]
+    assert custom.make_fork_safe([packed], only_itself)[0] == [packed]
 
 
 def test_a_stop_is_not_taken_for_an_error_of_the_copy(packed: Packed) -> None:
@@ -178,12 +178,12 @@ def test_a_stop_is_not_taken_for_an_error_of_the_copy(packed: Packed) -> None:
         raise Failure("asked to stop", fix="start again", code=ExitCode.STOPPED)
 
     with pytest.raises(Failure, match="asked to stop"):
-        apart.kept_apart([packed], stopped)
+        custom.make_fork_safe([packed], stopped)
 
 
 @pytest.mark.parametrize("given", [None, 3, "text", np.zeros(3), SimpleNamespace(a=1), list(range(2000))], ids=repr)
 def test_what_opens_nothing_is_not_copied(given: Any) -> None:
-    assert apart.kept_apart([given], read)[0][0] is given
+    assert custom.make_fork_safe([given], read)[0][0] is given
 
 
 def sought(file: int, path: Path) -> Any:
@@ -205,7 +205,7 @@ def test_of_files_that_were_open_before_those_are_told_whose_position_moves(
 ) -> None:
     with packed.path.open("rb") as file:
         packed.at = way(file.fileno(), packed.path)
-        _, told = apart.kept_apart([packed], lambda dataset, row: dataset.at(row % 9))
+        _, told = custom.make_fork_safe([packed], lambda dataset, row: dataset.at(row % 9))
     assert told == (str(packed.path) if shared else None)
 
 
@@ -214,9 +214,9 @@ def test_a_file_that_a_data_set_opens_which_cannot_be_copied_is_told_too(packed:
         def __getitem__(self, row: Any) -> Any:
             return packed[row]
 
-    assert apart.kept_apart([Listed()], read)[1] == str(packed.path)
+    assert custom.make_fork_safe([Listed()], read)[1] == str(packed.path)
 
 
 def test_files_that_are_written_are_not_told(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, (tmp_path / "log").open("rb") as other:
-        assert {log.fileno(), other.fileno()} & apart.positions().keys() == {other.fileno()}
+        assert {log.fileno(), other.fileno()} & custom.open_file_positions().keys() == {other.fileno()}

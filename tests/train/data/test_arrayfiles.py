@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.data import arrayfiles
+from train.data import array_files
 
 FILE = Path("my.npz")
 
@@ -35,12 +35,12 @@ FOUND: dict[str, tuple[tuple[str, ...], str, str, str | None]] = {
 def test_files_in_a_folder(
     names: tuple[str, ...], kind: str, training: str, held_out: str | None, tmp_path: Path
 ) -> None:
-    found = arrayfiles.files(make(tmp_path, *names), kind)
+    found = array_files.find_array_files(make(tmp_path, *names), kind)
     assert found == (tmp_path / training, tmp_path / held_out if held_out else None)
 
 
 def test_the_root_may_be_the_file_itself(tmp_path: Path) -> None:
-    assert arrayfiles.files(make(tmp_path, "a.npz") / "a.npz", "npz") == (tmp_path / "a.npz", None)
+    assert array_files.find_array_files(make(tmp_path, "a.npz") / "a.npz", "npz") == (tmp_path / "a.npz", None)
 
 
 NO_FILES: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -62,7 +62,7 @@ def test_files_that_are_not_there_are_missing_input(
     names: tuple[str, ...], root: str, kind: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Failure) as caught:
-        arrayfiles.files(make(tmp_path, *names) / root, kind)
+        array_files.find_array_files(make(tmp_path, *names) / root, kind)
     assert caught.value.code == ExitCode.NO_INPUT
     assert "data.root" in caught.value.what
     assert f"a folder with train.{'npz' if kind == 'npz' else 'safetensors'}" in str(caught.value.expected)
@@ -71,7 +71,7 @@ def test_files_that_are_not_there_are_missing_input(
 @pytest.mark.parametrize(("name", "kind", "other"), [("a.pt", "npz", "tensor"), ("a.npz", "tensor", "npz")])
 def test_a_file_of_the_other_kind_is_told_from_its_ending(name: str, kind: str, other: str, tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        arrayfiles.files(make(tmp_path, name) / name, kind)
+        array_files.find_array_files(make(tmp_path, name) / name, kind)
     assert caught.value.fix == f"set data.name to {other}"
 
 
@@ -92,7 +92,7 @@ NAMED: dict[str, tuple[tuple[str, ...], object]] = {
 
 @pytest.mark.parametrize(("keys", "expected"), NAMED.values(), ids=NAMED)
 def test_arrays_by_name(keys: tuple[str, ...], expected: object) -> None:
-    assert arrayfiles.named(keys, FILE) == expected
+    assert array_files.find_array_names(keys, FILE) == expected
 
 
 NO_PAIR: dict[str, tuple[tuple[str, ...], str]] = {
@@ -113,17 +113,19 @@ NO_PAIR: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("keys", "said"), NO_PAIR.values(), ids=NO_PAIR)
 def test_arrays_that_are_not_one_pair_are_refused_by_name(keys: tuple[str, ...], said: str) -> None:
     with pytest.raises(Failure, match=said) as caught:
-        arrayfiles.named(keys, FILE)
+        array_files.find_array_names(keys, FILE)
     assert caught.value.code == ExitCode.DATA
     assert all(key in str(caught.value.found) for key in keys)
 
 
 def test_a_look_reads_no_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((50, 4, 4), np.uint8), labels=np.zeros(50, int))
-    seen = arrayfiles.look(tmp_path, "npz")
-    assert seen == arrayfiles.Seen(shape=(50, 4, 4), held_out=False)
+    seen = array_files.read_array_summary(tmp_path, "npz")
+    assert seen == array_files.ArraySummary(shape=(50, 4, 4), held_out=False)
     np.savez(tmp_path / "test.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.zeros(5, int))
-    assert arrayfiles.look(tmp_path, "npz") == arrayfiles.Seen(shape=(50, 4, 4), held_out=True, beside=5)
+    assert array_files.read_array_summary(tmp_path, "npz") == array_files.ArraySummary(
+        shape=(50, 4, 4), held_out=True, beside=5
+    )
 
 
 def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
@@ -134,8 +136,10 @@ def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
         "y_test": np.zeros(2),
     }
     np.savez(tmp_path / "a.npz", **sides)  # type: ignore[arg-type]
-    assert arrayfiles.look(tmp_path / "a.npz", "npz") == arrayfiles.Seen(shape=(9, 4, 4), held_out=True, beside=2)
+    assert array_files.read_array_summary(tmp_path / "a.npz", "npz") == array_files.ArraySummary(
+        shape=(9, 4, 4), held_out=True, beside=2
+    )
 
 
 def test_a_pickle_is_not_looked_into(tmp_path: Path) -> None:
-    assert arrayfiles.look(make(tmp_path, "train.pt"), "tensor") is None
+    assert array_files.read_array_summary(make(tmp_path, "train.pt"), "tensor") is None

@@ -16,11 +16,10 @@ from jobs import trained
 from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
 from train.data import arrays
-from train.data import npz as npz_file
-from train.data.sets import Sets
-from train.data.stored import Stored
-from train.settings.config import Data
+from train.data.arrays import ArraySource
+from train.data.splits import DataSplits
 
 IMAGES = np.arange(40 * 8 * 8 * 3, dtype=np.int64).astype(np.uint8).reshape(40, 8, 8, 3)
 LABELS = np.arange(40) % 2
@@ -64,13 +63,13 @@ WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
-def find(root: Path, **settings: Any) -> Sets:
+def find(root: Path, **settings: Any) -> DataSplits:
     kind = "npz" if root.suffix == ".npz" else "tensor"
-    return arrays.find(Data(**{"name": kind, "root": str(root)} | settings))
+    return arrays.open_arrays(DataConfig(**{"name": kind, "root": str(root)} | settings))
 
 
-def stored(source: object) -> Stored:
-    assert isinstance(source, Stored)
+def stored(source: object) -> ArraySource:
+    assert isinstance(source, ArraySource)
     return source
 
 
@@ -141,7 +140,7 @@ def test_floats_of_any_order_and_width(kind: str, tmp_path: Path) -> None:
 def test_what_each_rank_holds_for_itself_is_said(
     name: str, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(npz_file, "WORTH_A_WORD", 5000)
+    monkeypatch.setattr(arrays, "MIN_REPORTED_BYTES", 5000)
     WRITERS[name][1](tmp_path / "train.npz")
     assert " ".join(find(tmp_path / "train.npz").notes).count("each rank reads 8.") == said
 

@@ -24,12 +24,12 @@ def moved(down: int, right: int, mirror: int) -> torch.Tensor:
 
 
 def test_an_image_that_does_not_move_is_only_normalized() -> None:
-    assert torch.equal(moved(0, 0, 0), augment.normalized(image())[0])
+    assert torch.equal(moved(0, 0, 0), augment.normalize(image())[0])
 
 
 def test_normalized_pixels_lie_around_zero() -> None:
     ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1).expand(1, 1, 2, 3)
-    assert augment.normalized(ends).flatten().unique().tolist() == [-2.0, 2.0]
+    assert augment.normalize(ends).flatten().unique().tolist() == [-2.0, 2.0]
 
 
 def test_a_mirrored_image_is_flipped_left_to_right() -> None:
@@ -49,40 +49,40 @@ def test_what_comes_in_from_outside_is_the_images_own_mirror() -> None:
 
 
 def test_a_samples_moves_do_not_depend_on_its_batch() -> None:
-    whole = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=3)
-    part = augment.moves("standard", SAMPLES[[7, 400]], shape=SHAPE, seed=0, epoch=3)
+    whole = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=3)
+    part = augment.draw_parameters("standard", SAMPLES[[7, 400]], shape=SHAPE, seed=0, epoch=3)
     assert part.down.tolist() == whole.down[[7, 400]].tolist()
     assert part.right.tolist() == whole.right[[7, 400]].tolist()
     assert part.mirror.tolist() == whole.mirror[[7, 400]].tolist()
 
 
 def test_moves_reach_an_eighth_both_ways_and_mirror_half() -> None:
-    found = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     assert set(found.down.tolist()) == set(found.right.tolist()) == {-2, -1, 0, 1, 2}
     assert 400 < found.mirror.sum() < 600
 
 
 def test_what_may_not_be_mirrored_is_only_shifted() -> None:
-    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    found = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)
+    as_usual = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0, mirror=False)
     assert not found.mirror.any()
     assert (found.down.tolist(), found.right.tolist()) == (as_usual.down.tolist(), as_usual.right.tolist())
 
 
 def test_the_next_epoch_moves_the_same_sample_otherwise() -> None:
-    first, second = (augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=epoch) for epoch in (0, 1))
+    first, second = (augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=epoch) for epoch in (0, 1))
     assert first.down.tolist() != second.down.tolist()
 
 
 def test_without_augmentation_nothing_moves() -> None:
-    found = augment.moves("none", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.draw_parameters("none", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     assert not found.down.any()
     assert not found.mirror.any()
 
 
 def test_translate_shifts_as_standard_does_and_fills_with_gray() -> None:
-    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    found = augment.moves("translate", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    as_usual = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    found = augment.draw_parameters("translate", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     assert (found.down.tolist(), found.mirror.any()) == (as_usual.down.tolist(), False)
     given = augment.apply(image(), torch.tensor([0]), torch.tensor([[2], [-1], [0]]), gray=True)[0]
     assert not given[:, -2:].any()
@@ -104,9 +104,9 @@ def test_a_square_at_the_border_lies_partly_outside() -> None:
 
 
 def test_a_word_beside_another_does_what_it_does_alone() -> None:
-    alone = augment.moves("cutout", SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    both = augment.moves(["standard", "cutout"], SAMPLES, shape=SHAPE, seed=0, epoch=0)
-    as_usual = augment.moves("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    alone = augment.draw_parameters("cutout", SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    both = augment.draw_parameters(["standard", "cutout"], SAMPLES, shape=SHAPE, seed=0, epoch=0)
+    as_usual = augment.draw_parameters("standard", SAMPLES, shape=SHAPE, seed=0, epoch=0)
     assert np.array_equal(both.packed()[3:], alone.packed()[3:])
     assert np.array_equal(both.packed()[:3], as_usual.packed())
     assert not alone.packed()[:3].any()
@@ -130,19 +130,19 @@ def test_all_frames_of_a_clip_move_alike() -> None:
 def test_height_and_width_may_differ_and_there_may_be_one_channel() -> None:
     wide = torch.arange(6 * 10, dtype=torch.uint8).view(1, 6, 10, 1)
     assert augment.apply(wide, torch.tensor([0]), torch.tensor([[0], [1], [0]]))[0, 0, 0, :9].equal(
-        augment.normalized(wide)[0, 0, 0, 1:]
+        augment.normalize(wide)[0, 0, 0, 1:]
     )
 
 
 def test_numbers_that_are_no_bytes_stay_what_they_are() -> None:
-    assert augment.normalized(torch.full((1, 2, 2, 3), 0.5)).unique().tolist() == [0.5]
+    assert augment.normalize(torch.full((1, 2, 2, 3), 0.5)).unique().tolist() == [0.5]
 
 
 def test_images_that_stay_are_what_moves_by_nothing_give() -> None:
     pixels = torch.randint(0, 256, (6, 8, 8, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     rows, still = torch.tensor([4, 0, 2]), torch.zeros((3, 3), dtype=torch.int64)
     moved = augment.apply(pixels, rows, still)
-    kept = augment.normalized(pixels.index_select(0, rows))
+    kept = augment.normalize(pixels.index_select(0, rows))
     assert kept.equal(moved)
     assert kept.stride() == moved.stride()
 
@@ -151,4 +151,4 @@ def test_images_that_stay_are_what_moves_by_nothing_give() -> None:
     ("kind", "still"), [("none", True), (["none"], True), ("standard", False), (["cutout"], False)]
 )
 def test_only_none_leaves_images_as_they_are(kind: str | list[str], still: bool) -> None:
-    assert augment.is_still(kind) is still
+    assert augment.is_identity(kind) is still

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from entrypoint import ExitCode, Failure
-from train.data import axes
+from train.data import arrays
 
 LAID_OUT = {
     "gray": ((6, 8, 9), False, (6, 8, 9, 1)),
@@ -31,14 +31,14 @@ LAID_OUT = {
 @pytest.mark.parametrize(("shape", "first", "expected"), LAID_OUT.values(), ids=LAID_OUT)
 def test_axes(shape: tuple[int, ...], first: bool, expected: tuple[int, ...]) -> None:
     images = torch.zeros(shape)
-    found = axes.laid_out(images, "my.npz", channels_first=first)
+    found = arrays.move_channels_last(images, "my.npz", channels_first=first)
     assert tuple(found.shape) == expected
     assert found.data_ptr() == images.data_ptr(), "a view, not a copy"
 
 
 def test_every_pixel_lands_in_its_place() -> None:
     tensor = torch.arange(2 * 3 * 5 * 7).view(2, 3, 5, 7)
-    assert axes.laid_out(tensor, "my.pt", channels_first=True)[1, 4, 6, 2] == tensor[1, 2, 4, 6]
+    assert arrays.move_channels_last(tensor, "my.pt", channels_first=True)[1, 4, 6, 2] == tensor[1, 2, 4, 6]
 
 
 WRONG = {
@@ -61,7 +61,7 @@ WRONG = {
 @pytest.mark.parametrize(("shape", "first", "found", "fix"), WRONG.values(), ids=WRONG)
 def test_axes_that_cannot_be_meant_are_refused(shape: tuple[int, ...], first: bool, found: str, fix: str) -> None:
     with pytest.raises(Failure) as caught:
-        axes.laid_out(torch.zeros(shape), "my.file", channels_first=first)
+        arrays.move_channels_last(torch.zeros(shape), "my.file", channels_first=first)
     assert caught.value.code == ExitCode.DATA
     assert found in str(caught.value.found)
     assert fix in caught.value.fix

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data.broken import Ledger, Samples, Tolerant
+from train.data.workers import SampleIndices, SkipUnreadable, UnreadableLog
 
 
 class Shelf:
@@ -17,7 +17,7 @@ class Shelf:
     def __init__(self, *bad: int, code: ExitCode = ExitCode.DATA) -> None:
         self.bad, self.code, self.asked = bad, code, 0
 
-    def read(self, samples: Samples) -> Tensor:
+    def read(self, samples: SampleIndices) -> Tensor:
         self.asked += 1
         for sample in samples:
             if sample in self.bad:
@@ -25,8 +25,8 @@ class Shelf:
         return torch.from_numpy(samples)
 
 
-def tolerant(*bad: int, most: int = 9, replace: bool = True, code: ExitCode = ExitCode.DATA) -> Tolerant:
-    return Tolerant(Shelf(*bad, code=code).read, 12, most=most, replace=replace)
+def tolerant(*bad: int, most: int = 9, replace: bool = True, code: ExitCode = ExitCode.DATA) -> SkipUnreadable:
+    return SkipUnreadable(Shelf(*bad, code=code).read, 12, most=most, replace=replace)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_of_a_block_with_no_readable_one_there_are_no_pixels() -> None:
 
 def test_a_known_one_is_not_read_again_and_not_news() -> None:
     shelf = Shelf(3)
-    reader = Tolerant(shelf.read, 12, most=1, replace=True)
+    reader = SkipUnreadable(shelf.read, 12, most=1, replace=True)
     reader.read(np.array([3, 1]))
     before = shelf.asked
     assert reader.read(np.array([1, 3]))[2] == {}
@@ -81,13 +81,13 @@ def test_what_is_no_broken_image_ends_the_run(code: ExitCode) -> None:
 
 
 def test_a_failure_that_no_single_image_repeats_ends_the_run() -> None:
-    def read(samples: Samples) -> Tensor:
+    def read(samples: SampleIndices) -> Tensor:
         if len(samples) > 1:
             raise Failure("only together", fix="-", code=ExitCode.DATA)
         return torch.from_numpy(samples)
 
     with pytest.raises(Failure, match="only together"):
-        Tolerant(read, 12, most=5, replace=True).read(np.array([1, 2]))
+        SkipUnreadable(read, 12, most=5, replace=True).read(np.array([1, 2]))
 
 
 @pytest.mark.parametrize("replace", [True, False])
@@ -104,9 +104,9 @@ def test_nothing_readable_ends_however_many_are_allowed(replace: bool) -> None:
         tolerant(*range(12), most=99, replace=replace).read(np.arange(12))
 
 
-def ledger(most: int) -> tuple[Ledger, list[str]]:
+def ledger(most: int) -> tuple[UnreadableLog, list[str]]:
     said: list[str] = []
-    return Ledger(most, said.append), said
+    return UnreadableLog(most, said.append), said
 
 
 def test_each_is_said_once_and_counted_once() -> None:

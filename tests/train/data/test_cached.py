@@ -13,41 +13,43 @@ from hosts import together
 from images import write_classes, write_image
 from shut import NOBODY, ONLY_ROOT, being, of_everybody, umask
 
-from entrypoint import ExitCode, Failure, Pulse
-from train.data import cached, catalog, decode, stock
-from train.data.onehost import ALONE
-from train.data.sets import Sets
-from train.files import lease
-from train.settings.config import Data
+from entrypoint import ExitCode, Failure, Heartbeat
+from train import file_lock
+from train.config.schema import DataConfig
+from train.data import decode, decoded_cache, registry
+from train.data.splits import DataSplits
+from train.distributed.shared_memory import SINGLE_RANK
 
 ALL = np.array([3, 0, 1, 2])
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Data:
+def data(tmp_path: Path) -> DataConfig:
     write_classes(tmp_path / "images", ant=4, bee=4)
-    return Data(name="folder", root=str(tmp_path / "images"), image_size=8, val_fraction=0.5, cache=str(tmp_path / "c"))
+    return DataConfig(
+        name="folder", root=str(tmp_path / "images"), image_size=8, val_fraction=0.5, cache=str(tmp_path / "c")
+    )
 
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were decoded."""
     seen: list[Path] = []
-    real: Callable[..., object] = decode.decode
-    monkeypatch.setattr(decode, "decode", lambda path, *rest: seen.append(path) or real(path, *rest))
+    real: Callable[..., object] = decode.decode_image
+    monkeypatch.setattr(decode, "decode_image", lambda path, *rest: seen.append(path) or real(path, *rest))
     return seen
 
 
-def used(data: Data) -> Sets:
-    return cached.use(catalog.open_sets(data), data, ALONE, Pulse())
+def used(data: DataConfig) -> DataSplits:
+    return decoded_cache.use_cache(registry.open_splits(data), data, SINGLE_RANK, Heartbeat())
 
 
-def pixels(sets: Sets) -> list[list[int]]:
+def pixels(sets: DataSplits) -> list[list[int]]:
     return [side.read(ALL).flatten().tolist() for side in (sets.training, sets.held_out)]
 
 
-def test_the_images_are_those_of_the_files_and_are_decoded_once(data: Data, decoded: list[Path]) -> None:
-    wanted = pixels(catalog.open_sets(data))
+def test_the_images_are_those_of_the_files_and_are_decoded_once(data: DataConfig, decoded: list[Path]) -> None:
+    wanted = pixels(registry.open_splits(data))
     decoded.clear()
     assert pixels(used(data)) == wanted
     assert len(decoded) == len(set(decoded)) == 8
@@ -55,7 +57,7 @@ def test_the_images_are_those_of_the_files_and_are_decoded_once(data: Data, deco
     assert len(decoded) == 8
 
 
-def test_another_split_of_the_same_files_takes_the_same_cache(data: Data, decoded: list[Path]) -> None:
+def test_another_split_of_the_same_files_takes_the_same_cache(data: DataConfig, decoded: list[Path]) -> None:
     used(data)
     other = used(replace(data, val_fraction=0.25))
     assert other.held_out.labels.shape == (2,)
@@ -63,17 +65,17 @@ def test_another_split_of_the_same_files_takes_the_same_cache(data: Data, decode
 
 
 def test_a_cache_of_an_older_way_to_decode_is_not_taken(
-    data: Data, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+    data: DataConfig, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr(stock, "VERSION", stock.VERSION - 1)
+        older.setattr(decoded_cache, "CACHE_VERSION", decoded_cache.CACHE_VERSION - 1)
         used(data)
     used(data)
     assert len(decoded) == 16
 
 
 @pytest.mark.parametrize("change", ["size", "content", "time", "one more"])
-def test_other_images_are_another_cache(data: Data, decoded: list[Path], change: str) -> None:
+def test_other_images_are_another_cache(data: DataConfig, decoded: list[Path], change: str) -> None:
     used(data)
     first = Path(data.root, "ant", "000.png")
     if change == "content":
@@ -86,14 +88,14 @@ def test_other_images_are_another_cache(data: Data, decoded: list[Path], change:
     assert len(decoded) == (17 if change == "one more" else 16)
 
 
-def test_a_folder_that_was_moved_keeps_its_cache(data: Data, decoded: list[Path], tmp_path: Path) -> None:
+def test_a_folder_that_was_moved_keeps_its_cache(data: DataConfig, decoded: list[Path], tmp_path: Path) -> None:
     used(data)
     Path(data.root).rename(tmp_path / "elsewhere")
     used(replace(data, root=str(tmp_path / "elsewhere")))
     assert len(decoded) == 8
 
 
-def test_a_broken_file_is_told_as_without_a_cache(data: Data) -> None:
+def test_a_broken_file_is_told_as_without_a_cache(data: DataConfig) -> None:
     Path(data.root, "bee", "001.png").write_bytes(b"no image")
     sets = used(replace(data, val_fraction=0.0))
     with pytest.raises(Failure, match="image 5 cannot be read") as caught:
@@ -101,24 +103,24 @@ def test_a_broken_file_is_told_as_without_a_cache(data: Data) -> None:
     assert (caught.value.code, "001.png" in str(caught.value)) == (ExitCode.DATA, True)
 
 
-def test_a_file_that_is_gone_ends_it_and_leaves_nothing_half(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = catalog.open_sets(data)
-    monkeypatch.setattr(cached, "key", lambda *_: Path(data.root, "ant", "000.png").unlink() or "name")
+def test_a_file_that_is_gone_ends_it_and_leaves_nothing_half(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = registry.open_splits(data)
+    monkeypatch.setattr(decoded_cache, "cache_key", lambda *_: Path(data.root, "ant", "000.png").unlink() or "name")
     with pytest.raises(Failure) as caught:
-        cached.use(sets, data, ALONE, Pulse())
+        decoded_cache.use_cache(sets, data, SINGLE_RANK, Heartbeat())
     assert (caught.value.code, list(Path(data.cache or "").iterdir())) == (ExitCode.NO_INPUT, [])
 
 
-def test_a_file_that_goes_away_while_it_is_looked_for_is_named(data: Data) -> None:
-    sets = catalog.open_sets(data)
+def test_a_file_that_goes_away_while_it_is_looked_for_is_named(data: DataConfig) -> None:
+    sets = registry.open_splits(data)
     Path(data.root, "ant", "000.png").unlink()
     with pytest.raises(Failure, match="cannot be read") as caught:
-        cached.use(sets, data, ALONE, Pulse())
+        decoded_cache.use_cache(sets, data, SINGLE_RANK, Heartbeat())
     assert (caught.value.code, "000.png: it is gone" in str(caught.value)) == (ExitCode.NO_INPUT, True)
 
 
 def test_damage_is_mended_from_the_file_said_and_made_anew(
-    data: Data, decoded: list[Path], capsys: pytest.CaptureFixture[str]
+    data: DataConfig, decoded: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = pixels(used(data))
     (file,) = Path(data.cache or "").glob("*.pixels")
@@ -133,24 +135,28 @@ def test_damage_is_mended_from_the_file_said_and_made_anew(
     assert len(decoded) == 10
 
 
-def test_of_several_ranks_one_decodes(data: Data, decoded: list[Path]) -> None:
-    sets = together(lambda host: cached.use(catalog.open_sets(data), data, host, Pulse()), [0, 0, 0])
+def test_of_several_ranks_one_decodes(data: DataConfig, decoded: list[Path]) -> None:
+    sets = together(
+        lambda host: decoded_cache.use_cache(registry.open_splits(data), data, host, Heartbeat()), [0, 0, 0]
+    )
     assert len({str(pixels(one)) for one in sets}) == 1
     assert len(decoded) == 8
 
 
-def test_a_holder_that_died_is_not_waited_for(data: Data) -> None:
-    sets = catalog.open_sets(data)
-    name = cached.key(cached.everything(sets.training, sets.held_out)[0], data, Pulse())
+def test_a_holder_that_died_is_not_waited_for(data: DataConfig) -> None:
+    sets = registry.open_splits(data)
+    name = decoded_cache.cache_key(decoded_cache.combine_files(sets.training, sets.held_out)[0], data, Heartbeat())
     folder = Path(data.cache or "")
     folder.mkdir()
-    held = lease.take(folder / f"{name}.lease", me=replace(lease.myself(), pid=2**22 + 1))
+    held = file_lock.acquire_lock(
+        folder / f"{name}.lease", me=replace(file_lock.this_process_as_holder(), pid=2**22 + 1)
+    )
     assert held is not None
     used(data)
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".pixels"]
 
 
-def test_a_folder_that_cannot_be_written_is_refused_with_the_key(data: Data, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_with_the_key(data: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Failure, match="cannot write") as caught:
         used(replace(data, cache=str(tmp_path / "file" / "c")))
@@ -158,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_refused_with_the_key(data: Data, tmp
 
 
 @pytest.fixture
-def shared(data: Data) -> Iterator[Data]:
+def shared(data: DataConfig) -> Iterator[DataConfig]:
     """Images that every user may read, and a folder for a cache where all may write."""
     with of_everybody() as folder, umask(0o077):
         (folder / "c").mkdir()
@@ -172,7 +178,7 @@ def shared(data: Data) -> Iterator[Data]:
 @ONLY_ROOT
 @pytest.mark.parametrize("shut", ["*.json", "*.pixels"])
 def test_a_cache_that_only_another_user_may_read_is_not_decoded_again(
-    shared: Data, decoded: list[Path], shut: str
+    shared: DataConfig, decoded: list[Path], shut: str
 ) -> None:
     used(shared)
     for path in Path(shared.cache or "").iterdir():
@@ -184,10 +190,10 @@ def test_a_cache_that_only_another_user_may_read_is_not_decoded_again(
 
 @ONLY_ROOT
 def test_what_another_user_fills_for_himself_is_not_waited_for(
-    shared: Data, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
+    shared: DataConfig, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets, times = catalog.open_sets(shared), iter(range(60))
-    name = cached.key(cached.everything(sets.training, sets.held_out)[0], shared, Pulse())
+    sets, times = registry.open_splits(shared), iter(range(60))
+    name = decoded_cache.cache_key(decoded_cache.combine_files(sets.training, sets.held_out)[0], shared, Heartbeat())
     (left := Path(shared.cache or "", f"{name}.lease.1")).write_text("{}")
     left.with_name(f".tmp-{name}.pixels-0123").touch()
 
@@ -195,22 +201,22 @@ def test_what_another_user_fills_for_himself_is_not_waited_for(
         with being(0):
             os.utime(left, ns=(0, next(times)))
 
-    monkeypatch.setattr(lease.time, "sleep", touch)
+    monkeypatch.setattr(file_lock.time, "sleep", touch)
     with being(NOBODY), pytest.raises(Failure, match=r"data\.cache is root's"):
         used(shared)
     assert decoded == []
 
 
 @pytest.mark.parametrize("inside", ["", "ant", "cache", "ant/../cache"])
-def test_a_cache_among_the_images_is_refused(data: Data, inside: str) -> None:
+def test_a_cache_among_the_images_is_refused(data: DataConfig, inside: str) -> None:
     with pytest.raises(Failure, match=r"inside data\.root") as caught:
         used(replace(data, cache=str(Path(data.root, inside))))
     assert caught.value.code == ExitCode.USAGE
 
 
 def test_data_that_is_no_folder_of_images_is_left_as_it_is(tmp_path: Path) -> None:
-    data = Data(samples=8, image_size=8, cache=str(tmp_path / "c"))
+    data = DataConfig(samples=8, image_size=8, cache=str(tmp_path / "c"))
     sets = used(data)
-    assert not isinstance(sets.training, cached.Cached)
+    assert not isinstance(sets.training, decoded_cache.CachedSource)
     assert not list(tmp_path.iterdir())
     assert "data.cache does nothing here" in sets.notes[-1]

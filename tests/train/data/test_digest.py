@@ -16,20 +16,20 @@ from made_up import pixels
 from processes import python
 
 from entrypoint import ExitCode, Failure
-from train.data import catalog, digest
-from train.data.folder import Files
-from train.data.onehost import Host
-from train.data.sets import Sets
-from train.measuring import chosen, measuring
-from train.settings.config import Data, RunConfig
+from train.config.schema import DataConfig, RunConfig
+from train.data import registry, statistics
+from train.data.image_folder import ImageFileSource
+from train.data.splits import DataSplits
+from train.distributed.shared_memory import HostRanks
+from train.inference import checkpoints, evaluate
 
-FEW = Data(samples=40, classes=4, image_size=8)
+FEW = DataConfig(samples=40, classes=4, image_size=8)
 OWN = "mine:make"
 
 
 def told(root: Path, **settings: Any) -> dict[str, Any]:
-    data = Data(name="folder", root=str(root), image_size=8, **settings)
-    return digest.facts(catalog.open_sets(data), data.root)
+    data = DataConfig(name="folder", root=str(root), image_size=8, **settings)
+    return statistics.data_fingerprint(registry.open_splits(data), data.root)
 
 
 @pytest.fixture
@@ -82,32 +82,32 @@ def test_a_side_of_its_own_changes_alone(tmp_path: Path) -> None:
 
 def test_paths_that_a_factory_lists_count_below_the_folder() -> None:
     def listed(root: str) -> dict[str, Any]:
-        files = Files([f"{root}/a.png", f"{root}/b.png"], torch.tensor([0, 1]), 8)
-        return digest.facts(replace(catalog.open_sets(FEW), training=files, held_out=files), root)
+        files = ImageFileSource([f"{root}/a.png", f"{root}/b.png"], torch.tensor([0, 1]), 8)
+        return statistics.data_fingerprint(replace(registry.open_splits(FEW), training=files, held_out=files), root)
 
     assert listed("here") == listed("there")
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 def test_arrays_in_another_order_are_others_though_their_labels_are_the_same(tmp_path: Path, kind: type) -> None:
-    data = Data(name="npz", root=str(tmp_path / "a.npz"))
+    data = DataConfig(name="npz", root=str(tmp_path / "a.npz"))
     found = []
     for images in (drawn := pixels(20, 9, 9, 1).astype(kind), drawn[::-1]):
         np.savez(data.root, images=images, labels=np.zeros(20, int) + np.arange(20) // 19)
-        found.append(digest.facts(catalog.open_sets(data), data.root))
+        found.append(statistics.data_fingerprint(registry.open_splits(data), data.root))
     assert found[0]["digests"]["training"] != found[1]["digests"]["training"]
 
 
 def test_a_side_without_samples_has_a_digest() -> None:
-    assert digest.facts(catalog.open_sets(replace(FEW, val_fraction=0.0)), "")["held_out"] == 0
+    assert statistics.data_fingerprint(registry.open_splits(replace(FEW, val_fraction=0.0)), "")["held_out"] == 0
 
 
-def met(*ranks: Sets, name: str = OWN) -> list[str]:
+def met(*ranks: DataSplits, name: str = OWN) -> list[str]:
     """What each rank is told, where it sees these data; one rank on each of two machines by turns."""
 
-    def run(host: Host) -> str:
+    def run(host: HostRanks) -> str:
         try:
-            digest.refuse_others(digest.facts(ranks[host.rank], ""), name, host.gathered)
+            statistics.refuse_different_data(statistics.data_fingerprint(ranks[host.rank], ""), name, host.gathered)
         except Failure as failure:
             return str(failure)
         return ""
@@ -115,16 +115,16 @@ def met(*ranks: Sets, name: str = OWN) -> list[str]:
     return together(run, [0] * len(ranks))
 
 
-def turned(sets: Sets) -> Sets:
-    return replace(sets, held_out=Files([], sets.held_out.labels.flip(0), 8))
+def turned(sets: DataSplits) -> DataSplits:
+    return replace(sets, held_out=ImageFileSource([], sets.held_out.labels.flip(0), 8))
 
 
 def test_ranks_that_see_the_same_go_on() -> None:
-    assert met(catalog.open_sets(FEW), catalog.open_sets(FEW)) == ["", ""]
+    assert met(registry.open_splits(FEW), registry.open_splits(FEW)) == ["", ""]
 
 
 def test_all_ranks_are_told_which_of_them_see_another_number_of_samples() -> None:
-    same, more = catalog.open_sets(FEW), catalog.open_sets(replace(FEW, samples=50))
+    same, more = registry.open_splits(FEW), registry.open_splits(replace(FEW, samples=50))
     said = met(same, more, same)
     assert len(set(said)) == 1
     assert f"[{ExitCode.DATA.value}]" in said[0]
@@ -134,44 +134,44 @@ def test_all_ranks_are_told_which_of_them_see_another_number_of_samples() -> Non
 
 
 def test_as_many_samples_in_another_order_are_refused() -> None:
-    sets = catalog.open_sets(FEW)
-    (said, _) = met(replace(sets, held_out=Files([], sets.held_out.labels, 8)), turned(sets))
+    sets = registry.open_splits(FEW)
+    (said, _) = met(replace(sets, held_out=ImageFileSource([], sets.held_out.labels, 8)), turned(sets))
     assert "held-out samples: 8 on rank 0" in said
     assert "others, or in another order" in said
 
 
 def test_the_same_classes_in_another_order_are_refused() -> None:
-    sets = catalog.open_sets(FEW)
+    sets = registry.open_splits(FEW)
     assert "found: classes: 4 on rank 0" in met(sets, replace(sets, classes=sets.classes[::-1]))[0]
 
 
 def test_very_many_other_ranks_are_counted() -> None:
-    one = catalog.open_sets(FEW)
+    one = registry.open_splits(FEW)
     assert "on rank 3 (" in (said := met(one, *[turned(one)] * 7)[0])
     assert "and 4 more ranks" in said
 
 
 @pytest.mark.parametrize(("name", "fix"), [(OWN, "os.listdir"), ("folder", "all nodes the same files")])
 def test_the_fix_is_that_of_the_kind_of_data(name: str, fix: str) -> None:
-    one = catalog.open_sets(FEW)
+    one = registry.open_splits(FEW)
     assert fix in met(one, turned(one), name=name)[0].rpartition("fix: ")[2]
 
 
 def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -> None:
-    config = RunConfig(data=Data(name="folder", root=str(photos), image_size=8))
+    config = RunConfig(data=DataConfig(name="folder", root=str(photos), image_size=8))
     before = told(photos)
     renamed(photos)
     _, now = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
-    ready: Any = Host(world_size=2, gathered=lambda mine: [mine, heard(before)])
+    ready: Any = HostRanks(world_size=2, gathered=lambda mine: [mine, heard(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
-        measuring.opened_part(config, chosen.choose(str(now.saved)), ready, all_=False)
+        evaluate.open_evaluation_data(config, checkpoints.choose_checkpoint(str(now.saved)), ready, all_=False)
     assert caught.value.code == ExitCode.DATA
 
 
 def heard(facts: dict[str, Any]) -> Any:
     """What a rank with these facts tells the others."""
     said: list[Any] = []
-    digest.refuse_others(facts, OWN, lambda mine: said.append(mine) or [mine])
+    statistics.refuse_different_data(facts, OWN, lambda mine: said.append(mine) or [mine])
     return said[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from entrypoint import ExitCode, Failure
-from train.data import distribution
+from train.data import statistics
 
 NAMES = ("rare", "common", "middle")
 
@@ -16,16 +16,16 @@ def labels(*counts: int) -> torch.Tensor:
 
 
 def test_counts_are_those_of_every_class_also_of_one_that_has_none() -> None:
-    assert distribution.counts(labels(2, 0, 3), 4).tolist() == [2, 0, 3, 0]
+    assert statistics.class_counts(labels(2, 0, 3), 4).tolist() == [2, 0, 3, 0]
 
 
 def test_balanced_weights_are_samples_by_classes_times_count() -> None:
-    assert distribution.balanced([1, 3]) == [2.0, pytest.approx(2 / 3)]
+    assert statistics.balanced_class_weights([1, 3]) == [2.0, pytest.approx(2 / 3)]
 
 
 @pytest.mark.parametrize("counts", [[5, 5], [1, 99], [7, 11, 13], [10**9, 1]])
 def test_balanced_weights_keep_the_scale_of_the_loss(counts: list[int]) -> None:
-    weighted = sum(w * c for w, c in zip(distribution.balanced(counts), counts, strict=True))
+    weighted = sum(w * c for w, c in zip(statistics.balanced_class_weights(counts), counts, strict=True))
     assert weighted == pytest.approx(sum(counts))
 
 
@@ -43,7 +43,7 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
     counts: list[int], names: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(Failure) as caught:
-        distribution.balanced(counts, names)
+        statistics.balanced_class_weights(counts, names)
     assert caught.value.code == ExitCode.DATA
     assert said in str(caught.value)
     assert "optim.class_weights" in caught.value.fix
@@ -58,11 +58,11 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
     ],
 )
 def test_about_equal_classes_are_one_line(training: tuple[int, ...], held_out: tuple[int, ...], said: str) -> None:
-    assert distribution.lines(labels(*training), labels(*held_out), ("a", "b"), "none") == [said]
+    assert statistics.describe_class_balance(labels(*training), labels(*held_out), ("a", "b"), "none") == [said]
 
 
 def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
-    first, _, *rows = distribution.lines(labels(1, 90, 9), labels(1, 10, 1), NAMES, "none")
+    first, _, *rows = statistics.describe_class_balance(labels(1, 90, 9), labels(1, 10, 1), NAMES, "none")
     assert first.endswith("the largest is 90 times the smallest")
     assert [row.split() for row in rows] == [
         ["common", "90", "10", "0.3704"],
@@ -80,15 +80,15 @@ def test_unequal_classes_are_a_table_with_the_largest_first() -> None:
         ([1.0], "weight (given)", "-"),
     ],
 )
-def test_the_table_says_whose_weights_it_shows(weights: distribution.Weights, title: str, rare: str) -> None:
-    shown = distribution.lines(labels(1, 90, 9), labels(0), NAMES, weights)
+def test_the_table_says_whose_weights_it_shows(weights: statistics.ClassWeights, title: str, rare: str) -> None:
+    shown = statistics.describe_class_balance(labels(1, 90, 9), labels(0), NAMES, weights)
     assert shown[1].endswith(title)
     assert shown[-1].split()[-1] == rare
 
 
 def test_of_many_classes_only_the_extremes_are_shown() -> None:
     names = [f"c{number}" for number in range(100)]
-    shown = distribution.lines(labels(*range(1, 101)), labels(0), names, "none")
+    shown = statistics.describe_class_balance(labels(*range(1, 101)), labels(0), names, "none")
     assert len(shown) == 2 + 10 + 1
     assert [shown[2].split()[0], shown[7].strip(), shown[-1].split()[0]] == [
         "c99",
@@ -98,11 +98,11 @@ def test_of_many_classes_only_the_extremes_are_shown() -> None:
 
 
 def test_a_class_without_a_training_sample_is_said_and_has_no_weight() -> None:
-    shown = distribution.lines(labels(0, 5), labels(1, 1), ("none-of-it", "b"), "none")
+    shown = statistics.describe_class_balance(labels(0, 5), labels(1, 1), ("none-of-it", "b"), "none")
     assert "some classes have no training sample" in shown[0]
     assert shown[-1].split() == ["none-of-it", "0", "1", "-"]
 
 
 def test_a_name_that_ends_a_line_does_not_end_one_of_the_table() -> None:
-    told = distribution.lines(labels(1, 9), labels(), ("new\nline", "\x1b[31mred"), "none")
+    told = statistics.describe_class_balance(labels(1, 9), labels(), ("new\nline", "\x1b[31mred"), "none")
     assert all(line.isprintable() for line in told)

@@ -11,18 +11,18 @@ import pytest
 from images import write_classes, write_image
 
 from entrypoint import Failure
-from train.data import folder
-from train.settings.config import Data
+from train.config.schema import DataConfig
+from train.data import image_folder
 
 
-def data(root: Path, **changes: object) -> Data:
-    return Data(name="folder", root=str(root), image_size=8, **changes)  # type: ignore[arg-type]
+def data(root: Path, **changes: object) -> DataConfig:
+    return DataConfig(name="folder", root=str(root), image_size=8, **changes)  # type: ignore[arg-type]
 
 
 def test_classes_are_the_folders_in_alphabetical_order(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", dog=2, ant=3)
     write_classes(tmp_path / "val", ant=1, dog=1)
-    found = folder.find(data(tmp_path))
+    found = image_folder.list_splits(data(tmp_path))
     assert found.classes == ("ant", "dog")
     assert found.training.labels.tolist() == [0, 0, 0, 1, 1]
     assert found.held_out.labels.tolist() == [0, 1]
@@ -30,7 +30,7 @@ def test_classes_are_the_folders_in_alphabetical_order(tmp_path: Path) -> None:
 
 def test_without_a_held_out_folder_a_share_of_every_class_is_set_aside(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=20, bee=10, cat=10)
-    found = folder.find(data(tmp_path, val_fraction=0.2))
+    found = image_folder.list_splits(data(tmp_path, val_fraction=0.2))
     assert np.bincount(found.held_out.labels).tolist() == [4, 2, 2]
     assert not set(found.training.paths) & set(found.held_out.paths)
     assert len(found.training.paths) + len(found.held_out.paths) == 40
@@ -38,7 +38,7 @@ def test_without_a_held_out_folder_a_share_of_every_class_is_set_aside(tmp_path:
 
 def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=20, bee=20)
-    first, second = (set(folder.find(data(tmp_path)).held_out.paths) for _ in range(2))
+    first, second = (set(image_folder.list_splits(data(tmp_path)).held_out.paths) for _ in range(2))
     assert first == second
 
 
@@ -48,7 +48,7 @@ def test_one_long_name_does_not_make_the_paths_of_all_others_as_long(tmp_path: P
     if side:
         write_classes(tmp_path / "val", ant=1, bee=1)
     write_image(tmp_path / side / "bee" / f"{'x' * 200}.png")
-    found = folder.find(data(tmp_path))
+    found = image_folder.list_splits(data(tmp_path))
     assert len(pickle.dumps(found.training.paths)) < 40 * 50 + 1000  # 40 times 200 letters, as one array of text
 
 
@@ -56,18 +56,18 @@ def test_a_path_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=1)
     write_classes(tmp_path / "val", ant=1, bee=1)
     os.rename(tmp_path / "train/ant/001.png", os.fsencode(tmp_path / "train/ant") + b"/\xe9.png")
-    assert folder.find(data(tmp_path)).training.read(np.array([1])).shape == (1, 8, 8, 3)
+    assert image_folder.list_splits(data(tmp_path)).training.read(np.array([1])).shape == (1, 8, 8, 3)
 
 
 def test_the_working_folder_may_be_the_folder_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write_classes(tmp_path, ant=5, bee=5))
-    assert sorted(folder.find(data(Path())).held_out.paths)[0].startswith("ant/")
+    assert sorted(image_folder.list_splits(data(Path())).held_out.paths)[0].startswith("ant/")
 
 
 def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=2)
     write_classes(tmp_path / "test", ant=1, bee=1)
-    training = folder.find(data(tmp_path)).training
+    training = image_folder.list_splits(data(tmp_path)).training
     assert training.read(np.array([3, 0]))[:, 0, 0, 0].tolist() == [51, 0]
 
 
@@ -75,21 +75,21 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", ant=2, bee=0)
     write_classes(tmp_path / "val", ant=1, bee=1)
     with pytest.raises(Failure, match="bee") as caught:
-        folder.find(data(tmp_path))
+        image_folder.list_splits(data(tmp_path))
     assert caught.value.code == 66
 
 
 def test_another_number_of_classes_than_the_config_says_is_refused(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=5, bee=5)
     with pytest.raises(Failure, match=r"data\.classes") as caught:
-        folder.find(data(tmp_path, classes=3))
+        image_folder.list_splits(data(tmp_path, classes=3))
     assert caught.value.code == 65
 
 
 def test_an_image_that_vanishes_later_is_an_input_failure(tmp_path: Path) -> None:
     write_image(tmp_path / "ant/0.png").with_name("1.png").write_bytes((tmp_path / "ant/0.png").read_bytes())
     write_image(tmp_path / "bee/0.png").with_name("1.png").write_bytes((tmp_path / "bee/0.png").read_bytes())
-    training = folder.find(data(tmp_path, val_fraction=0.5)).training
+    training = image_folder.list_splits(data(tmp_path, val_fraction=0.5)).training
     Path(str(training.paths[0])).unlink()
     with pytest.raises(Failure, match="it is gone"):
         training.read(np.array([0]))
@@ -107,13 +107,13 @@ def write_videos(root: Path, **videos: list[int]) -> Path:
     return root
 
 
-def videos(files: folder.Files) -> set[str]:
+def videos(files: image_folder.ImageFileSource) -> set[str]:
     return {Path(str(path)).parent.name for path in files.paths}
 
 
 def test_a_video_is_on_one_side_though_both_classes_have_it(tmp_path: Path) -> None:
     write_videos(tmp_path, ant=[0, 1, 2, 3, 4], bee=[3, 4, 5, 6, 7])
-    found = folder.find(data(tmp_path, group=VIDEO, val_fraction=0.3))
+    found = image_folder.list_splits(data(tmp_path, group=VIDEO, val_fraction=0.3))
     assert not videos(found.training) & videos(found.held_out)
     assert np.bincount(found.held_out.labels).min() >= 3
     assert found.notes == ("val: 9 of 30 images in 2 of 8 groups (data.val_fraction asks for 9 images)",)
@@ -121,19 +121,19 @@ def test_a_video_is_on_one_side_though_both_classes_have_it(tmp_path: Path) -> N
 
 def test_a_pattern_does_not_match_the_folders_above_the_classes(tmp_path: Path) -> None:
     write_videos(tmp_path / "video_9", ant=[0, 1], bee=[0, 1])
-    found = folder.find(data(tmp_path / "video_9", group=VIDEO, val_fraction=0.5))
+    found = image_folder.list_splits(data(tmp_path / "video_9", group=VIDEO, val_fraction=0.5))
     assert len(videos(found.held_out)) == 1
 
 
 def test_without_groups_nothing_needs_to_be_said(tmp_path: Path) -> None:
     write_videos(tmp_path, ant=[0, 1], bee=[0, 1])
-    assert folder.find(data(tmp_path)).notes == ()
+    assert image_folder.list_splits(data(tmp_path)).notes == ()
 
 
 def test_with_two_folders_every_group_is_on_one_side(tmp_path: Path) -> None:
     write_videos(tmp_path / "train", ant=[0, 1], bee=[0, 1])
     write_videos(tmp_path / "val", ant=[2], bee=[3])
-    assert len(folder.find(data(tmp_path, group=VIDEO)).held_out.paths) == 6
+    assert len(image_folder.list_splits(data(tmp_path, group=VIDEO)).held_out.paths) == 6
 
 
 BAD_GROUPS: dict[str, tuple[dict[str, list[int]], dict[str, list[int]], str, str]] = {
@@ -152,6 +152,6 @@ def test_groups_that_cannot_be_kept_apart_are_bad_data(
     write_videos(tmp_path / "train", **training)
     write_videos(tmp_path / "val", **held_out)
     with pytest.raises(Failure) as caught:
-        folder.find(data(tmp_path if held_out else tmp_path / "train", group=pattern))
+        image_folder.list_splits(data(tmp_path if held_out else tmp_path / "train", group=pattern))
     assert caught.value.code == 65
     assert said in str(caught.value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.data import imagefolder
+from train.data import class_folders
 
 
 def make(root: Path, *names: str) -> Path:
@@ -23,14 +23,14 @@ def make(root: Path, *names: str) -> Path:
 
 def test_class_folders_alone_hold_out_a_part(tmp_path: Path) -> None:
     make(tmp_path, "b/1.jpg", "a/1.jpg", ".cache/1.jpg", "readme.txt")
-    found = imagefolder.layout(tmp_path)
-    assert found == imagefolder.Layout(training=tmp_path, held_out=None, classes=("a", "b"))
+    found = class_folders.find_layout(tmp_path)
+    assert found == class_folders.FolderLayout(training=tmp_path, held_out=None, classes=("a", "b"))
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_a_folder_beside_train_is_held_out(tmp_path: Path, name: str) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{name}/a/1.jpg", f"{name}/b/1.jpg")
-    found = imagefolder.layout(tmp_path)
+    found = class_folders.find_layout(tmp_path)
     assert (found.training, found.held_out) == (tmp_path / "train", tmp_path / name)
 
 
@@ -49,49 +49,51 @@ SIDES = {  # folders that hold both classes -> what is trained on, what is held 
 def test_sides_are_known_by_their_names_in_any_case(
     tmp_path: Path, names: tuple[str, ...], training: str, held_out: str | None, aside: tuple[str, ...]
 ) -> None:
-    found = imagefolder.layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
+    found = class_folders.find_layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
     assert (found.training, found.classes) == (tmp_path / training, ("a", "b"))
     assert (found.held_out, found.aside) == (tmp_path / held_out if held_out else None, aside)
 
 
 @pytest.mark.parametrize("names", [("bus", "Train"), ("Training", "resting"), ("test", "control")])
 def test_a_class_may_be_called_as_a_side(tmp_path: Path, names: tuple[str, ...]) -> None:
-    found = imagefolder.layout(make(tmp_path, *(f"{name}/1.jpg" for name in names)))
+    found = class_folders.find_layout(make(tmp_path, *(f"{name}/1.jpg" for name in names)))
     assert (found.training, found.classes) == (tmp_path, tuple(sorted(names)))
 
 
 @pytest.mark.parametrize("names", [("val", "test"), ("Dev", "TEST", "Valid")])
 def test_sides_without_one_to_train_on_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(Failure, match="and none to train on") as caught:
-        imagefolder.layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
+        class_folders.find_layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
     assert caught.value.code == ExitCode.NO_INPUT
     assert f"call the folder to train on {tmp_path}/train" in caught.value.fix
 
 
 def test_two_folders_to_train_on_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="more than one folder to train on") as caught:
-        imagefolder.layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("Train", "Training") for name in "ab")))
+        class_folders.find_layout(
+            make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("Train", "Training") for name in "ab"))
+        )
     assert caught.value.found == f"Train, Training, in {tmp_path}"
 
 
 def test_images_that_are_not_sorted_are_not_two_classes(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="1 image directly in it"):
-        imagefolder.layout(make(tmp_path, "Train/1.jpg", "Test/2.jpg"))
+        class_folders.find_layout(make(tmp_path, "Train/1.jpg", "Test/2.jpg"))
 
 
 def test_folders_beside_the_sides_that_hold_no_images_are_not_told(tmp_path: Path) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "a/2.jpg", "more/3.jpg", "runs/log.txt", ".cache/4.jpg")
-    assert imagefolder.layout(tmp_path).aside == ("a", "more")
+    assert class_folders.find_layout(tmp_path).aside == ("a", "more")
 
 
 def test_val_comes_before_test(tmp_path: Path) -> None:
     make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test", "val") for name in "ab"))
-    assert imagefolder.layout(tmp_path).held_out == tmp_path / "val"
+    assert class_folders.find_layout(tmp_path).held_out == tmp_path / "val"
 
 
 def test_images_are_counted_and_other_files_are_not(tmp_path: Path) -> None:
     make(tmp_path, "a/1.JPG", "a/deep/2.png", "a/labels.txt", "b/3.webp")
-    assert imagefolder.count(tmp_path, ("a", "b")) == 3
+    assert class_folders.count_images(tmp_path, ("a", "b")) == 3
 
 
 HIDDEN = ("a/.ipynb_checkpoints/0-checkpoint.png", "a/deep/.snapshot/0.png", "a/._0.png", "b/.nfs0001.png")
@@ -100,36 +102,36 @@ HIDDEN = ("a/.ipynb_checkpoints/0-checkpoint.png", "a/deep/.snapshot/0.png", "a/
 def test_hidden_images_are_no_images(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", *HIDDEN)
     others, inside = Counter[str](), {"a": set[str](), "b": set[str]()}
-    assert imagefolder.counts(tmp_path, ("a", "b"), others, inside) == {"a": 1, "b": 1}
+    assert class_folders.count_images_by_class(tmp_path, ("a", "b"), others, inside) == {"a": 1, "b": 1}
     assert (others, inside["a"]) == ({}, {"deep"})
 
 
 def test_what_python_makes_beside_a_users_code_is_no_class(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", "__pycache__/mine.cpython-311.pyc")
-    assert imagefolder.layout(tmp_path).classes == ("a", "b")
+    assert class_folders.find_layout(tmp_path).classes == ("a", "b")
 
 
 def test_a_link_in_a_hidden_folder_is_not_followed(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png")
     (tmp_path / "a" / ".again").symlink_to(tmp_path)
-    assert imagefolder.count(tmp_path, ("a",)) == 1
+    assert class_folders.count_images(tmp_path, ("a",)) == 1
 
 
 def test_a_class_of_hidden_images_alone_is_empty(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="without an image: 1"):
-        imagefolder.count(make(tmp_path, "a/0.png", "b/._0.png"), ("a", "b"))
+        class_folders.count_images(make(tmp_path, "a/0.png", "b/._0.png"), ("a", "b"))
 
 
 def test_hidden_images_beside_the_classes_are_not_told(tmp_path: Path) -> None:
     make(tmp_path, "a/0.png", "b/1.jpg", "._x.png", "y.png")
     unread = Counter[str]()
-    imagefolder.beside(tmp_path, imagefolder.layout(tmp_path), unread)
-    assert unread == {f".png{imagefolder.BESIDE}": 1}
+    class_folders.count_files_outside_classes(tmp_path, class_folders.find_layout(tmp_path), unread)
+    assert unread == {f".png{class_folders.OUTSIDE_CLASS_FOLDERS}": 1}
 
 
 def test_hidden_images_directly_in_the_root_are_not_counted(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="1 image directly in it"):
-        imagefolder.layout(make(tmp_path, "1.jpg", "._1.jpg"))
+        class_folders.find_layout(make(tmp_path, "1.jpg", "._1.jpg"))
 
 
 REFUSED = {
@@ -144,7 +146,7 @@ REFUSED = {
 @pytest.mark.parametrize(("files", "root", "said"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_no_data_set_is_missing_input(files: tuple[str, ...], root: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        imagefolder.layout(make(tmp_path, *files) / root)
+        class_folders.find_layout(make(tmp_path, *files) / root)
     assert caught.value.code == ExitCode.NO_INPUT
     assert said in str(caught.value)
     assert "data.root" in caught.value.fix
@@ -158,42 +160,42 @@ def test_images_without_class_folders_are_told_with_the_folder_above(
     make(tmp_path, "photos/cat/1.jpg", "photos/cat/2.png", "photos/dog/3.jpg")
     monkeypatch.chdir(tmp_path / place)
     with pytest.raises(Failure) as caught:
-        imagefolder.layout(Path(root))
+        class_folders.find_layout(Path(root))
     assert caught.value.found == f"{tmp_path}/photos/cat: none; 2 images directly in it"
     assert f"the folder above, data.root={above}, if this is one class" in caught.value.fix
 
 
 def test_images_beside_each_other_in_train_are_to_be_sorted_there(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="1 image directly in it") as caught:
-        imagefolder.layout(make(tmp_path, "train/1.jpg"))
+        class_folders.find_layout(make(tmp_path, "train/1.jpg"))
     assert caught.value.fix == f"make one folder for each class in {tmp_path}/train"
 
 
 def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "b/readme.txt")
     with pytest.raises(Failure, match="without an image: 1") as caught:
-        imagefolder.count(tmp_path, ("a", "b"))
+        class_folders.count_images(tmp_path, ("a", "b"))
     assert caught.value.found == f"b, in {tmp_path}"
 
 
 def test_a_relative_root_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Failure, match=r"data\.root cannot be read") as caught:
-        imagefolder.layout(Path("photos"))
+        class_folders.find_layout(Path("photos"))
     assert caught.value.found == f"{tmp_path}/photos"
 
 
 def test_other_files_are_counted_by_ending_on_the_way(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "a/deep/2.TXT", "b/3.webp", "b/4.txt", "b/.hidden")
     others = Counter[str]()
-    assert imagefolder.count(tmp_path, ("a", "b"), others) == 2
+    assert class_folders.count_images(tmp_path, ("a", "b"), others) == 2
     assert others == {".txt": 2}
 
 
 def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", *(f"test/c{i}/1.jpg" for i in range(9)))
     with pytest.raises(Failure) as caught:
-        imagefolder.layout(tmp_path)
+        class_folders.find_layout(tmp_path)
     assert caught.value.found is not None
     assert caught.value.found.endswith("c0, c1, c2, c3, c4 and 4 more")
 
@@ -201,7 +203,7 @@ def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
 def test_linked_folders_are_walked(tmp_path: Path) -> None:
     make(tmp_path, "a/1.png", "elsewhere/2.png")
     (tmp_path / "a" / "more").symlink_to(tmp_path / "elsewhere")
-    assert [path.name for path in imagefolder.image_files(tmp_path / "a")] == ["1.png", "2.png"]
+    assert [path.name for path in class_folders.image_files(tmp_path / "a")] == ["1.png", "2.png"]
 
 
 @pytest.mark.parametrize("links", [{"a/up": "."}, {"a/self": "a"}, {"a/x": "b", "b/y": "a"}], ids=str)
@@ -210,7 +212,7 @@ def test_links_in_a_circle_are_refused(links: dict[str, str], tmp_path: Path) ->
     for link, target in links.items():
         (tmp_path / link).symlink_to(tmp_path / target)
     with pytest.raises(Failure, match="leads back") as caught:
-        list(imagefolder.image_files(tmp_path / "a"))
+        list(class_folders.image_files(tmp_path / "a"))
     assert caught.value.code == 66
 
 
@@ -218,7 +220,7 @@ def test_a_link_to_itself_is_named(tmp_path: Path) -> None:
     make(tmp_path, "a/1.jpg", "b/1.jpg")
     (tmp_path / "self").symlink_to("self")
     with pytest.raises(Failure, match="Too many levels") as caught:
-        imagefolder.layout(tmp_path)
+        class_folders.find_layout(tmp_path)
     assert caught.value.found == str(tmp_path / "self")
     assert "mend the link" in caught.value.fix
 
@@ -236,5 +238,5 @@ def test_a_folder_in_a_class_that_cannot_be_read_is_refused_and_named(
 
     monkeypatch.setattr(os, "scandir", refusing)
     with pytest.raises(Failure, match="cannot be read: Permission denied") as caught:
-        list(imagefolder.image_files(tmp_path / "a"))
+        list(class_folders.image_files(tmp_path / "a"))
     assert (caught.value.code, caught.value.found) == (ExitCode.NO_INPUT, shut)

@@ -9,30 +9,29 @@ from hosts import together
 from numbered import BAD, Numbers
 
 from entrypoint import ExitCode, Failure
-from train.data import inmemory
-from train.data.broken import Ledger
-from train.data.inmemory import InMemory, Staged
-from train.data.onehost import ALONE, Host
-from train.data.pools import Side
+from train.data import in_memory
+from train.data.in_memory import DeviceDataset, HostDataset
+from train.data.workers import Split, UnreadableLog
+from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _two_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inmemory, "CHUNK", 2)
+    monkeypatch.setattr(in_memory, "IMAGES_PER_CHUNK", 2)
 
 
 def filled(
-    host: Host = ALONE, *, bad: tuple[int, ...] = BAD, most: int = 3, replaced: bool = True
-) -> InMemory | Staged:
-    side = Side(
-        name="side", source=Numbers(bad, ExitCode.DATA), ledger=Ledger(most, print), most=most, replace=replaced
+    host: HostRanks = SINGLE_RANK, *, bad: tuple[int, ...] = BAD, most: int = 3, replaced: bool = True
+) -> DeviceDataset | HostDataset:
+    side = Split(
+        name="side", source=Numbers(bad, ExitCode.DATA), ledger=UnreadableLog(most, print), most=most, replace=replaced
     )
-    return inmemory.in_memory(side, (1, 1, 1), CPU, 2, host=host)
+    return in_memory.load_in_memory(side, (1, 1, 1), CPU, 2, host=host)
 
 
-def seen(made: InMemory | Staged) -> tuple[list[int], list[int], list[bool] | None]:
+def seen(made: DeviceDataset | HostDataset) -> tuple[list[int], list[int], list[bool] | None]:
     return made.pixels.flatten().tolist(), made.labels.tolist(), None if made.whole is None else made.whole.tolist()
 
 
@@ -51,7 +50,7 @@ def test_ranks_of_one_machine_hold_the_pixels_once() -> None:
 
 
 def test_the_first_broken_image_ends_all_ranks_whoever_has_read_it() -> None:
-    def run(host: Host) -> str:
+    def run(host: HostRanks) -> str:
         with pytest.raises(Failure) as caught:
             filled(host, most=0)
         return caught.value.what
@@ -60,7 +59,7 @@ def test_the_first_broken_image_ends_all_ranks_whoever_has_read_it() -> None:
 
 
 def test_too_many_broken_images_are_counted_over_the_ranks_of_a_machine() -> None:
-    def run(host: Host) -> int:
+    def run(host: HostRanks) -> int:
         with pytest.raises(Failure, match="more than 2") as caught:
             filled(host, most=2)
         return caught.value.code
@@ -68,9 +67,9 @@ def test_too_many_broken_images_are_counted_over_the_ranks_of_a_machine() -> Non
     assert together(run, [0, 0]) == [ExitCode.DATA] * 2
 
 
-def staged(made: InMemory | Staged) -> Staged:
+def staged(made: DeviceDataset | HostDataset) -> HostDataset:
     """The same images as if the device had no room for them."""
-    return Staged(made.pixels, made.labels, made.whole, CPU)
+    return HostDataset(made.pixels, made.labels, made.whole, CPU)
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -95,15 +94,15 @@ def test_one_batch_is_on_its_way_before_it_is_asked_for() -> None:
 def test_images_that_would_fill_the_gpu_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, pixels = torch.device("cuda", 0), torch.zeros(40, 1, 1, 1, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
-    monkeypatch.setattr(inmemory, "InMemory", lambda *args: "on the GPU")
+    monkeypatch.setattr(in_memory, "DeviceDataset", lambda *args: "on the GPU")
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
-    placed = [inmemory._placed(pixels[:count], pixels[:count, 0, 0, 0], None, gpu) for count in (25, 26)]
-    assert (placed[0], type(placed[1])) == ("on the GPU", Staged)
+    placed = [in_memory._place_dataset(pixels[:count], pixels[:count, 0, 0, 0], None, gpu) for count in (25, 26)]
+    assert (placed[0], type(placed[1])) == ("on the GPU", HostDataset)
 
 
 def test_a_side_without_images_has_none_on_any_rank() -> None:
     source = Numbers((), ExitCode.DATA)
     source.labels = torch.arange(0)
-    empty = Side(name="side", source=source, ledger=Ledger(0, print), most=0, replace=True)
-    made = together(lambda host: inmemory.in_memory(empty, (1, 1, 1), CPU, 1, host=host), [0, 0])
+    empty = Split(name="side", source=source, ledger=UnreadableLog(0, print), most=0, replace=True)
+    made = together(lambda host: in_memory.load_in_memory(empty, (1, 1, 1), CPU, 1, host=host), [0, 0])
     assert [len(one.pixels) for one in made] == [0, 0]

@@ -14,7 +14,7 @@ import torch
 from PIL import ExifTags, Image
 
 from entrypoint import ExitCode, Failure
-from train.data import decode, items
+from train.data import custom, decode
 
 BYTES = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
 
@@ -30,9 +30,9 @@ class Listed:
         return image() if callable(image) else image if isinstance(image, (tuple, str)) else (image, row % 2)
 
 
-def opened(*images: Any, labels: list[int] | None = None) -> items.Items:
+def opened(*images: Any, labels: list[int] | None = None) -> custom.DatasetSource:
     found = torch.arange(len(images)) % 2 if labels is None else torch.tensor(labels)
-    return items.open_items(Listed(*images), found, 6, "mine:make, training data:")
+    return custom.open_dataset_source(Listed(*images), found, 6, "mine:make, training data:")
 
 
 LIKE = {
@@ -62,11 +62,11 @@ def test_a_picture_is_cut_and_scaled_as_a_file_is(sides: tuple[int, int], tmp_pa
     pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.jpg")
     read = opened(Image.open(tmp_path / "a.jpg").convert("RGB")).read(np.arange(1))[0]
-    assert np.array_equal(read, decode.decode(tmp_path / "a.jpg", 6, 0, draft=False))
+    assert np.array_equal(read, decode.decode_image(tmp_path / "a.jpg", 6, 0, draft=False))
 
 
 def test_pictures_are_known_from_arrays() -> None:
-    assert [items.are_pictures(opened(one)) for one in (Image.fromarray(BYTES), BYTES)] == [True, False]
+    assert [custom.are_pil_images(opened(one)) for one in (Image.fromarray(BYTES), BYTES)] == [True, False]
 
 
 def test_pixels_come_as_they_are() -> None:
@@ -83,11 +83,11 @@ def test_of_a_picture_of_16_bits_the_upper_8_are_taken() -> None:
 
 def test_the_highest_values_of_pictures_of_16_bits_are_told() -> None:
     pictures = [Image.fromarray(np.full((6, 6), value, np.uint16)) for value in (0, 255, 4095)]
-    assert items.depths(opened(*pictures, Image.new("L", (6, 6)))) == [0, 255, 4095, None]
+    assert custom.highest_item_values(opened(*pictures, Image.new("L", (6, 6)))) == [0, 255, 4095, None]
 
 
 def test_arrays_have_no_depth_to_be_told() -> None:
-    assert items.depths(opened(BYTES, BYTES)) == []
+    assert custom.highest_item_values(opened(BYTES, BYTES)) == []
 
 
 def test_a_picture_that_was_taken_sideways_is_turned() -> None:
@@ -99,7 +99,7 @@ def test_a_picture_that_was_taken_sideways_is_turned() -> None:
 
 def test_a_part_reads_its_own_items() -> None:
     source = opened(*(np.full((4, 4), number, np.uint8) for number in range(6)))
-    part = items.part(source, source.labels == 1)
+    part = custom.select_items(source, source.labels == 1)
     assert part.read(np.arange(3))[:, 0, 0, 0].tolist() == [1, 3, 5]
 
 
@@ -109,7 +109,7 @@ def test_no_items_keep_their_shape() -> None:
 
 @pytest.mark.parametrize("label", [1, True, np.int8(1), np.uint64(1), torch.tensor(1), torch.tensor([1])])
 def test_labels_of_every_integer_kind(label: Any) -> None:
-    assert items.item(Listed((BYTES, label)), 0, "mine:")[1] == 1
+    assert custom.read_item(Listed((BYTES, label)), 0, "mine:")[1] == 1
 
 
 def fails() -> Any:
@@ -167,7 +167,7 @@ def test_a_lost_disk_is_not_a_wrong_item(monkeypatch: pytest.MonkeyPatch) -> Non
     def lost(image: Image.Image) -> Image.Image:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(items.decode, "rgb", lost)
+    monkeypatch.setattr(custom.decode, "to_rgb", lost)
     with pytest.raises(OSError, match="error"):
         opened(Image.new("L", (8, 8)))
 

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data import labels
+from train.data import arrays
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_integers_of_any_width_are_taken(kind: str) -> None:
-    found = labels.checked_labels(torch.from_numpy(np.arange(6).astype(kind)), "my.npz")
+    found = arrays.checked_labels(torch.from_numpy(np.arange(6).astype(kind)), "my.npz")
     assert (found.dtype, found.tolist()) == (torch.int64, [0, 1, 2, 3, 4, 5])
 
 
 def test_a_column_is_taken_too() -> None:
-    assert labels.checked_labels(torch.arange(3)[:, None], "my.npz").tolist() == [0, 1, 2]
+    assert arrays.checked_labels(torch.arange(3)[:, None], "my.npz").tolist() == [0, 1, 2]
 
 
 ZEROS = torch.zeros(6, dtype=torch.int64)
@@ -40,7 +40,7 @@ BAD = {
 @pytest.mark.parametrize(("given", "found", "fix"), BAD.values(), ids=BAD)
 def test_what_are_no_labels_is_refused(given: Tensor, found: str, fix: str) -> None:
     with pytest.raises(Failure) as caught:
-        labels.checked_labels(given, "my.npz")
+        arrays.checked_labels(given, "my.npz")
     assert caught.value.code == ExitCode.DATA
     assert found in str(caught.value.found)
     assert fix in caught.value.fix
@@ -59,7 +59,7 @@ def test_classes_are_counted(
     claimed: int | None, training: list[int], held_out: list[int] | None, expected: int
 ) -> None:
     others = None if held_out is None else torch.tensor(held_out, dtype=torch.int64)
-    assert labels.count_classes("my.npz", claimed, torch.tensor(training), others) == expected
+    assert arrays.count_classes("my.npz", claimed, torch.tensor(training), others) == expected
 
 
 MISCOUNTED = {
@@ -83,6 +83,6 @@ def test_labels_that_do_not_make_classes_are_refused(
 ) -> None:
     others = None if held_out is None else torch.tensor(held_out)
     with pytest.raises(Failure) as caught:
-        labels.count_classes("my.npz", claimed, torch.tensor(training), others)
+        arrays.count_classes("my.npz", claimed, torch.tensor(training), others)
     assert caught.value.code == ExitCode.DATA
     assert f"my.npz: {found}" in str(caught.value.found)

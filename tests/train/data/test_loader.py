@@ -12,24 +12,24 @@ import torch
 from images import write_classes
 
 from entrypoint import Failure
-from train.data import catalog, inmemory, loader
-from train.data.loader import Batch, Loader
-from train.data.sampling import Piece
-from train.settings.config import Data
+from train.config.schema import DataConfig
+from train.data import in_memory, loader, registry
+from train.data.loader import Batch, BatchLoader
+from train.data.sampler import MicroBatch
 
 CPU = torch.device("cpu")
 PIECES = [
-    Piece(step=step, epoch=step // 2, number=0, samples=np.array(samples))
+    MicroBatch(step=step, epoch=step // 2, number=0, samples=np.array(samples))
     for step, samples in enumerate([[3, 1], [0, 5], [2, 2], [7, 4]])
 ]
 
 
-def opened(**changes: object) -> Loader:
-    settings = Data(samples=12, image_size=16, val_fraction=0.25, **changes)  # type: ignore[arg-type]
-    return loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=2)
+def opened(**changes: object) -> BatchLoader:
+    settings = DataConfig(samples=12, image_size=16, val_fraction=0.25, **changes)  # type: ignore[arg-type]
+    return loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=2)
 
 
-def training(**changes: object) -> list[tuple[Piece, Batch]]:
+def training(**changes: object) -> list[tuple[MicroBatch, Batch]]:
     return list(opened(**changes).train(iter(PIECES)))
 
 
@@ -46,7 +46,7 @@ def test_workers_give_the_same_batches_as_memory(workers: int) -> None:
 @pytest.mark.parametrize("kind", ["memory", "workers"])
 def test_evaluation_gives_the_images_as_they_are(kind: str) -> None:
     (batch,) = opened(loader=kind, workers=0).evaluate([np.array([2, 0])])
-    raw = catalog.open_sets(Data(samples=12, image_size=16, val_fraction=0.25)).held_out.read(np.array([2, 0]))
+    raw = registry.open_splits(DataConfig(samples=12, image_size=16, val_fraction=0.25)).held_out.read(np.array([2, 0]))
     assert torch.equal(batch.images, raw.permute(0, 3, 1, 2).float().sub(127.5).div(63.75))
 
 
@@ -57,30 +57,30 @@ def test_a_batch_is_channels_first_in_shape_and_last_in_memory() -> None:
 
 
 def test_a_sample_moves_otherwise_in_the_next_epoch() -> None:
-    again = [Piece(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
+    again = [MicroBatch(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
     first, second = (batch for _, batch in opened().train(iter(again)))
     assert not torch.equal(first.images, second.images)
 
 
 def test_what_may_not_be_mirrored_is_only_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = loader.augment.moves
-    monkeypatch.setattr(loader.augment, "moves", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
-    settings = Data(samples=200, image_size=8, frames=2, val_fraction=0.0)
-    clips = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=2)
-    list(clips.train(iter([Piece(step=0, epoch=0, number=0, samples=np.arange(200))])))
+    real = loader.augment.draw_parameters
+    monkeypatch.setattr(loader.augment, "draw_parameters", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
+    settings = DataConfig(samples=200, image_size=8, frames=2, val_fraction=0.0)
+    clips = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=2)
+    list(clips.train(iter([MicroBatch(step=0, epoch=0, number=0, samples=np.arange(200))])))
     assert (seen[0].down.any(), seen[0].mirror.any()) == (True, False)
 
 
 def test_without_augmentation_every_epoch_sees_the_same() -> None:
-    again = [Piece(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
+    again = [MicroBatch(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
     first, second = (batch for _, batch in opened(augment="none").train(iter(again)))
     assert torch.equal(first.images, second.images)
 
 
 def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened().kind == "memory"
-    monkeypatch.setattr(loader, "LARGEST_IN_MEMORY", 100)
+    monkeypatch.setattr(loader, "MAX_IN_MEMORY_BYTES", 100)
     assert opened().kind == "1 worker"
 
 
@@ -88,35 +88,35 @@ def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_floats_fill_the_memory_with_a_quarter_of_the_numbers(
     kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "LARGEST_IN_MEMORY", 20 * 8 * 8 * 2)
+    monkeypatch.setattr(loader, "MAX_IN_MEMORY_BYTES", 20 * 8 * 8 * 2)
     np.savez(tmp_path / "a.npz", images=np.zeros((20, 8, 8), kind), labels=np.arange(20) % 2)
-    settings = Data(name="npz", root=str(tmp_path / "a.npz"))
-    assert loader.chosen(catalog.open_sets(settings), settings, 2)[0] == said
+    settings = DataConfig(name="npz", root=str(tmp_path / "a.npz"))
+    assert loader.choose_loader(registry.open_splits(settings), settings, 2)[0] == said
 
 
 def test_memory_is_filled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = training(loader="memory")
-    monkeypatch.setattr(inmemory, "CHUNK", 2)
+    monkeypatch.setattr(in_memory, "IMAGES_PER_CHUNK", 2)
     assert all(same(a[1], b[1]) for a, b in zip(whole, training(loader="memory"), strict=True))
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Data:
+def broken(tmp_path: Path) -> DataConfig:
     """A folder in which one file is no image."""
     root = write_classes(tmp_path, ant=4, bee=4)
     (root / "ant/000.png").write_bytes(b"no image")
-    return Data(name="folder", root=str(root), image_size=8, val_fraction=0.0)
+    return DataConfig(name="folder", root=str(root), image_size=8, val_fraction=0.0)
 
 
-def read(settings: Data, kind: str) -> Iterator[object]:
-    pieces = iter([Piece(step=0, epoch=0, number=0, samples=np.arange(8))])
-    sets = catalog.open_sets(settings)
+def read(settings: DataConfig, kind: str) -> Iterator[object]:
+    pieces = iter([MicroBatch(step=0, epoch=0, number=0, samples=np.arange(8))])
+    sets = registry.open_splits(settings)
     settings = replace(settings, loader=kind)  # type: ignore[arg-type]
     return loader.open_loader(sets, settings, seed=0, device=CPU, cores=2).train(pieces)
 
 
 @pytest.mark.parametrize("kind", ["memory", "workers"])
-def test_a_broken_image_is_named_whoever_reads_it(broken: Data, kind: str) -> None:
+def test_a_broken_image_is_named_whoever_reads_it(broken: DataConfig, kind: str) -> None:
     with pytest.raises(Failure, match="image 0 cannot be read") as caught:
         list(read(broken, kind))
     assert caught.value.code == 65
@@ -124,34 +124,36 @@ def test_a_broken_image_is_named_whoever_reads_it(broken: Data, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["memory", "workers"])
-def test_a_broken_image_that_may_be_skipped_is_said_once_though_met_in_every_epoch(broken: Data, kind: str) -> None:
+def test_a_broken_image_that_may_be_skipped_is_said_once_though_met_in_every_epoch(
+    broken: DataConfig, kind: str
+) -> None:
     settings = replace(broken, loader=kind, max_bad_images=1)  # type: ignore[arg-type]
     said: list[str] = []
-    pieces = [Piece(step=epoch, epoch=epoch, number=0, samples=np.arange(8)) for epoch in range(3)]
-    ready = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=2, say=said.append)
+    pieces = [MicroBatch(step=epoch, epoch=epoch, number=0, samples=np.arange(8)) for epoch in range(3)]
+    ready = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=2, say=said.append)
     assert [len(batch.labels) for _, batch in ready.train(pieces)] == [8, 8, 8]
     assert len(said) == len(list(ready.broken)) == 1
     assert "ant/000.png" in said[0]
 
 
-def test_without_anyone_to_tell_it_is_said_on_stderr(broken: Data, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_anyone_to_tell_it_is_said_on_stderr(broken: DataConfig, capsys: pytest.CaptureFixture[str]) -> None:
     list(read(replace(broken, max_bad_images=1), "memory"))
     assert capsys.readouterr().err.startswith("skipped a broken image (1 of at most 1): ")
 
 
 @pytest.mark.parametrize("kind", ["memory", "workers"])
 def test_a_cache_gives_the_same_batches_and_is_named(
-    broken: Data, kind: str, tmp_path_factory: pytest.TempPathFactory
+    broken: DataConfig, kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings, cache = replace(broken, max_bad_images=1, workers=0), str(tmp_path_factory.mktemp("cache"))
     through = replace(settings, cache=cache)
     (one,), (other,) = (list(read(data, kind)) for data in (settings, through))
     assert same(one[1], other[1])  # type: ignore[index]
-    opened = loader.open_loader(catalog.open_sets(through), through, seed=0, device=CPU, cores=1)
+    opened = loader.open_loader(registry.open_splits(through), through, seed=0, device=CPU, cores=1)
     assert cache in opened.notes[0]
 
 
 def test_nothing_held_out_is_nothing_to_evaluate() -> None:
-    settings = Data(samples=12, image_size=16, val_fraction=0.0)
-    found = loader.open_loader(catalog.open_sets(settings), settings, seed=0, device=CPU, cores=1)
+    settings = DataConfig(samples=12, image_size=16, val_fraction=0.0)
+    found = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=1)
     assert list(found.evaluate([])) == []

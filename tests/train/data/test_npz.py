@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from train.data import npz
+from train.data import arrays
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 5, 5, 3), np.uint8)
 LARGE = np.tile(IMAGES, (20, 1, 1, 1))  # more than is read with a header
@@ -19,7 +19,7 @@ FLOATS = IMAGES.astype(np.float32)
 
 
 def loaded(path: Path, name: str = "images") -> npt.NDArray[Any]:
-    return npz.load(path, lambda names: [name])[name].numpy()
+    return arrays.load_npz(path, lambda names: [name])[name].numpy()
 
 
 def mapped(path: Path) -> bool:
@@ -61,13 +61,13 @@ def test_what_lies_otherwise_in_the_file_is_read_and_counted(write: Callable[[Pa
         found = loaded(path)
         assert not mapped(path)
         assert np.array_equal(found, wanted["images"])
-    assert npz.copied(path, ["images"]) > found.nbytes
+    assert arrays.unmapped_bytes(path, ["images"]) > found.nbytes
 
 
 def test_of_what_is_mapped_nothing_is_copied(tmp_path: Path) -> None:
     by_version(IMAGES, (2, 0))(path := tmp_path / "a.npz")
     assert np.array_equal(loaded(path), IMAGES)
-    assert npz.copied(path, ["images", "labels"]) == 0
+    assert arrays.unmapped_bytes(path, ["images", "labels"]) == 0
 
 
 @pytest.mark.parametrize("place", [0, LARGE.nbytes - 1])
@@ -88,4 +88,4 @@ def test_a_shape_of_more_bytes_than_there_are_is_not_mapped_beyond_them(tmp_path
             entry.write(IMAGES.tobytes())
         archive.writestr("more.bin", bytes(10_000))
     with pytest.raises(ValueError, match="bytes"):
-        npz.load(path, lambda _: ["images"])
+        arrays.load_npz(path, lambda _: ["images"])

@@ -6,28 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from train.data import oddities
-from train.data.imagefolder import BESIDE, Layout
+from train.data import class_folders
+from train.data.class_folders import OUTSIDE_CLASS_FOLDERS, FolderLayout
 
 
 def test_the_commonest_ending_comes_first_and_pictures_have_a_way_in() -> None:
-    told = oddities.unread({".heic": 1, ".txt": 2})
+    told = class_folders.describe_unread_files({".heic": 1, ".txt": 2})
     assert told == "3 files are not read: .txt (2), .heic (1). fix: save pictures of other kinds as .jpg or .png"
 
 
 def test_lost_images_are_to_be_moved() -> None:
-    told = oddities.unread({f".jpg{BESIDE}": 1})
+    told = class_folders.describe_unread_files({f".jpg{OUTSIDE_CLASS_FOLDERS}": 1})
     assert told == (
         "1 file is not read: .jpg beside the class folders (1). fix: move images into the folders of their classes"
     )
 
 
 def test_nothing_beside_the_images_is_nothing_said() -> None:
-    assert (oddities.unread({}), oddities.parts({}), oddities.none_held_out((), (), ())) == (None, (), ())
+    assert (
+        class_folders.describe_unread_files({}),
+        class_folders.split_folder_warnings({}),
+        class_folders.missing_validation_warnings((), (), ()),
+    ) == (None, (), ())
 
 
 def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
-    (told,) = oddities.parts({"cat": [], "dog": ["big"], "ship": [], "test": ["cat", "dog", "ship"]})
+    (told,) = class_folders.split_folder_warnings(
+        {"cat": [], "dog": ["big"], "ship": [], "test": ["cat", "dog", "ship"]}
+    )
     assert told.startswith("the class folder test holds folders named like other classes (cat, dog, ship): a part of")
     assert told.endswith("fix: move it beside data.root, or the other class folders into data.root/train")
 
@@ -36,37 +42,40 @@ def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
     ("held_out", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-side", "a-part"]
 )
 def test_folders_beside_the_sides_are_told_with_what_is_held_out(held_out: Path | None, measured: str) -> None:
-    found = Layout(training=Path("d/Train"), held_out=held_out, classes=("a", "b"), aside=tuple("uvwxyz"))
+    found = FolderLayout(training=Path("d/Train"), held_out=held_out, classes=("a", "b"), aside=tuple("uvwxyz"))
     told = f"beside Train, which is trained on, and {measured}, which is held out, not read: u, v, w, x, y and 1 more"
-    assert oddities.aside(found) == told
+    assert class_folders.describe_ignored_folders(found) == told
 
 
 def test_nothing_beside_the_sides_is_nothing_said() -> None:
-    assert oddities.aside(Layout(training=Path("d"), held_out=None, classes=("a", "b"))) is None
+    assert (
+        class_folders.describe_ignored_folders(FolderLayout(training=Path("d"), held_out=None, classes=("a", "b")))
+        is None
+    )
 
 
 def test_a_held_out_folder_among_the_classes_is_known_in_any_case() -> None:
-    (told,) = oddities.parts({"cat": [], "dog": [], "Testing": ["cat", "dog"]})
+    (told,) = class_folders.split_folder_warnings({"cat": [], "dog": [], "Testing": ["cat", "dog"]})
     assert told.endswith("or the other class folders into data.root/train")
 
 
 @pytest.mark.parametrize("inside", [["dog"], ["cat", "dog"], ["left", "right"]])
 def test_one_name_of_another_class_is_no_part(inside: list[str]) -> None:
-    assert oddities.parts({"cat": inside, "dog": []}) == ()
+    assert class_folders.split_folder_warnings({"cat": inside, "dog": []}) == ()
 
 
 def test_many_classes_are_not_all_named() -> None:
     names = [f"c{i}" for i in range(9)]
-    (told,) = oddities.parts({"more": names, **dict.fromkeys(names, ())})
+    (told,) = class_folders.split_folder_warnings({"more": names, **dict.fromkeys(names, ())})
     assert "(c0, c1, c2, ...)" in told
     assert told.endswith("fix: move it beside data.root")
 
 
 def test_a_class_too_small_to_be_measured_is_named() -> None:
-    (told,) = oddities.none_held_out(["one", "two"], [1, 80], [0, 20])
+    (told,) = class_folders.missing_validation_warnings(["one", "two"], [1, 80], [0, 20])
     assert told == "class one has 1 image: none is held out. fix: more images of it, or a larger data.val_fraction"
 
 
 def test_of_several_the_first_three_are_named() -> None:
-    (told,) = oddities.none_held_out([*"abcde", "f"], [1, 2, 1, 1, 1, 9], [0, 0, 0, 0, 0, 1])
+    (told,) = class_folders.missing_validation_warnings([*"abcde", "f"], [1, 2, 1, 1, 1, 9], [0, 0, 0, 0, 0, 1])
     assert told.startswith("of 5 classes no image is held out: a (1 image), b (2 images), c (1 image) and 2 more. fix:")

@@ -11,14 +11,14 @@ from hosts import together
 from worlds import FIRST
 
 from entrypoint import ExitCode, Failure
-from train.data import onehost
-from train.data.onehost import ALONE, Area, Host
+from train.distributed import shared_memory
+from train.distributed.shared_memory import SINGLE_RANK, HostMemory, HostRanks
 
 
 def written(nodes: list[int]) -> list[list[int]]:
     """What each rank sees, once each has written its number plus 1 at its own place."""
 
-    def run(host: Host) -> Area:
+    def run(host: HostRanks) -> HostMemory:
         area = host.area(len(nodes))
         if area.memory is not None:
             area.memory[host.rank] = host.rank + 1
@@ -37,7 +37,7 @@ def test_machines_share_nothing_with_each_other() -> None:
 
 def test_a_rank_that_is_alone_on_its_machine_has_its_own_memory() -> None:
     assert written([0, 1, 1]) == [[], [0, 2, 3], [0, 2, 3]]
-    assert ALONE.area(8).memory is None
+    assert SINGLE_RANK.area(8).memory is None
 
 
 def test_nothing_is_left_open() -> None:
@@ -46,15 +46,15 @@ def test_nothing_is_left_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-@pytest.mark.parametrize("shut", ["_made", "_opened"])
+@pytest.mark.parametrize("shut", ["_create_memory_file", "_open_memory_file"])
 def test_where_the_system_lets_nobody_share_each_has_its_own(shut: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onehost, shut, lambda *_: None)
+    monkeypatch.setattr(shared_memory, shut, lambda *_: None)
     assert written([0, 0]) == [[], []]
 
 
 def test_another_file_under_the_number_that_was_told_is_not_taken(tmp_path: Path) -> None:
     with (tmp_path / "other").open("w") as other:
-        assert onehost._opened((os.getpid(), other.fileno(), (0, 0, 0))) is None
+        assert shared_memory._open_memory_file((os.getpid(), other.fileno(), (0, 0, 0))) is None
 
 
 def test_what_the_first_rank_of_a_machine_finds_is_all_of_its_ranks() -> None:
@@ -75,23 +75,23 @@ def test_what_the_first_rank_of_a_machine_finds_is_all_of_its_ranks() -> None:
 def test_a_nodes_number_that_was_counted_up_gives_way_to_its_machines_mark(
     told: list[int], marks: str, nodes: list[int]
 ) -> None:
-    def run(host: Host) -> int:
+    def run(host: HostRanks) -> int:
         world = replace(FIRST, rank=host.rank, world_size=4, num_nodes=2, node_rank=told[host.rank])
-        return onehost.host(world, host.gathered, machine=lambda: marks[host.rank]).node
+        return shared_memory.host_ranks(world, host.gathered, machine=lambda: marks[host.rank]).node
 
     assert together(run, [0] * 4) == nodes
 
 
 def test_a_machines_mark_stays_the_same() -> None:
-    assert onehost.machine() == onehost.machine() != ""
+    assert shared_memory.read_boot_id() == shared_memory.read_boot_id() != ""
 
 
 def test_a_failure_on_one_machine_ends_all_ranks() -> None:
-    def look(host: Host) -> None:
+    def look(host: HostRanks) -> None:
         if host.node == 1:
             raise Failure("gone", fix="-", code=ExitCode.NO_INPUT)
 
-    def run(host: Host) -> int:
+    def run(host: HostRanks) -> int:
         with pytest.raises(Failure, match="gone") as caught:
             host.first(lambda: look(host))
         return caught.value.code
@@ -103,12 +103,12 @@ def test_a_failure_on_one_machine_ends_all_ranks() -> None:
 def test_processors_are_those_of_the_affinity_divided_among_who_has_the_same(
     bound: list[range], each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onehost.os, "sched_getaffinity", lambda _: set(bound[0]))
+    monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(bound[0]))
     others = [(0, sorted(mine)) for mine in bound]
-    assert Host(world_size=2, gathered=lambda mine: others).cores() == each
+    assert HostRanks(world_size=2, gathered=lambda mine: others).cores() == each
 
 
 def test_a_quota_of_time_is_divided_among_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onehost.os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(onehost, "processors", lambda: 4)  # docker run --cpus=4
-    assert Host(world_size=2, gathered=lambda mine: [mine] * 2).cores() == 2
+    monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(shared_memory, "num_usable_cores", lambda: 4)  # docker run --cpus=4
+    assert HostRanks(world_size=2, gathered=lambda mine: [mine] * 2).cores() == 2

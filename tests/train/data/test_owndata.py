@@ -15,17 +15,16 @@ from jobs import trained
 from processes import python
 
 from entrypoint import ExitCode, Failure
-from train.data import catalog, owndata
+from train.config.schema import DataConfig
+from train.data import custom, registry
 from train.data.loader import open_loader
-from train.data.sets import Sets
-from train.settings.config import Data
+from train.data.splits import DataSplits
 
 # What every module of a test begins with.
 START = """
 import numpy as np, os, torch
-from train.data.sets import Sets
 from train.data.shape import Shape
-
+from train.data.splits import DataSplits
 class Squares:
     def __init__(self, count=40, size=8):
         self.count, self.size = count, size
@@ -68,7 +67,7 @@ class Source:
 
 def source(path):
     shape = Shape(channels=1, size=(8, 8))
-    return Sets(training=Source(path), held_out=Source(path), classes=("a", "b"), shape=shape)
+    return DataSplits(training=Source(path), held_out=Source(path), classes=("a", "b"), shape=shape)
 
 class Dark(Squares):
     def __init__(self, highest):
@@ -96,11 +95,11 @@ class Later(Drawn):
 
 def later(then):
     side = Later(then)
-    return Sets(training=side, held_out=side, classes=("a", "b"), shape=Shape(channels=1, size=(4, 6)))
+    return DataSplits(training=side, held_out=side, classes=("a", "b"), shape=Shape(channels=1, size=(4, 6)))
 
 def sets(labels=[0, 1] * 20, classes=("a", "b"), size=(4, 6)):
     side = Drawn(torch.tensor(labels))
-    return Sets(training=side, held_out=side, classes=classes, shape=Shape(channels=1, size=size))
+    return DataSplits(training=side, held_out=side, classes=classes, shape=Shape(channels=1, size=size))
 """
 
 
@@ -109,16 +108,16 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Write users_data.py, with a factory that returns this expression."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
 
-    def to(expression: str) -> Data:
+    def to(expression: str) -> DataConfig:
         text = f"{START}\n\ndef make(data):\n    return {expression}\n"
         (tmp_path / "users_data.py").write_text(text)
-        return Data(name="users_data:make", root="my/root")
+        return DataConfig(name="users_data:make", root="my/root")
 
     yield to
     sys.modules.pop("users_data", None)
 
 
-def sizes(sets: Sets) -> tuple[int, int]:
+def sizes(sets: DataSplits) -> tuple[int, int]:
     return len(sets.training.labels), len(sets.held_out.labels)
 
 
@@ -141,49 +140,49 @@ MADE = {
 def test_what_a_factory_may_return(
     write: Any, expression: str, expected: tuple[int, int], classes: tuple[str, ...]
 ) -> None:
-    sets = catalog.open_sets(write(expression))
+    sets = registry.open_splits(write(expression))
     assert (sizes(sets), sets.classes) == (expected, classes)
     assert sets.training.read(np.arange(2)).shape == (2, *sets.shape.stored)
 
 
 @pytest.mark.parametrize(("made", "floats"), [("tensors", True), ("sets", False), ("a-pair", False)])
 def test_floats_are_known_as_such(write: Any, made: str, floats: bool) -> None:
-    sets = catalog.open_sets(write(MADE[made][0]))
+    sets = registry.open_splits(write(MADE[made][0]))
     assert sets.floats == floats == sets.training.read(np.arange(1)).is_floating_point()
 
 
 def test_the_factory_gets_the_data_section(write: Any) -> None:
-    assert sizes(owndata.find(write("Squares(len(data.root)), Squares(4)"))) == (7, 4)
+    assert sizes(custom.open_custom(write("Squares(len(data.root)), Squares(4)"))) == (7, 4)
 
 
 def test_items_that_change_when_they_are_read_again_are_warned_of(write: Any) -> None:
-    (said,) = catalog.open_sets(write("Moving(), Squares(10)")).warnings
+    (said,) = registry.open_splits(write("Moving(), Squares(10)")).warnings
     assert "item 3 is not the same when it is read again" in said
     assert "data.augment" in said
 
 
 def test_items_that_stay_as_they_are_are_not_warned_of(write: Any) -> None:
-    assert catalog.open_sets(write("Squares(), Squares(10)")).warnings == ()
+    assert registry.open_splits(write("Squares(), Squares(10)")).warnings == ()
 
 
 def test_pictures_of_12_bits_are_warned_of(write: Any) -> None:
-    (said,) = catalog.open_sets(write("Dark(4095), None")).warnings
+    (said,) = registry.open_splits(write("Dark(4095), None")).warnings
     assert said.startswith("users_data:make: 8 images of 16 bits looked at, no value above 4,095")
 
 
 def test_listed_labels_are_not_read_out_of_the_items(write: Any) -> None:
     given = write("(one := Listed(), setattr(Listed, '__getitem__', lambda self, row: self.boom if row else "
                   "(np.zeros((4, 4), np.uint8), 0)))[:1] * 2")  # fmt: skip
-    assert sizes(owndata.find(given)) == (40, 40)
+    assert sizes(custom.open_custom(given)) == (40, 40)
 
 
 def test_a_class_may_be_missing_where_the_dataset_names_it(write: Any) -> None:
-    made = owndata.find(write("setattr(Listed, 'classes', ['a', 'b', 'c']) or (Listed(), None)"))
+    made = custom.open_custom(write("setattr(Listed, 'classes', ['a', 'b', 'c']) or (Listed(), None)"))
     assert made.classes == ("a", "b", "c")
 
 
 def test_the_split_keeps_every_sample_once(write: Any) -> None:
-    sets = owndata.find(write("Squares(), None"))
+    sets = custom.open_custom(write("Squares(), None"))
     both = torch.cat([side.read(np.arange(len(side.labels))) for side in (sets.training, sets.held_out)])
     assert sorted(both[:, 0, 0, 0].tolist()) == [6 * row % 250 for row in range(40)] or len(both) == 40
 
@@ -199,7 +198,7 @@ def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
     write: Any, packed: Path, expression: str
 ) -> None:
     data = replace(write(expression.format(str(packed))), loader="workers", workers=4)
-    ready = open_loader(catalog.open_sets(data), data, seed=0, device=torch.device("cpu"), cores=2)
+    ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
     blocks = np.random.default_rng(0).integers(0, 2000, (100, 40))
     found = torch.stack([pixels[:, 0, 0, 0] for pixels, _, _ in ready.training.take(blocks)])
     assert (found.numpy() == blocks % 251).all()
@@ -207,7 +206,7 @@ def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
 
 def test_a_file_that_was_open_before_is_not_given_to_workers(write: Any, packed: Path) -> None:
     data = write(f"Packed({str(packed)!r}, early=True), None")
-    sets, facts = catalog.open_sets(data), {"seed": 0, "device": torch.device("cpu"), "cores": 2}
+    sets, facts = registry.open_splits(data), {"seed": 0, "device": torch.device("cpu"), "cores": 2}
     with pytest.raises(Failure, match="would read each other's places") as caught:
         open_loader(sets, replace(data, loader="workers"), **facts)  # type: ignore[arg-type]
     assert caught.value.code == ExitCode.DATA
@@ -244,14 +243,14 @@ BAD = {
     "sets-without-samples": ("sets(np.zeros(0, int))", "no training samples"),
     "sets-of-another-shape": ("sets(size=(6, 4))", "[4, 6, 1]"),
     "sets-with-float-labels": ("sets([0.0, 1.0])", "float32"),
-    "sets-without-read": ("Sets(training=Squares(), held_out=Squares(), classes=('a',), shape=None)", "without"),
+    "sets-without-read": ("DataSplits(training=Squares(), held_out=Squares(), classes=('a',), shape=None)", "without"),
 }
 
 
 @pytest.mark.parametrize(("expression", "found"), BAD.values(), ids=BAD)
 def test_what_it_may_not_return_is_refused(write: Any, expression: str, found: str) -> None:
     with pytest.raises(Failure) as caught:
-        owndata.find(write(expression))
+        custom.open_custom(write(expression))
     assert caught.value.code == ExitCode.DATA
     assert found in str(caught.value.found)
 
@@ -266,7 +265,7 @@ FAILING = {
 @pytest.mark.parametrize("expression", FAILING.values(), ids=FAILING)
 def test_an_error_in_the_users_code_names_its_line(write: Any, expression: str) -> None:
     with pytest.raises(Failure) as caught:
-        owndata.find(write(expression))
+        custom.open_custom(write(expression))
     line = len(START.splitlines()) + 4
     assert caught.value.code == ExitCode.USAGE
     assert f"users_data.py, line {line}: ZeroDivisionError" in str(caught.value.found)
@@ -274,7 +273,7 @@ def test_an_error_in_the_users_code_names_its_line(write: Any, expression: str) 
 
 def test_a_name_that_nobody_knows_is_looked_for_as_a_module() -> None:
     with pytest.raises(Failure, match="there is no module not_there") as caught:
-        catalog.open_sets(Data(name="not_there:make"))
+        registry.open_splits(DataConfig(name="not_there:make"))
     assert caught.value.code == ExitCode.USAGE
 
 
@@ -301,7 +300,7 @@ LATER = {
 
 @pytest.mark.parametrize(("expression", "code"), LATER.values(), ids=LATER.keys())
 def test_every_read_is_held_to_what_was_promised(write: Any, expression: str, code: int) -> None:
-    sets = owndata.find(write(expression))
+    sets = custom.open_custom(write(expression))
     with pytest.raises(Failure) as caught:
         sets.training.read(np.arange(5))
     assert caught.value.code == code

@@ -9,19 +9,19 @@ import pickle
 import numpy as np
 import pytest
 
-from train.data import paths
-from train.data.paths import Paths
+from train.data import path_list
+from train.data.path_list import PackedPaths
 
 ODD = os.fsdecode(b"caf\xe9.png")  # no UTF-8
 NAMES = ["d/ant/1.png", "d/ant/größe 2.png", f"d/bee/{ODD}", "d/bee/" + "x" * 200 + ".png", "d/bee/4.png"]
 PART = np.array([True, False, True, False, True])
 
 
-def kept() -> Paths:
-    return paths.of(NAMES, "d/")
+def kept() -> PackedPaths:
+    return path_list.pack_paths(NAMES, "d/")
 
 
-def hashed(some: Paths) -> str:
+def hashed(some: PackedPaths) -> str:
     found = hashlib.sha256()
     for piece in some.pieces():
         found.update(piece)
@@ -50,51 +50,51 @@ def test_a_part_of_millions_does_not_copy_their_letters() -> None:
 
 def test_one_long_name_does_not_make_all_others_as_long() -> None:
     short = [f"{number:08d}.png" for number in range(1000)]
-    found = paths.of([*short, "y" * 900])
+    found = path_list.pack_paths([*short, "y" * 900])
     taken = len(found.letters) + found.starts.nbytes + found.lengths.nbytes
     assert taken / len(found) < 12 + 12 + 2  # np.array of them: 3600
 
 
 def test_what_is_hashed_depends_on_the_names_and_their_order_alone() -> None:
-    gathered, listed = kept().part(PART), paths.of([NAMES[0], NAMES[2], NAMES[4]], "d/")
+    gathered, listed = kept().part(PART), path_list.pack_paths([NAMES[0], NAMES[2], NAMES[4]], "d/")
     assert hashed(gathered) == hashed(listed)
-    moved = paths.of([name.replace("d/", "elsewhere/", 1) for name in NAMES], "elsewhere/")
+    moved = path_list.pack_paths([name.replace("d/", "elsewhere/", 1) for name in NAMES], "elsewhere/")
     assert hashed(moved) == hashed(kept()) != hashed(kept().part([1, 0, 2, 3, 4]))
 
 
 def test_where_one_name_ends_and_the_next_begins_is_hashed_too() -> None:
-    assert hashed(paths.of(["ab", "c"])) != hashed(paths.of(["a", "bc"]))
+    assert hashed(path_list.pack_paths(["ab", "c"])) != hashed(path_list.pack_paths(["a", "bc"]))
 
 
 def test_long_lists_are_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, part = hashed(kept()), hashed(kept().part(PART))
-    monkeypatch.setattr(paths, "AT_ONCE", 2)
+    monkeypatch.setattr(path_list, "NAMES_PER_CHUNK", 2)
     assert (hashed(kept()), hashed(kept().part(PART))) == (whole, part)
 
 
 @pytest.mark.parametrize("above", ["d/", "d/val/"], ids=["one list", "folders of their own"])
 def test_two_sides_are_one_list(above: str) -> None:
     first = kept()
-    second = first.part(~PART) if above == "d/" else paths.of(["d/val/ant/9.png"], above)
-    assert list(paths.joined(first.part(PART), second)) == [*first.part(PART), *second]
+    second = first.part(~PART) if above == "d/" else path_list.pack_paths(["d/val/ant/9.png"], above)
+    assert list(path_list.concatenate_paths(first.part(PART), second)) == [*first.part(PART), *second]
 
 
 def test_of_both_sides_each_path_is_there_once_and_sorted() -> None:
     first, second = kept().part([4, 2, 0, 0]), kept().part([3, 4])
-    every, rows = paths.merged(first, second)
+    every, rows = path_list.merge_paths(first, second)
     assert list(every) == sorted({*first, *second})
     assert [every[int(row)] for row in rows] == [*first, *second]
 
 
 def test_of_nothing_there_is_nothing() -> None:
-    none = paths.of([])
-    assert (list(none), list(paths.merged(none, none)[0]), hashed(none) != hashed(kept())) == ([], [], True)
+    none = path_list.pack_paths([])
+    assert (list(none), list(path_list.merge_paths(none, none)[0]), hashed(none) != hashed(kept())) == ([], [], True)
 
 
 def test_what_a_factory_lists_is_packed_and_what_is_packed_stays() -> None:
     mine = kept()
-    assert list(paths.packed(np.array(NAMES))) == NAMES
-    assert paths.packed(mine) is mine
+    assert list(path_list.as_packed_paths(np.array(NAMES))) == NAMES
+    assert path_list.as_packed_paths(mine) is mine
 
 
 def test_they_reach_a_worker_that_is_not_forked() -> None:

@@ -16,24 +16,24 @@ from numbered import BAD, Numbers
 from processes import python, unmeasured
 
 from entrypoint import ExitCode, Failure
-from train.data import inmemory, pools
-from train.data.broken import Ledger
-from train.data.sampling import Course
-from train.data.sets import Samples
-from train.settings.batches import Steps, batches
+from train.config.batches import StepCounts, compute_batch_sizes
+from train.data import in_memory, workers
+from train.data.sampler import BatchSampler
+from train.data.splits import SampleIndices
+from train.data.workers import UnreadableLog
 
-Made = inmemory.InMemory | inmemory.Staged | pools.ByWorkers
+Made = in_memory.DeviceDataset | in_memory.HostDataset | workers.WorkerLoader
 CPU = torch.device("cpu")
 
 
 def pool(
     kind: str, *, bad: tuple[int, ...] = BAD, most: int = 3, replace: bool = True, code: ExitCode = ExitCode.DATA
-) -> tuple[Made, Ledger]:
-    book = Ledger(most, lambda line: None)
-    side = pools.Side(name="side", source=Numbers(bad, code), ledger=book, most=most, replace=replace)
+) -> tuple[Made, UnreadableLog]:
+    book = UnreadableLog(most, lambda line: None)
+    side = workers.Split(name="side", source=Numbers(bad, code), ledger=book, most=most, replace=replace)
     if kind == "memory":
-        return inmemory.in_memory(side, (1, 1, 1), CPU, 2), book
-    return pools.ByWorkers(side, int(kind), CPU), book
+        return in_memory.load_in_memory(side, (1, 1, 1), CPU, 2), book
+    return workers.WorkerLoader(side, int(kind), CPU), book
 
 
 def drawn(made: Made, *wanted: list[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -49,7 +49,7 @@ KINDS = ["memory", "0", "2"]
 def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
     kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inmemory, "CHUNK", chunk)
+    monkeypatch.setattr(in_memory, "IMAGES_PER_CHUNK", chunk)
     given = list(drawn(pool(kind)[0], [1, 2, 3, 4], [9, 9]))
     assert given == [([1, 4, 4, 4], [10, 40, 40, 40]), ([0, 0], [0, 0])]
 
@@ -96,18 +96,18 @@ def test_a_stream_that_fails_ends_its_workers_at_once() -> None:
 class Drawing(Numbers):
     """Its pixels are drawn by whoever reads them."""
 
-    def read(self, samples: Samples) -> torch.Tensor:
+    def read(self, samples: SampleIndices) -> torch.Tensor:
         return torch.randint(2**63 - 1, (len(samples), 1, 1, 1))
 
 
 def test_what_a_source_draws_in_workers_differs_by_seed_rank_and_step_and_is_drawn_again_by_the_same() -> None:
-    side = pools.Side(name="side", source=Drawing((), ExitCode.DATA), ledger=pool("0")[1], most=0, replace=True)
-    parts, counted, found = batches(8, 2, 2), Steps(per_epoch=50, total=100, dropped=0), {}
+    side = workers.Split(name="side", source=Drawing((), ExitCode.DATA), ledger=pool("0")[1], most=0, replace=True)
+    parts, counted, found = compute_batch_sizes(8, 2, 2), StepCounts(per_epoch=50, total=100, dropped=0), {}
     for seed, rank, step in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 50)):
-        course = Course(batches=parts, steps=counted, samples=400, rank=rank, seed=seed)
+        course = BatchSampler(batches=parts, steps=counted, samples=400, rank=rank, seed=seed)
         for again in range(2):
             wanted = (piece.samples % 10 for piece in islice(course.pieces(step), 2))
-            read = pools.ByWorkers(side, 1, CPU).take(wanted)
+            read = workers.WorkerLoader(side, 1, CPU).take(wanted)
             found[seed, rank, step, again] = tuple(n for pixels, *_ in read for n in pixels.flatten().tolist())
     assert len(set(found.values())) == 5
     assert all(found[*key, 0] == found[*key, 1] for *key, _ in found)
@@ -137,16 +137,16 @@ def test_workers_that_stay_end_with_a_failure() -> None:
     assert (held.value.code, multiprocessing.active_children()) == (ExitCode.NO_INPUT, [])
 
 
-def stream_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> pools.ByWorkers:
+def stream_that_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> workers.WorkerLoader:
     """Two workers, which torch says this of."""
 
     def broken(ready: object) -> Iterator[object]:
         yield from ()
         raise error
 
-    monkeypatch.setattr(pools, "_started", broken)
+    monkeypatch.setattr(workers, "_start_workers", broken)
     made, _ = pool("2")
-    assert isinstance(made, pools.ByWorkers)
+    assert isinstance(made, workers.WorkerLoader)
     return made
 
 
@@ -174,23 +174,23 @@ def test_reading_takes_nothing_from_the_generator_that_dropout_uses(kind: str) -
 
 def test_a_whole_side_needs_no_mask() -> None:
     made, _ = pool("memory", bad=(), replace=False)
-    assert isinstance(made, inmemory.InMemory)
+    assert isinstance(made, in_memory.DeviceDataset)
     assert made.whole is None
 
 
 FULL = """
 import numpy as np, torch
 from entrypoint import Failure
-from train.data import pools
-from train.data.broken import Ledger
-from train.data.sampling import Course
-from train.data.sets import Samples
-from train.settings.batches import Steps, batches
+from train.config.batches import StepCounts, compute_batch_sizes
+from train.data.sampler import BatchSampler
+from train.data.splits import SampleIndices
+from train.data import workers
+from train.data.workers import UnreadableLog
 class Large:
     labels = torch.arange(8)
     def read(self, samples): return torch.zeros((len(samples), 3, 1024, 1024), dtype=torch.uint8)
-side = pools.Side(name="side", source=Large(), ledger=Ledger(0, print), most=0, replace=True)
-try: list(pools.ByWorkers(side, 2, torch.device("cpu")).take([np.array([0]), np.array([1])]))
+side = workers.Split(name="side", source=Large(), ledger=UnreadableLog(0, print), most=0, replace=True)
+try: list(workers.WorkerLoader(side, 2, torch.device("cpu")).take([np.array([0]), np.array([1])]))
 except Failure as failure: print(failure)
 """
 
@@ -212,14 +212,14 @@ def test_what_torch_says_of_another_limit_is_kept(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     with pytest.raises(Failure, match="shared memory") as caught:
-        pools.share(torch.zeros(1))
+        workers.move_to_shared_memory(torch.zeros(1))
     assert "Too many open files" in str(caught.value.found)
 
 
 UNFINISHED = (
     FULL.split("try:")[0].replace("1024, 1024", "8, 8")
     + """
-stream = pools.ByWorkers(side, 6, torch.device("cpu")).take(np.array([0]) for _ in range(99))
+stream = workers.WorkerLoader(side, 6, torch.device("cpu")).take(np.array([0]) for _ in range(99))
 next(stream)
 """
 )
@@ -236,10 +236,10 @@ LEFT = """
 import multiprocessing, os
 from multiprocessing.connection import Client
 from multiprocessing.resource_sharer import DupFd
-from train.data import pools
+from train.data import workers
 
 def work(line):
-    pools._serve_the_parent(0)
+    workers._init_worker(0)
     line.send(DupFd(os.pipe()[1]))
     line.recv()
 
@@ -260,5 +260,5 @@ def test_a_worker_is_silent_where_its_rank_ends_while_it_takes_a_batch() -> None
 
 
 def test_a_worker_tells_of_any_other_trouble_with_handing_over(capsys: pytest.CaptureFixture[str]) -> None:
-    pools._tell_no_parent_that_left(OSError, OSError("too many open files"), None)
+    workers._ignore_lost_parent(OSError, OSError("too many open files"), None)
     assert "too many open files" in capsys.readouterr().err

@@ -15,9 +15,9 @@ from jobs import trained
 from made_up import idx, pixels, with_made_up_cifar, write_mnist
 
 from entrypoint import ExitCode, Failure
-from train.data import published
-from train.data.sets import Sets
-from train.settings.config import Data
+from train.config.schema import DataConfig
+from train.data import torchvision_sets
+from train.data.splits import DataSplits
 
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
 
@@ -29,8 +29,8 @@ def write(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with_made_up_cifar(root, monkeypatch, name)
 
 
-def find(name: str, root: Path, **settings: object) -> Sets:
-    return published.find(Data(name=name, root=str(root), **settings))  # type: ignore[arg-type]
+def find(name: str, root: Path, **settings: object) -> DataSplits:
+    return torchvision_sets.open_torchvision_set(DataConfig(name=name, root=str(root), **settings))  # type: ignore[arg-type]
 
 
 EXPECTED = {"cifar10": (100, 20, 10, 3), "cifar100": (20, 20, 100, 3), "mnist": (100, 20, 10, 1)}

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.data.sampling import Course, Piece, Samples, ahead, blocks
-from train.settings.batches import batches, steps
+from train.config.batches import compute_batch_sizes, count_steps
+from train.data.sampler import BatchSampler, MicroBatch, SampleIndices, prefetch_epoch_orders, rank_blocks
 
 SAMPLES, GLOBAL, MICRO = 50, 16, 2
 
 
-def course(world_size: int, rank: int, epochs: int = 2) -> Course:
-    batch = batches(GLOBAL, MICRO, world_size)
-    counted = steps(batch, SAMPLES, epochs=epochs, max_steps=None)
-    return Course(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=3)
+def course(world_size: int, rank: int, epochs: int = 2) -> BatchSampler:
+    batch = compute_batch_sizes(GLOBAL, MICRO, world_size)
+    counted = count_steps(batch, SAMPLES, epochs=epochs, max_steps=None)
+    return BatchSampler(batches=batch, steps=counted, samples=SAMPLES, rank=rank, seed=3)
 
 
-def all_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], Piece]:
+def all_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], MicroBatch]:
     found = [piece for rank in range(world_size) for piece in course(world_size, rank).pieces(first)]
     by_place = {(piece.step, piece.number): piece for piece in found}
     assert len(by_place) == len(found), "two ranks have the same micro batch"
@@ -65,23 +65,23 @@ def test_a_ranks_micro_batches_are_neighbours() -> None:
 
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(1, 9))
 def test_evaluation_has_every_sample_on_exactly_one_rank(count: int, size: int, world_size: int) -> None:
-    parts = [part for rank in range(world_size) for part in blocks(count, size, rank=rank, world_size=world_size)]
+    parts = [part for rank in range(world_size) for part in rank_blocks(count, size, rank=rank, world_size=world_size)]
     assert sorted(n for part in parts for n in part.tolist()) == list(range(count))
 
 
 def test_evaluations_blocks_are_the_same_for_every_world() -> None:
-    one = {tuple(part) for part in blocks(50, 16, rank=0, world_size=1)}
-    assert one == {tuple(part) for rank in range(3) for part in blocks(50, 16, rank=rank, world_size=3)}
+    one = {tuple(part) for part in rank_blocks(50, 16, rank=0, world_size=1)}
+    assert one == {tuple(part) for rank in range(3) for part in rank_blocks(50, 16, rank=rank, world_size=3)}
 
 
 def test_the_next_epochs_order_is_drawn_while_this_one_is_used() -> None:
     begun = {epoch: threading.Event() for epoch in (2, 3, 4)}
 
-    def draw(epoch: int) -> Samples:
+    def draw(epoch: int) -> SampleIndices:
         begun[epoch].set()
         return np.array([epoch])
 
-    orders = ahead(draw, range(2, 5))
+    orders = prefetch_epoch_orders(draw, range(2, 5))
     assert next(orders) == [2]
     assert begun[3].wait(60)
     assert not begun[4].is_set()
@@ -89,8 +89,8 @@ def test_the_next_epochs_order_is_drawn_while_this_one_is_used() -> None:
 
 
 def test_what_goes_wrong_in_drawing_is_told_in_its_turn() -> None:
-    def draw(epoch: int) -> Samples:
+    def draw(epoch: int) -> SampleIndices:
         raise MemoryError(epoch)
 
     with pytest.raises(MemoryError):
-        next(ahead(draw, range(1)))
+        next(prefetch_epoch_orders(draw, range(1)))

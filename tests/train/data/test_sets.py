@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import torch
 
-from train.data.sets import Sets
 from train.data.shape import Shape
-from train.data.synthetic import Drawn
+from train.data.splits import DataSplits
+from train.data.synthetic import SyntheticSource
 
 
-def sets(frames: int | None = None) -> Sets:
+def sets(frames: int | None = None) -> DataSplits:
     size = (4, 5) if frames is None else (frames, 4, 5)
-    sides = [Drawn(0, torch.zeros(count, dtype=torch.int64), 4) for count in (7, 3)]
+    sides = [SyntheticSource(0, torch.zeros(count, dtype=torch.int64), 4) for count in (7, 3)]
     shape = Shape(channels=2, size=size)
-    return Sets(training=sides[0], held_out=sides[1], classes=("a", "b"), shape=shape)
+    return DataSplits(training=sides[0], held_out=sides[1], classes=("a", "b"), shape=shape)
 
 
 def test_both_sides_are_counted_together() -> None:

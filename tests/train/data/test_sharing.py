@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode, Failure
-from train.data import sharing
+from train.data import loader
 
-ROOM = 64 * sharing.MIB
+ROOM = 64 * loader.MIB
 
 
 @pytest.fixture(autouse=True)
 def _of_64_mib(monkeypatch: pytest.MonkeyPatch) -> None:
     found = type("Found", (), {"f_bavail": ROOM // 4096, "f_blocks": ROOM // 4096, "f_frsize": 4096})
-    monkeypatch.setattr(sharing.os, "statvfs", lambda path: found)
+    monkeypatch.setattr(loader.os, "statvfs", lambda path: found)
 
 
 @pytest.mark.parametrize(("workers", "each", "ranks"), [(0, 2**40, 8), (2, ROOM // 4, 1), (1, ROOM // 8, 4)])
 def test_what_fits_is_no_matter(workers: int, each: int, ranks: int) -> None:
-    sharing.refuse_small(workers, each, ranks=ranks)
+    loader.refuse_small_shared_memory(workers, each, ranks=ranks)
 
 
 def test_what_does_not_is_refused_with_two_ways_out() -> None:
     with pytest.raises(Failure) as refused:
-        sharing.refuse_small(8, 48 * sharing.MIB, ranks=2)
+        loader.refuse_small_shared_memory(8, 48 * loader.MIB, ranks=2)
     assert refused.value.code == ExitCode.RESOURCE
     assert refused.value.found == "/dev/shm of 64 MiB, 64 MiB free"
     assert "--shm-size=3g" in refused.value.fix
@@ -37,17 +37,17 @@ def test_what_does_not_is_refused_with_two_ways_out() -> None:
 @pytest.mark.parametrize(("workers", "fewer"), [(8, 4), (5, 4), (6, 4)])
 def test_as_many_workers_as_fit_are_named(workers: int, fewer: int) -> None:
     with pytest.raises(Failure, match="shared memory") as refused:
-        sharing.refuse_small(workers, ROOM // 8, ranks=1)
+        loader.refuse_small_shared_memory(workers, ROOM // 8, ranks=1)
     assert refused.value.fix.endswith(f"data.workers={fewer}")
-    sharing.refuse_small(fewer, ROOM // 8, ranks=1)
+    loader.refuse_small_shared_memory(fewer, ROOM // 8, ranks=1)
 
 
 def test_a_system_without_it_is_torchs_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: Path) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(sharing.os, "statvfs", missing)
-    sharing.refuse_small(8, 2**40, ranks=8)
+    monkeypatch.setattr(loader.os, "statvfs", missing)
+    loader.refuse_small_shared_memory(8, 2**40, ranks=8)
 
 
 LARGE = ("data.loader=workers", "data.workers=2", "data.samples=600", "data.image_size=64", "run.output_dir={}")

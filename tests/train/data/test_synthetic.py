@@ -14,7 +14,7 @@ NUMBERS = np.arange(40)
 
 
 def draw(numbers: np.ndarray, classes: int = 10, size: int = 16) -> torch.Tensor:  # type: ignore[type-arg]
-    return synthetic.draw(numbers, synthetic.labels(numbers, classes), size=size)
+    return synthetic.draw_samples(numbers, synthetic.labels(numbers, classes), size=size)
 
 
 def test_images_are_bytes_of_the_size_asked_for() -> None:
@@ -36,7 +36,7 @@ def test_all_classes_are_equally_often_in_any_run_of_samples() -> None:
 
 def test_drawing_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = draw(NUMBERS)
-    monkeypatch.setattr(synthetic, "CHUNK", 7)
+    monkeypatch.setattr(synthetic, "IMAGES_PER_CHUNK", 7)
     assert torch.equal(draw(NUMBERS), whole)
 
 
@@ -54,7 +54,7 @@ def test_the_mean_colour_does_not_give_the_class_away() -> None:
 
 
 def clips(numbers: np.ndarray, classes: int = 4) -> torch.Tensor:  # type: ignore[type-arg]
-    return synthetic.draw(numbers, synthetic.labels(numbers, classes), size=16, frames=5)
+    return synthetic.draw_samples(numbers, synthetic.labels(numbers, classes), size=16, frames=5)
 
 
 def test_clips_are_frames_of_images() -> None:
@@ -64,7 +64,7 @@ def test_clips_are_frames_of_images() -> None:
 
 def test_a_clip_depends_on_its_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = clips(NUMBERS)
-    monkeypatch.setattr(synthetic, "CHUNK", 11)
+    monkeypatch.setattr(synthetic, "IMAGES_PER_CHUNK", 11)
     assert torch.equal(clips(NUMBERS[[31, 2]]), whole[[31, 2]])
 
 
@@ -74,7 +74,7 @@ def test_every_frame_of_a_clip_is_another() -> None:
 
 
 def test_two_classes_share_an_outline_and_turn_it_the_other_way() -> None:
-    left, right = (synthetic.draw(np.array([7]), np.array([label]), size=32, frames=9) for label in (0, 1))
+    left, right = (synthetic.draw_samples(np.array([7]), np.array([label]), size=32, frames=9) for label in (0, 1))
     assert torch.equal(left[:, 0], right[:, 0])
     assert not torch.equal(left[:, -1], right[:, -1])
 
@@ -97,5 +97,5 @@ def test_pixels_and_classes_stay_what_they_were_in_every_version() -> None:
     numbers = np.array([0, 1, 12345, 10**8])
     labels = synthetic.labels(numbers, 10)
     assert labels.tolist() == [0, 1, 5, 0]
-    found = hashlib.sha256(synthetic.draw(numbers, labels, size=32).numpy().tobytes()).hexdigest()
+    found = hashlib.sha256(synthetic.draw_samples(numbers, labels, size=32).numpy().tobytes()).hexdigest()
     assert found == "d3af7886c0293db33460364ae0d753f9844d3e4b24d1d7725b6935a5f18eeee0"

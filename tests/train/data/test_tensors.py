@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.data import tensors
-from train.data.stored import Stored
-from train.settings.config import Data
+from train.config.schema import DataConfig
+from train.data import arrays
+from train.data.arrays import ArraySource
 
 BYTES = torch.uint8
 
 
-def side(images: Tensor, labels: Tensor | None = None, *, first: bool = False) -> Stored:
+def side(images: Tensor, labels: Tensor | None = None, *, first: bool = False) -> ArraySource:
     labels = torch.arange(len(images)) % 2 if labels is None else labels
-    return tensors.side(images, labels, "my.npz", channels_first=first)
+    return arrays.checked_array_source(images, labels, "my.npz", channels_first=first)
 
 
 def pixels(*shape: int, kind: torch.dtype = BYTES) -> Tensor:
@@ -60,33 +60,33 @@ def test_a_bad_side_is_refused_with_what_was_found(images: Tensor, labels: Tenso
 
 def test_nothing_held_out_means_a_share_of_every_class() -> None:
     labels = torch.tensor([0] * 20 + [1] * 10)
-    found = tensors.sets(Data(name="npz"), side(pixels(30, 4, 4), labels), None)
+    found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4), labels), None)
     assert torch.bincount(found.held_out.labels).tolist() == [4, 2]
     assert (len(found.training.labels), found.classes, found.mirror) == (24, ("0", "1"), True)
 
 
 def test_the_two_sides_of_a_split_share_no_sample() -> None:
-    found = tensors.sets(Data(name="npz"), side(pixels(30, 4, 4)), None)
-    assert isinstance(found.training, Stored)
-    assert isinstance(found.held_out, Stored)
+    found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4)), None)
+    assert isinstance(found.training, ArraySource)
+    assert isinstance(found.held_out, ArraySource)
     assert sorted([*found.training.rows.tolist(), *found.held_out.rows.tolist()]) == list(range(30))
 
 
 def test_a_held_out_side_is_taken_whole() -> None:
-    found = tensors.sets(Data(name="npz"), side(pixels(30, 4, 4)), side(pixels(7, 4, 4)))
+    found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4)), side(pixels(7, 4, 4)))
     assert (len(found.training.labels), len(found.held_out.labels)) == (30, 7)
 
 
 def test_what_was_found_is_said() -> None:
-    (note,) = tensors.sets(Data(name="npz"), side(pixels(6, 5, 8, 8, kind=torch.float32)), None).notes
+    (note,) = arrays.build_splits(DataConfig(name="npz"), side(pixels(6, 5, 8, 8, kind=torch.float32)), None).notes
     assert note == "my.npz holds clips of 5 x 8 x 8 x 1, floats, which go to the model as they are"
 
 
 def test_a_class_may_be_missing_where_the_config_counts_them() -> None:
-    assert len(tensors.sets(Data(name="npz", classes=5), side(pixels(6, 4, 4)), None).classes) == 5
+    assert len(arrays.build_splits(DataConfig(name="npz", classes=5), side(pixels(6, 4, 4)), None).classes) == 5
 
 
-def labelled(*labels: int, kind: torch.dtype = BYTES, size: int = 4) -> Stored:
+def labelled(*labels: int, kind: torch.dtype = BYTES, size: int = 4) -> ArraySource:
     return side(pixels(len(labels), size, size, kind=kind), torch.tensor(labels))
 
 
@@ -106,10 +106,10 @@ BAD_SETS = {
 
 @pytest.mark.parametrize(("settings", "one", "other", "found", "fix"), BAD_SETS.values(), ids=BAD_SETS)
 def test_sides_that_do_not_fit_are_refused(
-    settings: dict[str, int], one: Stored, other: Stored | None, found: str, fix: str
+    settings: dict[str, int], one: ArraySource, other: ArraySource | None, found: str, fix: str
 ) -> None:
     with pytest.raises(Failure) as caught:
-        tensors.sets(Data(name="npz", **settings), one, other)  # type: ignore[arg-type]
+        arrays.build_splits(DataConfig(name="npz", **settings), one, other)  # type: ignore[arg-type]
     assert caught.value.code == ExitCode.DATA
     assert found in str(caught.value.found)
     assert fix in caught.value.fix

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from entrypoint import Failure
-from train.evaluation import answers
-from train.evaluation.answers import Answers
+from train.evaluation import confusion
+from train.evaluation.confusion import ConfusionCounter
 
 CPU = torch.device("cpu")
 # Three samples of class 0, two of class 1, one of class 2, none of class 3.
@@ -30,8 +30,8 @@ def logits_for(given: Tensor, classes: int) -> Tensor:
     return one_hot(given, classes).float() * 4
 
 
-def counted(given: Tensor = GIVEN, due: Tensor = DUE, classes: int = 4) -> Answers:
-    found = Answers(classes, CPU)
+def counted(given: Tensor = GIVEN, due: Tensor = DUE, classes: int = 4) -> ConfusionCounter:
+    found = ConfusionCounter(classes, CPU)
     found.add(logits_for(given, classes), due)
     return found
 
@@ -58,7 +58,7 @@ def test_the_confusion_matrix_has_a_row_for_each_label_and_a_column_for_each_ans
 
 
 def test_the_top_five_of_seven_count() -> None:
-    found = Answers(7, CPU)
+    found = ConfusionCounter(7, CPU)
     found.add(torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]]).expand(7, 7), torch.arange(7))
     result, _ = found.read(alone, only)
     assert (result.accuracy, result.top5_accuracy) == (1 / 7, 5 / 7)
@@ -66,7 +66,7 @@ def test_the_top_five_of_seven_count() -> None:
 
 def test_batches_and_ranks_add_up_to_the_whole() -> None:
     whole, matrix = counted().read(alone, only)
-    parts = [Answers(4, CPU) for _ in range(3)]  # the last one has no batch
+    parts = [ConfusionCounter(4, CPU) for _ in range(3)]  # the last one has no batch
     for part, rows in zip(parts, (slice(0, 4), slice(4, 6)), strict=False):
         part.add(logits_for(GIVEN[rows], 4), DUE[rows])
     sums: list[Tensor] = []
@@ -79,7 +79,7 @@ def test_batches_and_ranks_add_up_to_the_whole() -> None:
 
 
 def test_many_classes_keep_no_matrix_and_no_recall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "LISTED", 3)
+    monkeypatch.setattr(confusion, "MAX_CONFUSION_CLASSES", 3)
     result, matrix = counted().read(alone, only)
     assert (result.recall, matrix) == (None, None)
     assert result.macro_f1 == counted().read(alone, only)[0].macro_f1
@@ -93,7 +93,7 @@ def test_the_loss_does_not_depend_on_which_rank_measured_which_batch() -> None:
 
 
 def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
-    found = Answers(4, CPU)
+    found = ConfusionCounter(4, CPU)
     found.add(torch.full((1, 4), float("nan")), torch.tensor([2]))
     result, _ = found.read(alone, only)
     assert result.loss != result.loss
@@ -103,20 +103,20 @@ def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
 @pytest.mark.parametrize("shape", [(2, 3), (2, 5), (1, 4), (2, 4, 1)])
 def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Failure, match="do not fit the data") as caught:
-        Answers(4, CPU).add(torch.zeros(shape), torch.tensor([0, 1]))
+        ConfusionCounter(4, CPU).add(torch.zeros(shape), torch.tensor([0, 1]))
     assert caught.value.code == 65
 
 
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(Failure, match="no held-out sample") as caught:
-        Answers(4, CPU).read(alone, only)
+        ConfusionCounter(4, CPU).read(alone, only)
     assert caught.value.code == 65
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="gpu: there is none that could be waited for")
 def test_counting_a_batch_never_waits_for_the_gpu() -> None:
     device = torch.device("cuda")
-    found, logits, labels = Answers(4, device), logits_for(GIVEN, 4).to(device), DUE.to(device)
+    found, logits, labels = ConfusionCounter(4, device), logits_for(GIVEN, 4).to(device), DUE.to(device)
     found.add(logits, labels)  # the first use of a kernel may wait
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from entrypoint import Failure
 from train.data.loader import Batch
-from train.evaluation.evaluation import BATCH, evaluate, shares, within
-from train.evaluation.scores import Result
+from train.evaluation.evaluate import AUTO_BATCH_SIZE, evaluate, explain_out_of_memory, rank_batches
+from train.evaluation.metrics import EvaluationResult
 
 
 class OneRank:
@@ -43,7 +43,7 @@ def batches(size: int) -> Iterator[Batch]:
         yield Batch(images=IMAGES[start : start + size], labels=LABELS[start : start + size])
 
 
-def measured(size: int = 20) -> Result:
+def measured(size: int = 20) -> EvaluationResult:
     return evaluate(MODEL, batches(size), OneRank(), classes=4).result  # type: ignore[arg-type]
 
 
@@ -100,21 +100,21 @@ def test_every_score_is_there() -> None:
 @pytest.mark.parametrize("size", [1, 7, 256, "auto"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 20])
 def test_each_sample_is_on_one_rank_in_the_same_batches(size: int | Literal["auto"], ranks: int) -> None:
-    alone = shares(600, size, ALONE)
-    found = [shares(600, size, replace(ALONE, rank=rank, world_size=ranks)) for rank in range(ranks)]
+    alone = rank_batches(600, size, ALONE)
+    found = [rank_batches(600, size, replace(ALONE, rank=rank, world_size=ranks)) for rank in range(ranks)]
     assert sorted(block.tolist() for mine in found for block in mine) == [block.tolist() for block in alone]
-    assert max(len(block) for block in alone) <= (BATCH if size == "auto" else size)
+    assert max(len(block) for block in alone) <= (AUTO_BATCH_SIZE if size == "auto" else size)
 
 
 @pytest.mark.parametrize(("images", "fix"), [(256, "eval.batch_size=64 (it was"), (3, "=1 "), (1, "smaller model")])
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "CUDA error: out of memory"])
 def test_a_batch_that_does_not_fit_the_gpu_names_a_smaller_one(images: int, fix: str, words: str) -> None:
-    with pytest.raises(Failure, match="out of GPU memory in the evaluation") as caught, within(images):
+    with pytest.raises(Failure, match="out of GPU memory in the evaluation") as caught, explain_out_of_memory(images):
         raise torch.AcceleratorError(words)  # no GPU said it here
     assert caught.value.code == 71
     assert fix in caught.value.fix
 
 
 def test_another_error_of_an_evaluation_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="mat1"), within(256):
+    with pytest.raises(RuntimeError, match="mat1"), explain_out_of_memory(256):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

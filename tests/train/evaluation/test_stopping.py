@@ -8,22 +8,22 @@ import pytest
 from jobs import fit, opened, steps_of, trained
 
 from entrypoint import ExitCode, Failure
-from train.evaluation import stopping
-from train.evaluation.scores import Result
-from train.record import metrics
-from train.settings.config import Eval
+from train.config.schema import EvalConfig
+from train.evaluation import early_stopping
+from train.evaluation.metrics import EvaluationResult
+from train.logging import metrics
 
-TARGET = Eval(target=0.9, patience=2)
-
-
-def measured(accuracy: float) -> Result:
-    return Result(accuracy=accuracy, loss=1.0, samples=100)
+TARGET = EvalConfig(target=0.9, patience=2)
 
 
-def held(*accuracies: float, wanted: Eval = TARGET) -> int:
+def measured(accuracy: float) -> EvaluationResult:
+    return EvaluationResult(accuracy=accuracy, loss=1.0, samples=100)
+
+
+def held(*accuracies: float, wanted: EvalConfig = TARGET) -> int:
     times = 0
     for accuracy in accuracies:
-        times = stopping.held(wanted, times, measured(accuracy))
+        times = early_stopping.count_target_streak(wanted, times, measured(accuracy))
     return times
 
 
@@ -36,26 +36,26 @@ def test_one_below_the_target_starts_the_count_again() -> None:
 
 
 def test_without_a_target_nothing_is_held() -> None:
-    assert held(1.0, 1.0, wanted=Eval()) == 0
+    assert held(1.0, 1.0, wanted=EvalConfig()) == 0
 
 
 def test_a_loss_reaches_its_target_from_above() -> None:
-    assert stopping.held(Eval(metric="loss", target=1.5), 0, measured(0.1)) == 1
-    assert stopping.held(Eval(metric="loss", target=0.5), 0, measured(0.1)) == 0
+    assert early_stopping.count_target_streak(EvalConfig(metric="loss", target=1.5), 0, measured(0.1)) == 1
+    assert early_stopping.count_target_streak(EvalConfig(metric="loss", target=0.5), 0, measured(0.1)) == 0
 
 
 @pytest.mark.parametrize(("times", "over"), [(1, False), (2, True), (3, True)])
 def test_the_run_ends_after_patience_evaluations(times: int, over: bool) -> None:
-    assert stopping.reached(TARGET, times) is over
+    assert early_stopping.should_stop(TARGET, times) is over
 
 
 def test_a_target_that_was_taken_away_ends_nothing() -> None:
-    assert not stopping.reached(Eval(), 5)
+    assert not early_stopping.should_stop(EvalConfig(), 5)
 
 
 @pytest.mark.parametrize(("accuracy", "before", "times"), [(0.95, 0.9, 3), (0.95, 0.5, 1), (0.5, 0.5, 0)])
 def test_what_was_held_is_judged_by_the_target_of_today(accuracy: float, before: float, times: int) -> None:
-    assert stopping.still_held(TARGET, 3, measured(accuracy), before) == times
+    assert early_stopping.restore_target_streak(TARGET, 3, measured(accuracy), before) == times
 
 
 def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
 
 def test_a_run_that_ended_at_its_target_does_nothing_when_it_is_started_again(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0")
-    before = (tmp_path / metrics.NAME).read_text()
+    before = (tmp_path / metrics.METRICS_FILE).read_text()
     todo, _ = trained(tmp_path, "eval.target=0.0")
     assert todo.state.step == 4
-    assert (tmp_path / metrics.NAME).read_text() == before
+    assert (tmp_path / metrics.METRICS_FILE).read_text() == before
 
 
 def test_a_run_that_ended_at_its_target_goes_on_without_it(tmp_path: Path) -> None:
@@ -97,22 +97,24 @@ def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:
 
 def test_every_evaluation_is_written_once(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0", "eval.patience=2")
-    assert steps_of(list(metrics.read(tmp_path / metrics.NAME)), "eval") == [4, 8]
+    assert steps_of(list(metrics.read_events(tmp_path / metrics.METRICS_FILE)), "eval") == [4, 8]
 
 
 UNFIT = {
-    "nothing-to-compare": (Eval(target=0.5), 0, 10, "held-out"),
-    "always-right": (Eval(metric="top5_accuracy"), 100, 5, "more than 5 classes"),
+    "nothing-to-compare": (EvalConfig(target=0.5), 0, 10, "held-out"),
+    "always-right": (EvalConfig(metric="top5_accuracy"), 100, 5, "more than 5 classes"),
 }
 
 
 @pytest.mark.parametrize(("wanted", "held_out", "classes", "said"), UNFIT.values(), ids=UNFIT.keys())
-def test_what_cannot_be_measured_is_refused(wanted: Eval, held_out: int, classes: int, said: str) -> None:
+def test_what_cannot_be_measured_is_refused(wanted: EvalConfig, held_out: int, classes: int, said: str) -> None:
     with pytest.raises(Failure, match=said) as caught:
-        stopping.refuse_unmeasurable(wanted, held_out=held_out, classes=classes)
+        early_stopping.refuse_unusable_metric(wanted, held_out=held_out, classes=classes)
     assert caught.value.code == ExitCode.USAGE
 
 
-@pytest.mark.parametrize("wanted", [Eval(), Eval(metric="loss", target=0.3), Eval(metric="top5_accuracy", target=0.9)])
-def test_what_can_be_measured_is_not(wanted: Eval) -> None:
-    stopping.refuse_unmeasurable(wanted, held_out=1, classes=6)
+@pytest.mark.parametrize(
+    "wanted", [EvalConfig(), EvalConfig(metric="loss", target=0.3), EvalConfig(metric="top5_accuracy", target=0.9)]
+)
+def test_what_can_be_measured_is_not(wanted: EvalConfig) -> None:
+    early_stopping.refuse_unusable_metric(wanted, held_out=1, classes=6)

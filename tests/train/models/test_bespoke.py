@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from entrypoint import Failure
+from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.models import bespoke, networks
-from train.settings.config import Model
+from train.models import custom, registry
 
 CODE = """
 import torch
@@ -97,7 +97,9 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build(factory: str, size: tuple[int, ...] = (4, 4), **args: Any) -> nn.Module:
     name = factory if ":" in factory else f"of_the_user:{factory}"
-    return networks.build(Model(name=name, args=args), classes=5, shape=Shape(channels=3, size=size), seed=0)
+    return registry.build_model(
+        ModelConfig(name=name, args=args), classes=5, shape=Shape(channels=3, size=size), seed=0
+    )
 
 
 @pytest.mark.parametrize("factory", ["plain", "without_shape", "anything", "Net", "Eighths"])
@@ -124,7 +126,7 @@ def test_its_first_weights_depend_on_the_seed_alone() -> None:
 def test_a_network_that_comes_in_evaluation_mode_is_trained_in_training_mode() -> None:
     net = build("trained_before")
     assert all(module.training for module in net.modules())
-    assert bespoke.notes(net) == ()
+    assert custom.eval_mode_notes(net) == ()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_network_that_comes_in_evaluation_mode_is_trained_in_training_mode() -
 def test_parts_in_evaluation_mode_stay_so_and_a_note_says_it(factory: str, still: str) -> None:
     net = build(factory)
     assert not net[0].training  # type: ignore[index]
-    assert bespoke.notes(net)[0].startswith(still)
+    assert custom.eval_mode_notes(net)[0].startswith(still)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +147,14 @@ def test_parts_in_evaluation_mode_stay_so_and_a_note_says_it(factory: str, still
 )
 def test_what_is_not_finite_before_the_first_step_is_refused(factory: str, found: str, fix: str) -> None:
     with pytest.raises(Failure, match=found) as caught:
-        bespoke.refuse_not_finite(Model(name=f"of_the_user:{factory}"), build(factory))
+        custom.refuse_nonfinite_weights(ModelConfig(name=f"of_the_user:{factory}"), build(factory))
     assert caught.value.code == 64
     assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize("args", [{"persistent": False}, {"of": -1e9}, {"of": 1}], ids=str)
 def test_a_mask_that_no_checkpoint_holds_or_that_is_finite_is_not(args: dict[str, Any]) -> None:
-    bespoke.refuse_not_finite(Model(name="of_the_user:Masked"), build("Masked", **args))
+    custom.refuse_nonfinite_weights(ModelConfig(name="of_the_user:Masked"), build("Masked", **args))
 
 
 @pytest.mark.parametrize(

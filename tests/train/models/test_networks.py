@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from entrypoint import Failure
+from train.config.schema import BUILTIN_MODELS, ModelConfig
 from train.data.shape import Shape
-from train.models import networks
-from train.settings.config import Model
-from train.settings.names import OWN_MODELS
+from train.models import registry
 
 SOME = ("small_cnn", "wide_resnet", "cnn3d", "resnet18", "squeezenet1_1")
 
@@ -29,11 +28,11 @@ def build(
     sides = (size, size) if isinstance(size, int) else size
     sides = (4, *sides) if name == "cnn3d" and len(sides) == 2 else sides
     shape = Shape(channels=channels, size=sides)
-    return networks.build(Model(name=name, args=args), classes=classes, shape=shape, seed=seed)
+    return registry.build_model(ModelConfig(name=name, args=args), classes=classes, shape=shape, seed=seed)
 
 
 def test_every_own_name_has_its_network() -> None:
-    assert tuple(networks.OWN) == OWN_MODELS
+    assert tuple(registry.BUILTIN_MODELS) == BUILTIN_MODELS
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -74,11 +73,11 @@ def test_channels_are_last_in_memory(name: str, layout: torch.memory_format) -> 
 
 @pytest.mark.parametrize("dims", [4, 5])
 def test_batches_are_laid_out_as_the_weights_are(dims: int) -> None:
-    assert networks.laid_out(torch.zeros(2, 3, *[4] * (dims - 2))).stride(1) == 1
+    assert registry.to_channels_last(torch.zeros(2, 3, *[4] * (dims - 2))).stride(1) == 1
 
 
 def test_parameters_are_counted() -> None:
-    assert networks.parameters(nn.Linear(3, 4)) == 16
+    assert registry.count_parameters(nn.Linear(3, 4)) == 16
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_parameters_are_counted() -> None:
 def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], named: str) -> None:
     shape = Shape(channels=3, size=(4, 32, 32) if name == "cnn3d" else (32, 32))
     with pytest.raises(Failure, match=f"model.args do not fit {name}") as caught:
-        networks.build(Model(name=name, args=args), classes=10, shape=shape, seed=0)
+        registry.build_model(ModelConfig(name=name, args=args), classes=10, shape=shape, seed=0)
     assert caught.value.code == 64
     assert named in str(caught.value)
 
@@ -144,4 +143,4 @@ def test_clips_for_a_network_of_images_are_refused(name: str) -> None:
 
 def test_images_for_a_network_of_clips_are_refused() -> None:
     with pytest.raises(Failure, match="cnn3d takes clips, and the data has images"):
-        networks.build(Model(name="cnn3d"), classes=2, shape=Shape(channels=3, size=(8, 8)), seed=0)
+        registry.build_model(ModelConfig(name="cnn3d"), classes=2, shape=Shape(channels=3, size=(8, 8)), seed=0)

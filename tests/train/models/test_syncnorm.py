@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure
-from train.models import syncnorm
+from train.distributed import sync_batchnorm
 
 Trained = Callable[[str, int], list[dict[str, Tensor]]]
 SCRIPT = norm_ranks.__file__
@@ -54,7 +54,7 @@ def test_all_ranks_hold_the_same_running_statistics(trained: Trained, kind: str,
 
 def test_one_rank_keeps_torchs_own() -> None:
     net = nn.Sequential(nn.BatchNorm2d(2))
-    assert syncnorm.convert(net, torch.device("cpu"), None) is net
+    assert sync_batchnorm.convert_sync_batchnorm(net, torch.device("cpu"), None) is net
     assert type(net[0]) is nn.BatchNorm2d
 
 
@@ -70,7 +70,7 @@ class NormAct(nn.BatchNorm2d):
 def test_a_norm_that_computes_more_is_refused_and_left_alone(device: str) -> None:
     net = nn.Sequential(nn.BatchNorm2d(3), NormAct(3))
     with pytest.raises(Failure, match="1 is a NormAct, which has a forward of its own") as caught:
-        syncnorm.convert(net, torch.device(device), Several())
+        sync_batchnorm.convert_sync_batchnorm(net, torch.device(device), Several())
     assert caught.value.code == ExitCode.USAGE
     assert [type(module) for module in net] == [nn.BatchNorm2d, NormAct]
 
@@ -85,8 +85,8 @@ class ByAnotherName(nn.BatchNorm2d):
 def test_a_norm_that_computes_what_torchs_does_is_converted(norm: nn.Module) -> None:
     net = nn.Sequential(copy.deepcopy(norm))
     for _ in range(2):  # once more is no error
-        syncnorm.convert(net, torch.device("cpu"), Several())
-    assert type(net[0]) is syncnorm.SyncNorm
+        sync_batchnorm.convert_sync_batchnorm(net, torch.device("cpu"), Several())
+    assert type(net[0]) is sync_batchnorm.CpuSyncBatchNorm
 
 
 class Several(dist.ProcessGroup):
@@ -96,7 +96,7 @@ class Several(dist.ProcessGroup):
         super().__init__(0, 2)
 
 
-class Alone(syncnorm.Group):
+class Alone(sync_batchnorm.SharedProcessGroup):
     """A group of one rank, or of so many equal ones."""
 
     def __init__(self, equal: int = 1) -> None:
@@ -109,7 +109,7 @@ class Alone(syncnorm.Group):
 def pair(norm: nn.Module, equal: int = 1) -> tuple[nn.Module, nn.Module]:
     """torch's norm, and a copy of it that is ours."""
     ours = copy.deepcopy(norm)
-    ours.__class__ = syncnorm.SyncNorm
+    ours.__class__ = sync_batchnorm.CpuSyncBatchNorm
     ours.group = Alone(equal)  # type: ignore[assignment]
     return norm, ours
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from train.data.shape import Shape
-from train.models import trial
+from train.models import custom
 
 SHAPE = Shape(channels=3, size=(4, 4))
 
@@ -27,7 +27,9 @@ class Made(nn.Module):
         return self.give(self.layer(self.norm(x + torch.rand(1)).flatten(1)))
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.as_it_trains, trial.without_data, trial.of_shapes])
+@pytest.mark.parametrize(
+    "trying", [custom.eval_forward_error, custom.train_forward_error, custom.meta_forward_error, custom.forward_error]
+)
 def test_a_network_with_one_score_per_class_passes(trying: Callable[..., str | None]) -> None:
     assert trying(nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), SHAPE, 5) is None
 
@@ -51,18 +53,20 @@ def test_a_network_with_one_score_per_class_passes(trying: Callable[..., str | N
     ],
 )
 def test_other_outputs_are_named(give: Callable[[Tensor], Any], said: str) -> None:
-    assert said in str(trial.with_zeros(Made(give), SHAPE, 5))
+    assert said in str(custom.eval_forward_error(Made(give), SHAPE, 5))
 
 
 def test_weights_without_a_part_in_the_output_are_named() -> None:
     net = Made()
     net.idle = nn.Linear(2, 2)
-    assert trial.with_zeros(net, SHAPE, 5) == "its output does not depend on idle.weight, idle.bias"
+    assert custom.eval_forward_error(net, SHAPE, 5) == "its output does not depend on idle.weight, idle.bias"
     net.idle.requires_grad_(False)
-    assert trial.with_zeros(net, SHAPE, 5) is None
+    assert custom.eval_forward_error(net, SHAPE, 5) is None
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.as_it_trains, trial.without_data, trial.of_shapes])
+@pytest.mark.parametrize(
+    "trying", [custom.eval_forward_error, custom.train_forward_error, custom.meta_forward_error, custom.forward_error]
+)
 def test_the_generator_stays_where_it_was(trying: Callable[..., str | None]) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 5), nn.RReLU())
     before = torch.get_rng_state()
@@ -75,7 +79,7 @@ def test_buffers_gradients_and_modes_stay_as_they_were() -> None:
     net.norm.eval()
     net.register_buffer("count", torch.zeros(1))
     net.register_forward_hook(lambda *_: net.count.add_(1) and None)
-    trial.with_zeros(net, SHAPE, 5)
+    custom.eval_forward_error(net, SHAPE, 5)
     assert (net.training, net.norm.training, net.count.item(), net.layer.weight.grad) == (True, False, 0, None)
 
 
@@ -96,7 +100,7 @@ class Begun(nn.Module):
         return self.layer(x.flatten(1)) * self.scale  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("trying", [trial.with_zeros, trial.as_it_trains])
+@pytest.mark.parametrize("trying", [custom.eval_forward_error, custom.train_forward_error])
 def test_a_buffer_that_the_network_replaces_is_what_it_was(trying: Callable[..., str | None]) -> None:
     net = Begun()
     mean = net.mean
@@ -108,18 +112,18 @@ def test_a_buffer_that_the_network_replaces_is_what_it_was(trying: Callable[...,
 def test_a_trial_of_training_leaves_nothing_that_a_first_batch_would() -> None:
     net = Begun()
     weight = net.layer.weight.clone()
-    assert trial.as_it_trains(net, SHAPE, 5) is None
+    assert custom.train_forward_error(net, SHAPE, 5) is None
     assert (net.calls, net.scale.item()) == (0, 1)
     assert torch.equal(net.layer.weight, weight)
 
 
 def test_lazy_layers_find_their_sizes() -> None:
     net = nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
-    assert trial.with_zeros(net, SHAPE, 5) is None
+    assert custom.eval_forward_error(net, SHAPE, 5) is None
     assert net[1].weight.shape == (5, 48)
 
 
-@pytest.mark.parametrize("trying", [trial.as_it_trains, trial.without_data, trial.of_shapes])
+@pytest.mark.parametrize("trying", [custom.train_forward_error, custom.meta_forward_error, custom.forward_error])
 def test_a_training_steps_second_output_is_seen(trying: Callable[..., str | None]) -> None:
     class Two(nn.Module):
         def forward(self, x: Tensor) -> Any:
@@ -132,7 +136,7 @@ def test_small_samples_are_computed_and_the_statistics_of_norms_stay() -> None:
     net = Made()
     seen: list[torch.device] = []
     net.register_forward_hook(lambda *arguments: seen.append(arguments[2].device))
-    trial.of_shapes(net, SHAPE, 5)
+    custom.forward_error(net, SHAPE, 5)
     assert (seen, int(net.norm.num_batches_tracked)) == ([torch.device("cpu")], 0)
 
 
@@ -140,5 +144,5 @@ def test_large_samples_are_not_computed() -> None:
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5))
     seen: list[str] = []
     net.register_forward_hook(lambda *arguments: seen.append(arguments[2].device.type))
-    assert trial.of_shapes(net, Shape(channels=3, size=(224, 224)), 5) is None
+    assert custom.forward_error(net, Shape(channels=3, size=(224, 224)), 5) is None
     assert seen == ["meta"]

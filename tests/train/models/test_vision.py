@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from train.config.schema import TORCHVISION_MODELS
 from train.data.shape import Shape
-from train.models import trial, vision
-from train.settings.names import TORCHVISION_MODELS
+from train.models import custom, registry
 
 RESNETS = [name for name in TORCHVISION_MODELS if name.startswith(("resnet", "resnext", "wide_resnet"))]
 
@@ -41,14 +41,14 @@ def weightless() -> Iterator[None]:
 
 
 def net(name: str, size: int = 224, channels: int = 3, **args: Any) -> Any:
-    return vision.build(name, classes=7, shape=Shape(channels=channels, size=(size, size)), **args)
+    return registry.build_torchvision_model(name, classes=7, shape=Shape(channels=channels, size=(size, size)), **args)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("weightless")
 @pytest.mark.parametrize("name", TORCHVISION_MODELS)
 def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> None:
-    assert trial.without_data(net(name), Shape(channels=3, size=(224, 224)), 7) is None
+    assert custom.meta_forward_error(net(name), Shape(channels=3, size=(224, 224)), 7) is None
 
 
 @pytest.mark.usefixtures("weightless")
@@ -56,7 +56,7 @@ def test_every_model_takes_images_and_gives_one_score_per_class(name: str) -> No
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ONE_OF_EACH]
 )
 def test_every_kind_of_model_takes_other_channels(name: str) -> None:
-    assert trial.without_data(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
+    assert custom.meta_forward_error(net(name, channels=1), Shape(channels=1, size=(224, 224)), 7) is None
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
@@ -69,9 +69,9 @@ def test_other_channels_are_computed_with(name: str, channels: int) -> None:
 
 def test_new_channels_begin_with_the_weights_of_old_ones() -> None:
     torch.manual_seed(1)
-    old = vision.first_convolution(net("squeezenet1_1"))
+    old = registry.first_convolution(net("squeezenet1_1"))
     torch.manual_seed(1)
-    new = vision.first_convolution(net("squeezenet1_1", channels=5))
+    new = registry.first_convolution(net("squeezenet1_1", channels=5))
     assert torch.equal(new.weight, old.weight[:, [0, 1, 2, 0, 1]])
 
 
@@ -126,11 +126,11 @@ def test_extra_arguments_reach_the_constructor() -> None:
 )
 def test_arguments_that_do_not_fit_are_refused(name: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, TypeError, AssertionError), match=said):
-        trial.without_data(net(name, **args), Shape(channels=3, size=(224, 224)), 7)
+        custom.meta_forward_error(net(name, **args), Shape(channels=3, size=(224, 224)), 7)
 
 
 def test_what_a_model_takes_is_known_without_building_it() -> None:
-    assert {"small_stem", "zero_init_residual", "groups"} <= set(vision.arguments("resnet50"))
-    assert not {"block", "layers"} & set(vision.arguments("resnet50"))
-    assert "drop_rate" in vision.arguments("densenet121")
-    assert not {"num_classes", "weights", "small_stem"} & set(vision.arguments("densenet121"))
+    assert {"small_stem", "zero_init_residual", "groups"} <= set(registry.torchvision_arguments("resnet50"))
+    assert not {"block", "layers"} & set(registry.torchvision_arguments("resnet50"))
+    assert "drop_rate" in registry.torchvision_arguments("densenet121")
+    assert not {"num_classes", "weights", "small_stem"} & set(registry.torchvision_arguments("densenet121"))

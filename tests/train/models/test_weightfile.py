@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from entrypoint import Failure
-from train.checkpoint import checkpoint
-from train.models import weightfile
+from train.checkpoint import format
+from train.models import weights
 
 NAMED = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
 
 
 def saved(folder: Path, *, step: int = 3, **groups: dict[str, Tensor]) -> Path:
     """A run's folder with one checkpoint."""
-    checkpoint.save(folder / "checkpoints", step=step, tensors={"model": NAMED, **groups}, state={}, keep=9)
+    format.save_checkpoint(folder / "checkpoints", step=step, tensors={"model": NAMED, **groups}, state={}, keep=9)
     return folder
 
 
@@ -32,7 +32,7 @@ def same(tensors: dict[str, Tensor]) -> bool:
 
 def test_safetensors_are_read(tmp_path: Path) -> None:
     save_file(NAMED, tmp_path / "w.safetensors")
-    assert same(weightfile.read(tmp_path / "w.safetensors").tensors)
+    assert same(weights.read_weights(tmp_path / "w.safetensors").tensors)
 
 
 @pytest.mark.parametrize("ending", [".pt", ".pth", ".bin", ".ckpt"])
@@ -51,17 +51,17 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
 )
 def test_state_dicts_are_found_wherever_they_are_kept(tmp_path: Path, content: Any, ending: str) -> None:
     torch.save(content, tmp_path / f"w{ending}")
-    assert same(weightfile.read(tmp_path / f"w{ending}").tensors)
+    assert same(weights.read_weights(tmp_path / f"w{ending}").tensors)
 
 
 def test_older_files_of_torch_are_read(tmp_path: Path) -> None:
     torch.save(NAMED, tmp_path / "w.pth", _use_new_zipfile_serialization=False)
-    assert same(weightfile.read(tmp_path / "w.pth").tensors)
+    assert same(weights.read_weights(tmp_path / "w.pth").tensors)
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/step-00000003"])
 def test_a_checkpoint_of_ours_is_read_by_its_folder_or_its_runs(tmp_path: Path, inside: str) -> None:
-    found = weightfile.read(saved(tmp_path / "run") / inside)
+    found = weights.read_weights(saved(tmp_path / "run") / inside)
     assert same(found.tensors)
     assert found.origin == f"{tmp_path}/run/checkpoints/step-00000003 (weights)"
 
@@ -70,11 +70,11 @@ def test_of_a_runs_checkpoints_the_newest_whole_one_is_read(tmp_path: Path) -> N
     saved(tmp_path, step=4)
     saved(tmp_path, step=9)
     (tmp_path / "checkpoints/step-00000009/model.safetensors").write_bytes(b"no")
-    assert "step-00000004" in weightfile.read(tmp_path).origin
+    assert "step-00000004" in weights.read_weights(tmp_path).origin
 
 
 def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
-    found = weightfile.read(saved(tmp_path, ema={"fc.weight": torch.full((2, 3), 7.0)}))
+    found = weights.read_weights(saved(tmp_path, ema={"fc.weight": torch.full((2, 3), 7.0)}))
     assert found.tensors["fc.weight"].unique().tolist() == [7]
     assert found.tensors["fc.bias"].tolist() == [0, 0]
     assert found.origin.endswith("(averaged weights)")
@@ -82,7 +82,7 @@ def test_averaged_weights_are_preferred(tmp_path: Path) -> None:
 
 def test_a_link_to_a_checkpoint_is_followed(tmp_path: Path) -> None:
     (tmp_path / "best").symlink_to(saved(tmp_path / "run"))
-    assert same(weightfile.read(tmp_path / "best").tensors)
+    assert same(weights.read_weights(tmp_path / "best").tensors)
 
 
 class Harmful:
@@ -134,7 +134,7 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path, kind: str, monkeypatch
     monkeypatch.chdir(tmp_path)
     make(tmp_path / name)
     with pytest.raises(Failure) as caught:
-        weightfile.read(tmp_path / name)
+        weights.read_weights(tmp_path / name)
     assert caught.value.code == code
     assert said in str(caught.value)
     assert not Path("harmed").exists()
@@ -144,7 +144,7 @@ def test_what_holds_no_weights_is_refused(tmp_path: Path, kind: str, monkeypatch
 def test_an_archive_of_torchscript_is_refused(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(nn.Linear(1, 1)), tmp_path / "w.pt")
     with pytest.raises(Failure) as caught:
-        weightfile.read(tmp_path / "w.pt")
+        weights.read_weights(tmp_path / "w.pt")
     assert caught.value.code == 65
 
 
@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_refused_with_a_fix_that_fits(tmp_path: Path, in
     saved(tmp_path)
     (tmp_path / "checkpoints/step-00000003/model.safetensors").write_bytes(b"no")
     with pytest.raises(Failure) as caught:
-        weightfile.read(tmp_path / inside)
+        weights.read_weights(tmp_path / inside)
     assert (caught.value.code, caught.value.fix) == (65, "name another checkpoint in model.weights")
 
 
@@ -162,5 +162,5 @@ def test_a_file_that_may_not_be_read_is_missing_input(tmp_path: Path) -> None:
     torch.save(NAMED, tmp_path / "w.pt")
     (tmp_path / "w.pt").chmod(0)
     with pytest.raises(Failure) as caught:
-        weightfile.read(tmp_path / "w.pt")
+        weights.read_weights(tmp_path / "w.pt")
     assert caught.value.code == 66

@@ -12,16 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from entrypoint import Failure
+from train.config.schema import ModelConfig
 from train.data.shape import Shape
-from train.models import networks, weights
-from train.settings.config import Model
+from train.models import registry, weights
 
 
 def build(
     name: str = "small_cnn", *, classes: int = 4, seed: int = 0, size: int = 16, channels: int = 3, **args: Any
 ) -> nn.Module:
     shape = Shape(channels=channels, size=(size, size))
-    return networks.build(Model(name=name, args=args), classes=classes, shape=shape, seed=seed)
+    return registry.build_model(ModelConfig(name=name, args=args), classes=classes, shape=shape, seed=seed)
 
 
 def kept(net: nn.Module, folder: Path) -> str:
@@ -33,7 +33,7 @@ def kept(net: nn.Module, folder: Path) -> str:
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
 def test_a_network_gets_all_its_weights(tmp_path: Path, name: str) -> None:
     given, net = build(name, seed=1), build(name, seed=2)
-    notes = weights.load(net, kept(given, tmp_path))
+    notes = weights.load_weights(net, kept(given, tmp_path))
     assert all(torch.equal(tensor, given.state_dict()[key]) for key, tensor in net.state_dict().items())
     number = len(net.state_dict())
     assert notes == (f"{number} of {number} tensors are from {tmp_path}/w.safetensors",)
@@ -43,7 +43,7 @@ def test_a_network_gets_all_its_weights(tmp_path: Path, name: str) -> None:
 def test_a_head_with_other_classes_starts_anew_and_is_said(tmp_path: Path, name: str) -> None:
     given, net = build(name, classes=7, seed=1, size=32), build(name, classes=4, seed=2, size=32)
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
-    notes = weights.load(net, kept(given, tmp_path))
+    notes = weights.load_weights(net, kept(given, tmp_path))
     head = notes[1].split(":")[0].split(", ")
     assert notes[1] == f"{', '.join(head)}: 4 classes here, 7 there: start anew"
     for key, tensor in net.state_dict().items():
@@ -52,9 +52,9 @@ def test_a_head_with_other_classes_starts_anew_and_is_said(tmp_path: Path, name:
 
 def test_a_head_with_other_features_starts_anew_as_a_whole(tmp_path: Path) -> None:
     net = build(size=32)
-    notes = weights.load(net, kept(build(size=64), tmp_path))
+    notes = weights.load_weights(net, kept(build(size=64), tmp_path))
     assert len(notes) == 1
-    notes = weights.load(net, kept(build(size=48), tmp_path))
+    notes = weights.load_weights(net, kept(build(size=48), tmp_path))
     assert "start anew" in notes[1]
 
 
@@ -62,20 +62,20 @@ def test_a_head_with_other_features_starts_anew_as_a_whole(tmp_path: Path) -> No
 def test_weights_of_other_precision_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
     net = build()
     path = kept(build(seed=1).to(dtype), tmp_path)
-    weights.load(net, path)
+    weights.load_weights(net, path)
     assert {tensor.dtype for tensor in net.state_dict().values()} == {torch.float32}
 
 
 def test_the_layout_in_memory_stays(tmp_path: Path) -> None:
     net = build()
-    weights.load(net, kept(build(seed=1), tmp_path))
+    weights.load_weights(net, kept(build(seed=1), tmp_path))
     assert next(net.parameters()).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
     net = build("googlenet", size=32)
     torch.save({**net.state_dict(), "aux1.fc2.weight": torch.zeros(3, 3)}, tmp_path / "w.pt")
-    assert weights.load(net, str(tmp_path / "w.pt"))
+    assert weights.load_weights(net, str(tmp_path / "w.pt"))
 
 
 def test_published_densenets_names_are_understood(tmp_path: Path) -> None:
@@ -85,14 +85,14 @@ def test_published_densenets_names_are_understood(tmp_path: Path) -> None:
     }
     save_file({name: tensor.contiguous() for name, tensor in old.items()}, tmp_path / "w.safetensors")
     assert old.keys() != net.state_dict().keys()
-    assert weights.load(net, str(tmp_path / "w.safetensors"))
+    assert weights.load_weights(net, str(tmp_path / "w.safetensors"))
 
 
 def test_counters_that_old_files_lack_are_not_missed(tmp_path: Path) -> None:
     net = build("resnet18")
     named = {name: t.contiguous() for name, t in net.state_dict().items() if "num_batches" not in name}
     save_file(named, tmp_path / "w.safetensors")
-    assert weights.load(net, str(tmp_path / "w.safetensors"))
+    assert weights.load_weights(net, str(tmp_path / "w.safetensors"))
 
 
 def edited(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
@@ -139,7 +139,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, 
     torch.save(named or {"other": torch.zeros(1)}, tmp_path / "w.pt")
     before = {name: tensor.clone() for name, tensor in resnet.state_dict().items()}
     with pytest.raises(Failure) as caught:
-        weights.load(resnet, str(tmp_path / "w.pt"))
+        weights.load_weights(resnet, str(tmp_path / "w.pt"))
     assert caught.value.code == 65
     assert said in str(caught.value)
     assert all(torch.equal(tensor, before[name]) for name, tensor in resnet.state_dict().items())
@@ -147,17 +147,17 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, 
 
 def test_a_missing_file_is_missing_input(tmp_path: Path, resnet: nn.Module) -> None:
     with pytest.raises(Failure) as caught:
-        weights.load(resnet, str(tmp_path / "no.pt"))
+        weights.load_weights(resnet, str(tmp_path / "no.pt"))
     assert caught.value.code == 66
 
 
 def test_another_width_is_no_question_of_channels(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="15 of another shape") as caught:
-        weights.load(build(width=8), kept(build(), tmp_path))
+        weights.load_weights(build(width=8), kept(build(), tmp_path))
     assert caught.value.fix.startswith("set model.name and model.args")
 
 
 def test_a_transformers_positions_belong_to_its_size(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        weights.load(build("vit_b_32", size=64), kept(build("vit_b_32", size=32), tmp_path))
+        weights.load_weights(build("vit_b_32", size=64), kept(build("vit_b_32", size=32), tmp_path))
     assert "data.image_size" in caught.value.fix

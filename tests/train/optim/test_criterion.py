@@ -7,50 +7,50 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure
-from train.optim import criterion
-from train.settings.config import Optim
+from train.config.schema import OptimConfig
+from train.optim import loss as criterion
 
 LOGITS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0])
 COUNTS = [90, 9, 1]
 
 
-def loss(optim: Optim, part: slice = slice(None)) -> float:
-    return criterion.criterion(optim, COUNTS)(LOGITS[part], LABELS[part]).item()
+def loss(optim: OptimConfig, part: slice = slice(None)) -> float:
+    return criterion.build_criterion(optim, COUNTS)(LOGITS[part], LABELS[part]).item()
 
 
 def test_without_weights_it_is_the_plain_cross_entropy() -> None:
-    assert loss(Optim()) == cross_entropy(LOGITS, LABELS).item()
+    assert loss(OptimConfig()) == cross_entropy(LOGITS, LABELS).item()
 
 
 def test_label_smoothing_is_torchs() -> None:
     smoothed = cross_entropy(LOGITS, LABELS, label_smoothing=0.2).item()
-    assert loss(Optim(label_smoothing=0.2)) == pytest.approx(smoothed)
-    assert loss(Optim(label_smoothing=0.2, class_weights=[1, 1, 1])) == pytest.approx(smoothed)
+    assert loss(OptimConfig(label_smoothing=0.2)) == pytest.approx(smoothed)
+    assert loss(OptimConfig(label_smoothing=0.2, class_weights=[1, 1, 1])) == pytest.approx(smoothed)
 
 
 def test_balanced_weights_let_every_class_weigh_the_same() -> None:
-    weights = criterion.class_weights(Optim(class_weights="balanced"), COUNTS)
+    weights = criterion.class_weights(OptimConfig(class_weights="balanced"), COUNTS)
     assert weights is not None
     assert (weights * torch.tensor(COUNTS)).tolist() == pytest.approx([100 / 3] * 3)
 
 
 @pytest.mark.parametrize("wanted", ["balanced", [1.0, 2.0, 30.0], [5.0, 0.0, 1.0]], ids=str)
 def test_weights_average_to_one_over_the_training_samples(wanted: str | list[float]) -> None:
-    weights = criterion.class_weights(Optim(class_weights=wanted), COUNTS)  # type: ignore[arg-type]
+    weights = criterion.class_weights(OptimConfig(class_weights=wanted), COUNTS)  # type: ignore[arg-type]
     assert weights is not None
     assert (weights * torch.tensor(COUNTS)).sum().item() == pytest.approx(100)
 
 
 def test_given_weights_keep_their_proportions() -> None:
-    weights = criterion.class_weights(Optim(class_weights=[1, 2, 4]), COUNTS)
+    weights = criterion.class_weights(OptimConfig(class_weights=[1, 2, 4]), COUNTS)
     assert weights is not None
     assert (weights / weights[0]).tolist() == pytest.approx([1, 2, 4])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_mean_over_parts_is_the_mean_over_all_whatever_their_classes(smoothing: float) -> None:
-    optim = Optim(class_weights="balanced", label_smoothing=smoothing)
+    optim = OptimConfig(class_weights="balanced", label_smoothing=smoothing)
     parts = [loss(optim, slice(start, start + 3)) for start in range(0, 12, 3)]
     assert sum(parts) / 4 == pytest.approx(loss(optim))
 
@@ -58,17 +58,17 @@ def test_the_mean_over_parts_is_the_mean_over_all_whatever_their_classes(smoothi
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_another_number_of_weights_than_classes_is_refused(number: int) -> None:
     with pytest.raises(Failure, match=r"optim\.class_weights has another length") as caught:
-        criterion.class_weights(Optim(class_weights=[1.0] * number), COUNTS)
+        criterion.class_weights(OptimConfig(class_weights=[1.0] * number), COUNTS)
     assert caught.value.code == ExitCode.USAGE
 
 
 def test_weights_on_nothing_but_an_empty_class_are_refused() -> None:
     with pytest.raises(Failure, match="gives no weight") as caught:
-        criterion.class_weights(Optim(class_weights=[0, 1, 0]), [3, 0, 2])
+        criterion.class_weights(OptimConfig(class_weights=[0, 1, 0]), [3, 0, 2])
     assert caught.value.code == ExitCode.USAGE
 
 
 def test_a_class_without_samples_cannot_be_balanced() -> None:
     with pytest.raises(Failure) as caught:
-        criterion.class_weights(Optim(class_weights="balanced"), [3, 0, 2])
+        criterion.class_weights(OptimConfig(class_weights="balanced"), [3, 0, 2])
     assert caught.value.code == ExitCode.DATA

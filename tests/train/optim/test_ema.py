@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from train.optim.ema import Average
+from train.optim.ema import EMA
 
 
 @pytest.fixture
@@ -23,22 +23,22 @@ def fill(net: nn.Module, value: float) -> None:
 
 
 def test_it_begins_with_the_weights_and_moves_towards_them(net: nn.Module) -> None:
-    average = Average(net, 0.75)
+    average = EMA(net, 0.75)
     fill(net, 8.0)
     average.update(10**6)
     assert average.tensors["0.weight"].unique().tolist() == [2.0]
 
 
 def test_the_first_steps_count_for_more(net: nn.Module) -> None:
-    average = Average(net, 0.999)
+    average = EMA(net, 0.999)
     fill(net, 11.0)
     average.update(1)
     assert average.tensors["0.weight"].unique().tolist() == [9.0]  # 2 / 11 of what was, 9 / 11 of what is
 
 
 def test_what_is_no_weight_is_averaged_if_it_is_a_number_with_fractions(net: nn.Module) -> None:
-    assert set(net.state_dict()) - set(Average(net, 0.5).tensors) == {"1.num_batches_tracked"}
-    assert "1.running_mean" in Average(net, 0.5).tensors
+    assert set(net.state_dict()) - set(EMA(net, 0.5).tensors) == {"1.num_batches_tracked"}
+    assert "1.running_mean" in EMA(net, 0.5).tensors
 
 
 class Centred(nn.Module):
@@ -56,7 +56,7 @@ class Centred(nn.Module):
 
 def test_a_buffer_that_the_network_replaces_is_averaged_as_it_is_now() -> None:
     net = Centred()
-    average = Average(net, 0.75)
+    average = EMA(net, 0.75)
     net(torch.full((2,), 16.0))
     average.update(10**6)
     assert average.tensors["c"].item() == 2.0  # a quarter of 8
@@ -67,7 +67,7 @@ def test_a_buffer_that_the_network_replaces_is_averaged_as_it_is_now() -> None:
 
 
 def test_the_network_wears_the_average_only_inside(net: nn.Module) -> None:
-    average = Average(net, 0.5)
+    average = EMA(net, 0.5)
     fill(net, 3.0)
     with average.worn():
         assert net[0].weight.unique().tolist() == [0.0]  # type: ignore[index]
@@ -75,7 +75,7 @@ def test_the_network_wears_the_average_only_inside(net: nn.Module) -> None:
 
 
 def test_the_network_gets_its_own_weights_back_after_an_error(net: nn.Module) -> None:
-    average = Average(net, 0.5)
+    average = EMA(net, 0.5)
     fill(net, 3.0)
     with pytest.raises(RuntimeError, match="broken"), average.worn():
         raise RuntimeError("broken")
@@ -83,7 +83,7 @@ def test_the_network_gets_its_own_weights_back_after_an_error(net: nn.Module) ->
 
 
 def test_an_average_that_was_kept_is_put_back(net: nn.Module) -> None:
-    average, other = Average(net, 0.5), Average(net, 0.5)
+    average, other = EMA(net, 0.5), EMA(net, 0.5)
     fill(net, 3.0)
     average.update(1)
     other.restore(average.tensors)
@@ -93,4 +93,4 @@ def test_an_average_that_was_kept_is_put_back(net: nn.Module) -> None:
 @pytest.mark.parametrize("saved", [{}, {"0.weight": torch.zeros(3, 3)}], ids=["nothing", "another-shape"])
 def test_an_average_of_another_network_is_not(net: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     with pytest.raises((KeyError, RuntimeError)):
-        Average(net, 0.5).restore(saved)
+        EMA(net, 0.5).restore(saved)

@@ -10,15 +10,15 @@ from jobs import fit, opened
 from torch import nn
 
 from entrypoint import Failure
-from train.optim import optimizers
-from train.settings import names
-from train.settings.config import Optim
+from train.config import schema
+from train.config.schema import OptimConfig
+from train.optim import optimizer
 
 NET = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
 
 
 def test_sgd_is_set_as_the_config_says() -> None:
-    made = optimizers.build(Optim(lr=0.3, momentum=0.8, weight_decay=0.01, args={"nesterov": True}), NET)
+    made = optimizer.build_optimizer(OptimConfig(lr=0.3, momentum=0.8, weight_decay=0.01, args={"nesterov": True}), NET)
     group = made.param_groups[0]
     assert isinstance(made, torch.optim.SGD)
     assert [group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")] == [0.3, 0.8, 0.01, True]
@@ -26,55 +26,58 @@ def test_sgd_is_set_as_the_config_says() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_adam_takes_betas_as_yaml_writes_them(name: str, kind: type) -> None:
-    made = optimizers.build(Optim(name=name, lr=0.001, args={"betas": [0.8, 0.95]}), NET)
+    made = optimizer.build_optimizer(OptimConfig(name=name, lr=0.001, args={"betas": [0.8, 0.95]}), NET)
     assert isinstance(made, kind)
     assert made.param_groups[0]["betas"] == (0.8, 0.95)
 
 
-@pytest.mark.parametrize("name", names.TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", schema.TORCH_OPTIMIZERS)
 def test_an_optimizer_of_torch_has_its_own_name(name: str) -> None:
-    made = optimizers.build(Optim(name=name, lr=0.01), NET)
+    made = optimizer.build_optimizer(OptimConfig(name=name, lr=0.01), NET)
     assert type(made).__name__ == name
     assert made.param_groups[0]["lr"] == 0.01
 
 
 def test_momentum_is_not_given_to_another_that_has_one() -> None:
-    assert optimizers.build(Optim(name="RMSprop", momentum=0.9), NET).param_groups[0]["momentum"] == 0
-    assert optimizers.build(Optim(name="RMSprop", args={"momentum": 0.5}), NET).param_groups[0]["momentum"] == 0.5
+    assert optimizer.build_optimizer(OptimConfig(name="RMSprop", momentum=0.9), NET).param_groups[0]["momentum"] == 0
+    assert (
+        optimizer.build_optimizer(OptimConfig(name="RMSprop", args={"momentum": 0.5}), NET).param_groups[0]["momentum"]
+        == 0.5
+    )
 
 
 def test_weight_decay_is_for_all_parameters_unless_told() -> None:
-    groups = optimizers.build(Optim(weight_decay=0.1), NET).param_groups
+    groups = optimizer.build_optimizer(OptimConfig(weight_decay=0.1), NET).param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 4)]
 
 
 def test_biases_and_norms_may_be_left_without_weight_decay() -> None:
-    groups = optimizers.build(Optim(weight_decay=0.1, weight_decay_on="weights"), NET).param_groups
+    groups = optimizer.build_optimizer(OptimConfig(weight_decay=0.1, weight_decay_on="weights"), NET).param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in groups] == [(0.1, 1), (0.0, 3)]
 
 
 def test_frozen_parameters_are_left_out() -> None:
     net = nn.Linear(3, 2)
     net.bias.requires_grad_(False)
-    assert [len(group["params"]) for group in optimizers.build(Optim(), net).param_groups] == [1]
+    assert [len(group["params"]) for group in optimizer.build_optimizer(OptimConfig(), net).param_groups] == [1]
 
 
 def test_a_rate_is_set_in_every_group() -> None:
-    made = optimizers.build(Optim(weight_decay_on="weights"), NET)
-    optimizers.set_rate(made, 0.7)
+    made = optimizer.build_optimizer(OptimConfig(weight_decay_on="weights"), NET)
+    optimizer.set_learning_rate(made, 0.7)
     assert [group["lr"] for group in made.param_groups] == [0.7, 0.7]
 
 
 def test_a_rate_that_is_a_tensor_is_set_in_place() -> None:
-    made = optimizers.build(Optim(name="Adam"), NET)
+    made = optimizer.build_optimizer(OptimConfig(name="Adam"), NET)
     made.param_groups[0]["lr"] = rate = torch.tensor(0.1)
-    optimizers.set_rate(made, 0.7)
+    optimizer.set_learning_rate(made, 0.7)
     assert rate.item() == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_one_kernel_updates_all_parameters(name: str) -> None:
-    assert optimizers.build(Optim(name=name), NET).param_groups[0]["fused"]
+    assert optimizer.build_optimizer(OptimConfig(name=name), NET).param_groups[0]["fused"]
 
 
 OWN_KERNELS = [{"foreach": True}, {"fused": False}, {"dampening": 0.5, "foreach": False}]
@@ -82,14 +85,14 @@ OWN_KERNELS = [{"foreach": True}, {"fused": False}, {"dampening": 0.5, "foreach"
 
 @pytest.mark.parametrize("args", OWN_KERNELS, ids=str)
 def test_kernels_that_the_config_asks_for_stay(args: dict[str, object]) -> None:
-    made = optimizers.build(Optim(args=args), NET).param_groups[0]
+    made = optimizer.build_optimizer(OptimConfig(args=args), NET).param_groups[0]
     assert {name: made[name] for name in args} == args
     assert not made["fused"]
 
 
 def test_a_part_of_the_network_may_be_used_later_for_the_first_time() -> None:
     early, late = nn.Linear(2, 2), nn.Linear(2, 2)
-    made = optimizers.build(Optim(lr=0.5, weight_decay=0.0), nn.ModuleList([early, late]))
+    made = optimizer.build_optimizer(OptimConfig(lr=0.5, weight_decay=0.0), nn.ModuleList([early, late]))
     made.load_state_dict(made.state_dict())
     for layers in ([early], [early, late]):
         sum(layer(torch.ones(1, 2)).sum() for layer in layers).backward()
@@ -98,7 +101,9 @@ def test_a_part_of_the_network_may_be_used_later_for_the_first_time() -> None:
     assert made.state[late.weight]["momentum_buffer"].eq(1).all()
 
 
-@pytest.mark.parametrize("name", [*names.OPTIMIZERS, *sorted(set(names.TORCH_OPTIMIZERS) - {"SGD", "Adam", "AdamW"})])
+@pytest.mark.parametrize(
+    "name", [*schema.SHORT_OPTIMIZERS, *sorted(set(schema.TORCH_OPTIMIZERS) - {"SGD", "Adam", "AdamW"})]
+)
 def test_a_run_of_any_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name: str) -> None:
     settings = (
         f"optim.name={name}",
@@ -147,6 +152,6 @@ BAD = {
 @pytest.mark.parametrize(("name", "args", "named"), BAD.values(), ids=BAD.keys())
 def test_arguments_that_do_not_fit_are_refused_by_name(name: str, args: dict[str, object], named: str) -> None:
     with pytest.raises(Failure, match=rf"optim\.args do not fit {name}") as caught:
-        optimizers.build(Optim(name=name, args=args), NET)
+        optimizer.build_optimizer(OptimConfig(name=name, args=args), NET)
     assert caught.value.code == 64
     assert named in str(caught.value)

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint import Failure
-from train.optim import schedules
-from train.optim.schedules import Schedule
-from train.settings import names
-from train.settings.batches import Steps
-from train.settings.config import Optim
+from train.config import schema
+from train.config.batches import StepCounts
+from train.config.schema import OptimConfig
+from train.optim import schedule
+from train.optim.schedule import Schedule
 
 COSINE = Schedule(kind="cosine", peak=0.1, warmup=4, total=20, args={"end": 0.0})
 
 
 def made(per_epoch: int = 10, total: int = 100, **changes: Any) -> Schedule:
-    optim = replace(Optim(lr=0.1, warmup_epochs=0), **changes)
-    return schedules.schedule(optim, Steps(per_epoch=per_epoch, total=total, dropped=0), 1024)
+    optim = replace(OptimConfig(lr=0.1, warmup_epochs=0), **changes)
+    return schedule.build_schedule(optim, StepCounts(per_epoch=per_epoch, total=total, dropped=0), 1024)
 
 
 def test_warm_up_is_linear_and_its_first_step_moves() -> None:
@@ -76,7 +76,7 @@ def test_one_cycle_is_torchs(warmup: int, total: int) -> None:
             theirs.step()
 
 
-@pytest.mark.parametrize("kind", names.SCHEDULES)
+@pytest.mark.parametrize("kind", schema.SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_the_only_step_of_a_run_has_the_peak(kind: str, warmup: int) -> None:
     falls = {"schedule_args": {"at_epochs": [1]}} if kind == "step" else {}
@@ -84,13 +84,13 @@ def test_the_only_step_of_a_run_has_the_peak(kind: str, warmup: int) -> None:
     assert curve(0) == curve.peak
 
 
-@pytest.mark.parametrize("kind", names.SCHEDULES)
+@pytest.mark.parametrize("kind", schema.SCHEDULES)
 def test_the_rate_depends_on_the_step_alone(kind: str) -> None:
     curve = made(schedule=kind, warmup_epochs=1)
     assert [curve(step) for step in (57, 3, 57)] == [curve(57), curve(3), curve(57)]
 
 
-@pytest.mark.parametrize("kind", names.SCHEDULES)
+@pytest.mark.parametrize("kind", schema.SCHEDULES)
 @given(st.floats(0, 100), st.integers(1, 50), st.integers(1, 500))
 def test_every_step_has_a_rate_above_zero_and_up_to_the_peak(
     kind: str, epochs: float, per_epoch: int, total: int
@@ -116,7 +116,7 @@ WORDS = {
 
 @pytest.mark.parametrize(("changes", "text"), WORDS.values(), ids=WORDS.keys())
 def test_a_schedule_is_told_in_words(changes: dict[str, Any], text: str) -> None:
-    assert schedules.describe(made(**changes)) == text
+    assert schedule.describe_schedule(made(**changes)) == text
 
 
 BAD = {
@@ -141,6 +141,6 @@ BAD = {
 @pytest.mark.parametrize(("kind", "args", "found"), BAD.values(), ids=BAD.keys())
 def test_arguments_that_do_not_fit_are_refused(kind: str, args: dict[str, Any], found: str) -> None:
     with pytest.raises(Failure, match=rf"optim\.schedule_args do not fit {kind}") as caught:
-        schedules.arguments(Optim(schedule=kind, schedule_args=args))
+        schedule.schedule_arguments(OptimConfig(schedule=kind, schedule_args=args))
     assert caught.value.code == 64
     assert found in str(caught.value)

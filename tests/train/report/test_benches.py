@@ -12,9 +12,9 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.bench import output, pairs, rows
-from train.report import benches
-from train.report.benches import Bench
-from train.report.document import Picture, Table, Words
+from train.report import page
+from train.report.document import Paragraph, Picture, Table
+from train.report.page import BenchResults
 
 LINES = {
     "images_per_s": [(1, 100.0), (2, 180.0), (4, 300.0)],
@@ -26,27 +26,27 @@ SCALING = rows.Series(name="scaling-strong", title="Strong", x="processes", y="i
 OTHER = rows.Series(name="comm", title="All-reduce", x="MB", y="ms", lines={"t": [(1, 2.0)], "ideal": [(1, 1.0)]})
 
 
-def written(folder: Path, *found: rows.Found) -> Bench:
+def written(folder: Path, *found: rows.Found) -> BenchResults:
     """By the bench's own code, and read back."""
     path = folder / "bench.json"
     path.write_text(json.dumps(output.as_json(found, {"cpu": "x", "cores": 2})))
-    return benches.read(path)
+    return page.read_bench(path)
 
 
 def test_rows_stand_beside_their_targets(tmp_path: Path) -> None:
     met, missed = rows.measured("7", pairs.estimate([5.0] * 5)), rows.measured("8", pairs.estimate([0.9] * 5))
     bench = written(tmp_path, met, missed, rows.unmeasured("1", "needs a GPU"))
-    assert [row[3:5] for row in benches.table(bench).rows] == [
+    assert [row[3:5] for row in page.bench_table(bench).rows] == [
         ["yes", "5"],
         ["no", "0.9"],
         ["-", "not measured: needs a GPU"],
     ]
-    pictures = [block.alt for block in benches.section(bench).blocks if isinstance(block, Picture)]
+    pictures = [block.alt for block in page.bench_section(bench).blocks if isinstance(block, Picture)]
     assert pictures == ["1 of 2 targets are reached"]
 
 
 def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
-    section = benches.section(written(tmp_path, SCALING, OTHER))
+    section = page.bench_section(written(tmp_path, SCALING, OTHER))
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert [row[2] for row in table.rows] == ["1.00", "1.90", "3.00"]
     assert table.head[0] == "strong scaling: processes"
@@ -57,34 +57,36 @@ def test_a_series_over_processes_becomes_speed_up(tmp_path: Path) -> None:
 def test_the_bars_of_a_speed_up_are_explained_where_there_are_any(tmp_path: Path) -> None:
     without = replace(SCALING, lines={name: line for name, line in LINES.items() if name not in ("low", "high")})
     for series, said in ((SCALING, 1), (OTHER, 0), (without, 0)):
-        words = [block.text for block in benches.section(written(tmp_path, series)).blocks if isinstance(block, Words)]
+        words = [
+            block.text for block in page.bench_section(written(tmp_path, series)).blocks if isinstance(block, Paragraph)
+        ]
         assert sum("Bars on speed-up" in text for text in words) == said
 
 
 def test_a_row_is_reached_where_the_bench_says_so(tmp_path: Path) -> None:
     unsure = pairs.estimate([0.9, 0.9, 0.99, 0.99, 0.99])  # row 13 is judged by the lower bound
-    section = benches.section(written(tmp_path, rows.measured("13", unsure)))
+    section = page.bench_section(written(tmp_path, rows.measured("13", unsure)))
     pictures = [block.alt for block in section.blocks if isinstance(block, Picture)]
     assert (unsure.value, pictures) == (0.99, ["0 of 1 targets are reached"])
 
 
 def test_a_logarithm_is_for_what_is_above_nothing() -> None:
-    assert benches._base({"log_x": True}, "log_x", [1, 10]) == 10
-    assert benches._base({"log_x": True}, "log_x", [0, 10]) is None
+    assert page._log_base({"log_x": True}, "log_x", [1, 10]) == 10
+    assert page._log_base({"log_x": True}, "log_x", [0, 10]) is None
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "", "[" * 100_000])
 def test_what_is_no_bench_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(Failure) as refused:
-        benches.read(tmp_path / "a.json")
+        page.read_bench(tmp_path / "a.json")
     assert refused.value.code == ExitCode.DATA
 
 
 def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
     with pytest.raises(Failure, match="holds no bench"):
-        benches.read(tmp_path / "a.json")
+        page.read_bench(tmp_path / "a.json")
 
 
 def test_objects_of_another_shape_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
@@ -93,5 +95,5 @@ def test_objects_of_another_shape_are_shown_as_far_as_they_go(tmp_path: Path) ->
         "series": [{}, {"lines": {"a": [1, [2]]}}],
     }
     (tmp_path / "a.json").write_text(json.dumps(odd))
-    section = benches.section(benches.read(tmp_path / "a.json"))
+    section = page.bench_section(page.read_bench(tmp_path / "a.json"))
     assert len([block for block in section.blocks if isinstance(block, Picture)]) == 2  # of series, "not measured"

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from made_up_runs import found_finished, history, make_run, of_gpus
 
-from train.report import contents, reading
-from train.report.document import Document, Facts, Table
+from train.report import page, read
+from train.report.document import DescriptionList, Report, Table
 
 
-def report(*folders: Path, anyway: bool = False) -> Document:
+def report(*folders: Path, anyway: bool = False) -> Report:
     """Of these runs."""
-    runs, missing = reading.read_all([str(folder) for folder in folders])
-    return contents.document(runs, [], anyway=anyway, made="now", missing=missing)
+    runs, missing = read.load_runs([str(folder) for folder in folders])
+    return page.build_report(runs, [], anyway=anyway, made="now", missing=missing)
 
 
-def titles(document: Document) -> list[str]:
+def titles(document: Report) -> list[str]:
     """Of the sections."""
     return [section.title for section in document.sections]
 
@@ -28,13 +28,13 @@ def test_one_run_is_shown_in_full(tmp_path: Path) -> None:
     document = report(make_run(tmp_path / "run", ending={"code": 0, "step": 20, "cause": "finished"}))
     assert titles(document) == ["In short", "Evaluations", "Curves", "GPU use", "Confusion matrix", "Settings"]
     assert document.cautions() == []
-    facts = next(block for block in document.blocks() if isinstance(block, Facts) and block.large)
+    facts = next(block for block in document.blocks() if isinstance(block, DescriptionList) and block.large)
     assert facts.rows["best val accuracy"] == "75.00%"
     assert facts.rows["speed"] == "2,000 images/s"
 
 
 def test_the_best_and_the_last_evaluation_stand_in_a_table(tmp_path: Path) -> None:
-    section = contents.evaluations(reading.read(make_run(tmp_path / "run", settings=["eval.metric=loss"])))
+    section = page.evaluations_section(read.load_run(make_run(tmp_path / "run", settings=["eval.metric=loss"])))
     assert section is not None
     (table,) = section.blocks
     assert isinstance(table, Table)
@@ -58,7 +58,7 @@ def test_several_starts_are_listed(tmp_path: Path) -> None:
     record["starts"][0]["ended"] = {"code": 75, "cause": "SIGUSR1"}
     record["starts"].append({"step": 10, "world_size": 4, "hosts": ["node02"], "at": "later"})
     (folder / "run.json").write_text(json.dumps(record))
-    section = contents.starts(reading.read(folder))
+    section = page.starts_section(read.load_run(folder))
     assert section is not None
     assert "75, SIGUSR1" in str(section)
 
@@ -66,7 +66,7 @@ def test_several_starts_are_listed(tmp_path: Path) -> None:
 def test_a_start_that_found_the_run_finished_is_listed_as_one_that_trained_nothing(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     found_finished(folder, step=20)
-    section = contents.starts(reading.read(folder))
+    section = page.starts_section(read.load_run(folder))
     assert section is not None
     (table,) = section.blocks
     assert isinstance(table, Table)
@@ -91,7 +91,7 @@ def test_a_path_keeps_its_letters_in_a_caution(tmp_path: Path, monkeypatch: pyte
 def test_the_figures_of_a_run_are_told_in_plain_words(tmp_path: Path, loader: str, told: str) -> None:
     folder = make_run(tmp_path / "run", training={"loader": loader})
     (folder / "checkpoints/step-00000020").mkdir(parents=True)
-    rows = contents._details(reading.read(folder))
+    rows = page._run_details(read.load_run(folder))
     assert rows["images read"] == told
     assert rows["checkpoints"] == "1 written, 1 kept; training waited 15 ms for one (median), 15 ms at most"
     assert "recorded" in rows
@@ -138,9 +138,9 @@ def test_accidents_of_the_loss_are_told(tmp_path: Path) -> None:
 
 
 def test_settings_that_had_no_effect_are_left_out_by_name(tmp_path: Path) -> None:
-    section = contents.settings(reading.read(make_run(tmp_path / "run", settings=["optim.name=adamw"])))
+    section = page.settings_section(read.load_run(make_run(tmp_path / "run", settings=["optim.name=adamw"])))
     facts, words = section.blocks
-    assert isinstance(facts, Facts)
+    assert isinstance(facts, DescriptionList)
     assert not {"optim.momentum", "data.root"} & set(facts.rows)
     assert facts.rows["optim.name"] == "adamw"
     assert "optim.momentum" in str(words)
@@ -149,7 +149,7 @@ def test_settings_that_had_no_effect_are_left_out_by_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
 def test_of_five_classes_nobody_is_told_the_best_five(tmp_path: Path, classes: int, told: bool) -> None:
     events = [event | {"top5_accuracy": 1.0} for event in history(100.0)]
-    section = contents.evaluations(
-        reading.read(make_run(tmp_path / "run", events=events, training={"classes": classes}))
+    section = page.evaluations_section(
+        read.load_run(make_run(tmp_path / "run", events=events, training={"classes": classes}))
     )
     assert ("top-5" in str(section)) == told

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from made_up_runs import found_finished, go_on, history, make_run
 
-from train.record import exitfile
-from train.report import figures, reading
-from train.report.reading import Run
+from train.report import read
+from train.report.read import RecordedRun
+from train.run import exit_file
 
 
-def run(folder: Path, **changes: Any) -> Run:
+def run(folder: Path, **changes: Any) -> RecordedRun:
     """One that was read back."""
-    return reading.read(make_run(folder / "run", **changes))
+    return read.load_run(make_run(folder / "run", **changes))
 
 
 def test_speed_is_without_the_first_log_point(tmp_path: Path) -> None:
-    found = figures.speed(run(tmp_path))
+    found = read.measured_throughput(run(tmp_path))
     assert found is not None
     assert (found.images_per_s, found.low, found.high, found.of, found.warm_up) == (2000, 2000, 2000, 9, False)
 
@@ -27,37 +27,44 @@ def test_speed_is_without_the_first_log_point(tmp_path: Path) -> None:
 def test_a_start_without_a_log_point_leaves_the_speed_to_the_one_before(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     go_on(folder, step=20, ranks=8)
-    found = figures.speed(reading.read(folder))
+    found = read.measured_throughput(read.load_run(folder))
     assert found is not None
-    assert (found.images_per_s, found.ranks, figures.ranks(reading.read(folder))) == (2000, 2, 2)
+    assert (found.images_per_s, found.ranks, read.num_ranks(read.load_run(folder))) == (2000, 2, 2)
 
 
 def test_a_start_that_trained_nothing_changes_neither_speed_nor_place(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    before = reading.read(folder)
+    before = read.load_run(folder)
     found_finished(folder, step=20)
-    after = reading.read(folder)
-    assert (figures.speed(after), figures.place(after)) == (figures.speed(before), "2 ranks on 1 node")
+    after = read.load_run(folder)
+    assert (read.measured_throughput(after), read.describe_world(after)) == (
+        read.measured_throughput(before),
+        "2 ranks on 1 node",
+    )
 
 
 def test_a_single_log_point_is_said_to_hold_the_first_steps(tmp_path: Path) -> None:
-    found = figures.speed(run(tmp_path, events=history(1000)[:1]))
-    assert figures.rate(found) == "100 images/s (first steps only)"
+    found = read.measured_throughput(run(tmp_path, events=history(1000)[:1]))
+    assert read.format_throughput(found) == "100 images/s (first steps only)"
 
 
 def test_a_run_without_a_log_point_has_no_speed(tmp_path: Path) -> None:
     empty = run(tmp_path, events=[])
-    assert (figures.speed(empty), figures.training_seconds(empty), figures.best(empty)) == (None, None, None)
-    assert figures.rate(None) == figures.duration(None) == figures.share(None) == "not measured"
+    assert (read.measured_throughput(empty), read.training_seconds(empty), read.best_evaluation(empty)) == (
+        None,
+        None,
+        None,
+    )
+    assert read.format_throughput(None) == read.format_duration(None) == read.format_metric(None) == "not measured"
 
 
 def test_training_seconds_are_steps_times_batch_over_speed(tmp_path: Path) -> None:
-    assert figures.training_seconds(run(tmp_path)) == pytest.approx(2 * 256 / 200 + 18 * 256 / 2000)
+    assert read.training_seconds(run(tmp_path)) == pytest.approx(2 * 256 / 200 + 18 * 256 / 2000)
 
 
 def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
-    assert figures.best(run(tmp_path)) == (0.75, 20)
-    assert figures.best(run(tmp_path / "other", settings=["eval.metric=loss"])) == (0.05, 20)
+    assert read.best_evaluation(run(tmp_path)) == (0.75, 20)
+    assert read.best_evaluation(run(tmp_path / "other", settings=["eval.metric=loss"])) == (0.05, 20)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +78,13 @@ def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
     ],
 )
 def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, said: str) -> None:
-    assert figures.status(run(tmp_path, ending=ending)) == said
+    assert read.describe_status(run(tmp_path, ending=ending)) == said
 
 
 def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    exitfile.note_stop(folder, by="SIGUSR1", save_s=100.0)
-    assert "killed before its checkpoint was committed" in figures.status(reading.read(folder))
+    exit_file.write_stopping(folder, by="SIGUSR1", save_s=100.0)
+    assert "killed before its checkpoint was committed" in read.describe_status(read.load_run(folder))
 
 
 @pytest.mark.parametrize(
@@ -91,18 +98,18 @@ def test_a_run_that_was_killed_while_it_saved_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_settings_are_for_people(value: object, said: str) -> None:
-    assert figures.setting(value) == said
+    assert read.format_setting(value) == said
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(1.25, "1.2 s"), (59.99, "60.0 s"), (245, "4 min 05 s"), (11_220, "3 h 07 min")]
 )
 def test_durations_are_for_people(seconds: float, said: str) -> None:
-    assert figures.duration(seconds) == said
+    assert read.format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.123456, "0.123"), (99.95, "100"), (999.4, "999"), (999.7, "1,000"), (134_400.0, "134,400")]
 )
 def test_a_number_has_three_digits_that_count_and_no_exponent(value: float, text: str) -> None:
-    assert figures.short(value) == text
+    assert read.format_number(value) == text

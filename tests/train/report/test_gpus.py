@@ -8,18 +8,18 @@ from typing import Any
 
 from made_up_runs import make_run, of_gpus
 
-from train.report import gpus, reading
-from train.report.document import Picture, Table, Words
-from train.report.reading import Run
+from train.report import plots, read
+from train.report.document import Paragraph, Picture, Table
+from train.report.read import RecordedRun
 
 
-def run(folder: Path, events: Sequence[dict[str, Any]]) -> Run:
+def run(folder: Path, events: Sequence[dict[str, Any]]) -> RecordedRun:
     """One with these lines."""
-    return reading.read(make_run(folder / "run", events=events))
+    return read.load_run(make_run(folder / "run", events=events))
 
 
 def test_each_gpu_has_its_means_and_peaks(tmp_path: Path) -> None:
-    table = gpus.table(gpus.recorded(run(tmp_path, of_gpus(2))))
+    table = plots.gpu_table(plots.gpu_events(run(tmp_path, of_gpus(2))))
     assert [row[:5] for row in table.rows] == [
         ["node01/0", "90", "90", "11", "12"],
         ["node01/1", "91", "91", "11", "12"],
@@ -28,22 +28,22 @@ def test_each_gpu_has_its_means_and_peaks(tmp_path: Path) -> None:
 
 
 def test_what_was_recorded_is_drawn(tmp_path: Path) -> None:
-    *pictures, table = gpus.section(run(tmp_path, of_gpus(20))).blocks
+    *pictures, table = plots.gpu_section(run(tmp_path, of_gpus(20))).blocks
     assert isinstance(table, Table)
     names = [picture.name for picture in pictures if isinstance(picture, Picture)]
     assert names == ["gpus-gpu-use", "gpus-memory", "gpus-power"]  # temperature was not recorded
 
 
 def test_gpus_stand_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    assert list(gpus.recorded(run(tmp_path, of_gpus(11))))[-2:] == ["node01/9", "node01/10"]
+    assert list(plots.gpu_events(run(tmp_path, of_gpus(11))))[-2:] == ["node01/9", "node01/10"]
 
 
 def test_a_run_without_gpus_says_not_measured(tmp_path: Path) -> None:
-    (block,) = gpus.section(run(tmp_path, [])).blocks
-    assert isinstance(block, Words)
+    (block,) = plots.gpu_section(run(tmp_path, [])).blocks
+    assert isinstance(block, Paragraph)
     assert block.text.startswith("Not measured")
 
 
 def test_lines_without_a_time_or_a_number_are_left_out(tmp_path: Path) -> None:
     lines = [{"event": "gpu", "gpu": "a", "utilisation_percent": 3}, {"event": "gpu", "gpu": "b", "time": 1}]
-    assert gpus.table(gpus.recorded(run(tmp_path, lines))).rows == [["b"]]
+    assert plots.gpu_table(plots.gpu_events(run(tmp_path, lines))).rows == [["b"]]

@@ -59,7 +59,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     hostile = [made_hostile(runs / "\"><img src=x onerror=document.title='owned'>")]
     many = [make_run(runs / f"resnet-of-a-long-name-{at}", settings=settings(at)) for at in range(14)]
     for name, folders in {"one": one, "three": three, "hostile": hostile, "many": many}.items():
-        assert front.run(["report", *map(str, folders), "--output", str(out / name)], {}) == 0
+        assert front.run_command(["report", *map(str, folders), "--output", str(out / name)], {}) == 0
     return {name: out / name / "report.html" for name in PAGES}
 
 

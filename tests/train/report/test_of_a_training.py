@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from jobs import ALONE, TINY, forget_accelerate
 
-from train.measuring import chosen
-from train.report import comparing, contents, figures, reading
-from train.report.document import Document
-from train.report.reading import Run
+from train.config import environment, load
+from train.inference import checkpoints, model_card
+from train.report import compare, page
+from train.report import read as reading
+from train.report.document import Report
+from train.report.read import RecordedRun
 from train.run import session
 from train.run.bell import Bell
 from train.run.seat import Seat
-from train.settings import schema, variables
-from train.using import card, facts
 
 
 def start(folder: Path) -> None:
     """Train in this process, or find that it was done."""
-    config = schema.load(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}"])
+    config = load.load_config(None, [*TINY, f"run.output_dir={folder.parent}", f"run.name={folder.name}"])
     environ: dict[str, str] = {"ENTRYPOINT_HOSTS": "node01", "ENTRYPOINT_LAUNCHER": "local"}
-    found = variables.take_out(environ, download=False)
+    found = environment.remove_conflicting_variables(environ, download=False)
     forget_accelerate()
     try:
         session.run(config, Seat(world=ALONE, folder=folder), environ, Bell(), found=found, argv=["train"], now=0.0)
@@ -33,45 +33,47 @@ def start(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """Eight steps, read back."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     start(folder)
-    return reading.read(folder)
+    return reading.load_run(folder)
 
 
 @pytest.fixture(scope="module")
-def report(run: Run) -> Document:
+def report(run: RecordedRun) -> Report:
     """Its report."""
-    return contents.document([run], [], anyway=False, made="now")
+    return page.build_report([run], [], anyway=False, made="now")
 
 
-def test_every_value_that_runs_are_compared_by_is_recorded(run: Run) -> None:
-    told = {name: read(run) for name, read in comparing.SAME.items()}
-    assert comparing.UNKNOWN not in str(told)
-    assert comparing.likeness([run, run]).alike
+def test_every_value_that_runs_are_compared_by_is_recorded(run: RecordedRun) -> None:
+    told = {name: read(run) for name, read in compare.MUST_MATCH.items()}
+    assert reading.NOT_RECORDED not in str(told)
+    assert compare.find_differences([run, run]).alike
 
 
-def test_nothing_is_missing_but_gpus(run: Run, report: Document) -> None:
+def test_nothing_is_missing_but_gpus(run: RecordedRun, report: Report) -> None:
     assert run.missing == ()
     assert report.cautions() == []
     assert str(report).lower().count("not measured") == 1
 
 
-def test_the_curves_and_the_matrix_are_there(report: Document) -> None:
+def test_the_curves_and_the_matrix_are_there(report: Report) -> None:
     names = ["curves-loss", "curves-scores", "curves-learning-rate", "curves-speed", "confusion"]
     assert [picture.name for picture in report.pictures()] == names
 
 
 def told(folder: Path) -> tuple[dict[str, str], str, str, str]:
     """What the report and the card say of where it was trained, and how it ended."""
-    run, found = reading.read(folder), chosen.choose(str(folder))
-    about = facts.of(chosen.configured(found, None, ())[0], found)
-    values = {name: read(run) for name, read in comparing.SAME.items()}
-    return values, figures.place(run), figures.status(run), card.text(about, "model")
+    run, found = reading.load_run(folder), checkpoints.choose_checkpoint(str(folder))
+    about = model_card.collect_model_facts(checkpoints.load_config(found, None, ())[0], found)
+    values = {name: read(run) for name, read in compare.MUST_MATCH.items()}
+    return values, reading.describe_world(run), reading.describe_status(run), model_card.render_card(about, "model")
 
 
-def test_a_start_of_a_finished_run_on_another_machine_changes_no_word_of_the_training(run: Run, tmp_path: Path) -> None:
+def test_a_start_of_a_finished_run_on_another_machine_changes_no_word_of_the_training(
+    run: RecordedRun, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run.folder, folder)
     recorded = json.loads((folder / "run.json").read_text())

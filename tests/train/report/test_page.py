@@ -6,19 +6,18 @@ import base64
 import re
 from html.parser import HTMLParser
 
-from train.plotting import panels
-from train.plotting.panels import Panel
-from train.plotting.paper import DPI, HEIGHT, WIDTH
-from train.report.document import Block, Document, Facts, Picture, Section, Table, Words
-from train.report.page import LONG, page, size
+from train.report import plots
+from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
+from train.report.page import MAX_SHORT_LIST_ROWS, png_size, render_html
+from train.report.plots import DPI, PANEL_HEIGHT, PANEL_WIDTH, Panel
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800'
-PNG = panels.draw(Panel(title="", x="", y="", series=[]))
+PNG = plots.draw_panel(Panel(title="", x="", y="", series=[]))
 
 
 def shown(*blocks: Block, title: str = "a report") -> str:
     """A page with one section."""
-    return page(Document(title=title, sections=[Section(title=title, blocks=blocks)], made=title))
+    return render_html(Report(title=title, sections=[Section(title=title, blocks=blocks)], made=title))
 
 
 def tags(html: str) -> list[tuple[str, dict[str, str | None]]]:
@@ -34,7 +33,11 @@ def tags(html: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def test_text_of_strangers_is_only_text() -> None:
-    blocks = [Words(text=HOSTILE, caution=True), Facts(rows={HOSTILE: HOSTILE}, large=True), Words(text=HOSTILE)]
+    blocks = [
+        Paragraph(text=HOSTILE, caution=True),
+        DescriptionList(rows={HOSTILE: HOSTILE}, large=True),
+        Paragraph(text=HOSTILE),
+    ]
     table = Table(head=[HOSTILE], rows=[[HOSTILE]])
     html = shown(*blocks, table, Picture(name="x", png=PNG, alt=HOSTILE), title=HOSTILE)
     names = [tag for tag, _ in tags(html)]
@@ -51,7 +54,7 @@ def test_a_picture_stands_in_the_page_itself() -> None:
 
 
 def test_nothing_is_loaded_from_anywhere() -> None:
-    html = shown(Words(text="see https://example.org"), Picture(name="curves", png=PNG, alt="curves"))
+    html = shown(Paragraph(text="see https://example.org"), Picture(name="curves", png=PNG, alt="curves"))
     links = [value for _, attributes in tags(html) for name, value in attributes.items() if name in ("src", "href")]
     assert all((link or "").startswith("data:") for link in links)
     assert "default-src 'none'" in html
@@ -59,12 +62,12 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_a_picture_is_as_large_as_its_inches() -> None:
-    assert size(PNG) == (round(WIDTH * DPI), round(HEIGHT * DPI))
+    assert png_size(PNG) == (round(PANEL_WIDTH * DPI), round(PANEL_HEIGHT * DPI))
 
 
 def test_every_tag_is_closed() -> None:
-    many = Facts(rows={str(at): "x" for at in range(LONG + 1)})
-    html = shown(Words(text="x"), many, Table(head=["a", "b"], rows=[["1", "2"]]), Facts(rows={"a": "b"}))
+    many = DescriptionList(rows={str(at): "x" for at in range(MAX_SHORT_LIST_ROWS + 1)})
+    html = shown(Paragraph(text="x"), many, Table(head=["a", "b"], rows=[["1", "2"]]), DescriptionList(rows={"a": "b"}))
     single = {"meta", "link", "img"}
     opened = [tag for tag, _ in tags(html) if tag not in single]
     assert sorted(opened) == sorted(re.findall(r"</([a-z0-9]+)>", html))

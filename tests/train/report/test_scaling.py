@@ -8,25 +8,24 @@ from typing import Any
 import pytest
 from made_up_runs import go_on, history, make_run
 
-from train.plotting import speedup
-from train.plotting.speedup import Point
-from train.report import comparing, reading, scaling
-from train.report.document import Picture, Section, Table, Words
-from train.report.reading import Run
+from train.report import compare, read
+from train.report.compare import ScalingMeasurement
+from train.report.document import Paragraph, Picture, Section, Table
+from train.report.read import RecordedRun
 
 
-def runs(folder: Path, *speeds: float, **changes: Any) -> list[Run]:
+def runs(folder: Path, *speeds: float, **changes: Any) -> list[RecordedRun]:
     """On 1, 2, 4, ... ranks, at these images per second and rank; the last one with changes."""
     made = []
     for at, speed in enumerate(speeds):
         last = changes if at == len(speeds) - 1 else {}
-        made.append(reading.read(make_run(folder / f"r{at}", ranks=2**at, speed=speed, **last)))
+        made.append(read.load_run(make_run(folder / f"r{at}", ranks=2**at, speed=speed, **last)))
     return made
 
 
-def section(found: list[Run], *, anyway: bool = False) -> Section:
+def section(found: list[RecordedRun], *, anyway: bool = False) -> Section:
     """Which is there."""
-    shown = scaling.section(found, comparing.likeness(found), anyway=anyway)
+    shown = compare.scaling_section(found, compare.find_differences(found), anyway=anyway)
     assert shown is not None
     return shown
 
@@ -44,13 +43,13 @@ def test_two_numbers_of_processes_are_said_to_be_few(tmp_path: Path) -> None:
 
 
 def test_more_than_the_ideal_is_not_believed() -> None:
-    points = [Point(processes=1, images_per_s=100.0), Point(processes=2, images_per_s=300.0)]
-    assert "An efficiency of 150%" in str(scaling.blocks({"strong scaling": points}, name="x"))
+    points = [ScalingMeasurement(processes=1, images_per_s=100.0), ScalingMeasurement(processes=2, images_per_s=300.0)]
+    assert "An efficiency of 150%" in str(compare.scaling_blocks({"strong scaling": points}, name="x"))
 
 
 def test_more_than_the_ideal_gets_no_verdict() -> None:
-    points = [Point(processes=1, images_per_s=100.0), Point(processes=2, images_per_s=300.0)]
-    shown = str(scaling.blocks({"strong scaling": points}, name="x"))
+    points = [ScalingMeasurement(processes=1, images_per_s=100.0), ScalingMeasurement(processes=2, images_per_s=300.0)]
+    shown = str(compare.scaling_blocks({"strong scaling": points}, name="x"))
     assert "Strong scaling: no verdict is given: an efficiency of 150%" in shown
     assert "of the ideal up to" not in shown
 
@@ -58,7 +57,7 @@ def test_more_than_the_ideal_gets_no_verdict() -> None:
 def test_unlike_numbers_of_threads_get_no_verdict(tmp_path: Path) -> None:
     devices = [{"device": f"CPU, {threads} per rank"} for threads in ("2 threads", "1 thread")]
     found = [
-        reading.read(make_run(tmp_path / f"r{ranks}", ranks=ranks, training=device))
+        read.load_run(make_run(tmp_path / f"r{ranks}", ranks=ranks, training=device))
         for ranks, device in enumerate(devices, 1)
     ]
     assert "Strong scaling: no verdict is given: not the same threads per rank." in str(section(found))
@@ -68,7 +67,10 @@ def test_unlike_numbers_of_threads_get_no_verdict(tmp_path: Path) -> None:
 def test_a_finished_run_that_is_started_again_keeps_its_ranks_and_its_speed(tmp_path: Path) -> None:
     found = runs(tmp_path, 1000, 900)
     go_on(found[1].folder, step=20, ranks=1)
-    assert [point.processes for point in scaling.points([found[0], reading.read(found[1].folder)])] == [1, 2]
+    assert [point.processes for point in compare.scaling_measurements([found[0], read.load_run(found[1].folder)])] == [
+        1,
+        2,
+    ]
 
 
 def test_first_steps_are_no_speed_and_the_run_is_named(tmp_path: Path) -> None:
@@ -90,43 +92,45 @@ def test_unlike_runs_are_neither_strong_nor_weak_scaling_and_get_no_verdict(tmp_
 
 @pytest.mark.parametrize("rates", [[(1, 0.0), (2, 0.0)], [(1, 5.0), (2, 0.0)]])
 def test_speeds_of_nothing_are_no_error(rates: list[tuple[int, float]]) -> None:
-    points = [Point(processes=count, images_per_s=rate) for count, rate in rates]
-    assert scaling.blocks({"weak scaling": points, "strong scaling": [Point(processes=1, images_per_s=1)]}, name="x")
+    points = [ScalingMeasurement(processes=count, images_per_s=rate) for count, rate in rates]
+    assert compare.scaling_blocks(
+        {"weak scaling": points, "strong scaling": [ScalingMeasurement(processes=1, images_per_s=1)]}, name="x"
+    )
 
 
 def test_a_series_that_is_slow_from_its_first_number_on_is_said_to_be() -> None:
-    slow = speedup.scaled([Point(processes=1, images_per_s=10, speed_up=0.5)])
-    assert scaling.verdict("weak scaling", slow).startswith("Weak scaling: below 75%")
+    slow = compare.compute_scaling([ScalingMeasurement(processes=1, images_per_s=10, speed_up=0.5)])
+    assert compare.scaling_verdict("weak scaling", slow).startswith("Weak scaling: below 75%")
 
 
 def test_unlike_runs_get_no_ratio(tmp_path: Path) -> None:
     shown = section(runs(tmp_path, 1000, 900, training={"precision": "bf16"}))
-    assert all(isinstance(block, Words) for block in shown.blocks)
+    assert all(isinstance(block, Paragraph) for block in shown.blocks)
     assert "--compare-anyway" in str(shown)
 
 
 def test_who_insists_gets_the_ratio_with_the_caution(tmp_path: Path) -> None:
     shown = section(runs(tmp_path, 1000, 900, training={"precision": "bf16"}), anyway=True)
-    cautions = [block.text for block in shown.blocks if isinstance(block, Words) and block.caution]
+    cautions = [block.text for block in shown.blocks if isinstance(block, Paragraph) and block.caution]
     assert cautions[0] == "Not comparable: not the same precision."
     assert any(isinstance(block, Picture) for block in shown.blocks)
 
 
 def test_runs_of_the_same_size_are_no_scaling(tmp_path: Path) -> None:
-    same = [reading.read(make_run(tmp_path / name)) for name in ("a", "b")]
-    assert scaling.section(same, comparing.likeness(same), anyway=True) is None
+    same = [read.load_run(make_run(tmp_path / name)) for name in ("a", "b")]
+    assert compare.scaling_section(same, compare.find_differences(same), anyway=True) is None
 
 
 def test_several_runs_of_one_size_give_their_median_and_their_whole_spread(tmp_path: Path) -> None:
-    same = [reading.read(make_run(tmp_path / str(rate), ranks=1, speed=rate)) for rate in (10.0, 20.0, 60.0)]
-    (point,) = scaling.points(same)
+    same = [read.load_run(make_run(tmp_path / str(rate), ranks=1, speed=rate)) for rate in (10.0, 20.0, 60.0)]
+    (point,) = compare.scaling_measurements(same)
     assert (point.images_per_s, point.low, point.high) == (20, 10, 60)
 
 
 @pytest.mark.parametrize("repeated", [False, True])
 def test_the_words_say_what_the_bars_are(tmp_path: Path, repeated: bool) -> None:
     found = runs(tmp_path, 1000, 900, 0, events=[])  # the last one is left out
-    again = [reading.read(make_run(tmp_path / "again", ranks=1, speed=950.0))] if repeated else []
+    again = [read.load_run(make_run(tmp_path / "again", ranks=1, speed=950.0))] if repeated else []
     said = str(section([*found, *again]).blocks[0])
     assert ("Bars are the quartiles" in said) is not repeated
     assert ("the lowest quartile of any of them to the highest" in said) is repeated

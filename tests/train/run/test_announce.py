@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from jobs import opened, trained
 
-from train.evaluation import scores
-from train.record import metrics
-from train.record.progress import Progress
+from train.evaluation import metrics as scores
+from train.logging import metrics
+from train.logging.progress import Progress
 from train.run import loop
 from train.run.announce import CONFUSION, CONFUSION_BEST
 from train.run.job import Job
@@ -19,7 +19,7 @@ from train.run.signals import Watch
 
 
 def last(folder: Path) -> dict[str, object]:
-    return [event for event in metrics.read(folder / metrics.NAME) if event["event"] == "eval"][-1]
+    return [event for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] == "eval"][-1]
 
 
 def test_the_matrix_of_the_last_evaluation_counts_every_held_out_image(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_matrix_of_the_last_evaluation_counts_every_held_out_image(tmp_path:
 def test_the_matrix_of_the_best_evaluation_stays_when_a_later_one_is_not_as_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "better", lambda metric, new, old: old is None)  # the first one stays the best
+    monkeypatch.setattr(scores, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
     todo, _ = trained(tmp_path)
     steps = [json.loads((tmp_path / name).read_text())["step"] for name in (CONFUSION_BEST, CONFUSION)]
     assert steps == [todo.state.best_step, todo.state.step] == [4, 8]
@@ -95,7 +95,7 @@ def said(todo: Job) -> list[str]:
     """The lines of a training."""
     out = io.StringIO()
     shown = Progress(main=True, terminal=False, total=todo.steps.total, step=0, out=out)
-    record = metrics.Metrics(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=print)
+    record = metrics.MetricsLogger(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=print)
     loop.fit(todo, Watch(), record, shown)
     record.close()
     return out.getvalue().splitlines()

@@ -20,13 +20,13 @@ from torch import nn
 
 from entrypoint import ExitCode, Failure
 from train import worker
+from train.config import load
 from train.data import augment
 from train.data.shape import Shape
-from train.record import metrics
+from train.logging import metrics
 from train.run import compiling
 from train.run.bell import Bell
 from train.run.job import Job
-from train.settings import schema
 
 # Three evaluations, whose last batch is smaller: 16 held-out samples in batches of 7.
 COMPILED = ("train.compile=default", "eval.batch_size=7", "train.epochs=3")
@@ -46,7 +46,9 @@ def weights(folder: Path, *settings: str) -> list[float]:
 
 
 def recompiled(folder: Path) -> list[int]:
-    return [event["step"] for event in metrics.read(folder / metrics.NAME) if event["event"] == "compiled"]
+    return [
+        event["step"] for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] == "compiled"
+    ]
 
 
 def test_steps_and_evaluations_are_compiled_before_the_first_step_and_not_again(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_what_is_compiled_after_the_first_step_is_said(tmp_path: Path, monkeypat
 def test_what_is_rehearsed_lies_in_memory_as_the_loaders_images_do(channels: int) -> None:
     shape = Shape(channels=channels, size=(8, 8))
     pixels, rows = torch.zeros((5, 8, 8, channels), dtype=torch.uint8), torch.tensor([1, 2])
-    for images in (augment.normalized(pixels[rows]), augment.normalized(pixels[rows].clone())):
+    for images in (augment.normalize(pixels[rows]), augment.normalize(pixels[rows].clone())):
         assert compiling.images(2, shape, torch.device("cpu")).stride() == images.stride()
 
 
@@ -150,7 +152,7 @@ def test_a_rehearsed_evaluation_that_does_not_fit_the_gpu_names_its_own_batch(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
 
-    monkeypatch.setattr(compiling.evaluation, "rehearse", full)
+    monkeypatch.setattr(compiling.evaluate, "warm_up", full)
     with pytest.raises(Failure, match="in the evaluation") as caught, opened(tmp_path, *COMPILED, "eval.batch_size=8"):
         pass
     assert "eval.batch_size=2 " in caught.value.fix
@@ -179,7 +181,7 @@ def test_a_signal_while_torch_compiles_is_a_stop_and_no_fault_of_the_model(
 
 @pytest.mark.parametrize(("mode", "kept"), [("default", "/there"), ("false", None)])
 def test_who_says_where_code_is_kept_is_heard(mode: str, kept: str | None, tmp_path: Path) -> None:
-    config = schema.load(None, [f"train.compile={mode}"])
+    config = load.load_config(None, [f"train.compile={mode}"])
     said = {worker.CODE: "/there"} if kept else {}
     worker.keep_code(said, config)
     assert said.get(worker.CODE) == kept

@@ -13,7 +13,7 @@ from jobs import fit, opened
 from PIL import Image
 
 from entrypoint import Failure
-from train import faults
+from train import fault_injection
 from train.run import evidence
 
 
@@ -63,7 +63,7 @@ def images(folder: Path) -> Path:
 
 def diverged(folder: Path, *settings: str) -> dict[str, Any]:
     with opened(folder / "run", *settings) as todo, pytest.raises(Failure, match="diverged"):
-        fit(replace(todo, faults=faults.parse("loss:0:3:nan", 0)))
+        fit(replace(todo, faults=fault_injection.parse_faults("loss:0:3:nan", 0)))
     return json.loads((folder / "run/errors/diverged.json").read_text())  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from worlds import ALONE
 
 from entrypoint import ExitCode, Failure
-from train.run.exact import Exact, refuse_hidden_state
+from train.distributed.bitwise import Exact, refuse_hidden_state
 
 
 class Counting(nn.Module):

@@ -15,9 +15,8 @@ from pretended import Pretended
 from ranks import together
 
 from entrypoint import ExitCode, Failure
-from train.ranks import devicememory
-from train.run import fitting
-from train.run.fitting import Notebook, divisors, largest
+from train import batch_size
+from train.batch_size import Notebook, divisors, largest
 from train.run.job import Job
 
 AUTO = ("train.micro_batch_size=auto", "train.max_steps=2")
@@ -26,7 +25,7 @@ HELD = 120_000  # bytes: 8 of these samples fit, 16 do not
 
 def pretend(monkeypatch: pytest.MonkeyPatch, room: int) -> Pretended:
     memory = Pretended(room=room)
-    monkeypatch.setattr(devicememory, "of", lambda device: memory)
+    monkeypatch.setattr(batch_size, "get_device_memory", lambda device: memory)
     return memory
 
 
@@ -36,10 +35,10 @@ def weights(todo: Job) -> torch.Tensor:
 
 def found(folder: Path, memory: Pretended, notes: Notebook) -> int:
     """What a job with this memory and these notes takes."""
-    real = fitting.fitted
+    real = batch_size.fitted
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            fitting, "fitted", lambda model, runtime, batch, _, pulse: real(model, runtime, batch, notes, pulse)
+            batch_size, "fitted", lambda model, runtime, batch, _, pulse: real(model, runtime, batch, notes, pulse)
         )
         with opened(folder, *AUTO) as todo:
             return todo.batches.micro
@@ -64,9 +63,9 @@ def test_the_largest_that_fits_with_a_margin_is_taken(tmp_path: Path, monkeypatc
         assert (todo.batches.micro, todo.batches.accumulation) == (8, 2)
         assert todo.runtime.accelerator.gradient_accumulation_steps == 2
         assert todo.fit is not None
-        assert todo.fit.needed <= fitting.SHARE * todo.fit.free
+        assert todo.fit.needed <= batch_size.SHARE * todo.fit.free
     assert "the largest that fits" in str(todo.batches)
-    assert max(memory.peaks) > fitting.SHARE * HELD
+    assert max(memory.peaks) > batch_size.SHARE * HELD
 
 
 def test_what_was_tried_leaves_no_trace_in_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +112,7 @@ def test_a_run_goes_on_with_what_its_own_record_says(tmp_path: Path, monkeypatch
 def test_a_note_that_cannot_be_read_or_kept_is_none(tmp_path: Path) -> None:
     (tmp_path / "micro-batches").write_text("a file where a folder belongs")
     notes = Notebook(caches=tmp_path, record={})
-    notes.note(fitting.Fit(micro=1, key="k", needed=0.1, free=1.0))
+    notes.note(batch_size.Fit(micro=1, key="k", needed=0.1, free=1.0))
     assert notes.recall("k", 1.0) is None
 
 

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from train.config import load
+from train.config.batches import StepCounts, count_total_steps
 from train.run import goingon
 from train.run.goingon import Over
-from train.settings import schema
-from train.settings.batches import Steps, total
 
 
 def over(*settings: str, step: int = 40, early: bool = False) -> Over:
     """Eight steps an epoch."""
-    config = schema.load(None, ["train.epochs=5", *settings])
-    counted = total(8, epochs=config.train.epochs, max_steps=config.train.max_steps)
-    return Over(config=config, steps=Steps(per_epoch=8, total=counted, dropped=0), step=step, global_=256, early=early)
+    config = load.load_config(None, ["train.epochs=5", *settings])
+    counted = count_total_steps(8, epochs=config.train.epochs, max_steps=config.train.max_steps)
+    return Over(
+        config=config, steps=StepCounts(per_epoch=8, total=counted, dropped=0), step=step, global_=256, early=early
+    )
 
 
 def said(command: str, *settings: str, step: int = 40, early: bool = False) -> str:

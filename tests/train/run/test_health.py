@@ -15,13 +15,13 @@ from processes import python
 from runs import TEN_STEPS
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
-from train.ranks import replicas
+from train.checkpoint import format
+from train.config import load, resume_rules
+from train.config.schema import RunConfig
+from train.distributed import replica_check
 from train.run import health, now
 from train.run.job import Job
 from train.run.signals import Watch
-from train.settings import changes, schema
-from train.settings.config import RunConfig
 
 LOWER = ("optim.lr=0.001", "optim.warmup_epochs=9", "train.clip_grad_norm=1.0")
 
@@ -39,10 +39,10 @@ def test_a_run_that_diverges_ends_with_90_and_keeps_the_last_good_checkpoint(
     with opened(tmp_path, "checkpoint.every_steps=2") as todo, pytest.raises(Failure) as caught:
         fit(todo)
     assert caught.value.code == ExitCode.DIVERGED
-    kept = checkpoint.newest(tmp_path / "checkpoints")
+    kept = format.newest_checkpoint(tmp_path / "checkpoints")
     assert kept is not None
     assert caught.value.kept == str(kept.path)
-    assert all(tensor.isfinite().all() for tensor in checkpoint.load(kept)[0]["model"].values())
+    assert all(tensor.isfinite().all() for tensor in format.load_checkpoint(kept)[0]["model"].values())
 
 
 def test_what_would_help_a_diverged_run_is_offered_to_a_new_one_as_the_old_one_would_refuse_it(
@@ -54,7 +54,7 @@ def test_what_would_help_a_diverged_run_is_offered_to_a_new_one_as_the_old_one_w
     before, _, keys = caught.value.fix.partition("another run.name")
     assert before == "start anew under "
     assert {*re.findall(r"(?:optim|train)\.\w+", keys)} == {
-        *changes.changed(asdict(RunConfig()), asdict(schema.load(None, LOWER)))
+        *resume_rules.changed_keys(asdict(RunConfig()), asdict(load.load_config(None, LOWER)))
     }
 
 
@@ -87,7 +87,7 @@ def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(
     after(2, spoil, monkeypatch)
     with opened(tmp_path) as todo, pytest.raises(Failure, match="at or before step 4"):
         fit(todo)
-    assert checkpoint.newest(tmp_path / "checkpoints") is None
+    assert format.newest_checkpoint(tmp_path / "checkpoints") is None
 
 
 @pytest.mark.parametrize(("skipped", "diverged"), [(19, False), (20, True)])
@@ -125,7 +125,7 @@ def test_a_bit_that_flips_on_one_of_three_ranks_ends_with_78_and_blames_that_ran
     assert (ended.returncode, errors["exit"]["code"], errors["exit"]["step"]) == (78, 78, 6), ended.stderr
     assert [errors[f"rank-000{rank}"]["code"] for rank in range(3)] == [69, 78, 69]
     assert str(errors["rank-0001"]["found"]).startswith("rank 1 (")
-    kept = checkpoint.newest(tmp_path / "runs/run/checkpoints")
+    kept = format.newest_checkpoint(tmp_path / "runs/run/checkpoints")
     assert kept is not None
     assert kept.step == 3  # not 6, the save at which it was seen
 
@@ -144,7 +144,7 @@ def test_replicas_are_compared_every_so_many_steps_and_before_each_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str, steps: list[int]
 ) -> None:
     compared: list[int] = []
-    monkeypatch.setattr(replicas, "compare", lambda runtime, net, optimizer, step: compared.append(step))
+    monkeypatch.setattr(replica_check, "check_replicas", lambda runtime, net, optimizer, step: compared.append(step))
     with opened(tmp_path, f"train.check_replicas_every_steps={every}") as todo:
         fit(todo)
     assert compared == steps

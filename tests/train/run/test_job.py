@@ -9,7 +9,7 @@ import torch
 from jobs import opened, refused, trained
 
 from entrypoint import ExitCode
-from train.models.syncnorm import SyncNorm
+from train.distributed.sync_batchnorm import CpuSyncBatchNorm
 from train.run.job import Job
 
 
@@ -81,7 +81,7 @@ def test_the_banner_tells_of_parts_in_evaluation_mode(tmp_path: Path, monkeypatc
 
 def test_batch_norm_of_one_rank_needs_no_other(tmp_path: Path) -> None:
     with opened(tmp_path, "model.args.norm=batch", "train.sync_batchnorm=true") as todo:
-        assert not any(isinstance(module, SyncNorm) for module in todo.state.network.modules())
+        assert not any(isinstance(module, CpuSyncBatchNorm) for module in todo.state.network.modules())
 
 
 def weights_of(todo: Job) -> torch.Tensor:

@@ -12,8 +12,8 @@ from jobs import TINY
 from processes import python
 
 from entrypoint import ExitCode, Failure
-from train.run import linetimes
-from train.settings import schema
+from train import line_profiling
+from train.config import load
 
 RUN = ("--device", "cpu", "run.output_dir=.", "run.name=run")
 MODEL = """
@@ -32,7 +32,7 @@ class Mine(nn.Module):
 """
 
 
-@pytest.mark.parametrize(("module", "name"), [(m, name) for m, names in linetimes.OWN.items() for name in names])
+@pytest.mark.parametrize(("module", "name"), [(m, name) for m, names in line_profiling.OWN.items() for name in names])
 def test_every_function_of_the_table_is_there(module: str, name: str) -> None:
     assert callable(attrgetter(name)(importlib.import_module(module)))
 
@@ -55,19 +55,21 @@ def test_the_users_own_model_is_timed_too(tmp_path: Path) -> None:
     settings = [word for word in TINY if "model" not in word]
     done = python("-m", "train", *RUN, "--profile-lines", *settings, "model.name=mine:make", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    (line,) = [line for line in (tmp_path / "run" / linetimes.FILE).read_text().splitlines() if "# my line" in line]
+    (line,) = [
+        line for line in (tmp_path / "run" / line_profiling.FILE).read_text().splitlines() if "# my line" in line
+    ]
     assert int(line.split()[1]) >= 16  # calls: 8 steps, 2 micro batches each
 
 
 def test_without_the_option_the_package_is_not_loaded() -> None:
-    loads = "import sys; import train.worker, train.commands.training; print('line_profiler' in sys.modules)"
+    loads = "import sys; import train.worker, train.cli.run; print('line_profiler' in sys.modules)"
     assert python("-c", loads).stdout == "False\n"
 
 
 def test_a_package_that_cannot_be_loaded_is_one_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "line_profiler", None)
     with pytest.raises(Failure) as refused:
-        linetimes.load()
+        line_profiling.load()
     assert refused.value.code == ExitCode.USAGE
     assert "pip install line_profiler" in str(refused.value)
 
@@ -75,12 +77,12 @@ def test_a_package_that_cannot_be_loaded_is_one_refusal(monkeypatch: pytest.Monk
 def test_a_file_that_cannot_be_written_is_said_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("in the way")
     told: list[str] = []
-    with linetimes.timed(schema.load(None), tmp_path, told.append):
+    with line_profiling.timed(load.load_config(None), tmp_path, told.append):
         pass
     assert [line.startswith("warning: ") and "rank-0000-lines.txt was not written" in line for line in told] == [True]
 
 
 def test_an_error_inside_passes_and_its_lines_are_kept(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), linetimes.timed(schema.load(None), tmp_path, print):
+    with pytest.raises(KeyError), line_profiling.timed(load.load_config(None), tmp_path, print):
         raise KeyError
-    assert (tmp_path / linetimes.FILE).exists()
+    assert (tmp_path / line_profiling.FILE).exists()

@@ -14,14 +14,14 @@ from jobs import after, fit, opened, steps_of, trained
 from runs import Run
 
 from entrypoint import Failure
-from train.data.sampling import Piece
-from train.record import metrics
+from train.data.sampler import MicroBatch
+from train.logging import metrics
 from train.run import loop, now
 from train.run.signals import Watch
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return list(metrics.read(folder / metrics.NAME))
+    return list(metrics.read_events(folder / metrics.METRICS_FILE))
 
 
 def test_a_run_logs_measures_and_commits_at_its_steps(tmp_path: Path) -> None:
@@ -167,10 +167,10 @@ def test_fewer_epochs_than_a_run_has_had_do_no_step(tmp_path: Path) -> None:
     assert now.saved == tmp_path / "checkpoints" / "step-00000008"
 
 
-def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[Piece, Any]]]:
+def listened(real: Any, seen: list[int]) -> Callable[..., Iterator[tuple[MicroBatch, Any]]]:
     """A loader's `train` that writes down which samples were used."""
 
-    def train(self: Any, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Any]]:
+    def train(self: Any, pieces: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
         for piece, batch in real(self, pieces):
             seen.extend(piece.samples.tolist())
             yield piece, batch

@@ -16,12 +16,12 @@ from processes import python
 from torch.profiler import profile
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
-from train.record.metrics import Metrics
-from train.record.progress import Progress
-from train.run import loop, profiling, step
+from train.checkpoint import format
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
+from train.run import loop, profiler, step
 from train.run.job import Job
-from train.run.profiling import Recorder
+from train.run.profiler import Recorder
 from train.run.signals import Watch
 
 
@@ -34,7 +34,7 @@ def said(folder: Path, *settings: str) -> str:
 def fitted(todo: Job, clock: Callable[[], float] = time.monotonic) -> str:
     out = io.StringIO()
     shown = Progress(main=True, terminal=False, total=todo.steps.total, step=todo.state.step, out=out)
-    record = Metrics(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=shown.say)
+    record = MetricsLogger(todo.folder, main=True, step=todo.state.step, tensorboard=False, warn=shown.say)
     try:
         loop.fit(todo, Watch(), record, shown, clock)
     finally:
@@ -43,11 +43,11 @@ def fitted(todo: Job, clock: Callable[[], float] = time.monotonic) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / profiling.FOLDER).iterdir())
+    return sorted(path.name for path in (folder / profiler.FOLDER).iterdir())
 
 
 def timeline(folder: Path) -> Sequence[dict[str, Any]]:
-    (path,) = (folder / profiling.FOLDER).glob("*.json.gz")
+    (path,) = (folder / profiler.FOLDER).glob("*.json.gz")
     return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]  # type: ignore[no-any-return]
 
 
@@ -72,7 +72,7 @@ def test_a_training_has_the_same_bits_with_it(tmp_path: Path) -> None:
     weights = set()
     for name, settings in {"with": ("profile.steps=[2,6]",), "without": ()}.items():
         trained(tmp_path / name, *settings)
-        found = checkpoint.newest(tmp_path / name / "checkpoints")
+        found = format.newest_checkpoint(tmp_path / name / "checkpoints")
         assert found is not None
         weights.add(found.contents.files["model.safetensors"].sha256)
     assert len(weights) == 1
@@ -88,7 +88,7 @@ def test_a_run_that_ends_among_them_commits_its_checkpoint_first(
 ) -> None:
     kept: list[list[str]] = []
     there = tmp_path / "checkpoints"
-    monkeypatch.setattr(profiling, "write_timeline", lambda *given: kept.append([one.name for one in there.iterdir()]))
+    monkeypatch.setattr(profiler, "write_timeline", lambda *given: kept.append([one.name for one in there.iterdir()]))
     said(tmp_path, "profile.steps=[7,20]")
     assert [names for names in kept if "step-00000008" in names] == kept != []
 
@@ -112,7 +112,7 @@ def test_a_resumed_run_records_the_rest_of_the_steps(tmp_path: Path) -> None:
 def test_a_resumed_run_beyond_them_says_nothing(tmp_path: Path) -> None:
     said(tmp_path, "train.max_steps=4")
     assert "profile" not in said(tmp_path, "profile.steps=[2,4]")
-    assert not (tmp_path / profiling.FOLDER).exists()
+    assert not (tmp_path / profiler.FOLDER).exists()
 
 
 def test_steps_that_the_run_does_not_have_are_said(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_steps_that_the_run_does_not_have_are_said(tmp_path: Path) -> None:
 
 
 def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
-    (tmp_path / profiling.FOLDER).write_text("in the way")
+    (tmp_path / profiler.FOLDER).write_text("in the way")
     text = said(tmp_path, "profile.steps=[3,5]")
     assert text.count("warning: the profile is incomplete, training goes on: FileExistsError") == 1
     assert "epoch 2/2" in text
@@ -134,7 +134,7 @@ def test_a_timeline_that_was_cut_off_is_not_kept(tmp_path: Path, monkeypatch: py
 
 
 def test_a_step_is_taken_as_it_is_where_nothing_is_profiled(tmp_path: Path) -> None:
-    with opened(tmp_path) as todo, profiling.recorded(todo, None, None) as take:  # type: ignore[arg-type]
+    with opened(tmp_path) as todo, profiler.recorded(todo, None, None) as take:  # type: ignore[arg-type]
         assert take is step.take
 
 

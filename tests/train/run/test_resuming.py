@@ -14,7 +14,7 @@ from jobs import after, fit, opened, refused, trained
 from torch.optim import SGD, Adam
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import checkpoint
+from train.checkpoint import format
 from train.run import job, resuming
 from train.run.signals import Watch
 
@@ -97,8 +97,10 @@ def test_what_cannot_be_started_over_leaves_the_earlier_run_where_it_is(
 
 
 def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint.load
-    monkeypatch.setattr(checkpoint, "load", lambda *of, **groups: (real(*of)[0], real(*of)[1] | {"world_size": 4}))
+    real = format.load_checkpoint
+    monkeypatch.setattr(
+        format, "load_checkpoint", lambda *of, **groups: (real(*of)[0], real(*of)[1] | {"world_size": 4})
+    )
     with opened(run) as todo:
         assert "instead of 4" in todo.notes[0]
 
@@ -111,13 +113,13 @@ def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_does_not_go_on_with_other_data(
     run: Path, before: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = checkpoint.load
+    real = format.load_checkpoint
 
-    def other(found: checkpoint.Committed, **groups: Any) -> tuple[Any, dict[str, Any]]:
+    def other(found: format.CommittedCheckpoint, **groups: Any) -> tuple[Any, dict[str, Any]]:
         tensors, facts = real(found)
         return tensors, facts | {"data": facts["data"] | before}
 
-    monkeypatch.setattr(checkpoint, "load", other)
+    monkeypatch.setattr(format, "load_checkpoint", other)
     failure = refused(run)
     assert failure.code == ExitCode.DATA
     assert named in str(failure.expected)

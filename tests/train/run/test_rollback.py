@@ -14,13 +14,13 @@ from jobs import TINY, opened, steps_of
 from processes import python
 
 from entrypoint import ExitCode, Failure
-from train import faults
-from train.checkpoint import checkpoint
-from train.record import metrics
-from train.record.progress import Progress
+from train import fault_injection
+from train.checkpoint import format
+from train.config.load import keep_last_overrides
+from train.logging import metrics
+from train.logging.progress import Progress
 from train.run import session
 from train.run.signals import Watch
-from train.settings.overrides import last
 
 # Four steps an epoch; a reading after each step.
 LONG = ("train.epochs=5", "log.every_steps=1", "checkpoint.every_steps=2", "train.spike=rollback")
@@ -30,7 +30,7 @@ def train(folder: Path, *settings: str, fault: str = "") -> tuple[str, int]:
     """What was said, and the step at which the state stands."""
     said = io.StringIO()
     with opened(folder, *LONG, *settings) as todo:
-        todo.faults.waiting = faults.parse(fault, 0).waiting
+        todo.faults.waiting = fault_injection.parse_faults(fault, 0).waiting
         shown = Progress(main=True, terminal=False, total=todo.steps.total, step=todo.state.step, out=said)
         try:
             session.to_the_end(todo, Watch(), shown)
@@ -40,12 +40,12 @@ def train(folder: Path, *settings: str, fault: str = "") -> tuple[str, int]:
 
 
 def events(folder: Path) -> Sequence[dict[str, object]]:
-    return list(metrics.read(folder / metrics.NAME))
+    return list(metrics.read_events(folder / metrics.METRICS_FILE))
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """Of the last checkpoint's tensors."""
-    found = checkpoint.newest(folder / "checkpoints")
+    found = format.newest_checkpoint(folder / "checkpoints")
     assert found is not None
     return {name: entry.sha256 for name, entry in found.contents.files.items() if name.endswith(".safetensors")}
 
@@ -87,13 +87,13 @@ def test_other_policies_go_on(tmp_path: Path, policy: str, warned: int) -> None:
 
 def test_the_checkpoint_remembers(tmp_path: Path) -> None:
     train(tmp_path, fault="loss:0:10:x1e3")
-    found = checkpoint.newest(tmp_path / "checkpoints")
+    found = format.newest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
     assert json.loads((found.path / "state.json").read_text())["state"]["rollbacks"] == 1
 
 
 def test_no_rank_is_left_reading_a_checkpoint_that_is_replaced(tmp_path: Path) -> None:
-    settings = last(["run.output_dir=.", *TINY, *LONG, "train.epochs=3"])
+    settings = keep_last_overrides(["run.output_dir=.", *TINY, *LONG, "train.epochs=3"])
     script = [sys.executable, late_reader.__file__, *settings]
     environ = {"FAULT": "loss:0:10:x1e3", "PYTHONPATH": ""}
     words = ("-m", "entrypoint", "run", "--procs-per-node", "2", "--device", "cpu", "--", *script)

@@ -15,13 +15,13 @@ import pytest
 import torch
 from jobs import after, fit, opened, steps_of, trained
 
-from entrypoint import ExitCode, Failure, Pulse
-from train.checkpoint import checkpoint, commit, shelf
-from train.checkpoint.snapshot import Snapshot, Taking
-from train.evaluation.scores import Result
-from train.files import durable
-from train.record import metrics
-from train.record.metrics import Metrics
+from entrypoint import ExitCode, Failure, Heartbeat
+from train import files
+from train.checkpoint import format, store
+from train.checkpoint.format import PendingSnapshot, Snapshot
+from train.evaluation.metrics import EvaluationResult
+from train.logging import metrics
+from train.logging.metrics import MetricsLogger
 from train.run import now, saving
 from train.run.job import Job
 from train.run.now import Now
@@ -29,11 +29,11 @@ from train.run.signals import Watch
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return list(metrics.read(folder / metrics.NAME))
+    return list(metrics.read_events(folder / metrics.METRICS_FILE))
 
 
-def silent(todo: Job) -> Metrics:
-    return Metrics(todo.folder, main=False, step=0, tensorboard=False, warn=print)
+def silent(todo: Job) -> MetricsLogger:
+    return MetricsLogger(todo.folder, main=False, step=0, tensorboard=False, warn=print)
 
 
 def kept(todo: Job, current: Now) -> None:
@@ -77,9 +77,9 @@ def test_what_a_resumed_run_measures_at_its_first_step_is_kept(tmp_path: Path) -
 
 def test_a_checkpoint_holds_what_a_start_needs_and_what_it_belongs_to(tmp_path: Path) -> None:
     trained(tmp_path)
-    found = checkpoint.newest(tmp_path / "checkpoints")
+    found = format.newest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
-    tensors, facts = checkpoint.load(found)
+    tensors, facts = format.load_checkpoint(found)
     assert set(tensors) == {"model", "optimizer"}
     assert (facts["state"]["step"], facts["world_size"], facts["config"]["train"]["epochs"]) == (8, 1, 2)
 
@@ -100,7 +100,7 @@ def test_a_state_without_a_step_is_not_committed(tmp_path: Path, step: int) -> N
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    going, seen, real = threading.Event(), list[int](), checkpoint.write
+    going, seen, real = threading.Event(), list[int](), format.write_snapshot
 
     def slow(*arguments: Any) -> Path:
         assert going.wait(60)
@@ -108,7 +108,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 
     after(4, lambda todo: (seen.append(todo.state.step), going.set()), monkeypatch)  # type: ignore[arg-type]
     with opened(tmp_path, "checkpoint.every_steps=2", "data.val_fraction=0", "train.max_steps=5") as todo:
-        monkeypatch.setattr(checkpoint, "write", slow)
+        monkeypatch.setattr(format, "write_snapshot", slow)
         fit(todo)
     assert seen == [4]
     assert steps_of(events(tmp_path), "checkpoint") == [2, 4, 5]
@@ -116,18 +116,21 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 
 def test_moments_do_not_change_before_the_writer_has_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("data.val_fraction=0", "train.max_steps=3", "checkpoint.every_steps=2")
-    updated, real = threading.Event(), Taking.finish
+    updated, real = threading.Event(), PendingSnapshot.finish
 
-    def slow(taking: Taking) -> Snapshot:
+    def slow(taking: PendingSnapshot) -> Snapshot:
         updated.wait(1)  # the next update, if it does not wait, comes sooner
         return real(taking)
 
     trained(tmp_path / "quick", *settings)
     after(3, lambda todo: updated.set(), monkeypatch)
     with opened(tmp_path / "slow", *settings) as todo:
-        monkeypatch.setattr(Taking, "finish", slow)
+        monkeypatch.setattr(PendingSnapshot, "finish", slow)
         fit(todo)
-    both = [checkpoint.load(checkpoint.at(tmp_path / name / "checkpoints", 2))[0] for name in ("quick", "slow")]
+    both = [
+        format.load_checkpoint(format.checkpoint_at_step(tmp_path / name / "checkpoints", 2))[0]
+        for name in ("quick", "slow")
+    ]
     assert both[0]["optimizer"]
     assert all(torch.equal(tensor, both[1]["optimizer"][name]) for name, tensor in both[0]["optimizer"].items())
 
@@ -135,11 +138,11 @@ def test_moments_do_not_change_before_the_writer_has_its_copy(tmp_path: Path, mo
 def test_a_checkpoint_counts_once_it_is_committed_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going, real = threading.Event(), checkpoint.write
+    going, real = threading.Event(), format.write_snapshot
     with opened(tmp_path) as todo:
-        monkeypatch.setattr(checkpoint, "write", lambda *rest: (going.wait(60), real(*rest))[1])
+        monkeypatch.setattr(format, "write_snapshot", lambda *rest: (going.wait(60), real(*rest))[1])
         todo.state.step, todo.state.best_step = 3, 3
-        todo.state.best = Result(accuracy=0.5, loss=1.0, samples=16)
+        todo.state.best = EvaluationResult(accuracy=0.5, loss=1.0, samples=16)
         current = now.begin(todo, Watch(), lambda: 0.0)
         current.saved = None
         saving.save(todo, current, silent(todo))
@@ -155,14 +158,14 @@ def test_the_older_ones_go_after_the_new_one_and_the_file_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    for module, name in ((commit, "make"), (durable, "write_json"), (shelf, "prune")):
+    for module, name in ((store, "commit_checkpoint"), (files, "write_json"), (store, "prune_checkpoints")):
         real = getattr(module, name)
         stand_in = lambda *a, _real=real, _name=name, **k: (order.append(_name), _real(*a, **k))[1]  # noqa: E731
         monkeypatch.setattr(module, name, stand_in)
     with opened(tmp_path) as todo:
         order.clear()
         fit(todo)
-    assert order[:3] == ["make", "write_json", "prune"]
+    assert order[:3] == ["commit_checkpoint", "write_json", "prune_checkpoints"]
 
 
 def test_training_that_fails_still_commits_what_is_being_written_and_names_it(
@@ -171,13 +174,13 @@ def test_training_that_fails_still_commits_what_is_being_written_and_names_it(
     def fail(todo: Job) -> None:
         raise Failure("a rank is gone", fix="look there", code=ExitCode.PEER)
 
-    real = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *rest: (time.sleep(0.2), real(*rest))[1])
+    real = format.write_snapshot
+    monkeypatch.setattr(format, "write_snapshot", lambda *rest: (time.sleep(0.2), real(*rest))[1])
     after(3, fail, monkeypatch)
     with pytest.raises(Failure, match="a rank is gone") as told:
         trained(tmp_path, "checkpoint.every_steps=2")
     assert told.value.kept == str(tmp_path / "checkpoints" / "step-00000002")
-    assert checkpoint.newest(tmp_path / "checkpoints")
+    assert format.newest_checkpoint(tmp_path / "checkpoints")
 
 
 def test_the_wait_for_it_counts_as_a_save_and_not_as_a_step_that_hangs(
@@ -187,7 +190,7 @@ def test_the_wait_for_it_counts_as_a_save_and_not_as_a_step_that_hangs(
         raise Failure("diverged", fix="look there", code=ExitCode.DIVERGED)
 
     phases = list[str]()
-    monkeypatch.setattr(Pulse, "beat", lambda pulse, phase, *point, **step: phases.append(phase))
+    monkeypatch.setattr(Heartbeat, "beat", lambda pulse, phase, *point, **step: phases.append(phase))
     after(3, fail, monkeypatch)
     with pytest.raises(Failure, match="diverged"):
         trained(tmp_path, "checkpoint.every_steps=2")
@@ -204,7 +207,7 @@ def test_what_goes_wrong_behind_training_ends_it_with_the_same_words(
     trained(tmp_path, "train.max_steps=2")
     expected = MemoryError if isinstance(error, MemoryError) else Failure
     with opened(tmp_path, "train.max_steps=8", "checkpoint.every_steps=1") as todo:
-        monkeypatch.setattr(commit, "make", make)
+        monkeypatch.setattr(store, "commit_checkpoint", make)
         with pytest.raises(expected) as told:
             fit(todo)
     if isinstance(told.value, Failure):
@@ -238,7 +241,7 @@ def test_a_save_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypa
     def full(*arguments: Any, **options: Any) -> None:
         raise Failure("no space", fix="free some", code=ExitCode.IO)
 
-    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr(format, "write_snapshot", full)
     with pytest.raises(Failure, match="no space"):
         trained(tmp_path)
 

@@ -15,26 +15,26 @@ from jobs import ALONE, TINY, forget_accelerate, opened
 from made_up_usage import rank, row
 
 from entrypoint import ExitCode, Failure
-from train.evaluation import scores
-from train.files import durable
-from train.record import exitfile, progress, record
-from train.run import compiling, job, session, step
+from train import files
+from train.config import environment, load
+from train.config.environment import CallerVariables
+from train.config.load import keep_last_overrides
+from train.evaluation import metrics
+from train.logging import progress
+from train.logging.usage import UsageRecorder
+from train.run import compiling, exit_file, job, record, session, step
 from train.run.bell import Bell
 from train.run.job import Job
 from train.run.seat import Seat
-from train.run.usage import Usage
-from train.settings import schema, variables
-from train.settings.overrides import last
-from train.settings.variables import Variables
 
 
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     forget_accelerate()
     place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
-    config = schema.load(None, last([*TINY, *place, *settings]))
+    config = load.load_config(None, keep_last_overrides([*TINY, *place, *settings]))
     seat, bell = Seat(world=ALONE, folder=folder), Bell()
     try:
-        found = variables.take_out(environ := dict(environ or {}), download=False)
+        found = environment.remove_conflicting_variables(environ := dict(environ or {}), download=False)
         return session.run(config, seat, environ, bell, found=found, argv=["train"], now=0.0)
     finally:
         forget_accelerate()
@@ -119,7 +119,7 @@ def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: 
 def test_the_end_says_which_evaluation_was_the_best_where_the_last_was_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "better", lambda metric, new, old: old is None)  # the first one stays the best
+    monkeypatch.setattr(metrics, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
     run(tmp_path / "run")
     best = json.loads((tmp_path / "run/best.json").read_text())
     place = tmp_path / "run/checkpoints/step-00000004"
@@ -190,9 +190,9 @@ def test_a_run_leaves_its_record(tmp_path: Path) -> None:
     assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
     came_to = {"precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
     assert came_to.items() <= found["training"].items()
-    assert found["training"]["device"] == f"CPU, {progress.many(torch.get_num_threads(), 'thread')} per rank"
-    assert schema.load(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
-    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=0, step=8, cause="finished")
+    assert found["training"]["device"] == f"CPU, {progress.pluralize(torch.get_num_threads(), 'thread')} per rank"
+    assert load.load_config(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=0, step=8, cause="finished")
 
 
 def moved(folder: Path) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def moved(folder: Path) -> dict[str, Any]:
     found["training"] |= {"device": "NVIDIA H100", "precision": "bf16", "fit": {"micro": 512, "key": "of 8"}}
     found["world"] |= {"world_size": 8, "local_world_size": 8}
     told = found | {"versions": {"torch": "2.0"}, "git": "abc", "image": {"digest": "sha256:0"}, "hosts": ["node01"]}
-    durable.write_json(folder / record.RUN, told)
+    files.write_json(folder / record.RUN_FILE, told)
     return told
 
 
@@ -230,7 +230,7 @@ def test_a_start_that_is_stopped_before_its_first_step_leaves_the_record_of_the_
     assert unlike(folder, before) == {"starts"}
     assert run(folder) == ExitCode.OK
     assert {"training", "world", "versions"} < unlike(folder, before)
-    assert schema.load(str(folder / "config.yaml")).train.epochs == 2
+    assert load.load_config(str(folder / "config.yaml")).train.epochs == 2
 
 
 def test_a_start_that_is_refused_leaves_the_record_of_the_training(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_signal_ends_with_75_and_the_next_start_goes_on(
 
     monkeypatch.setattr(step, "take", interrupted)
     assert run(tmp_path / "run") == ExitCode.STOPPED
-    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=75, step=1, cause="SIGUSR2")
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=75, step=1, cause="SIGUSR2")
     assert "stopped by SIGUSR2 at step 1 of 8" in capsys.readouterr().out
     assert run(tmp_path / "run") == ExitCode.OK
     assert lines(capsys.readouterr().out)["resumed"] == "at step 1 of 8"
@@ -268,12 +268,14 @@ def test_a_run_whose_time_is_up_ends_with_75_and_names_the_time(
     assert lines(text)["time limit"].startswith("1970-01-01")
     assert "stopped by the deadline 1970-01-01" in text
     assert "this start had no time for a step" in text
-    assert exitfile.read(tmp_path / "run") == exitfile.Ending(code=75, step=0, cause="deadline")
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=75, step=0, cause="deadline")
 
 
 def test_what_became_of_the_start_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with opened(tmp_path) as todo:
-        assert "note: it was killed" in session.banner(todo, Variables(acting={}, removed={}), before=["it was killed"])
+        assert "note: it was killed" in session.banner(
+            todo, CallerVariables(acting={}, removed={}), before=["it was killed"]
+        )
 
 
 def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("stopped_by", [None, "SIGTERM"])
 def test_the_last_words_tell_what_a_start_has_consumed(tmp_path: Path, stopped_by: str | None) -> None:
-    used = Usage(hosts=["node00"])
+    used = UsageRecorder(hosts=["node00"])
     used.note(row(rank()))
     with opened(tmp_path) as todo:
         end = Mock(saved=None, late=False)

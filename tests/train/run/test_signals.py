@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from entrypoint import REPEAT_S
+from entrypoint import SIGNAL_REPEAT_WINDOW_S
 from train.run.signals import Received, Watch
 
 TERM, INT, USR1, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
@@ -52,13 +52,13 @@ def test_a_signal_may_come_again_at_any_time(number: signal.Signals) -> None:
     assert delivered((1.0, number), (1.01, number), (31.0, number)) == (Received(name=number.name, at=1.0), [])
 
 
-@pytest.mark.parametrize("later", [0.0, 0.01, REPEAT_S])
+@pytest.mark.parametrize("later", [0.0, 0.01, SIGNAL_REPEAT_WINDOW_S])
 def test_ctrl_c_twice_within_two_seconds_is_one(later: float) -> None:
     assert delivered((1.0, INT), (1.0 + later, INT))[1] == []
 
 
 def test_ctrl_c_again_after_two_seconds_ends_the_process() -> None:
-    assert delivered((1.0, INT), (1.01, INT), (1.1 + REPEAT_S, INT))[1] == [130]
+    assert delivered((1.0, INT), (1.01, INT), (1.1 + SIGNAL_REPEAT_WINDOW_S, INT))[1] == [130]
 
 
 def test_the_first_ctrl_c_after_another_signal_does_not_abort() -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from entrypoint import Failure
-from train.evaluation.scores import Result
+from train.evaluation.metrics import EvaluationResult
 from train.run import state
 from train.run.state import State
 
-RESULT = Result(accuracy=0.5, loss=1.5, samples=8)
+RESULT = EvaluationResult(accuracy=0.5, loss=1.5, samples=8)
 
 
 def fresh(name: str = "sgd", width: int = 4) -> State:

@@ -22,9 +22,9 @@ from jobs import fit, opened
 from processes import unmeasured
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from entrypoint import Pulse
-from entrypoint.pulse import Phase, Point
-from train import faults
+from entrypoint import Heartbeat
+from entrypoint.heartbeat import Phase, Point
+from train import fault_injection
 from train.run.job import Job
 from train.run.step import bare
 
@@ -32,13 +32,13 @@ from train.run.step import bare
 @pytest.mark.parametrize("site", ["step", "data", "fwd", "bwd"])
 def test_a_fault_strikes_in_its_step(site: str, tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
-        todo.faults.waiting = faults.parse(f"{site}:0:2:oom", 0).waiting
+        todo.faults.waiting = fault_injection.parse_faults(f"{site}:0:2:oom", 0).waiting
         with pytest.raises(MemoryError):
             fit(todo)
     assert todo.state.step == 2
 
 
-class Heard(Pulse):
+class Heard(Heartbeat):
     """Remembers where it was, and at which step."""
 
     def __init__(self) -> None:

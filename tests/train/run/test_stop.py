@@ -12,9 +12,9 @@ from jobs import after, fit, opened, steps_of
 from runs import Run
 from worlds import SECOND
 
-from train.checkpoint import checkpoint
-from train.record import exitfile, metrics
-from train.run import loop, now, stop
+from train.checkpoint import format
+from train.logging import metrics
+from train.run import exit_file, loop, now, stop
 from train.run.deadline import Deadline
 from train.run.signals import Watch
 
@@ -40,10 +40,10 @@ def lets_pass(count: int, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> l
                 watching.handle(signal.SIGTERM)
             yield batch
 
-    from train.data.loader import Loader
+    from train.data.loader import BatchLoader
 
-    real = Loader.evaluate
-    monkeypatch.setattr(Loader, "evaluate", evaluate)
+    real = BatchLoader.evaluate
+    monkeypatch.setattr(BatchLoader, "evaluate", evaluate)
     return used
 
 
@@ -98,7 +98,7 @@ def test_an_evaluation_that_was_broken_off_is_made_up_for_and_stands_once_in_the
         fit(todo, watch=watching)
     with opened(tmp_path, "eval.batch_size=2") as todo:
         fit(todo)
-    seen = list(metrics.read(tmp_path / metrics.NAME))
+    seen = list(metrics.read_events(tmp_path / metrics.METRICS_FILE))
     assert (steps_of(seen, "eval"), steps_of(seen, "train")) == ([4, 8], [2, 4, 6, 8])
 
 
@@ -113,7 +113,7 @@ def test_a_signal_with_an_evaluation_due_saves_at_once(tmp_path: Path, monkeypat
 
 def test_while_the_last_save_is_under_way_a_note_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, Any]] = []
-    real = checkpoint.write
+    real = format.write_snapshot
 
     def write(*rest: Any) -> Path:
         found.append(json.loads((tmp_path / "errors" / "stopping.json").read_text()))
@@ -122,7 +122,7 @@ def test_while_the_last_save_is_under_way_a_note_says_why(tmp_path: Path, monkey
     watching = watch()
     after(3, lambda todo: watching.handle(signal.SIGUSR1), monkeypatch)
     with opened(tmp_path) as todo:
-        monkeypatch.setattr(checkpoint, "write", write)
+        monkeypatch.setattr(format, "write_snapshot", write)
         fit(todo, watch=watching)
     assert [note["by"] for note in found] == ["SIGUSR1"]
 
@@ -130,10 +130,10 @@ def test_while_the_last_save_is_under_way_a_note_says_why(tmp_path: Path, monkey
 def test_a_run_that_ends_by_itself_leaves_no_such_note(tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
         fit(todo)
-    assert exitfile.unfinished(tmp_path) is None
+    assert exit_file.describe_unfinished_save(tmp_path) is None
 
 
 def test_where_all_is_saved_already_there_is_nothing_to_note(tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
         fit(todo, watch=watch(received=signal.SIGTERM))
-    assert exitfile.unfinished(tmp_path) is None
+    assert exit_file.describe_unfinished_save(tmp_path) is None

@@ -10,8 +10,8 @@ import torch
 from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure
-from train.run import trouble
-from train.settings.batches import batches
+from train.config.batches import compute_batch_sizes
+from train.run import errors
 
 NCCL = "NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.28.9\nncclSystemError: x\nLast error:\n"
 NCCL2 = "NCCL AllReduce failed: unhandled system error \nNCCL Last Error: "
@@ -45,7 +45,7 @@ CASES = {
 
 @pytest.mark.parametrize(("error", "code", "words"), CASES.values(), ids=CASES.keys())
 def test_a_known_error_has_its_code_and_a_fix(error: Exception, code: int, words: str) -> None:
-    failure = trouble.as_failure(error)
+    failure = errors.as_failure(error)
     assert failure is not None
     assert failure.code == code
     assert words in str(failure)
@@ -55,15 +55,15 @@ def test_a_known_error_has_its_code_and_a_fix(error: Exception, code: int, words
     ("micro", "ranks", "smaller"), [(64, 2, "=32 "), (24, 4, "=12 "), (3, 1, "=1 "), (1, 2, "more GPUs")]
 )
 def test_a_smaller_micro_batch_that_divides_is_named(micro: int, ranks: int, smaller: str) -> None:
-    parts = batches(micro * ranks * 2, micro, ranks)
-    failure = trouble.as_failure(torch.OutOfMemoryError("CUDA out of memory"), parts)
+    parts = compute_batch_sizes(micro * ranks * 2, micro, ranks)
+    failure = errors.as_failure(torch.OutOfMemoryError("CUDA out of memory"), parts)
     assert failure is not None
     assert smaller in failure.fix
 
 
 @pytest.mark.parametrize(("micro", "instead"), [(8, "micro_batch_size=4 and another run.name"), (1, "a smaller model")])
 def test_a_bitwise_run_is_not_told_to_go_on_with_other_micro_batches(micro: int, instead: str) -> None:
-    failure = trouble.as_failure(MemoryError(), batches(micro * 8, micro, 2), exact=True)
+    failure = errors.as_failure(MemoryError(), compute_batch_sizes(micro * 8, micro, 2), exact=True)
     assert failure is not None
     assert "goes on with the same micro batches only" in failure.fix
     assert instead in failure.fix
@@ -78,7 +78,7 @@ def test_a_data_workers_death_is_told_whatever_else_failed_on_the_way_out() -> N
 
     with pytest.raises(RuntimeError, match="unlocked") as caught:
         interrupted()
-    failure = trouble.as_failure(caught.value)
+    failure = errors.as_failure(caught.value)
     assert failure is not None
     assert (failure.code, failure.what) == (71, "a data worker process died")
     assert "pid 7" in str(failure)
@@ -86,22 +86,22 @@ def test_a_data_workers_death_is_told_whatever_else_failed_on_the_way_out() -> N
 
 def test_gloos_words_are_kept_short() -> None:
     text = "[/x/gloo/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26547. This is typically caused"
-    failure = trouble.as_failure(RuntimeError(text))
+    failure = errors.as_failure(RuntimeError(text))
     assert failure is not None
     assert failure.found == "Connection closed by peer [127.0.0.1]:26547"
 
 
 def test_a_failure_stays_what_it_is() -> None:
     failure = Failure("x", fix="y", code=ExitCode.DATA)
-    assert trouble.as_failure(failure) is failure
+    assert errors.as_failure(failure) is failure
 
 
 def test_where_another_program_may_fill_the_gpu_both_ways_out_are_told() -> None:
-    failure = trouble.as_failure(torch.AcceleratorError("CUDA error: out of memory"), batches(64, 32, 2))
+    failure = errors.as_failure(torch.AcceleratorError("CUDA error: out of memory"), compute_batch_sizes(64, 32, 2))
     assert failure is not None
     assert "nvidia-smi; else set train.micro_batch_size=16" in failure.fix
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("mat1 and mat2"), CUDAS, OSError(errno.ENOENT, "no")])
 def test_anything_else_is_a_bug_of_ours(error: Exception) -> None:
-    assert trouble.as_failure(error) is None
+    assert errors.as_failure(error) is None

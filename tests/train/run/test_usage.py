@@ -18,12 +18,12 @@ from processes import python
 from runs import TEN_STEPS
 
 from entrypoint import gauges
-from train.ranks.runtime import Runtime
-from train.record import metrics, usage
-from train.record.metrics import Metrics
+from train.distributed.runtime import Runtime
+from train.logging import metrics, resources
+from train.logging.metrics import MetricsLogger
+from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, compute_devices, start_usage_recorder
 from train.run import loop
 from train.run.job import Job
-from train.run.usage import UNMEASURED, Usage, begin, computing
 
 DEVICE = torch.device("cuda", 0)
 
@@ -34,22 +34,22 @@ class Parent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for number, name in enumerate(("max_memory_allocated", "max_memory_reserved")):
             monkeypatch.setattr(torch.cuda, name, lambda device, number=number: (1 + number) * GIB)
-        self.page = gauges.Page()
-        self.rank = gauges.Gauges(mmap.mmap(self.page.descriptor, 4096))
+        self.page = gauges.ResourcePage()
+        self.rank = gauges.ResourceReader(mmap.mmap(self.page.descriptor, 4096))
 
     def says(self, seconds: float) -> None:
         """So long after the beginning."""
         own, its = process(seconds=seconds), gpu(busy=50 * seconds, busy_s=seconds, index=3.0)
-        self.page.write([*(own[name] for name in gauges.PROCESS), *(its[name] for name in gauges.GPU)])
+        self.page.write([*(own[name] for name in gauges.PROCESS_FIELDS), *(its[name] for name in gauges.GPU_FIELDS)])
 
 
 def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [event for event in metrics.read(folder / metrics.NAME) if event["event"] in kinds]
+    return [event for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] in kinds]
 
 
 @contextmanager
-def recorded(folder: Path) -> Iterator[Metrics]:
-    record = Metrics(folder, main=True, step=0, tensorboard=False, warn=pytest.fail)
+def recorded(folder: Path) -> Iterator[MetricsLogger]:
+    record = MetricsLogger(folder, main=True, step=0, tensorboard=False, warn=pytest.fail)
     yield record
     record.close()
 
@@ -58,7 +58,7 @@ def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, now = Parent(monkeypatch), [0.0]
-    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
+    used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
     with recorded(tmp_path) as record:
         for now[0] in (4.0, 5.0, 9.0, 10.0):
             parent.says(now[0])
@@ -72,7 +72,7 @@ def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
 
 def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, now = Parent(monkeypatch), [0.0]
-    used = Usage(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
+    used = UsageRecorder(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
     parent.says(1.0)
     used.note(used.beside())
     with recorded(tmp_path) as record:
@@ -83,7 +83,7 @@ def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest
 
 def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
-    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=0.5)
+    used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=0.5)
     parent.says(10.0)
     used.note(used.beside())
     with recorded(tmp_path) as record:
@@ -96,16 +96,16 @@ def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_run_of_few_looks_has_no_energy_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
-    used = Usage(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
+    used = UsageRecorder(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
     for seconds, told in ((99.0, False), (100.0, True)):  # by the looks, not by how often many ranks are told of
         parent.says(seconds)
-        used.note([*used.beside()[: usage.width(1)]] * 64)
+        used.note([*used.beside()[: resources.values_per_rank(1)]] * 64)
         assert ("Wh per 1,000 images" in used.facts(1000)["energy"]) is told
 
 
 def test_a_start_that_trains_on_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
-    used = Usage(parent.rank, hosts=["node01"], devices=[DEVICE])
+    used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE])
     parent.says(10.0)
     used.note(used.beside(), trained=False)
     assert used.facts(0) == {}
@@ -120,7 +120,7 @@ def test_the_last_evaluation_is_in_what_a_run_consumed(
     real = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda *args, **more: (measured.append(1), real(*args, **more))[1])
     with opened(tmp_path, f"log.every_steps={every}") as todo:
-        used = Usage(hosts=["node01"])
+        used = UsageRecorder(hosts=["node01"])
         monkeypatch.setattr(used, "beside", lambda: [sum(measured)])
         monkeypatch.setattr(used, "note", lambda everyone, *, trained: noted.append(everyone))
         fit(replace(todo, usage=used))
@@ -130,7 +130,7 @@ def test_the_last_evaluation_is_in_what_a_run_consumed(
 
 def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
-    used = Usage(parent.rank, rank=1, hosts=["a", "b"], devices=[DEVICE])
+    used = UsageRecorder(parent.rank, rank=1, hosts=["a", "b"], devices=[DEVICE])
     parent.says(10.0)
     used.note(used.beside())
     with recorded(tmp_path) as record:
@@ -142,16 +142,16 @@ def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_rank_fills_its_own_place_only(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
     parent.says(10.0)
-    sent = Usage(parent.rank, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).beside()
-    size = usage.width(1)
+    sent = UsageRecorder(parent.rank, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).beside()
+    size = resources.values_per_rank(1)
     assert len(sent) == 3 * size
     assert sent[:size] == sent[2 * size :] == [0.0] * size
     assert sent[size] == 10.0
 
 
 def test_on_a_cpu_torch_is_not_asked_for_memory() -> None:
-    sent = Usage(hosts=["a"]).beside()
-    assert len(sent) == usage.width(0)
+    sent = UsageRecorder(hosts=["a"]).beside()
+    assert len(sent) == resources.values_per_rank(0)
     assert all(map(math.isnan, sent))
 
 
@@ -174,15 +174,17 @@ def test_what_is_consumed_needs_no_exchange_of_its_own(tmp_path: Path, monkeypat
         without, others = counted(todo, monkeypatch)
     monkeypatch.undo()
     with opened(tmp_path / "with") as todo:
-        beside = counted(replace(todo, usage=begin(todo.runtime, gauges.Gauges(), 5.0)), monkeypatch)
+        beside = counted(
+            replace(todo, usage=start_usage_recorder(todo.runtime, gauges.ResourceReader(), 5.0)), monkeypatch
+        )
     assert without.count(3) >= 4  # log points
-    assert ([size + usage.width(0) if size == 3 else size for size in without], others) == beside
+    assert ([size + resources.values_per_rank(0) if size == 3 else size for size in without], others) == beside
 
 
 def test_switched_off_nothing_goes_along(tmp_path: Path) -> None:
     with opened(tmp_path) as todo:
-        assert begin(todo.runtime, gauges.Gauges(), None) is UNMEASURED
-    assert (UNMEASURED.beside(), UNMEASURED.facts(1)) == ([], {})
+        assert start_usage_recorder(todo.runtime, gauges.ResourceReader(), None) is NO_USAGE_RECORDER
+    assert (NO_USAGE_RECORDER.beside(), NO_USAGE_RECORDER.facts(1)) == ([], {})
 
 
 @pytest.mark.parametrize(("parallel", "number"), [("ddp", 1), ("none", 1), ("dp", 3)])
@@ -191,8 +193,8 @@ def test_a_rank_tells_of_the_gpus_that_it_computes_on(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with opened(tmp_path) as todo:
-        assert computing(todo.runtime) == ()
-        found = computing(replace(todo.runtime, device=DEVICE, parallel=parallel))
+        assert compute_devices(todo.runtime) == ()
+        found = compute_devices(replace(todo.runtime, device=DEVICE, parallel=parallel))
     assert [device.index for device in found] == list(range(number))
 
 

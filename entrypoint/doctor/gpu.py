@@ -1,0 +1,196 @@
+"""The GPU checks list the usable GPUs and find those that are broken, in use or slow.
+
+They also compare the driver's CUDA version with the one that torch was built for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from entrypoint.doctor import reading
+from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
+from entrypoint.doctor.nvml import Gpu, NvmlSnapshot, read_nvml
+from entrypoint.machine import container_engine, nvml_gpus, visible_gpus
+
+# CUDA's major version -> the first driver that runs programs of all its minor versions.
+# Source: NVIDIA, "CUDA Compatibility", table of minor version compatibility.
+MIN_DRIVER_BY_CUDA = {11: 450, 12: 525, 13: 580}
+_DRIVER_FINDING = "driver"
+
+
+def driver_findings(reading: NvmlSnapshot | None, torch: tuple[str, str | None] | None) -> list[Finding]:
+    """torch: its version and CUDA, as `reading.installed_torch_versions` finds them; None where there is no torch."""
+    if reading is None or not reading.gpus:
+        return []
+    if reading.cuda is None:
+        return [warn(_DRIVER_FINDING, f"driver {reading.driver} does not tell which CUDA it knows", _LIBCUDA_FIX)]
+    known = f"driver {reading.driver} knows CUDA {_format_version(reading.cuda)}"
+    if torch is None:
+        return [warn(_DRIVER_FINDING, f"{known}; no torch is installed", "install torch, if this Python is to train")]
+    version, built = torch
+    if built is None:
+        return [fail(_DRIVER_FINDING, f"{known}, but torch {version} is a build for the CPU only", _CUDA_BUILD_FIX)]
+    wanted = _parse_version(built)
+    text = f"{known}; torch {version} was built for CUDA {built}"
+    if reading.cuda[0] < wanted[0]:
+        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _newer_driver_fix(wanted[0]))]
+    if reading.cuda < wanted:
+        return [ok(_DRIVER_FINDING, f"{text}: it runs, one major version is enough")]
+    return [ok(_DRIVER_FINDING, text)]
+
+
+_LIBCUDA_FIX = (
+    "its libcuda.so.1 has to be here: NVIDIA_DRIVER_CAPABILITIES=compute,utility for docker, --nv for apptainer"
+)
+_CUDA_BUILD_FIX = "install a CUDA build of torch (pip from an index that has one), or use the project's image"
+
+
+def _newer_driver_fix(major: int) -> str:
+    least = MIN_DRIVER_BY_CUDA.get(major)
+    wanted = f"driver {least} or newer" if least else f"a driver for CUDA {major}"
+    return f"ask the administrator for {wanted}, or use an image with an older CUDA; without GPUs: --device cpu"
+
+
+def _parse_version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor.partition(".")[0] or 0)
+
+
+def _format_version(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+_BUSY_MEMORY_FRACTION = 0.05  # of a GPU's memory: less is what the driver itself and a desktop take
+_RESET_FIX = "ask the administrator to reset the GPU; srun --exclude=HOST until then"
+FIX_BY_CONTAINER_ENGINE = {
+    "apptainer": "start the container with --nv: apptainer exec --nv ...",
+    "docker": "start the container with --gpus all: docker run --gpus all ...",
+    "none": "see what `nvidia-smi` says on this host; the kernel driver and libnvidia-ml.so must fit together",
+}
+
+
+def check(scene: CheckContext) -> list[Finding]:
+    """All about the GPUs and their driver."""
+    if scene.options.device == "cpu":
+        return [ok("gpus", "not looked at: --device cpu")]
+    found = read_nvml()
+    if found is None or not found.gpus:
+        return [no_gpu_finding(scene)]
+    gpus = select_used_gpus(found, nvml_gpus(), scene.environ.get("CUDA_VISIBLE_DEVICES"))
+    return [*gpu_findings(found, gpus), *driver_findings(found, reading.installed_torch_versions())]
+
+
+def preflight(scene: CheckContext) -> list[Finding]:
+    """Without what is as it is on this board; and without memory that may be a neighbour task's of the same run."""
+    alone = scene.ranks_of_task == scene.ranks_here
+    left_out = ("peer access",) if alone else ("peer access", "gpu memory")
+    return [finding for finding in check(scene) if finding.name not in left_out]
+
+
+def no_gpu_finding(scene: CheckContext) -> Finding:
+    """No GPU shows: because there is none, or because the container was started without them."""
+    version = reading.host_driver_version(scene.root)
+    if version is None:
+        return ok("gpus", "this machine has no NVIDIA driver: training would compute on the CPU")
+    text = f"this machine has the NVIDIA driver {version}, but no GPU can be used here"
+    return fail(
+        "gpus", text, f"{FIX_BY_CONTAINER_ENGINE[container_engine(scene.root)]}; to train without GPUs: --device cpu"
+    )
+
+
+def select_used_gpus(
+    found: NvmlSnapshot, pairs: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None
+) -> tuple[Gpu, ...]:
+    """Those that CUDA would show, in its order; of a MIG instance the GPU that it is a part of.
+
+    pairs: each GPU's UUID with those of its instances. wanted: CUDA_VISIBLE_DEVICES.
+    """
+    pairs = tuple(pairs)
+    owner = {name: uuid for uuid, instances in pairs for name in (uuid, *instances)}
+    by_uuid = {gpu.uuid: gpu for gpu in found.gpus}
+    return tuple(dict.fromkeys(by_uuid[owner[name]] for name in visible_gpus(pairs, wanted)))
+
+
+def gpu_findings(found: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """For the GPUs that are used: one line that lists them, one for each trouble."""
+    if not gpus:
+        text = f"CUDA_VISIBLE_DEVICES hides all {len(found.gpus)} GPUs: training would compute on the CPU"
+        return [warn("gpus", text, "unset CUDA_VISIBLE_DEVICES, or say --device cpu")]
+    kinds = ", ".join(dict.fromkeys(f"{gpu.name} with {gpu.memory_mib / 1024:.0f} GiB" for gpu in gpus))
+    listed = [ok("gpus", f"{len(gpus)} of {len(found.gpus)}: {kinds}: {' '.join(gpu.uuid for gpu in gpus)}")]
+    return [
+        *listed,
+        *_check_mixed_models(gpus),
+        *(one for gpu in gpus for one in _check_gpu(gpu)),
+        *_check_peer_access(found, gpus),
+    ]
+
+
+def _check_gpu(gpu: Gpu) -> list[Finding]:
+    return [finding for look in GPU_CHECKS if (finding := look(gpu))]
+
+
+def _check_ecc(gpu: Gpu) -> Finding | None:
+    if gpu.worn_out:
+        return fail("ecc", f"{_format_gpu(gpu)}: a broken row of its memory could not be replaced", _RESET_FIX)
+    if gpu.uncorrected:
+        return fail("ecc", f"{_format_gpu(gpu)}: {gpu.uncorrected} uncorrected memory errors", _RESET_FIX)
+    if gpu.to_replace:
+        return warn("ecc", f"{_format_gpu(gpu)}: broken memory is replaced only at the next reset", _RESET_FIX)
+    return None
+
+
+def _check_throttling(gpu: Gpu) -> Finding | None:
+    if not gpu.slowed:
+        return None
+    fix = "look at its cooling and power (nvidia-smi -q -d PERFORMANCE), or take another node"
+    return warn("throttling", f"{_format_gpu(gpu)}: {', '.join(gpu.slowed)}", fix)
+
+
+def _check_used_memory(gpu: Gpu) -> Finding | None:
+    if gpu.programs == 0 and gpu.used_mib <= gpu.memory_mib * _BUSY_MEMORY_FRACTION:
+        return None
+    text = f"{_format_gpu(gpu)}: {gpu.used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB are taken already"
+    return warn(
+        "gpu memory", f"{text}, by {gpu.programs} programs", "end what runs there (nvidia-smi names it), if yours"
+    )
+
+
+def _check_compute_mode(gpu: Gpu) -> Finding | None:
+    if not gpu.prohibited:
+        return None
+    fix = "ask the administrator: nvidia-smi --compute-mode=DEFAULT"
+    return fail("compute mode", f"{_format_gpu(gpu)} refuses compute programs (mode PROHIBITED)", fix)
+
+
+GPU_CHECKS: tuple[Callable[[Gpu], Finding | None], ...] = (
+    _check_ecc,
+    _check_compute_mode,
+    _check_throttling,
+    _check_used_memory,
+)
+
+
+def _check_mixed_models(gpus: tuple[Gpu, ...]) -> list[Finding]:
+    names = sorted({gpu.name for gpu in gpus})
+    if len(names) == 1:
+        return []
+    text = f"the GPUs differ ({', '.join(names)}): all ranks wait for the slowest at each step"
+    return [warn("gpu kinds", text, "choose equal ones with CUDA_VISIBLE_DEVICES")]
+
+
+def _check_peer_access(found: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """Pairs of used GPUs whose copies go through the host's memory."""
+    indices = {gpu.index for gpu in gpus}
+    pairs = [f"{i}-{j}" for i, j in found.apart if {i, j} <= indices]
+    if len(gpus) < 2 or not pairs:
+        return [ok("peer access", "all GPUs reach each other's memory")] if len(gpus) > 1 else []
+    text = f"no direct copies between GPUs {', '.join(pairs[:8])}: gradients go through the host's memory, slower"
+    fix = (
+        "nothing, if the board has no such path; if a start hangs: NCCL_P2P_DISABLE=1, and IOMMU or ACS off in the BIOS"
+    )
+    return [warn("peer access", text, fix)]
+
+
+def _format_gpu(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.name}, {gpu.uuid})"

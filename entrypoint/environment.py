@@ -1,0 +1,129 @@
+"""`clean_environ` removes the host's Python settings from the environment of a rank.
+
+It also replaces folders that cannot be written.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# Host Python settings that reach into a container or another environment and change what is imported.
+PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+INSPECT_VARIABLE = "PYTHONINSPECT"
+COMPILER_VARIABLES = ("CC", "CXX")
+
+
+def clean_environ(
+    environ: Mapping[str, str], *, foreign: bool, scratch: Path | None
+) -> tuple[dict[str, str], list[str]]:
+    """The environment for a child, and one note for each thing that was changed on the user.
+
+    `foreign` is a user's own command, whose script must find the modules beside it. `scratch` stands in for a home
+    that cannot be written.
+    """
+    child = dict(environ)
+    leaks = [*(name for name in PYTHON_VARIABLES if child.pop(name, None)), *_user_site_packages(environ)]
+    notes = [f"not used, it would change what is imported: {', '.join(leaks)}"] if leaks else []
+    if child.pop(INSPECT_VARIABLE, None):
+        notes.append(f"not used, it would let a program that is over wait for input: {INSPECT_VARIABLE}")
+    child["PYTHONNOUSERSITE"] = "1"
+    child["PYTHONUTF8"] = "1"  # an ASCII locale must not decide how file names and logs are read
+    child["PYTHONUNBUFFERED"] = "1"  # the last lines before a death are the ones that matter
+    if foreign:
+        child.pop("PYTHONSAFEPATH", None)
+    else:
+        child["PYTHONSAFEPATH"] = "1"
+    notes += _drop_missing_preloads(child) + _drop_missing_compilers(child) + _replace_unwritable_home(child, scratch)
+    if "USER" not in child or "LOGNAME" not in child:
+        name = child.get("USER") or child.get("LOGNAME") or user_name(os.getuid())
+        child.update(USER=name, LOGNAME=name)
+    return child, notes
+
+
+def user_name(uid: int) -> str:
+    """The account's name, or one made from the uid where there is no account (getpass.getuser() would raise)."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid{uid}"
+
+
+def is_writable(folder: str | os.PathLike[str] | None) -> bool:
+    """Found out by writing: permission bits do not know quotas, read-only mounts or squashed root."""
+    if not folder:
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def first_writable_folder(folders: Iterable[str | None]) -> Path | None:
+    """The first folder that can be written."""
+    return next((Path(folder) for folder in folders if folder and is_writable(folder)), None)
+
+
+def scratch_parent(environ: Mapping[str, str]) -> Path | None:
+    """Where a scratch folder may be made: a read-only root often leaves only /dev/shm."""
+    return first_writable_folder((environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", "."))
+
+
+def _user_site_packages(environ: Mapping[str, str]) -> list[str]:
+    """What the user has installed with `pip install --user` for this version of Python."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    folder = Path(environ.get("HOME") or "/nonexistent", ".local/lib", version, "site-packages")
+    return [str(folder)] if os.path.isdir(folder) else []  # False too where this user may not look
+
+
+def _replace_unwritable_home(child: dict[str, str], scratch: Path | None) -> list[str]:
+    notes = []
+    if not is_writable(child.get("TMPDIR") or "/tmp") and scratch:
+        child["TMPDIR"] = str(scratch)
+    if not is_writable(child.get("HOME")) and scratch:
+        notes.append(f"HOME ({child.get('HOME') or 'not set'}) cannot be written: caches go to {scratch}")
+        child["HOME"] = str(scratch)
+        for cache in [name for name in child if name in CACHE_VARIABLES and not is_writable(child[name])]:
+            del child[cache]  # they fall back to HOME
+    return notes
+
+
+# Caches that the libraries keep under HOME by default, and that a user may have pointed elsewhere.
+CACHE_VARIABLES = (
+    "XDG_CACHE_HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "MPLCONFIGDIR",
+    "HF_HOME",
+    "TORCH_HOME",
+)
+
+
+def _drop_missing_preloads(child: dict[str, str]) -> list[str]:
+    """A host's LD_PRELOAD names files that a container does not have: every program start would complain."""
+    wanted = child.get("LD_PRELOAD", "").replace(":", " ").split()
+    missing = [name for name in wanted if "/" in name and not Path(name).exists()]
+    if not missing:
+        return []
+    kept = [name for name in wanted if name not in missing]
+    child.pop("LD_PRELOAD")
+    if kept:
+        child["LD_PRELOAD"] = " ".join(kept)
+    return [f"LD_PRELOAD names files that are not here and are left out: {' '.join(missing)}"]
+
+
+def _drop_missing_compilers(child: dict[str, str]) -> list[str]:
+    """What a host's module or conda exports; triton and torch.compile would take it unseen."""
+    path = child.get("PATH")
+    missing = {
+        name: child.pop(name)
+        for name in COMPILER_VARIABLES
+        if name in child and not shutil.which(child[name], path=path)
+    }
+    return [f"{name} names a compiler that is not here and is left out: {value}" for name, value in missing.items()]

@@ -1,0 +1,203 @@
+"""This launcher reads mpirun's variables into an Allocation of one rank.
+
+They are Open MPI's own, or those around PMI (MPICH, Intel MPI, PALS, MVAPICH, srun).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.hostlist import expand_hosts
+from entrypoint.launchers import slurm
+from entrypoint.launchers.allocation import Allocation
+from entrypoint.machine import Machine
+from entrypoint.world import parse_whole_number
+
+MpiFamily = Literal["openmpi", "pmi"]
+HYDRA_VARIABLES = {
+    "rank": "PMI_RANK",
+    "world_size": "PMI_SIZE",
+    "local_rank": "MPI_LOCALRANKID",
+    "local_world_size": "MPI_LOCALNRANKS",
+}
+# Our noun -> the variable, for each way in which a family says it.
+VARIABLE_TABLES: dict[MpiFamily, tuple[dict[str, str], ...]] = {
+    "openmpi": (
+        {
+            "rank": "OMPI_COMM_WORLD_RANK",
+            "world_size": "OMPI_COMM_WORLD_SIZE",
+            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+            "local_world_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        },
+    ),
+    "pmi": (
+        HYDRA_VARIABLES,
+        {
+            **HYDRA_VARIABLES,
+            "local_rank": "PMI_LOCAL_RANK",
+            "local_world_size": "PMI_LOCAL_SIZE",
+        },  # PALS, on Cray's machines
+        {
+            "rank": "MV2_COMM_WORLD_RANK",
+            "world_size": "MV2_COMM_WORLD_SIZE",
+            "local_rank": "MV2_COMM_WORLD_LOCAL_RANK",
+            "local_world_size": "MV2_COMM_WORLD_LOCAL_SIZE",
+        },
+    ),
+}
+# One for each mpirun, the same on all hosts. PMI_PORT is none: each host has one of its own.
+LAUNCH_ID_VARIABLES = ("PMI_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "MPISPAWN_MPIRUN_ID")
+BATCH_JOB_VARIABLES = ("PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX")
+# A rank's number without the size of its world: nothing can be made of it.
+RANK_ONLY_VARIABLES = {
+    "PMIX_RANK": "PMIx (prterun)",
+    "PALS_RANKID": "PALS",
+    "PMI_ID": "MPICH's mpiexec -pmi-port",
+    "FLUX_TASK_RANK": "Flux",
+    "JSM_NAMESPACE_RANK": "jsrun",
+}
+
+
+def detect_family(environ: Mapping[str, str]) -> MpiFamily | None:
+    """Which family started this process, if any.
+
+    `srun --mpi=pmi2` sets PMI_* to the step's own numbers: the richer Slurm set then tells the same, and wins. So it
+    does in an interactive shell, which is one task.
+    """
+    for name, tables in VARIABLE_TABLES.items():
+        for table in tables:
+            if environ.get(table["rank"]) and not (name == "pmi" and _repeats_slurm(environ, table)):
+                return name
+    return None
+
+
+def _repeats_slurm(environ: Mapping[str, str], table: Mapping[str, str]) -> bool:
+    said = (environ[table["rank"]], environ.get(table["world_size"]))
+    if slurm.in_step(environ):
+        return said == (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
+    return said == ("0", "1") and _is_launched_by_slurm(environ)
+
+
+def _is_launched_by_slurm(environ: Mapping[str, str]) -> bool:
+    """Whether the launch is named as Slurm's own plugins name a step of this job (pmi2, cray_shasta, pmix)."""
+    job = environ.get("SLURM_JOB_ID")
+    names = {"PMI_JOBID": f"{job}.", "PALS_APID": f"{job}.", "PMIX_NAMESPACE": f"slurm.pmix.{job}."}
+    return bool(job) and any(environ.get(name, "").startswith(start) for name, start in names.items())
+
+
+def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
+    """To be called where nothing else tells of a launcher: each task would take itself for the whole world.
+
+    Raises:
+        Failure: FACTS, where a variable shows a launcher that does not say how many ranks there are.
+    """
+    name = next((name for name in RANK_ONLY_VARIABLES if environ.get(name)), None)
+    if name and not _is_launched_by_slurm(environ):
+        raise Failure(
+            f"{name} shows that {RANK_ONLY_VARIABLES[name]} started this, and nothing tells how many ranks there are",
+            found=f"{name}={environ[name][:200]}",
+            expected="the variables of srun, torchrun, Open MPI's mpirun or MPICH's mpiexec",
+            fix="start it with one of these, or one task on each node with --nodes --node-rank --master-addr "
+            f"--master-port; for a training of this process alone: unset {name}",
+            code=ExitCode.FACTS,
+        )
+
+
+def batch_job_id(environ: Mapping[str, str]) -> str:
+    """The job of PBS or LSF; empty outside of any."""
+    return ":".join(environ[name] for name in BATCH_JOB_VARIABLES if environ.get(name))
+
+
+def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamily) -> Allocation:
+    """The Allocation of one MPI rank.
+
+    Raises:
+        Failure: FACTS, for a missing variable, impossible numbers, or several nodes without an address.
+    """
+    table = _select_table(environ, name)
+    values = {
+        noun: parse_whole_number(variable, environ[variable])
+        for noun, variable in table.items()
+        if environ.get(variable)
+    }
+    _require_all_variables(table, values)
+    _refuse_out_of_range(table, values)
+    nodes = -(-values["world_size"] // values["local_world_size"])
+    hosts = _read_hosts(environ, machine, nodes)
+    here = environ.get("SLURMD_NODENAME") or machine.hostname
+    return Allocation(
+        launcher=name,
+        task=values["rank"],
+        num_tasks=values["world_size"],
+        local_task=values["local_rank"],
+        tasks_here=values["local_world_size"],
+        node_rank=hosts.index(here) if here in hosts else values["rank"] // values["local_world_size"],
+        num_nodes=nodes,
+        hosts=hosts,
+        may_spawn=values["local_world_size"] == 1,
+        master_addr=environ.get("MASTER_ADDR") or _first_host(hosts, nodes, name),
+        master_port=None,
+        key=_launch_key(environ, table),
+        sources=dict(table) | {"master_addr": "SLURM_NODELIST" if len(hosts) > 1 else "this host"},
+    )
+
+
+def _select_table(environ: Mapping[str, str], name: MpiFamily) -> dict[str, str]:
+    """The whole one, or the one of which most is there."""
+    begun = [table for table in VARIABLE_TABLES[name] if environ.get(table["rank"])]
+    return max(begun, key=lambda table: sum(bool(environ.get(variable)) for variable in table.values()))
+
+
+def _require_all_variables(table: Mapping[str, str], values: Mapping[str, int]) -> None:
+    missing = [variable for noun, variable in table.items() if noun not in values]
+    if missing:
+        raise Failure(
+            f"started by mpirun, but {', '.join(missing)} is not set",
+            found=", ".join(f"{table[noun]}={value}" for noun, value in values.items()),
+            fix="start it with Open MPI's mpirun, or with srun: then the place on the node is known",
+            code=ExitCode.FACTS,
+        )
+
+
+def _refuse_out_of_range(table: Mapping[str, str], values: Mapping[str, int]) -> None:
+    for rank, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("local_rank", "world_size")):
+        if values[rank] >= values[size]:
+            raise Failure(
+                f"{table[rank]} must be below {table[size]}",
+                found=f"{table[rank]}={values[rank]} {table[size]}={values[size]}",
+                fix="do not set these variables by hand; mpirun sets them",
+                code=ExitCode.FACTS,
+            )
+
+
+def _read_hosts(environ: Mapping[str, str], machine: Machine, nodes: int) -> tuple[str, ...]:
+    """The job's first `nodes` hosts: mpirun's daemons see a job list of their own node, but SLURM_NODELIST stays."""
+    if nodes == 1:
+        return (machine.hostname,)
+    names = environ.get("SLURM_NODELIST")
+    return expand_hosts(names, "SLURM_NODELIST")[:nodes] if names else ()
+
+
+def _first_host(hosts: tuple[str, ...], nodes: int, name: str) -> str:
+    if hosts:
+        return hosts[0] if nodes > 1 else "127.0.0.1"
+    export = "-x MASTER_ADDR=HOST" if name == "openmpi" else "-genv MASTER_ADDR HOST"
+    raise Failure(
+        "mpirun started ranks on several nodes, and nothing tells which host has rank 0",
+        found="MASTER_ADDR is not set",
+        fix=f"mpirun {export} ..., with the host of rank 0",
+        code=ExitCode.FACTS,
+    )
+
+
+def _launch_key(environ: Mapping[str, str], table: Mapping[str, str]) -> str:
+    """One for each mpirun, as far as a variable tells; the Slurm job tells jobs on one node apart.
+
+    Hydra has no such variable, but hands the whole environment on to all hosts: PBS's or LSF's job is known to all.
+    """
+    launch = next((environ[name] for name in LAUNCH_ID_VARIABLES if environ.get(name)), "")
+    if not launch and table is HYDRA_VARIABLES:
+        launch = batch_job_id(environ)
+    return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{launch}"

@@ -1,0 +1,181 @@
+"""This launcher reads Slurm's variables of a job step's task into an Allocation.
+
+It also checks a batch or interactive shell, which is no task. What each variable means in which
+scope is in docs/detection.md; the tests hold captured environments against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.hostlist import expand_counts, expand_hosts
+from entrypoint.launchers.allocation import Allocation
+from entrypoint.machine import Machine
+from entrypoint.world import MAX_DIGITS, parse_whole_number
+
+# Our noun -> Slurm's variable, step scope only: the job's own (SLURM_NODELIST, SLURM_NTASKS_PER_NODE) may describe
+# more nodes than the step has.
+STEP_VARIABLES = {
+    "task": "SLURM_PROCID",
+    "local_task": "SLURM_LOCALID",
+    "node_rank": "SLURM_NODEID",
+    "num_tasks": "SLURM_STEP_NUM_TASKS",
+    "num_nodes": "SLURM_STEP_NUM_NODES",
+    "hosts": "SLURM_STEP_NODELIST",
+    "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
+}
+# How many of each the job has, as its batch script and an interactive shell see it.
+JOB_SIZE_VARIABLES = {
+    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "tasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "groups": ("SLURM_HET_SIZE",),
+}
+# Slurm keeps step ids from here up for itself: batch script 0xfffffffb, interactive step 0xfffffffa, printed unsigned
+# by some versions and as -5 and -6 by others. Source: slurm/slurm.h, SLURM_BATCH_SCRIPT and its neighbours.
+_FIRST_RESERVED_STEP_ID = 0xFFFFFFF0
+SRUN_COMMAND = "srun --kill-on-bad-exit=1 COMMAND"
+
+
+def in_job(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a Slurm job in any way."""
+    return bool(environ.get("SLURM_JOB_ID"))
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a task that srun started.
+
+    SLURM_PROCID alone does not tell: the batch script has it too, as 0.
+    """
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
+    return (
+        step.isascii()
+        and step.isdigit()
+        and len(step) <= MAX_DIGITS
+        and int(step) < _FIRST_RESERVED_STEP_ID
+        and not _missing_task_variables(environ)
+    )
+
+
+def _missing_task_variables(environ: Mapping[str, str]) -> list[str]:
+    """What srun gives to a task, and is not there."""
+    return [
+        STEP_VARIABLES[noun] for noun in ("num_tasks", "task", "local_task") if not environ.get(STEP_VARIABLES[noun])
+    ]
+
+
+def job_key(environ: Mapping[str, str]) -> str:
+    """The same on all tasks of one launch: job, step and restart."""
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or "batch"
+    return f"slurm:{environ['SLURM_JOB_ID']}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
+
+
+def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
+    """The Allocation of a task that srun started.
+
+    Raises:
+        Failure: FACTS, for a missing variable or for numbers that contradict each other.
+    """
+    _require_step_variables(environ)
+    hosts = expand_hosts(environ[STEP_VARIABLES["hosts"]], STEP_VARIABLES["hosts"])
+    counts = expand_counts(environ[STEP_VARIABLES["tasks_per_node"]], STEP_VARIABLES["tasks_per_node"])
+    numbers = {
+        noun: parse_whole_number(STEP_VARIABLES[noun], environ[STEP_VARIABLES[noun]])
+        for noun in list(STEP_VARIABLES)[:5]
+    }
+    _refuse_contradictions(environ, numbers, hosts, counts)
+    alone = max(counts) == 1
+    return Allocation(
+        launcher="slurm-node" if alone else "slurm-task",
+        task=numbers["task"],
+        num_tasks=numbers["num_tasks"],
+        local_task=numbers["local_task"],
+        node_rank=numbers["node_rank"],
+        num_nodes=numbers["num_nodes"],
+        tasks_here=counts[numbers["node_rank"]],
+        hosts=hosts,
+        may_spawn=alone,
+        master_addr=hosts[0],
+        master_port=None,
+        key=job_key(environ),
+        sources=_sources(),
+    )
+
+
+def check_job_shell(environ: Mapping[str, str], machine: Machine) -> None:
+    """Accept a batch or interactive shell of a job with one node and one task: this node is then the whole world.
+
+    Raises:
+        Failure: FACTS, where the job has more, or where this machine is not one of the job's nodes.
+    """
+    counts = {noun: _first_set_variable(environ, names) for noun, names in JOB_SIZE_VARIABLES.items()}
+    if any(parse_whole_number(variable, number) > 1 for variable, number in counts.values()):
+        found = " ".join(f"{variable}={number}" for variable, number in counts.values())
+        raise _without_srun_failure(environ, found, "the job has several nodes or tasks")
+    names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    here = environ.get("SLURMD_NODENAME") or machine.hostname
+    if names and machine.container != "docker" and here not in expand_hosts(names, "SLURM_JOB_NODELIST"):
+        found = f"this host is {here}, SLURM_JOB_NODELIST={names}"
+        raise _without_srun_failure(environ, found, "this host is not one of the job's")
+
+
+def _first_set_variable(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+    return next(((name, environ[name]) for name in names if environ.get(name)), (names[0], "1"))
+
+
+def _without_srun_failure(environ: Mapping[str, str], found: str, why: str) -> Failure:
+    return Failure(
+        f"inside a Slurm job but not started by srun, and {why}: this would train on one node only, or hang",
+        found=found,
+        expected="a task that srun started, with "
+        + (", ".join(_missing_task_variables(environ)) or "a step id of its own"),
+        fix=f"start it with {SRUN_COMMAND}",
+        code=ExitCode.FACTS,
+    )
+
+
+def _require_step_variables(environ: Mapping[str, str]) -> None:
+    missing = [name for name in STEP_VARIABLES.values() if not environ.get(name)]
+    if missing:
+        raise Failure(
+            f"a Slurm job step without {', '.join(missing)}",
+            found=f"SLURM_STEP_ID={environ.get('SLURM_STEP_ID')}",
+            fix=f"do not unset SLURM_* variables (`--cleanenv` does); start it with {SRUN_COMMAND}",
+            code=ExitCode.FACTS,
+        )
+
+
+def _refuse_contradictions(
+    environ: Mapping[str, str], numbers: Mapping[str, int], hosts: tuple[str, ...], counts: tuple[int, ...]
+) -> None:
+    node = numbers["node_rank"]
+    rules = [
+        (numbers["task"] < numbers["num_tasks"], ("task", "num_tasks")),
+        (node < numbers["num_nodes"], ("node_rank", "num_nodes")),
+        (len(set(hosts)) == numbers["num_nodes"], ("hosts", "num_nodes")),
+        (len(counts) == numbers["num_nodes"], ("tasks_per_node", "num_nodes")),
+        (sum(counts) == numbers["num_tasks"] and min(counts) > 0, ("tasks_per_node", "num_tasks")),
+        (node < len(counts) and numbers["local_task"] < counts[node], ("local_task", "tasks_per_node")),
+    ]
+    for holds, nouns in rules:
+        if not holds:
+            names = [STEP_VARIABLES[noun] for noun in nouns]
+            raise Failure(
+                f"{names[0]} and {names[1]} contradict each other",
+                found=" ".join(f"{name}={environ[name]}" for name in names),
+                fix=f"do not set SLURM_* variables by hand; start it with {SRUN_COMMAND}",
+                code=ExitCode.FACTS,
+            )
+
+
+def _sources() -> dict[str, str]:
+    return {
+        "rank": STEP_VARIABLES["task"],
+        "local_rank": STEP_VARIABLES["local_task"],
+        "world_size": STEP_VARIABLES["num_tasks"],
+        "local_world_size": STEP_VARIABLES["tasks_per_node"],
+        "node_rank": STEP_VARIABLES["node_rank"],
+        "num_nodes": STEP_VARIABLES["num_nodes"],
+        "master_addr": STEP_VARIABLES["hosts"],
+        "hosts": STEP_VARIABLES["hosts"],
+    }

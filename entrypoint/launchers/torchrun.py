@@ -1,0 +1,143 @@
+"""This launcher reads torchrun's variables into an Allocation of one complete rank.
+
+`accelerate launch`, `entrypoint` itself and users by hand set the same variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.launchers.allocation import Allocation
+from entrypoint.machine import Machine
+from entrypoint.world import MAX_DIGITS, TORCHRUN_VARIABLES, parse_port, parse_whole_number
+
+CORE_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_SIZE_VARIABLE_BY_RANK = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
+
+
+def has_rank_variables(environ: Mapping[str, str]) -> bool:
+    """Whether a whole torchrun set is there.
+
+    Some platforms put the node's number into RANK beside a whole PET_* set, and into WORLD_SIZE the nodes, or how many
+    ranks torchrun is to start (Kubeflow): theirs is the PET_* set.
+
+    Raises:
+        Failure: FACTS, for half a set, naming the missing half.
+    """
+    present = [name for name in CORE_VARIABLES if environ.get(name)]
+    if present == ["RANK", "WORLD_SIZE"] and _is_rank_a_node_rank(environ):
+        return False
+    if present and len(present) < len(CORE_VARIABLES):
+        missing = [name for name in CORE_VARIABLES if name not in present]
+        raise Failure(
+            f"half a torchrun set: {', '.join(present)} without {', '.join(missing)}",
+            found=" ".join(f"{name}={environ[name]}" for name in present),
+            expected=" ".join(CORE_VARIABLES) + " together, or none of them",
+            fix=f"unset {' '.join(present)}, or start the program with torchrun or srun, which set them all",
+            code=ExitCode.FACTS,
+        )
+    return bool(present)
+
+
+def _is_rank_a_node_rank(environ: Mapping[str, str]) -> bool:
+    """Whether RANK is the number of a node among those of PET_*.
+
+    Source: the training operator's pkg/controller.v1/pytorch/envvar.go, WORLD_SIZE = replicas x nprocPerNode.
+    """
+    nodes, procs = environ.get("PET_NNODES", ""), environ.get("PET_NPROC_PER_NODE", "")
+    sizes = {nodes}
+    if _is_number(nodes) and _is_number(procs):
+        sizes.add(str(int(nodes) * int(procs)))
+    return environ["WORLD_SIZE"] in sizes and environ.get("PET_NODE_RANK", environ["RANK"]) == environ["RANK"]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
+def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
+    """The Allocation of a whole set.
+
+    Raises:
+        Failure: FACTS, for numbers that cannot be, or a missing master address.
+    """
+    values = {name: parse_whole_number(name, environ[name]) for name in _number_variables() if environ.get(name)}
+    local_size, warnings = _local_world_size(values, machine)
+    values["LOCAL_WORLD_SIZE"] = local_size
+    values.setdefault("GROUP_RANK", values["RANK"] // local_size)
+    values.setdefault("GROUP_WORLD_SIZE", -(-values["WORLD_SIZE"] // local_size))
+    _refuse_out_of_range(values)
+    nodes = values["GROUP_WORLD_SIZE"]
+    return Allocation(
+        launcher="torchrun",
+        task=values["RANK"],
+        num_tasks=values["WORLD_SIZE"],
+        local_task=values["LOCAL_RANK"],
+        tasks_here=local_size,
+        node_rank=values["GROUP_RANK"],
+        num_nodes=nodes,
+        hosts=(machine.hostname,) if nodes == 1 else (),
+        may_spawn=False,
+        master_addr=_master_addr(environ, values["WORLD_SIZE"]),
+        master_port=parse_port("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
+        key=_launch_key(environ),
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        sources=_sources(environ),
+        warnings=warnings,
+    )
+
+
+def _number_variables() -> list[str]:
+    return [*_SIZE_VARIABLE_BY_RANK, *_SIZE_VARIABLE_BY_RANK.values()]
+
+
+def _local_world_size(values: Mapping[str, int], machine: Machine) -> tuple[int, tuple[str, ...]]:
+    if "LOCAL_WORLD_SIZE" in values:
+        return max(values["LOCAL_WORLD_SIZE"], 1), ()
+    world = max(values["WORLD_SIZE"], 1)
+    size = min(len(machine.gpus), world) if machine.gpus else world
+    if world == 1:
+        return size, ()
+    return size, (f"LOCAL_WORLD_SIZE is not set: taken as {size}. fix: set it to the number of ranks on this node",)
+
+
+def _refuse_out_of_range(values: Mapping[str, int]) -> None:
+    if values["LOCAL_WORLD_SIZE"] > values["WORLD_SIZE"]:
+        raise Failure(
+            "LOCAL_WORLD_SIZE is larger than WORLD_SIZE",
+            found=f"LOCAL_WORLD_SIZE={values['LOCAL_WORLD_SIZE']} WORLD_SIZE={values['WORLD_SIZE']}",
+            fix="unset both, and let torchrun or srun set them",
+            code=ExitCode.FACTS,
+        )
+    for rank, size in _SIZE_VARIABLE_BY_RANK.items():
+        if values[rank] >= values[size]:
+            raise Failure(
+                f"{rank} must be below {size}",
+                found=f"{rank}={values[rank]} {size}={values[size]}",
+                expected=f"{rank} from 0 to {size} - 1",
+                fix=f"unset {rank} and {size}, and let torchrun or srun set them",
+                code=ExitCode.FACTS,
+            )
+
+
+def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if missing and world_size > 1:
+        raise Failure(
+            f"a torchrun set for {world_size} ranks without {' and '.join(missing)}",
+            fix=f"set {' and '.join(missing)} to the host and a free port of rank 0, the same for all ranks",
+            code=ExitCode.FACTS,
+        )
+    return environ.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def _launch_key(environ: Mapping[str, str]) -> str:
+    # Slurm's: a job script that names the rendezvous itself names it the same after a requeue.
+    starts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    facts = (*starts, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    return "torchrun:" + ":".join(environ.get(name, "") for name in facts)
+
+
+def _sources(environ: Mapping[str, str]) -> dict[str, str]:
+    return {noun: name if environ.get(name) else "derived" for noun, name in TORCHRUN_VARIABLES.items()}

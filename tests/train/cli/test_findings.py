@@ -1,0 +1,176 @@
+"""What is said of the data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from entrypoint import ExitCode
+from train.cli.data_check import DataFindings, InspectedSample, SplitFindings
+
+LABELS = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def side(name: str, *looks: InspectedSample, other: SplitFindings | None = None) -> SplitFindings:
+    made = SplitFindings(name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, least=32)
+    for look in looks:
+        made.add(look, other)
+    return made
+
+
+def look(sample: int, pixels: str, size: tuple[int, ...] = (32, 32), mode: str = "RGB") -> InspectedSample:
+    return InspectedSample(sample=sample, size=size, mode=mode, digest=pixels.encode(), seconds=0.002)
+
+
+def bad(sample: int, reason: str = "cut") -> InspectedSample:
+    return InspectedSample(sample=sample, broken=reason)
+
+
+def findings(training: list[InspectedSample], held_out: list[InspectedSample] | None = None) -> DataFindings:
+    one = side("train", *training)
+    other = side("val", *(held_out or []), other=one)
+    return DataFindings(
+        title="folder: 2 classes", training=one, held_out=other, classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
+    )
+
+
+FINE = [look(0, "a"), look(1, "b"), look(4, "c")]
+
+
+def test_fine_data_has_no_failure() -> None:
+    found = findings(FINE, [look(0, "d")])
+    assert found.failure is None
+    assert found.as_text() == (
+        "data           folder: 2 classes\n"
+        "classes 4\n"
+        "training       3 read, 2 ms each\n"
+        "  sizes        all 32 x 32\n"
+        "  pixels       RGB 3\n"
+        "held out       1 read, 2 ms each\n"
+        "  sizes        all 32 x 32\n"
+        "  pixels       RGB 1\n"
+        "broken         none\n"
+        "leakage        none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("training", "held_out", "said"),
+    [
+        ([bad(0), *FINE[1:]], [], "broken samples (1)"),
+        (FINE, [bad(0), bad(1)], "broken samples (2)"),
+        (FINE, [look(2, "a")], "held-out images that are trained on too (1)"),
+        (
+            [bad(0), *FINE[1:]],
+            [look(2, "b"), look(3, "b")],
+            "broken samples (1) and held-out images that are",
+        ),
+    ],
+)
+def test_broken_samples_and_leakage_are_bad_data(
+    training: list[InspectedSample], held_out: list[InspectedSample], said: str
+) -> None:
+    failure = findings(training, held_out).failure
+    assert failure is not None
+    assert failure.code == ExitCode.DATA
+    assert said in failure.what
+
+
+@pytest.mark.parametrize(
+    ("held_out", "fix", "other"),
+    [([bad(0)], "data.max_bad_images", "data.group"), ([look(0, "a")], "data.group", "data.max_bad_images")],
+)
+def test_the_fix_is_that_of_what_was_found(held_out: list[InspectedSample], fix: str, other: str) -> None:
+    failure = findings(FINE, held_out).failure
+    assert failure is not None
+    assert fix in failure.fix
+    assert other not in failure.fix
+
+
+def test_leakage_names_both_files_and_says_where_the_classes_differ() -> None:
+    shown = findings(FINE, [look(0, "a"), look(5, "b")]).as_text()
+    assert "leakage        2\n  val/0.png = train/0.png\n  val/5.png = train/1.png (of another class!)" in shown
+
+
+def test_a_copy_on_the_same_side_is_said_and_no_failure() -> None:
+    found = findings([*FINE, look(2, "a"), look(5, "a")])
+    assert found.failure is None
+    assert "duplicates   2: train/2.png = train/0.png; train/5.png = train/0.png (of another class!)" in found.as_text()
+
+
+def test_an_image_that_is_twice_on_the_held_out_side_leaks_twice() -> None:
+    assert findings(FINE, [look(0, "a"), look(1, "a")]).held_out.leaked == [(0, 0), (1, 0)]
+
+
+def test_broken_samples_are_never_duplicates() -> None:
+    found = findings([bad(0), bad(1)], [bad(2)])
+    assert (found.training.twice, found.held_out.leaked) == ([], [])
+
+
+def test_a_reason_that_begins_with_the_path_is_not_said_twice() -> None:
+    assert "  train/0.png: cut\n" in findings([bad(0, "train/0.png: cut")]).as_text()
+
+
+def test_sizes_are_the_smallest_the_largest_and_the_most_frequent() -> None:
+    sizes = [(64, 48), (64, 48), (100, 10), (640, 480)]
+    shown = findings([look(n, str(n), size) for n, size in enumerate(sizes)]).as_text()
+    assert "  sizes        100 x 10 to 640 x 480, most often 64 x 48 (50.0%)" in shown
+
+
+def test_the_highest_value_of_16_bits_is_told() -> None:
+    looks = [
+        InspectedSample(sample=n, size=(8, 8), mode="I;16", digest=b"%d" % n, highest=value)
+        for n, value in enumerate((7, 3071))
+    ]
+    found = findings(looks)
+    assert "  pixels       I;16 2, highest value of 16 bits 3,071 of 65,535\n" in found.as_text()
+    assert json.loads(found.as_json())["training"]["highest_of_16_bits"] == 3071
+
+
+def test_modes_are_counted() -> None:
+    modes = ["RGB", "L", "RGB", "I;16", "P", "RGBA"]
+    assert (
+        "RGB 2, L 1, I;16 1, P 1, RGBA 1" in findings([look(n, str(n), mode=m) for n, m in enumerate(modes)]).as_text()
+    )
+
+
+def test_an_image_is_small_by_its_shorter_side_and_a_clip_not_by_its_frames() -> None:
+    found = findings([look(0, "a", (31, 64)), look(1, "b", (32, 64)), look(2, "c", (32, 32, 4))])
+    assert "1 below data.image_size 32, scaled up: train/0.png" in found.as_text()
+
+
+def test_of_many_broken_samples_the_first_ten_are_shown_and_json_has_all() -> None:
+    found = findings([bad(n % 8, f"reason {n}") for n in range(25)])
+    assert "  and 15 more: see --json" in found.as_text()
+    assert len(json.loads(found.as_json())["training"]["broken"]) == 25
+
+
+def test_json_tells_the_same() -> None:
+    told = json.loads(findings([*FINE, bad(2)], [look(0, "a"), look(1, "x", (8, 8), "L")]).as_json())
+    assert told["ok"] is False
+    assert told["training"]["broken"] == [{"name": "train/2.png", "reason": "cut"}]
+    assert told["leaks"] == [{"name": "val/0.png", "same_as": "train/0.png", "same_class": True}]
+    assert told["held_out"]["smaller_than_image_size"] == ["val/1.png"]
+    assert told["held_out"]["modes"] == {"RGB": 1, "L": 1}
+    assert told["held_out"]["sizes"]["smallest"] == [8, 8]
+    assert told["training"]["per_class"] == {"a": 4}
+
+
+def test_of_broken_ones_it_is_said_how_many_could_be_read() -> None:
+    assert "training       3 of 4 read, 2 ms each\n" in findings([*FINE, bad(2)]).as_text()
+
+
+def test_a_path_that_is_not_utf_8_can_be_printed() -> None:
+    found = findings([bad(0, "caf\udce9.png: cut")])
+    assert "caf\\udce9.png: cut" in found.as_text()
+    found.as_json().encode("ascii")
+
+
+def test_nothing_held_out_is_said() -> None:
+    assert "held out       no samples\n" in findings(FINE).as_text()
+
+
+def test_where_nothing_can_be_read_there_are_no_sizes() -> None:
+    told = json.loads(findings([bad(0)]).as_json())["training"]
+    assert (told["sizes"], told["seconds_per_sample"]) == (None, None)

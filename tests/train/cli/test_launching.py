@@ -1,0 +1,185 @@
+"""Which plan a command line, its variables and its file give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import fake_gpus, machine
+
+from entrypoint import ExitCode, Failure, LaunchOptions, Plan
+from entrypoint.launchers import detect_allocation
+from entrypoint.plan import plan_allocation
+from train import __main__ as front
+from train.cli import launch
+from train.config import load
+from train.run import exit_file
+
+CPU = ("--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "spawn"),
+    [
+        ([], {}, 2),
+        ([], {"ENTRYPOINT_PROCS_PER_NODE": "4"}, 4),
+        (["--procs-per-node", "8"], {"ENTRYPOINT_PROCS_PER_NODE": "4"}, 8),
+    ],
+    ids=["file", "variable-over-file", "option-over-variable"],
+)
+def test_the_command_line_wins_over_variables_and_those_over_the_file(
+    argv: list[str], environ: dict[str, str], spawn: int, launched: dict[str, Any]
+) -> None:
+    front.run_command([*argv, "launch.procs_per_node=2", "launch.device=cpu"], environ)
+    assert launched["plan"].spawn == spawn
+
+
+def test_the_files_limits_reach_the_hang_watch(tmp_path: Path) -> None:
+    config = load.load_config(None, ["launch.timeouts.step=7", "launch.timeouts.data=8", "launch.max_restarts=2"])
+    care = launch.supervision_policy(config, tmp_path)
+    assert (care.limits.step, care.limits.data, care.restarts) == (7, 8, 2)
+
+
+def test_what_a_rank_could_not_say_is_kept_in_errors(tmp_path: Path) -> None:
+    care = launch.supervision_policy(load.load_config(None, []), tmp_path)
+    care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 812)
+    assert json.loads((tmp_path / "errors/rank-0001.json").read_text())["host"] == "node02"
+    assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=69, step=812, cause="rank 1 was killed")
+
+
+def test_under_torchrun_one_worker_is_started_with_the_set_it_was_given(launched: dict[str, Any]) -> None:
+    given = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x"}
+    front.run_command(CPU, given)
+    plan = launched["plan"]
+    assert (plan.launcher, plan.spawn, plan.world.rank, plan.world.world_size) == ("torchrun", 1, 1, 2)
+
+
+@pytest.mark.parametrize("option", ["--local-rank=1", "--local_rank=1"])
+def test_torch_distributed_launch_may_say_the_local_rank_as_an_argument(option: str, launched: dict[str, Any]) -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    front.run_command([option, *CPU], given)
+    assert launched["plan"].world.local_rank == 1
+
+
+CONTRADICTIONS = {
+    "another-precision": {"ACCELERATE_MIXED_PRECISION": "bf16"},
+    "another-accumulation": {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "7"},
+    "another-engine": {"ACCELERATE_USE_DEEPSPEED": "true"},
+}
+
+
+@pytest.mark.parametrize("command", [[], ["check"]], ids=["train", "check"])
+@pytest.mark.parametrize("environ", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_variable_that_contradicts_the_config_is_refused_before_anything_starts(
+    environ: dict[str, str], command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert front.run_command([*command, *CPU], environ) == ExitCode.USAGE
+    assert next(iter(environ)) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def on_four_gpus(monkeypatch: pytest.MonkeyPatch, kind: str, *asked: str, **environ: str) -> Plan:
+    """The plan for one node with four GPUs."""
+    here = machine(gpus=fake_gpus(4))
+
+    def plan_there(environ: Mapping[str, str], options: LaunchOptions) -> Plan:
+        return plan_allocation(detect_allocation(environ, options, here), options, here, environ)
+
+    monkeypatch.setattr(launch, "make_plan", plan_there)
+    config = load.load_config(None, [f"train.parallel={kind}"])
+    arguments = front.build_parser().parse_args(list(asked))
+    return launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 4), ("dp", 1), ("none", 1)])
+def test_a_node_of_four_gpus_gets_the_processes_that_train_parallel_has(
+    kind: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on_four_gpus(monkeypatch, kind)
+    assert found.spawn == ranks
+    assert [w for w in found.warnings if "of 4 visible GPUs are used" in w] or kind != "none"
+    assert not found.warnings or kind == "none"
+
+
+def test_a_number_of_processes_that_was_asked_for_is_kept_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_four_gpus(monkeypatch, "none", "--procs-per-node", "2").spawn == 2
+    monkeypatch.undo()
+    assert front.run_command([*CPU, "--procs-per-node", "2", "train.parallel=none"], {}) == ExitCode.USAGE
+
+
+def test_data_parallel_says_why_not_to_use_it(launched: dict[str, Any]) -> None:
+    assert front.run_command([*CPU, "train.parallel=dp"], {}) == 7
+    assert "slower than ddp" in launched["plan"].warnings[-1]
+
+
+def test_options_may_stand_between_settings(launched: dict[str, Any]) -> None:
+    assert front.run_command(["optim.lr=1", *CPU, "train.epochs=1", "--procs-per-node", "2", "run.seed=1"], {}) == 7
+    assert launched["command"][5:] == ["optim.lr=1", "train.epochs=1", "run.seed=1"]
+
+
+def looked(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[int | None]:
+    """Let the short form of the doctor say these lines; the data workers that it is asked with."""
+    asked: list[int | None] = []
+
+    def look_around(
+        plan: Plan, environ: Mapping[str, str], *, workers: int | None, terminal: int | None
+    ) -> tuple[str, ...]:
+        asked.append(workers)
+        return lines
+
+    monkeypatch.setattr(launch, "run_preflight", look_around)
+    return asked
+
+
+def test_what_the_doctor_finds_is_said_before_the_ranks_start(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looked(monkeypatch, "warn  memory  little", "              fix: more")
+    assert front.run_command(CPU, {}) == 7
+    assert capsys.readouterr().err.splitlines()[:2] == ["warn  memory  little", "              fix: more"]
+
+
+def test_a_node_that_the_doctor_refuses_starts_nothing_and_writes_nothing(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> tuple[str, ...]:
+        raise Failure("the driver is too old", fix="another", code=ExitCode.NODE)
+
+    monkeypatch.setattr(launch, "run_preflight", refuse)
+    assert front.run_command(CPU, {}) == ExitCode.NODE
+    assert (launched, list(tmp_path.iterdir())) == ({}, [])
+
+
+def test_a_job_script_learns_which_node_the_doctor_refused(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> tuple[str, ...]:
+        raise Failure("the driver is too old", fix="another", code=ExitCode.NODE)
+
+    monkeypatch.setattr(launch, "run_preflight", refuse)
+    front.run_command(CPU, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node02", "HOME": str(tmp_path)})
+    assert json.loads((tmp_path / "runs/quickstart/errors/node-node02.json").read_text())["code"] == ExitCode.NODE
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers"),
+    [
+        ((), None),
+        (("data.workers=4",), None),
+        (("data.workers=4", "data.loader=workers"), 4),
+        (("data.workers=4", "data.name=cifar10"), 4),
+        (("data.workers=4", "data.name=cifar10", "data.loader=memory"), None),
+    ],
+    ids=["auto", "made images", "by workers", "perhaps by workers", "from memory"],
+)
+def test_data_workers_of_a_chosen_number_are_compared_with_the_processors(
+    monkeypatch: pytest.MonkeyPatch, settings: tuple[str, ...], workers: int | None
+) -> None:
+    asked, options = looked(monkeypatch), LaunchOptions(device="cpu")
+    planned = plan_allocation(detect_allocation({}, options, machine()), options, machine(), {})
+    launch.print_preflight_findings(planned, load.load_config(None, settings), {})
+    assert asked == [workers]

@@ -1,0 +1,291 @@
+"""`train predict` from a shell: lines on stdout, what is broken on stderr, and one error before anything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import flip, reseal
+from images import write_image
+from jobs import forget_accelerate, trained
+from PIL import Image
+from processes import Started, python, unmeasured
+
+from train import __main__ as front
+from train.checkpoint import manifest
+
+CPU = {"ENTRYPOINT_DEVICE": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerate() -> Iterator[None]:
+    forget_accelerate()
+    yield
+    forget_accelerate()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    trained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A run that a test may damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def predict(*words: str | Path) -> int:
+    return front.run_command(["predict", *map(str, words)], CPU)
+
+
+def test_each_image_is_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [write_image(Path("photos") / name, 9) for name in ("b c.png", "a.jpg")]
+    assert predict(run, "photos") == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == [str(path) for path in sorted(paths)]
+    assert all(name in ("outline-0", "outline-1") and 0.5 <= float(share) <= 1 for _, name, share in lines)
+
+
+def test_images_of_12_bits_are_warned_of(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.fromarray(np.full((8, 8), 4095, np.uint16)).save("a.png")
+    assert predict(run, "a.png") == 0
+    assert "WARNING: 1 image of 16 bits looked at, no value above 4,095 of 65,535" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def of_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and its export beside it, that learned from an .npz file."""
+    folder = tmp_path_factory.mktemp("of_arrays")
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    np.savez(folder / "a.npz", images=images, labels=np.arange(40) % 2)
+    trained(folder / "run", "data.name=npz", f"data.root={folder / 'a.npz'}", "train.max_steps=2")
+    assert front.run_command(["export", str(folder / "run"), "--output", str(folder / "model")], {}) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", ["run", "model"])
+def test_a_model_that_learned_from_arrays_answers_with_a_warning(
+    of_arrays: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    assert predict(of_arrays / name, "a.png", "a.png") == 0
+    said = capsys.readouterr()
+    assert (said.out.count("a.png"), said.err.count("WARNING: the training's data were arrays")) == (2, 1)
+
+
+def test_a_model_that_learned_from_files_answers_without_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, "a.png") == 0
+    assert "WARNING" not in capsys.readouterr().err
+
+
+def test_json_is_one_object_a_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, "a.png", "a.png", "--json", "--top", "2") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(one["top"]) for one in found] == [2, 2]
+    assert found[0]["class"] == found[0]["top"][0]["class"]
+
+
+def test_of_a_run_the_best_checkpoint_answers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    best = run / json.loads((run / "best.json").read_text())["checkpoint"]
+    said = []
+    for place in (run, best):
+        forget_accelerate()
+        assert predict(place, "a.png", "--json") == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+
+
+def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"), 77)
+    assert front.run_command(["export", str(run), "--output", "model"], {}) == 0
+    capsys.readouterr()
+    assert (predict(run, "a.png"), predict("model", "a.png")) == (0, 0)
+    of_run, of_export = capsys.readouterr().out.splitlines()
+    assert of_run == of_export
+
+
+OWN = """
+from torch import nn
+
+def make(classes, shape, width):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, width), nn.Linear(width, classes))
+"""
+
+
+def test_a_network_of_the_users_own_answers_for_a_run_and_its_export_once_he_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "net_of_mine.py").write_text(OWN)
+    Path("cfg.yaml").write_text("model: {name: net_of_mine:make, args: {width: 4}}\ndata: {image_size: 8, classes: 2}")
+    write_image(Path("a.png"), 77)
+    trained(tmp_path / "run", "model.args={width: 4}", "model.name=net_of_mine:make")
+    assert front.run_command(["export", "run", "--output", "model", "model.name=net_of_mine:make"], {}) == 0
+    capsys.readouterr()
+    for source in ("run", "model"):
+        for named in (["model.name=net_of_mine:make"], ["--config", "cfg.yaml"]):
+            forget_accelerate()
+            assert predict(source, "a.png", *named) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
+    sys.modules.pop("net_of_mine")
+
+
+def test_an_exported_model_takes_no_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert front.run_command(["export", str(run), "--output", "model"], {}) == 0
+    assert predict("model", "a.png", "data.image_size=9") == 64
+    assert "data.image_size=9" in capsys.readouterr().err
+
+
+def test_a_damaged_newer_checkpoint_is_passed_over_with_a_note(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    (run / "best.json").unlink()
+    *_, newest = sorted((run / "checkpoints").iterdir())
+    flip(newest / "model.safetensors")
+    assert predict(run, "a.png") == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err.count("note: ")) == (1, 1)
+    assert newest.name in err
+
+
+def test_a_broken_image_costs_its_own_line_and_the_exit_code(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    Path("b.png").write_bytes(b"no image")
+    assert predict(run, "b.png", "a.png") == 65
+    out, err = capsys.readouterr()
+    assert out.startswith("a.png\t")
+    assert "b.png: no image that Pillow knows" in err
+    assert "1 of 2 images" in err
+
+
+def test_files_in_a_folder_that_are_not_read_are_counted_at_the_end(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("photos/a.png"))
+    for name in ("b.txt", "c.txt", "d.heic"):
+        Path("photos", name).touch()
+    assert predict(run, "photos") == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err.count("\n")) == (1, 1)
+    assert err.startswith("note: 3 files are not read: .txt (2), .heic (1)")
+
+
+def no_checkpoints(run: Path) -> None: shutil.rmtree(run / "checkpoints")  # fmt: skip
+
+
+def nothing(run: Path) -> None: shutil.rmtree(run)  # fmt: skip
+
+
+def damaged(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-*"):
+        flip(path / "model.safetensors")
+
+
+def newer(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-*"):
+        reseal(path, format=manifest.FORMAT_VERSION + 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "said"),
+    [
+        (nothing, 66, "does not exist"),
+        (no_checkpoints, 66, "a folder without checkpoints"),
+        (damaged, 65, "is whole"),
+        (newer, 65, "newer version"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_error_before_anything_else(
+    run: Path, spoil: object, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    spoil(run)  # type: ignore[operator]
+    assert predict(run, "a.png") == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("ERROR["), err.count("  fix: ")) == ("", 1, 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["gone.png"], 66, "gone.png does not exist"),
+        ([], 64, "no image to look at"),
+        (["a.png", "--top", "0"], 64, "--top"),
+        (["a.png", "--device", "tpu"], 64, "--device"),
+        (["a.png", "train.epochs=9"], 64, "train.epochs"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_else(
+    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image(Path("a.png"))
+    assert predict(run, *words) == code
+    out, err = capsys.readouterr()
+    assert (out, said in err) == ("", True)
+
+
+@pytest.mark.slow
+def test_it_works_from_a_shell_that_says_it_is_one_of_several_ranks(run: Path) -> None:
+    write_image(Path("a.png"))
+    several = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "PMI_SIZE": "4", "ACCELERATE_MIXED_PRECISION": "fp16"}
+    ended = python("-m", "train", "predict", str(run), "a.png", "--device", "cpu", environ=several)
+    assert (ended.returncode, ended.stdout.count("\n"), ended.stderr) == (0, 1, "")
+
+
+@pytest.mark.slow
+def test_a_console_without_umlauts_loses_no_line(run: Path) -> None:
+    write_image(Path("ä.png"))
+    latin = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **CPU}
+    ended = python("-m", "train", "predict", str(run), ".", environ=latin)
+    assert (ended.returncode, ended.stdout.isascii()) == (0, True)
+    assert re.fullmatch(r"\S+\.png\toutline-\d\t\S+\n", ended.stdout)
+
+
+@pytest.mark.slow
+def test_a_full_disk_below_stdout_is_no_success(run: Path) -> None:
+    write_image(Path("a.png"))
+    words = ("-m", "train", "predict", str(run), "a.png")
+    with Path("/dev/full").open("w") as out:
+        ended = python(*words, environ=CPU, capture_output=False, stdout=out, stderr=subprocess.PIPE)
+    assert ended.returncode == 74
+    assert "could not all be written" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_wants_no_more_is_no_failure(run: Path) -> None:
+    write_image(Path("a.png"))
+    words = shlex.join([sys.executable, "-m", "train", "predict", str(run), *["a.png"] * 3000])
+    line = f"{words} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=200, env={**os.environ, **CPU})
+    assert (ended.stdout.splitlines()[-1], ended.stderr) == ("0", "")
+
+
+def test_asked_to_stop_it_leaves_whole_lines_and_says_that_some_are_missing(run: Path) -> None:
+    write_image(Path("a.png"))
+    words = [sys.executable, "-m", "train", "predict", str(run), "eval.batch_size=8", *["a.png"] * 20000]
+    with Started(words, env={**unmeasured(), **CPU}, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout
+        first = os.read(process.stdout.fileno(), 1).decode()  # it is at work, and stuck soon: nobody reads on
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=100)
+    assert (process.returncode, "before all images were answered" in err) == (75, True), err
+    lines = (first + out).splitlines(keepends=True)
+    assert 0 < len(lines) < 20000
+    assert all(re.fullmatch(r"a\.png\toutline-\d\t[\d.]+\n", line) for line in lines)

@@ -1,0 +1,144 @@
+"""Each stage of a training, timed alone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import write_classes
+
+from entrypoint import Failure, Heartbeat
+from train.cli import data_profile
+from train.cli.data_profile import PipelineProfile
+from train.config import load
+from train.data import decoded_cache, registry
+from train.data.splits import SampleIndices
+from train.data.workers import SkipUnreadable
+from train.distributed.shared_memory import SINGLE_RANK
+
+TINY = ("data.samples=40", "data.image_size=8", "data.classes=2", "model.args.width=4")
+
+
+@pytest.fixture(autouse=True)
+def _three_times_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_profile, "SECONDS_PER_STAGE", 0.0)
+
+
+def profile(*settings: str, micro: int = 8) -> PipelineProfile:
+    return data_profile.measure_stages(
+        load.load_config(None, [*TINY, *settings]), beside=None, device="cpu", ranks=1, micro=micro
+    )
+
+
+def test_all_stages_of_the_cpu_are_timed_with_the_micro_batch() -> None:
+    found = profile()
+    assert (found.read.batch, found.augment.batch, found.step.batch, found.copy) == (8, 8, 8, None)
+    assert all(len(stage.seconds) == 3 for stage in (found.read, found.augment, found.step))
+    assert (found.workers, found.images, found.bytes_, found.fits) == (None, 40, 40 * 8 * 8 * 3, True)
+
+
+def test_workers_are_those_that_a_training_would_start() -> None:
+    assert profile("data.loader=workers", "data.workers=3").workers == 3
+
+
+def test_a_micro_batch_may_be_larger_than_the_data() -> None:
+    found = profile(micro=100)
+    assert (found.read.batch, found.step.batch) == (32, 100)
+
+
+@pytest.mark.parametrize(("more", "cacheable"), [((), True), (("data.cache={}/c",), False)])
+def test_a_folder_may_be_cached_once(more: tuple[str, ...], cacheable: bool, tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "d", ant=5, bee=5)
+    found = profile("data.name=folder", f"data.root={root}", *(word.format(tmp_path) for word in more))
+    assert found.cacheable is cacheable
+
+
+def test_a_cache_is_not_filled_to_be_timed_and_read_from_where_it_is_whole(tmp_path: Path) -> None:
+    root = write_classes(tmp_path / "d", ant=5, bee=5)
+    settings = ("data.name=folder", f"data.root={root}", f"data.cache={tmp_path / 'c'}")
+    found = profile(*settings)
+    assert "data.cache does not hold them yet" in found.notes[0]
+    assert not (tmp_path / "c").exists()
+    config = load.load_config(None, [*TINY, *settings])
+    decoded_cache.use_cache(registry.open_splits(config.data), config.data, SINGLE_RANK, Heartbeat())
+    assert profile(*settings).notes == ()
+
+
+def test_every_batch_that_is_read_has_the_size_that_it_is_counted_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    read = SkipUnreadable.read
+
+    def seen(self: SkipUnreadable, samples: SampleIndices) -> Any:
+        sizes.append(len(samples))
+        return read(self, samples)
+
+    monkeypatch.setattr(SkipUnreadable, "read", seen)
+    profile(micro=20)  # of 32 images
+    assert set(sizes) == {20}
+
+
+def test_torch_is_set_as_for_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(data_profile, "allow_tf32", said.append)
+    monkeypatch.setattr(data_profile, "use_deterministic_cudnn", said.append)
+    profile("train.tf32=true")
+    assert said == [True, torch.device("cpu")]
+
+
+@pytest.mark.parametrize(("free", "stays"), [(1e9, True), (1e3, False)])
+def test_images_that_fit_on_the_gpu_are_not_copied(monkeypatch: pytest.MonkeyPatch, free: float, stays: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    sets = registry.open_splits(load.load_config(None, TINY).data)
+    assert data_profile._fits_on_gpu(sets, sets.training.read(np.arange(1)), torch.device("cuda", 0)) is stays
+    assert data_profile._time_copy(torch.ones(1), torch.device("cpu"), float, stays=stays)[1] is None
+
+
+def test_what_may_shorten_a_step_and_is_not_searched_for_is_named() -> None:
+    asked, gpu = (
+        load.load_config(None, [*TINY, "train.precision=bf16", "train.compile=default"]),
+        torch.device("cuda", 0),
+    )
+    assert list(data_profile._batch_size_notes(asked, gpu, 64)) == [
+        "a micro batch of 64 was timed: a training looks for the largest that fits into the GPU"
+    ]
+    assert list(data_profile._faster_settings(asked, torch.device("cpu"), 64)) == ["a larger train.micro_batch_size"]
+
+
+@pytest.mark.parametrize("setting", ["train.parallel=dp", "train.reproducible=bitwise"])
+def test_what_a_training_would_refuse_is_not_advised(setting: str) -> None:
+    asked = load.load_config(None, [*TINY, setting, "train.global_batch_size=64", "train.micro_batch_size=64"])
+    assert list(data_profile._faster_settings(asked, torch.device("cpu"), 64)) == []
+    assert list(data_profile._faster_settings(asked, torch.device("cpu"), 32)) == ["a larger train.micro_batch_size"]
+
+
+def test_images_that_cannot_be_read_are_a_failure(tmp_path: Path) -> None:
+    for path in write_classes(tmp_path, ant=2, bee=2).rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(Failure, match="cannot be read"):
+        profile("data.name=folder", f"data.root={tmp_path}", "data.max_bad_images=9")
+
+
+def test_a_step_that_does_not_fit_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("2 GiB wanted")
+
+    monkeypatch.setattr(data_profile.optimizers, "build_optimizer", lambda *_: SimpleNamespace(step=full))
+    with pytest.raises(Failure, match="does not fit") as caught:
+        profile()
+    assert (caught.value.code, caught.value.fix) == (71, "set train.micro_batch_size below 8")
+
+
+def test_a_stage_is_timed_until_its_seconds_are_over_after_one_time_that_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(data_profile, "SECONDS_PER_STAGE", 5.0)
+    ticks, done = itertools.count(), []
+    found = data_profile.time_stage(lambda: done.append(1), 4, lambda: float(next(ticks)))
+    assert (len(done), list(found.seconds)) == (6, [1.0] * 5)
+    assert replace(found, batch=8).images_per_s == 8

@@ -1,0 +1,168 @@
+"""What `train` starts for each rank."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import ExitCode, Failure, SupervisionPolicy
+from train import __main__ as front
+from train.cli import launch
+from train.data import download
+from train.run import exit_file, lock, record
+from train.run.exit_file import ExitRecord
+
+CPU = ("--device", "cpu")
+
+
+def test_each_rank_runs_the_worker_with_what_was_given(launched: dict[str, Any], tmp_path: Path) -> None:
+    Path("my.yaml").write_text("run: {name: mine}\n")
+    assert front.run_command(["--config", "my.yaml", "optim.lr=1", *CPU, "train.epochs=2"], {"A": "b"}) == 7
+    assert launched["command"][1:3] == ["-m", "train.worker"]
+    assert launched["command"][5:] == ["--config", "my.yaml", "optim.lr=1", "train.epochs=2"]
+    assert (launched["log_dir"], launched["foreign"]) == (Path("runs/mine/logs"), False)
+    assert launched["environ"] == {"A": "b"}
+
+
+def test_without_a_file_the_worker_gets_none(launched: dict[str, Any]) -> None:
+    front.run_command(CPU, {})
+    assert launched["command"] == [sys.executable, "-m", "train.worker", "--lease", "1"]
+
+
+def test_the_stand_in_folder_reaches_the_workers_and_is_said(launched: dict[str, Any], tmp_path: Path) -> None:
+    Path("runs").write_text("in the way")
+    front.run_command(CPU, {"TMPDIR": str(tmp_path)})
+    folder = launched["log_dir"].parents[1]
+    assert launched["command"][-1] == f"run.output_dir={folder}"
+    assert folder.parent == tmp_path
+    assert "docker run -v" in launched["plan"].warnings[-1]
+
+
+def test_no_key_is_given_to_the_workers_twice(launched: dict[str, Any], tmp_path: Path) -> None:
+    Path("runs").write_text("in the way")
+    front.run_command([*CPU, "run.output_dir=runs", "run.seed=1"], {"TMPDIR": str(tmp_path)})
+    keys = [word.partition("=")[0] for word in launched["command"][5:]]
+    assert keys == ["run.seed", "run.output_dir"]
+
+
+def test_the_ranks_are_told_when_the_time_is_up(launched: dict[str, Any]) -> None:
+    front.run_command([*CPU, "--time-limit", "10"], {"SLURM_JOB_END_TIME": "1"})
+    assert 590 < float(launched["environ"]["ENTRYPOINT_DEADLINE"]) - time.time() <= 601
+
+
+def test_a_run_that_another_start_is_at_work_in_is_refused_and_left_alone(
+    launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "quickstart"
+    lock.lock_run_folder(folder, lock.this_start_as_holder({}, launch="another", now=0.0), None, print)
+    before = sorted(tmp_path.rglob("*"))
+    assert front.run_command(CPU, {}) == 73
+    assert "runs/quickstart" in capsys.readouterr().err
+    assert (launched, sorted(tmp_path.rglob("*"))) == ({}, before)
+
+
+def test_a_run_whose_folder_leads_elsewhere_is_refused_and_left_alone(
+    launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    (tmp_path / "runs" / "quickstart" / "logs").symlink_to(tmp_path / "elsewhere")
+    before = sorted(tmp_path.rglob("*"))
+    assert front.run_command(CPU, {}) == 77
+    assert "logs is a symbolic link" in capsys.readouterr().err
+    assert (launched, sorted(tmp_path.rglob("*"))) == ({}, before)
+
+
+def test_the_lease_goes_when_the_run_ends(launched: dict[str, Any]) -> None:
+    for _ in range(2):
+        assert front.run_command(CPU, {}) == 7
+    assert list(Path("runs/quickstart").glob(".*")) == []
+
+
+def test_a_failing_start_is_in_the_record_with_its_code(launched: dict[str, Any]) -> None:
+    front.run_command(CPU, {})
+    assert [start["ended"]["code"] for start in record.read_starts(Path("runs/quickstart"))] == [7]
+
+
+def test_a_requeued_job_does_not_begin_anew_without_a_word(
+    launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
+    front.run_command(CPU, job | {"SLURM_RESTART_COUNT": "1"})
+    assert "begins at step 0" in launched["plan"].warnings[-1]
+
+
+RUN = Path("runs/quickstart")
+ASKED = ExitRecord(code=75, step=None, cause="stopped by SIGTERM before the first step")
+
+
+def stopped_at_once(*_: object, asked: list[int], **__: object) -> int:
+    """Ranks that a signal ends before they listen to it: none of them writes a word."""
+    asked.append(signal.SIGTERM)
+    return ExitCode.STOPPED
+
+
+@pytest.mark.parametrize("before", [None, 69], ids=["first start", "after another start"])
+def test_a_stop_that_no_rank_could_write_down_is_in_the_runs_folder(
+    before: int | None, launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before:
+        exit_file.write_exit(RUN, code=before, step=3, cause="an earlier start's")
+    monkeypatch.setattr(launch, "run_plan", stopped_at_once)
+    assert front.run_command(CPU, {}) == 75
+    assert exit_file.read_exit(RUN) == ASKED
+
+
+def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ExitRecord(code=75, step=8, cause="SIGTERM")
+
+    def saved(*given: object, asked: list[int], **_: object) -> int:
+        exit_file.write_exit(RUN, code=said.code, step=said.step, cause=said.cause)
+        return stopped_at_once(*given, asked=asked)
+
+    monkeypatch.setattr(launch, "run_plan", saved)
+    front.run_command(CPU, {})
+    assert exit_file.read_exit(RUN) == said
+
+
+def test_a_stop_after_a_restart_in_place_is_not_taken_for_the_failure_before(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def restarted(*given: object, care: SupervisionPolicy, asked: list[int], **_: object) -> int:
+        care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 3)
+        care.failed(ExitCode.PEER)
+        return stopped_at_once(*given, asked=asked)
+
+    monkeypatch.setattr(launch, "run_plan", restarted)
+    front.run_command(CPU, {})
+    assert exit_file.read_exit(RUN) == ASKED
+
+
+def test_a_signal_while_data_is_fetched_is_in_the_runs_folder(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: object) -> None:
+        raise Failure("stopped by SIGTERM before the training began", fix="start again", code=ExitCode.STOPPED)
+
+    monkeypatch.setattr(download, "ensure_downloaded", asked)
+    assert front.run_command([*CPU, "data.name=cifar10", "data.download=true"], {}) == 75
+    assert exit_file.read_exit(RUN) == ExitRecord(
+        code=75, step=None, cause="stopped by SIGTERM before the training began"
+    )
+
+
+def test_a_start_that_has_lost_the_folder_leaves_the_other_starts_ending_alone(
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken_over(*given: object, asked: list[int], **_: object) -> int:
+        monkeypatch.setattr(lock.RunLock, "is_lost", lambda self: True)
+        return stopped_at_once(*given, asked=asked)
+
+    monkeypatch.setattr(launch, "run_plan", taken_over)
+    assert front.run_command(CPU, {}) == ExitCode.OUTPUT
+    assert exit_file.read_exit(RUN) is None

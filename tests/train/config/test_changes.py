@@ -1,0 +1,136 @@
+"""A run goes on with what may differ, and refuses what would make it another training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.config.resume_rules import KEYS_THAT_MAY_DIFFER, changed_keys, refuse_config_changes, refuse_data_changes
+from train.config.schema import RunConfig
+
+
+def config(**values: Any) -> dict[str, Any]:
+    """The quickstart, with `section__key=value` replaced."""
+    made = asdict(RunConfig())
+    for name, value in values.items():
+        section, key = name.split("__")
+        made[section][key] = value
+    return made
+
+
+ALLOWED = {
+    "run__name": "moved",
+    "run__output_dir": "/scratch/me",
+    "launch__procs_per_node": 4,
+    "launch__timeouts": {"start": 1.0, "step": 1.0, "save": 1.0, "evaluation": 1.0, "data": 1.0},
+    "data__root": "/elsewhere",
+    "data__workers": 3,
+    "data__loader": "workers",
+    "train__epochs": 50,
+    "train__max_steps": 7,
+    "train__micro_batch_size": 32,
+    "eval__every_epochs": 2,
+    "eval__batch_size": 512,
+    "checkpoint__keep": 5,
+    "checkpoint__resume": "never",
+    "log__every_steps": 1,
+}
+REFUSED = {
+    "run__seed": 1,
+    "data__name": "folder",
+    "data__image_size": 64,
+    "data__classes": 100,
+    "data__val_fraction": 0.1,
+    "data__augment": "none",
+    "model__name": "resnet18",
+    "model__args": {"width": 64},
+    "optim__lr": 0.2,
+    "optim__args": {"betas": [0.9, 0.99]},
+    "optim__warmup_epochs": 2.0,
+    "train__global_batch_size": 512,
+    "train__precision": "bf16",
+    "train__clip_grad_norm": 1.0,
+    "eval__metric": "loss",
+}
+
+
+@pytest.mark.parametrize(("key", "value"), ALLOWED.items(), ids=ALLOWED.keys())
+def test_a_run_goes_on_with_another(key: str, value: Any) -> None:
+    assert changed_keys(config(), config(**{key: value})) == {}
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED.items(), ids=REFUSED.keys())
+def test_a_run_does_not_go_on_with_another(key: str, value: Any) -> None:
+    now = config(**{key: value})
+    section, name = key.split("__")
+    assert changed_keys(config(), now) == {f"{section}.{name}": (config()[section][name], value)}
+
+
+def test_the_micro_batch_stays_where_the_bits_must() -> None:
+    before = config(train__reproducible="bitwise", train__micro_batch_size=16)
+    now = config(train__reproducible="bitwise", train__micro_batch_size=32)
+    assert changed_keys(before, now) == {"train.micro_batch_size": (16, 32)}
+
+
+def test_the_difference_is_listed_with_both_values() -> None:
+    with pytest.raises(Failure) as caught:
+        refuse_config_changes(config(), config(optim__lr=0.2, model__name="resnet18"))
+    assert caught.value.code == ExitCode.DATA
+    assert caught.value.found == 'model.name: "small_cnn" -> "resnet18"; optim.lr: 0.1 -> 0.2'
+    assert "checkpoint.resume=never" in caught.value.fix
+
+
+def test_other_data_is_refused_with_every_way_on_ready_to_type() -> None:
+    with pytest.raises(Failure) as caught:
+        refuse_data_changes({"training": 65}, {"training": 64}, Path("runs/my pets"))
+    assert (caught.value.found, caught.value.expected) == ("training: 64", "training: 65")
+    assert "checkpoint.resume=never" in caught.value.fix
+    assert "'model.weights=runs/my pets' and another run.name" in caught.value.fix
+    assert "data.root/val" in caught.value.fix
+
+
+NOW = {"training": 64, "held_out": 16, "digests": {"training": "a", "held_out": "b", "all": "c"}}
+
+
+@pytest.mark.parametrize("side", ["training", "held_out"])
+def test_as_many_samples_that_are_others_are_refused(side: str) -> None:
+    before = NOW | {"digests": {**NOW["digests"], side: "x"}}  # type: ignore[dict-item]
+    with pytest.raises(Failure) as caught:
+        refuse_data_changes(before, NOW, Path("run"))
+    assert caught.value.code == ExitCode.DATA
+    assert str(caught.value.found).startswith(f"{side}: {NOW[side]} as before, but others")
+
+
+def test_what_an_older_version_or_a_check_does_not_know_is_not_compared() -> None:
+    counts = {key: value for key, value in NOW.items() if key != "digests"}
+    refuse_data_changes(counts, NOW, Path("run"))
+    refuse_data_changes(NOW, counts, Path("run"))
+    refuse_data_changes(NOW | {"digests": {}}, NOW, Path("run"))
+
+
+def test_the_same_configuration_passes_through_json() -> None:
+    refuse_config_changes(
+        json.loads(json.dumps(config(optim__args={"betas": (0.9, 0.99)}))), config(optim__args={"betas": (0.9, 0.99)})
+    )
+
+
+def test_a_key_that_an_older_version_did_not_know_counts_as_its_default() -> None:
+    older = config()
+    del older["train"]["clip_grad_norm"]
+    assert changed_keys(older, config()) == {}
+    assert changed_keys(older, config(train__clip_grad_norm=1.0)) == {"train.clip_grad_norm": (None, 1.0)}
+
+
+def test_a_key_that_this_version_no_longer_knows_is_a_difference() -> None:
+    assert changed_keys(config(optim__lookahead=5), config()) == {"optim.lookahead": (5, None)}
+
+
+def test_every_pattern_names_a_key_of_the_configuration() -> None:
+    keys = [f"{section}.{key}" for section, values in asdict(RunConfig()).items() for key in values]
+    assert [pattern for pattern in KEYS_THAT_MAY_DIFFER if not any(fnmatchcase(key, pattern) for key in keys)] == []

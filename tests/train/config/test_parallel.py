@@ -1,0 +1,48 @@
+"""DDP has many ranks; DataParallel and none have one, and say so."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from entrypoint import ExitCode, Failure
+from train.config import checks
+from train.config.schema import TrainConfig
+
+
+@pytest.mark.parametrize("kind", ["dp", "none"])
+def test_one_process_is_refused_as_several_with_the_numbers_and_both_ways_out(kind: str) -> None:
+    with pytest.raises(Failure, match=f"train.parallel {kind} is one process") as caught:
+        checks.refuse_multiple_ranks(kind, 4)
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, "4 ranks")
+    assert "train.parallel=ddp" in caught.value.fix
+    assert "--procs-per-node 1" in caught.value.fix
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 1), ("ddp", 64), ("dp", 1), ("none", 1)])
+def test_what_goes_together_is_not_refused(kind: str, ranks: int) -> None:
+    checks.refuse_multiple_ranks(kind, ranks)
+
+
+def test_only_data_parallel_has_a_line_that_says_why_not_to_use_it() -> None:
+    assert "slower than ddp" in checks.parallel_warnings("dp")[0]
+    assert checks.parallel_warnings("ddp") == checks.parallel_warnings("none") == ()
+
+
+@pytest.mark.parametrize(("mode", "told"), [("fast", "DDP"), ("bitwise", "meet in pairs")])
+def test_the_start_says_who_exchanges_gradients(mode: Literal["fast", "bitwise"], told: str) -> None:
+    assert told in checks.describe_parallel(TrainConfig(reproducible=mode), 2)
+
+
+def test_with_one_rank_nobody_exchanges_any() -> None:
+    for mode in ("fast", "bitwise"):
+        assert checks.describe_parallel(TrainConfig(reproducible=mode), 1).startswith("none: one process")
+    assert checks.describe_parallel(TrainConfig(parallel="dp"), 1).startswith("DataParallel")
+
+
+def test_compiled_code_is_refused_where_one_process_feeds_all_gpus() -> None:
+    with pytest.raises(Failure, match=r"does not go with train\.parallel dp") as caught:
+        checks.refuse_compiled_data_parallel(TrainConfig(parallel="dp", compile="default"))
+    assert caught.value.code == ExitCode.USAGE
+    checks.refuse_compiled_data_parallel(TrainConfig(parallel="none", compile="default"))

@@ -1,0 +1,155 @@
+"""What is known of the data before it is read."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import python
+from safetensors.torch import save_file
+
+from entrypoint import ExitCode, Failure
+from train.config import schema
+from train.config.schema import DataConfig
+from train.data import describe, download
+
+
+def save(root: Path, kind: str, count: int = 50) -> Path:
+    images, labels = np.zeros((count, 8, 8, 3), np.uint8), np.zeros(count, np.int64)
+    if kind == "npz":
+        np.savez(root / "a.npz", images=images, labels=labels)
+        return root / "a.npz"
+    save_file({"images": torch.from_numpy(images), "labels": torch.from_numpy(labels)}, root / "a.safetensors")
+    return root / "a.safetensors"
+
+
+@pytest.mark.parametrize(("kind", "count"), [("npz", 40), ("tensor", 40)])
+def test_arrays_are_counted_by_their_headers(kind: str, count: int, tmp_path: Path) -> None:
+    assert describe.count_training_samples(DataConfig(name=kind, root=str(save(tmp_path, kind)))) == count
+
+
+def test_arrays_with_a_held_out_side_are_all_trained_on(tmp_path: Path) -> None:
+    save(tmp_path, "npz").rename(tmp_path / "train.npz")
+    save(tmp_path, "npz", 9).rename(tmp_path / "test.npz")
+    assert describe.count_training_samples(DataConfig(name="npz", root=str(tmp_path))) == 50
+
+
+def test_the_published_numbers() -> None:
+    assert set(describe.PUBLISHED_DATASETS) == set(schema.PUBLISHED_SOURCES)
+    classes = importlib.import_module("torchvision.datasets").MNIST.classes
+    assert describe.PUBLISHED_DATASETS["mnist"].classes == len(classes)
+    size = next(file.size for file in download.PUBLISHED_ARCHIVES["mnist"][0].files)
+    assert size == 16 + describe.PUBLISHED_DATASETS["mnist"].training * 28 * 28
+
+
+def test_published_files_that_are_to_be_downloaded_may_be_missing(tmp_path: Path) -> None:
+    assert describe.count_training_samples(DataConfig(name="cifar100", root=str(tmp_path), download=True)) == 50_000
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.pth"])
+def test_a_pickles_samples_are_known_at_the_start(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    assert describe.count_training_samples(DataConfig(name="tensor", root=str(tmp_path))) is None
+
+
+def test_the_users_own_samples_are_known_at_the_start() -> None:
+    assert describe.count_training_samples(DataConfig(name="mine:make")) is None
+
+
+FITS = {
+    "even": DataConfig(imbalance=1.0),
+    "long-tail": DataConfig(imbalance=99.0, classes=2),
+    "nothing-held-out": DataConfig(imbalance=3.0, val_fraction=0.0),
+    "clips": DataConfig(frames=8),
+    "cifar100-by-default": DataConfig(name="cifar100"),
+    "cifar100": DataConfig(name="cifar100", classes=100),
+}
+
+
+@pytest.mark.parametrize("data", FITS.values(), ids=FITS)
+def test_what_goes_together(data: DataConfig) -> None:
+    describe.refuse_inapplicable_keys(data)
+
+
+REFUSED = {
+    **{
+        f"imbalance-of-{name}": DataConfig(name=name, imbalance=2.0) for name in (*schema.DATA_SOURCES[1:], "mine:make")
+    },
+    **{f"frames-of-{name}": DataConfig(name=name, frames=8) for name in (*schema.DATA_SOURCES[1:], "mine:make")},
+    "cifar10-with-7": DataConfig(name="cifar10", classes=7),
+    "mnist-with-100": DataConfig(name="mnist", classes=100),
+    "cifar100-with-20": DataConfig(name="cifar100", classes=20),
+    "a-side-too-small": DataConfig(imbalance=2.0, samples=40),
+    "everything-held-out": DataConfig(imbalance=2.0, samples=100, val_fraction=0.95),
+}
+
+
+@pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
+def test_what_does_not_go_together_is_refused(data: DataConfig) -> None:
+    with pytest.raises(Failure) as caught:
+        describe.refuse_inapplicable_keys(data)
+    assert caught.value.code == ExitCode.USAGE
+    assert "data." in caught.value.what
+    assert caught.value.found
+    assert "data." in caught.value.fix
+
+
+MISSING = {
+    "cifar10": (DataConfig(name="cifar10"), ExitCode.NO_INPUT),
+    "mnist": (DataConfig(name="mnist"), ExitCode.NO_INPUT),
+    "npz": (DataConfig(name="npz"), ExitCode.NO_INPUT),
+    "tensor": (DataConfig(name="tensor"), ExitCode.NO_INPUT),
+}
+
+
+@pytest.mark.parametrize(("data", "code"), MISSING.values(), ids=MISSING)
+def test_data_that_is_not_there_is_missing_input(
+    data: DataConfig, code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Failure) as caught:
+        describe.count_training_samples(data)
+    assert caught.value.code == code
+
+
+ROWS = {
+    "synthetic": (DataConfig(), "synthetic (10,000 samples, 10 classes), 32 pixels"),
+    "long-tail": (
+        DataConfig(classes=2, imbalance=99),
+        "synthetic (10,000 samples, 2 classes, the rarest 99 times rarer than the commonest), 32 pixels",
+    ),
+    "clips": (DataConfig(frames=8), "synthetic (10,000 samples, 10 classes), clips of 8 frames, 32 pixels"),
+    "folder": (DataConfig(name="folder", root="pictures"), "folder (pictures), 32 pixels"),
+    "cifar10": (DataConfig(name="cifar10"), "cifar10 (data), 32 pixels"),
+    "own": (DataConfig(name="mine:make"), "mine:make (your own: known at the start)"),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), ROWS.values(), ids=ROWS)
+def test_the_row_in_words(data: DataConfig, said: str) -> None:
+    assert describe.describe_data(data) == said
+
+
+def test_the_row_of_arrays_shows_their_shape(tmp_path: Path) -> None:
+    path = save(tmp_path, "npz")
+    assert describe.describe_data(DataConfig(name="npz", root=str(path))) == f"npz ({path}), images [50, 8, 8, 3]"
+    (tmp_path / "train.pt").touch()
+    assert "known at the start" in describe.describe_data(DataConfig(name="tensor", root=str(tmp_path)))
+
+
+def test_no_torch_is_loaded_for_it() -> None:
+    imports = "import sys; from train.cli import check, launch; from train.data import describe"
+    code = f"{imports}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert python("-c", code).returncode == 0
+
+
+def test_the_row_says_whether_published_files_are_there(tmp_path: Path) -> None:
+    data = DataConfig(name="cifar100", root=str(tmp_path), download=True)
+    assert describe.describe_data(data) == f"cifar100 (not yet in {tmp_path}: fetched at the start), 32 pixels"
+    (tmp_path / "cifar-100-python").mkdir()
+    for name in ("train", "test", "meta"):
+        (tmp_path / "cifar-100-python" / name).touch()
+    assert describe.describe_data(data) == f"cifar100 ({tmp_path}), 32 pixels"

@@ -1,0 +1,133 @@
+"""The model card says what the model was trained on, how well it does, and how to load it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train.config.schema import ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
+from train.data.shape import Shape
+from train.inference import model_card
+from train.inference.inputs import InputSpec
+from train.inference.model_card import ModelFacts
+
+RESULT = {"accuracy": 0.875, "loss": 0.5, "samples": 16, "macro_f1": 0.8125, "recall": [0.75, None]}
+TOLD: dict[str, Any] = {
+    "state": {"evaluated": 40, "result": RESULT},
+    "data": {"classes": ["cat", "dog"], "training": 1600, "held_out": 400},
+    "world_size": 4,
+}
+RECORDED = {
+    "training": {"precision": "bf16", "steps_per_epoch": 16, "device": "NVIDIA H100"},
+    "versions": {"torch": "2.15.0", "train-image": "0.1.0"},
+    "git": "0123abc",
+}
+ABOUT = ModelFacts(
+    config=RunConfig(run=RunSection(name="cats"), train=TrainConfig(global_batch_size=100)),
+    takes=InputSpec(classes=("cat", "dog"), shape=Shape(channels=3, size=(8, 8)), bytes_=True),
+    path=Path("runs/cats/checkpoints/step-00000040"),
+    step=40,
+    tensors={"weight": torch.zeros(5, 5)},
+    averaged=True,
+    told=TOLD,
+    recorded=RECORDED,
+)
+
+
+def rows(about: ModelFacts) -> dict[str, str]:
+    """The facts of all tables."""
+    lines = [
+        line.strip("| ").split(" | ")
+        for line in model_card.render_card(about, "out").splitlines()
+        if line.startswith("| ")
+    ]
+    return {cells[0]: cells[1] for cells in lines if len(cells) == 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("network", "small\\_cnn"),
+        ("takes", "8 x 8 x 3, bytes 0 to 255, given as (byte - 127.5) / 63.75"),
+        ("gives", "one score for each of 2 classes"),
+        ("weights", "25 numbers in 1 tensor, averaged over steps (train.ema\\_decay)"),
+        ("training samples", "1,600"),
+        ("held-out samples", "400"),
+        ("classes", "cat, dog"),
+        ("steps", "40"),
+        ("epochs", "2.5"),
+        ("global batch", "100"),
+        ("precision", "bf16"),
+        ("world", "4 ranks"),
+        ("accuracy", "87.50% of 16 held-out images, loss 0.5000"),
+        ("macro F1", "0.8125"),
+        ("cat", "75.0%"),
+        ("dog", "\\-"),
+        ("torch", "2.15.0"),
+        ("git", "0123abc"),
+    ],
+)
+def test_the_card_tells(name: str, said: str) -> None:
+    assert rows(ABOUT)[name] == said
+
+
+@pytest.mark.parametrize(("scaling", "said"), [("none", "0.1"), ("linear", "0.8"), ("sqrt", "0.282843")])
+def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any, said: str) -> None:
+    optim = OptimConfig(name="sgd", lr=0.1, lr_scaling=scaling, base_batch_size=256)
+    scaled = replace(ABOUT.config, optim=optim, train=TrainConfig(global_batch_size=2048))
+    assert rows(replace(ABOUT, config=scaled))["optimizer"] == f"sgd, learning rate {said}, {optim.schedule}"
+
+
+def test_the_licence_is_said_to_be_open() -> None:
+    assert "## Licence\n\nNot stated." in model_card.render_card(ABOUT, "out")
+
+
+def test_scores_of_other_weights_are_not_shown() -> None:
+    text = model_card.render_card(replace(ABOUT, step=41), "out")
+    assert "Not measured at this step" in text
+    assert "87.50%" not in text
+
+
+def test_without_the_runs_record_this_machines_versions_are_called_so() -> None:
+    named = rows(replace(ABOUT, recorded={}))
+    assert "torch (at export)" in named
+    assert "epochs" not in named
+
+
+def test_a_class_name_is_text_and_breaks_no_table() -> None:
+    odd = replace(ABOUT.takes, classes=("a|b\n# c", "<img>"))
+    lines = model_card.render_card(replace(ABOUT, takes=odd), "out").splitlines()
+    assert "# c" not in lines
+    assert "| a\\|b\ufffd\\# c | 75.0% |" in lines
+    assert not any("<img>" in line for line in lines)
+
+
+def test_code_of_the_users_own_is_asked_for_by_its_file() -> None:
+    own = replace(ABOUT.config, model=ModelConfig(name="pkg.net:make"))
+    assert "have pkg/net.py beside your own program" in model_card.render_card(replace(ABOUT, config=own), "out")
+    assert "from pkg.net import make" in model_card.loading_example(replace(ABOUT, config=own), "out")
+    assert "beside your own program" not in model_card.render_card(ABOUT, "out")
+
+
+@pytest.mark.parametrize("made", ["files", "pictures", "arrays"])
+def test_that_nobody_knows_how_arrays_were_made_is_in_the_card(made: Any) -> None:
+    text = model_card.render_card(replace(ABOUT, takes=replace(ABOUT.takes, made=made)), "out")
+    assert ("how they were made of images is known to whoever wrote them" in text) == (made == "arrays")
+    assert ("normalized as in the training" in text) == (made != "arrays")
+
+
+def test_of_clips_no_image_file_is_spoken() -> None:
+    clips = replace(ABOUT.takes, shape=Shape(channels=3, size=(4, 8, 8)), made="arrays")
+    assert "Image files become" not in model_card.render_card(replace(ABOUT, takes=clips), "out")
+
+
+@pytest.mark.parametrize("size", [(8, 8), (4, 8, 8)])
+def test_the_code_has_six_lines(size: tuple[int, ...]) -> None:
+    takes = replace(ABOUT.takes, shape=Shape(channels=3, size=size))
+    code = model_card.loading_example(replace(ABOUT, takes=takes), "my 'model'")
+    assert len([line for line in code.splitlines() if line]) == 6
+    compile(code, "README.md", "exec")

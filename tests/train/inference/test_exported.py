@@ -1,0 +1,171 @@
+"""An export read back is the model that was trained, and whatever was changed in it is found."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import flip
+from images import write_image
+from jobs import trained
+from processes import python
+
+from entrypoint import Failure
+from train.data import augment, registry
+from train.evaluation.metrics import EvaluationResult
+from train.inference import checkpoints, export
+
+LEARNS = ("data.augment=none", "model.args.norm=batch", "train.ema_decay=0.5", "train.epochs=4")
+CLIPS = ("data.frames=3", "model.name=cnn3d", "train.max_steps=2")
+
+
+def handed_on(folder: Path, *settings: str) -> Path:
+    trained(folder / "run", *settings)
+    found = checkpoints.choose_checkpoint(str(folder / "run"))
+    config, _ = checkpoints.load_config(found, None, ())
+    export.export_model(config, found, folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return handed_on(tmp_path_factory.mktemp("whole"), *LEARNS)
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """One that a test may damage."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def test_it_is_right_as_often_as_the_training_measured(whole: Path) -> None:
+    loaded = export.load_exported(whole)
+    step = json.loads((whole / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
+    found = checkpoints.choose_checkpoint(str(whole.parent / "run" / "checkpoints" / f"step-{step:08d}"))
+    config, _ = checkpoints.load_config(found, None, ())
+    held_out = registry.open_splits(config.data).held_out
+    images = augment.normalize(held_out.read(np.arange(len(held_out.labels))))
+    right = (loaded.network(images).argmax(1) == held_out.labels).float().mean()
+    state = json.loads((found.path / "state.json").read_text())["state"]
+    assert float(right) == pytest.approx(EvaluationResult(**state["result"]).accuracy)
+
+
+def test_a_loaded_network_only_answers(whole: Path) -> None:
+    network = export.load_exported(whole).network
+    assert not any(module.training for module in network.modules())
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_image_files_for_a_network_that_learned_from_arrays_are_warned_of(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(40) % 2)
+    settings = ("data.name=npz", f"data.root={tmp_path / 'a.npz'}", "train.max_steps=2")
+    loaded = export.load_exported(handed_on(tmp_path, *settings))
+    with pytest.warns(UserWarning, match="were arrays"):
+        assert loaded.read([write_image(tmp_path / "a.png")]).shape == (1, 3, 8, 8)
+
+
+def test_loading_leaves_the_callers_random_numbers_alone(whole: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    export.load_exported(whole)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# A network with numbers that it draws and keeps out of its state dict, as random Fourier features are.
+DRAWS = """
+import torch
+from torch import nn
+
+class Drawn(nn.Module):
+    def __init__(self, classes, width):
+        super().__init__()
+        self.register_buffer("drawn", torch.randn(192, width), persistent=False)
+        self.last = nn.Linear(width, classes)
+    def forward(self, x):
+        return self.last((x.flatten(1) @ self.drawn).cos())
+"""
+
+
+def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "drawing.py").write_text(DRAWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    todo, _ = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
+    found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    export.export_model(
+        checkpoints.load_config(found, None, ["model.name=drawing:Drawn"])[0], found, tmp_path / "model"
+    )
+    images, network = torch.randn(2, 3, 8, 8), todo.state.network.eval()
+    loaded = export.load_exported(tmp_path / "model", factory=sys.modules["drawing"].Drawn)
+    assert torch.equal(loaded.network(images), network(images))
+    write_image(tmp_path / "image.png")
+    ended = python("-c", code_of(tmp_path / "model"), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def code_of(model: Path) -> str:
+    found = re.search(r"```python\n(.*?)```", (model / export.CARD_FILE).read_text(), re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_lines_of_the_card_run(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "model")
+    write_image(tmp_path / "image.png", 9, (20, 30))
+    ended = python("-c", code_of(whole), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert re.fullmatch(r"outline-[01] [01]\.\d+\n", ended.stdout)
+
+
+def test_the_lines_for_clips_run_too_and_image_files_are_refused(tmp_path: Path) -> None:
+    model = handed_on(tmp_path, *CLIPS)
+    ended = python("-c", code_of(model), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with pytest.raises(Failure, match="does not take image files"):
+        export.load_exported(model).read([])
+
+
+def described(model: Path, **changes: object) -> None:
+    told = json.loads((model / export.DESCRIPTION_FILE).read_text())
+    (model / export.DESCRIPTION_FILE).write_text(json.dumps(told | changes))
+
+
+BAD: dict[str, tuple[Callable[[Path], object], int]] = {
+    "no folder": (shutil.rmtree, 66),
+    "no description": (lambda model: (model / export.DESCRIPTION_FILE).unlink(), 66),
+    "no JSON": (lambda model: (model / export.DESCRIPTION_FILE).write_text("{"), 65),
+    "a list": (lambda model: (model / export.DESCRIPTION_FILE).write_text("[]"), 65),
+    "another format": (lambda model: described(model, format=2), 65),
+    "a part missing": (lambda model: (model / export.DESCRIPTION_FILE).write_text('{"format": 1}'), 65),
+    "a part of another kind": (lambda model: described(model, input=None), 65),
+    "a seed of another kind": (lambda model: described(model, config={"run": {"seed": "seven"}}), 65),
+    "no weights": (lambda model: (model / export.WEIGHTS_FILE).unlink(), 65),
+    "a flipped bit": (lambda model: flip(model / export.WEIGHTS_FILE), 65),
+    "longer": (
+        lambda model: (model / export.WEIGHTS_FILE).write_bytes((model / export.WEIGHTS_FILE).read_bytes() + b"0"),
+        65,
+    ),
+    "another network's": (lambda model: described(model, args={"width": 5}), 65),
+    "a network nobody knows": (lambda model: described(model, args={"height": 5}), 64),
+    "torchvision's that is no classifier, and would download": (
+        lambda model: described(model, name="fasterrcnn_resnet50_fpn", args={"weights_backbone": "DEFAULT"}),
+        64,
+    ),
+    "a name that is none": (lambda model: described(model, name="torch.hub.load"), 64),
+}
+
+
+@pytest.mark.parametrize(("spoil", "code"), BAD.values(), ids=BAD)
+def test_what_is_no_whole_export_is_refused(model: Path, spoil: Callable[[Path], object], code: int) -> None:
+    spoil(model)
+    with pytest.raises(Failure) as caught:
+        export.load_exported(model)
+    assert caught.value.code == code

@@ -1,0 +1,82 @@
+"""Sums on the device, and training time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from train.logging.running_mean import RunningMean, TrainingStopwatch, count_correct, sum_micro_batch
+
+LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+
+
+def tally(*losses: float) -> RunningMean:
+    found = RunningMean(torch.device("cpu"))
+    for loss in losses:
+        found.take(torch.tensor(loss), count_correct(LOGITS, torch.tensor([0, 1, 1])), 3)
+    return found
+
+
+def test_means_are_over_samples() -> None:
+    means = tally(1.0, 3.0).read(lambda total: total)
+    assert (means.loss, means.samples) == (2.0, 6)
+    assert means.accuracy == pytest.approx(2 / 3)
+
+
+def test_ranks_are_summed_before_the_division() -> None:
+    means = tally(1.0).read(lambda total: total.mul_(4))
+    assert (means.loss, means.samples) == (1.0, 12)
+
+
+def test_other_numbers_are_summed_in_the_same_exchange() -> None:
+    exchanges: list[int] = []
+    means = tally(1.0).read(lambda total: (exchanges.append(len(total)), total.mul_(4))[1], [7.0, math.nan, 0.5])
+    assert (means.loss, means.beside[0], means.beside[2]) == (1.0, 28.0, 2.0)
+    assert exchanges == [6]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_bad_loss_is_still_seen_at_the_next_reading(bad: float) -> None:
+    means = tally(1.0, bad, 1.0).read(lambda total: total)
+    assert not math.isfinite(means.loss)
+
+
+def test_sums_do_not_depend_on_where_they_were_read_between() -> None:
+    losses = [1 / (1 + number) for number in range(50)]
+    whole, first = tally(*losses), tally(*losses[:20])
+    rest = RunningMean(torch.device("cpu"), first.numbers())
+    for loss in losses[20:]:
+        rest.take(torch.tensor(loss), torch.tensor(2), 3)
+    assert rest.numbers() == whole.numbers()
+
+
+def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.logging.running_mean.MAX_KEPT_LOSSES", 4)
+    found = tally(*[1.0] * 9, 3.0)
+    assert found.numbers() == [36.0, 20.0, 30.0]
+    assert found.losses()[-1] == 3.0
+
+
+def test_what_a_tree_adds_up_is_loss_right_answers_and_samples() -> None:
+    assert sum_micro_batch(torch.tensor(0.5), torch.tensor(2), 4).tolist() == [2.0, 2.0, 4.0]
+
+
+def test_an_empty_tally_has_no_means_and_still_exchanges_other_numbers() -> None:
+    found = tally(1.0)
+    found.clear()
+    means = found.read(lambda total: total.mul_(2), [7.0])
+    assert (means.samples, means.beside) == (0, (14.0,))
+    assert math.isnan(means.loss)
+    assert math.isnan(means.accuracy)
+
+
+def test_pauses_and_earlier_starts_are_told_apart() -> None:
+    now = [0.0]
+    watch = TrainingStopwatch(100.0, clock=lambda: now[0])
+    now[0] = 5.0
+    with watch.paused():
+        now[0] = 50.0
+    now[0] = 52.0
+    assert watch.seconds == 107.0

@@ -1,0 +1,149 @@
+"""Where a run is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint import ExitCode, Failure, LaunchOptions, Plan, make_plan
+from train.config import load
+from train.config.schema import RunConfig
+from train.run import folder as rundir
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def blocked(here: Path) -> Path:
+    """A working folder in which `runs` cannot be made, for root too."""
+    (here / "runs").write_text("in the way")
+    return here
+
+
+def plan(spawn: int = 1, **world: int) -> Plan:
+    made = make_plan({}, LaunchOptions(device="cpu", procs_per_node=spawn))
+    return dataclasses.replace(made, world=dataclasses.replace(made.world, **world))  # type: ignore[arg-type]
+
+
+def test_the_default_folder_is_runs_and_the_name(here: Path) -> None:
+    place = rundir.choose_writable_folder(RunConfig(), plan(), {})
+    assert place == rundir.RunLocation(folder=Path("runs/quickstart"))
+
+
+def test_looking_at_the_place_leaves_only_the_place(here: Path) -> None:
+    rundir.choose_writable_folder(RunConfig(), plan(), {})
+    assert [path.relative_to(here) for path in here.rglob("*")] == [Path("runs")]
+
+
+def test_a_default_folder_that_cannot_be_made_gives_way(blocked: Path) -> None:
+    place = rundir.choose_writable_folder(RunConfig(), plan(2), {"TMPDIR": str(blocked)})
+    assert place.folder.parents[1] == blocked
+    assert place.overrides == (f"run.output_dir={place.folder.parent}",)
+    assert "-v DIR:" in place.warnings[0]
+    assert "--bind" in place.warnings[0]
+
+
+def test_the_workers_find_the_stand_in(blocked: Path) -> None:
+    place = rundir.choose_writable_folder(RunConfig(), plan(), {"TMPDIR": str(blocked)})
+    assert rundir.run_folder(load.load_config(None, place.overrides)) == place.folder
+
+
+def test_a_folder_that_was_asked_for_never_gives_way(blocked: Path) -> None:
+    with pytest.raises(Failure, match="runs/mine") as caught:
+        rundir.choose_writable_folder(load.load_config(None, ["run.output_dir=runs/mine"]), plan(), {})
+    assert caught.value.code == ExitCode.OUTPUT
+
+
+def test_ranks_that_others_start_would_not_find_a_temporary_folder(blocked: Path) -> None:
+    with pytest.raises(Failure) as caught:
+        rundir.choose_writable_folder(RunConfig(), plan(1, world_size=2), {})
+    assert caught.value.code == ExitCode.OUTPUT
+
+
+@pytest.mark.parametrize("output", ["runs", "runs/sub"])
+def test_a_link_to_a_folder_that_is_not_mounted_never_gives_way(here: Path, output: str) -> None:
+    (here / "runs").symlink_to("/scratch/me/runs")
+    with pytest.raises(Failure, match="symbolic link to what is not there") as caught:
+        rundir.choose_writable_folder(
+            load.load_config(None, [f"run.output_dir={output}"]), plan(), {"TMPDIR": str(here)}
+        )
+    assert (caught.value.code, caught.value.found) == (ExitCode.OUTPUT, f"{here / 'runs'} -> /scratch/me/runs")
+    assert caught.value.fix.startswith("mkdir -p /scratch/me/runs,")
+    assert [path.name for path in here.iterdir()] == ["runs"]
+
+
+def test_in_a_container_the_bind_of_a_links_target_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "runs").symlink_to("/scratch/me/runs")
+    seen = functools.partial(rundir.unmounted_path_failure, engine="apptainer")
+    monkeypatch.setattr(rundir, "unmounted_path_failure", seen)
+    with pytest.raises(Failure, match="not visible inside the container") as caught:
+        rundir.choose_writable_folder(RunConfig(), plan(), {"TMPDIR": str(here)})
+    assert (caught.value.code, "APPTAINER_BIND=/scratch/me/runs" in caught.value.fix) == (ExitCode.OUTPUT, True)
+
+
+def test_a_link_to_a_folder_that_is_there_is_taken(here: Path) -> None:
+    (here / "room").mkdir()
+    (here / "runs").symlink_to(here / "room")
+    assert rundir.choose_writable_folder(RunConfig(), plan(), {}) == rundir.RunLocation(folder=Path("runs/quickstart"))
+
+
+def test_looking_says_where_a_link_does_not_lead(here: Path) -> None:
+    (here / "runs").symlink_to("/scratch/me/runs")
+    assert (
+        rundir.describe_folder_state(Path("runs/a")) == f"{here / 'runs'} leads to /scratch/me/runs, which is not there"
+    )
+
+
+@pytest.mark.parametrize("output", ["runs", "named"])
+def test_a_folder_that_ends_with_the_container_is_taken_with_a_warning(
+    here: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.setattr(rundir, "is_ephemeral_path", lambda folder: folder == Path(output))
+    place = rundir.choose_writable_folder(load.load_config(None, [f"run.output_dir={output}"]), plan(), {})
+    assert (place.folder, place.overrides) == (Path(output, "quickstart"), ())
+    assert f"{here / output} is in the container" in place.warnings[0]
+    assert f"docker run -v DIR:{here}," in place.warnings[0]
+
+
+def test_with_no_place_at_all_the_first_one_is_named(blocked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "try_make_temporary_folder", lambda environ: None)
+    with pytest.raises(Failure, match="cannot write runs"):
+        rundir.choose_writable_folder(RunConfig(), plan(), {})
+
+
+def test_a_temporary_folder_skips_what_does_not_exist() -> None:
+    folder = rundir.try_make_temporary_folder({"TMPDIR": "/no/such/folder"})
+    assert folder is not None
+    folder.rmdir()
+
+
+def test_looking_says_new_or_there(here: Path) -> None:
+    assert rundir.describe_folder_state(Path("runs/a")) == "new"
+    Path("runs/a").mkdir(parents=True)
+    assert rundir.describe_folder_state(Path("runs/a")).startswith("exists")
+
+
+def test_looking_says_what_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert rundir.describe_folder_state(here / "runs/a") == f"{here} cannot be written"
+
+
+def test_a_scratch_folder_is_new_each_time(tmp_path: Path) -> None:
+    first, second = (rundir.make_temporary_folder({"TMPDIR": str(tmp_path)}) for _ in range(2))
+    assert first != second
+    assert {first.parent, second.parent} == {tmp_path}
+
+
+def test_without_any_temporary_folder_scratch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "TEMPORARY_PARENTS", (str(tmp_path / "none"),))
+    with pytest.raises(Failure, match="temporary folder") as caught:
+        rundir.make_temporary_folder({})
+    assert caught.value.code == ExitCode.OUTPUT

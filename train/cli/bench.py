@@ -1,0 +1,193 @@
+"""`train bench NAME...` runs benchmarks against their peers and writes a table, JSON and plots."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Final, NoReturn
+
+from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, parse_launch_options
+from train import files
+from train.bench import machine, output, rows
+from train.bench.options import Options, find_peers
+from train.bench.rows import Found, Row, Series
+from train.cli import launch as stopping
+from train.cli.launch import TrainArgumentParser
+from train.config.load import parse_overrides
+from train.run import folder as rundir
+
+# Each is a module of train.bench with `run(options) -> Iterator[Found]` and, where it has arguments of its own,
+# `arguments(parser)`. What takes seconds to import is imported in `run`.
+BENCHES: Final[Mapping[str, str]] = {
+    "step": "time of a step, and images/s, against scripts that do the same by hand",
+    "input": "images/s of the input pipeline, and what a step asks of the file system",
+    "start": "from the command to the first step",
+    "checkpoint": "what a checkpoint costs the training",
+    "scaling": "1, 2, 4, ... processes, strong and weak",
+    "comm": "all-reduce, broadcast and gather by size, under any launcher",
+    "sweep": "micro batch, workers, precision, CPUs: which setting is best",
+}
+BENCHES_IN_ALL: Final = ("step", "input", "start", "checkpoint", "scaling", "comm")
+EXAMPLES: Final = """examples:
+  train bench step                          rows 1, 2, 3, 4, 6, 10 and 13; what needs a GPU says so without one
+  train bench all --output bench            everything but the sweep; bench.json, bench.md and plots in bench/
+  train bench sweep --config cfg.yaml       the best setting for your model and data on this machine
+  train bench step --quick                  a minute, to see that it works: the values mean nothing
+"""
+
+
+def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Measure, print a table (or --json) and leave files in --output."""
+    name = argv[0] if argv and not argv[0].startswith("-") else ""
+    names, parts = _import_benches(name)
+    arguments = build_parser(name, parts).parse_intermixed_args(list(argv[1:] if name else argv))
+    if not name:
+        what, fix = "`train bench` needs a name", f"use one of: {', '.join(BENCHES)}, all"
+        raise Failure(what, fix=fix, code=ExitCode.USAGE)
+    stopping.handle_stop_signals(raise_stopped)
+    options = parse_options(arguments, environ)
+    folder = Path(arguments.output) if arguments.output and options.first else None
+    facts, found = machine.facts(options.device, now=time.time(), quick=options.quick), list[Found]()
+    try:
+        if folder:
+            files.prepare_folder(folder)
+            write_results(folder, found, facts)  # what lay there is of another time
+        for one in _run_benches(names, parts, options):
+            found.append(one)
+            if folder:  # at once: a bench may be cut off
+                write_results(folder, found, facts)
+    finally:
+        files.remove(options.scratch)
+    if folder:
+        write_plots(folder, found, facts)
+    if options.first:
+        print(_results_json(found, facts) if arguments.json else output.markdown(found, facts))
+    return int(ExitCode.PEER if any(isinstance(one, Row) and one.failed for one in found) else ExitCode.OK)
+
+
+def raise_stopped(signum: int, frame: FrameType | None) -> NoReturn:
+    """A request to stop: what is measured now is given up, with all that was started for it."""
+    stopping.ignore_stop_signals()
+    what = f"stopped by {signal.Signals(signum).name}"
+    raise Failure(what, fix="start it again; --output keeps each row as it is found", code=ExitCode.STOPPED)
+
+
+def build_parser(name: str, parts: Sequence[ModuleType]) -> TrainArgumentParser:
+    """The command line after `train bench NAME`."""
+    about = "\n".join(f"  {part:<12} {text}" for part, text in BENCHES.items())
+    parser = TrainArgumentParser(
+        prog=f"train bench {name or 'NAME'}",
+        description=f"Measure beside others' ways to do the same. NAME is all, or some (step,comm) of:\n{about}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("words", nargs="*", default=[], metavar="section.key=value", help="settings of what is trained")
+    parser.add_argument("--config", metavar="FILE", help="what is trained, where a bench can take it")
+    parser.add_argument(
+        "--pairs", metavar="N", type=_positive_int, help="pairs of measurements (default: as a row asks)"
+    )
+    parser.add_argument("--quick", action="store_true", help="smallest sizes, to see that it works")
+    parser.add_argument("--output", metavar="DIR", help="keep bench.json, bench.md and plots there")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument("--peers", metavar="DIR", help="the scripts to be compared with (default: the project's)")
+    add_launch_arguments(parser)
+    for part in parts:
+        if hasattr(part, "arguments"):
+            part.arguments(parser.add_argument_group(part.__name__.rpartition(".")[2]))
+    return parser
+
+
+def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+    """The command line as values."""
+    parse_overrides(arguments.words)
+    launch, peers = parse_launch_options(arguments, environ), find_peers(arguments.peers)
+    plan = make_plan(environ, launch)
+    return Options(
+        device=plan.device,
+        first=plan.world.rank == 0,
+        launch=launch,
+        scratch=rundir.make_temporary_folder(environ),
+        peers=peers,
+        environ=environ,
+        tell=_log_line,
+        pairs=arguments.pairs,
+        quick=arguments.quick,
+        config=arguments.config,
+        overrides=tuple(arguments.words),
+        own=arguments,
+    )
+
+
+def write_results(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None:
+    """bench.json and bench.md."""
+    files.write_atomic(folder / "bench.json", _results_json(found, facts).encode() + b"\n")
+    files.write_atomic(folder / "bench.md", output.markdown(found, facts).encode())
+
+
+def write_plots(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None:
+    """The pictures that `train report` makes of it."""
+    from train.report import page  # matplotlib, which takes a second to import
+
+    for picture in page.bench_pictures(page.parse_bench(output.as_json(found, facts), name="bench")):
+        files.write_atomic(folder / f"{picture.name}.png", picture.png)
+
+
+def _results_json(found: Sequence[Found], facts: Mapping[str, str]) -> str:
+    return json.dumps(output.as_json(found, facts), indent=1)
+
+
+def _import_benches(name: str) -> tuple[Sequence[str], list[ModuleType]]:
+    names = BENCHES_IN_ALL if name == "all" else tuple(name.split(",")) if name else ()
+    return names, [_import_bench(one) for one in names]
+
+
+def _import_bench(name: str) -> ModuleType:
+    if name not in BENCHES:
+        what, fix = f"`train bench {name}` is no bench", f"use one of: {', '.join(BENCHES)}, all"
+        raise Failure(what, fix=fix, code=ExitCode.USAGE)
+    return importlib.import_module(f"train.bench.{name}")
+
+
+def _run_benches(names: Sequence[str], parts: Sequence[Any], options: Options) -> Iterator[Found]:
+    """What each part finds, told as soon as it is known."""
+    for name, part in zip(names, parts, strict=True):
+        options.tell(f"bench {name}")
+        for found in _run_bench(name, part, options):
+            options.tell(_format_result(found))
+            yield found
+
+
+def _run_bench(name: str, part: Any, options: Options) -> Iterator[Found]:
+    """Of one part, to its end or until a process that is measured ends instead: the other parts may do."""
+    try:
+        yield from part.run(options)
+    except Failure as failure:
+        if failure.code != ExitCode.PEER:
+            raise
+        yield rows.spoiled(name, failure, BENCHES[name])
+
+
+def _format_result(found: Row | Series) -> str:
+    if isinstance(found, Series):
+        return f"  {found.title}: {sum(map(len, found.lines.values()))} points"
+    number, what, value, between, _, target, reached = output.cells(found)
+    return f"  {number:>3} {what}: {value}{f' ({between})' if between else ''}; target {target}: {reached}"
+
+
+def _log_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number

@@ -1,0 +1,95 @@
+"""`train eval` chooses a checkpoint, starts ranks that evaluate it, and formats their report.
+
+The ranks write nothing into the run's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from entrypoint import ExitCode, add_launch_arguments, make_plan
+from train import files
+from train.cli import launch
+from train.cli.launch import TrainArgumentParser
+from train.data import download
+from train.data.download import StatusLine
+from train.inference import checkpoints
+from train.run import folder as rundir
+
+COMMAND: Final = "eval"
+EXAMPLES: Final = """examples:
+  train eval runs/NAME                              the best checkpoint of a run, on its held-out images
+  train eval runs/NAME/checkpoints/step-00001200    this checkpoint
+  train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
+  train eval runs/NAME --json > result.json         one JSON object, for programs
+  train eval runs/NAME --device cpu --procs-per-node 2
+
+Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
+Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
+checkpoint, no data, or nothing held out; 75 stopped, without a result; 77 code that only the run names.
+"""
+# What a request to stop leads to: there is nothing to save.
+STOP_MESSAGES: Final = ("the measurement ends without a result", "without a result")
+
+
+def build_parser() -> TrainArgumentParser:
+    """The command line after `train eval`."""
+    parser = TrainArgumentParser(
+        prog="train eval",
+        usage="train eval RUN [--all] [--json] [--config FILE] [options] [section.key=value ...]",
+        description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
+        epilog=EXAMPLES,
+        formatter_class=help_formatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
+    parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
+    parser.add_argument("--all", action="store_true", help="measure every image, not the held-out ones alone")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
+    # What torch.distributed.launch passes to each process.
+    parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
+    add_launch_arguments(parser)
+    parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # of the other commands
+    return parser
+
+
+def help_formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
+    """Each option and its meaning in one line."""
+    columns = shutil.get_terminal_size((120, 24)).columns
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=min(120, columns))
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What stands behind `train eval`, with the same `words` as a line of any command. Raises Failure (USAGE)."""
+    arguments = build_parser().parse_intermixed_args(argv)
+    arguments.words = [COMMAND, *([arguments.run] if arguments.run is not None else []), *arguments.words]
+    return arguments
+
+
+def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Measure a checkpoint: by ranks as in a training, which write nothing into the run's folder."""
+    given, overrides = checkpoints.split_arguments(words)
+    found = checkpoints.choose_checkpoint(given)
+    config, notes = checkpoints.load_config(found, arguments.config, overrides)
+    plan = make_plan(environ, launch.launch_options(arguments, config, environ))
+    plan = replace(plan, warnings=(*plan.warnings, *found.notes, *notes))
+    if config.data.download:
+        download.ensure_downloaded(config.data, StatusLine(sys.stderr))
+    folder = rundir.make_temporary_folder(environ)
+    source = ["--config", arguments.config] if arguments.config else []
+    source += ["--json"] if arguments.json else []
+    measured = ["--evaluate", str(found.path), "--scratch", str(folder), *(["--all"] if arguments.all else [])]
+    code = int(ExitCode.OK)
+    try:
+        words = [*measured, *source, *overrides]
+        code = launch.start_ranks(plan, words, environ, folder=folder, config=config, promise=STOP_MESSAGES)
+    finally:
+        if code in (ExitCode.OK, ExitCode.STOPPED):  # else the logs are named in what was said
+            files.remove(folder)
+    return code

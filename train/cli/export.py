@@ -1,0 +1,60 @@
+"""`train export RUN --output DIR` writes a trained model to a folder that can be handed on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from entrypoint import print_message
+from train import files, plugin
+from train.cli.launch import TrainArgumentParser
+from train.inference import checkpoints
+from train.logging import progress
+
+EXAMPLES: Final = """examples:
+  train export runs/NAME --output model                              of a run the best checkpoint
+  train export runs/NAME/checkpoints/step-00001200 --output model    this one
+"""
+
+
+def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Write weights, description and card, and say where they are. The run is only read."""
+    arguments = build_parser().parse_intermixed_args(argv)
+    found = checkpoints.choose_checkpoint(arguments.checkpoint)
+    config, notes = checkpoints.load_config(found, arguments.config, arguments.words)
+    plugin.add_config_folder_to_path(arguments.config, config.data.name)
+    from train.inference import export  # torch
+
+    folder = Path(arguments.output).resolve()
+    sizes = export.export_model(config, found, folder)
+    for note in (*found.notes, *notes):
+        print_message(f"note: {note}", sys.stderr)
+    listed = ", ".join(f"{name} ({files.format_bytes(size)})" for name, size in sizes.items())
+    print(
+        progress.format_rows(
+            {"model": f"{config.model.name}, step {found.contents.step:,}", "folder": folder, "in it": listed}
+        )
+    )
+    return 0
+
+
+def build_parser() -> TrainArgumentParser:
+    """The command line after `train export`."""
+    parser = TrainArgumentParser(
+        prog="train export",
+        usage="train export RUN --output DIR [--config FILE] [section.key=value ...]",
+        description="A trained model as a folder: model.safetensors, model.json, and a model card as README.md.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("checkpoint", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
+    parser.add_argument(
+        "words", nargs="*", metavar="section.key=value", help="settings, as data.root= of arrays that lie elsewhere now"
+    )
+    parser.add_argument("--output", metavar="DIR", required=True, help="a new folder, or an empty one")
+    parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
+    return parser

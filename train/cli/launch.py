@@ -1,0 +1,340 @@
+"""This module checks the config, plans the launch of this task, and starts and awaits its ranks.
+
+It also holds what all commands share: the argument parser, and the handlers of stop signals before
+the ranks are started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from entrypoint import (
+    ExitCode,
+    Failure,
+    HangTimeouts,
+    LaunchOptions,
+    Plan,
+    SupervisionPolicy,
+    make_plan,
+    parse_launch_options,
+    print_help_text,
+    run_plan,
+    run_preflight,
+    unmounted_path_failure,
+)
+from train.checkpoint import store
+from train.config import checks, environment, schema
+from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
+from train.config.schema import DataConfig, EvalConfig, RunConfig
+from train.data import class_folders, download
+from train.data import describe as known
+from train.optim import schedule
+from train.run import exit_file
+from train.run import folder as rundir
+
+
+def check_config(config: RunConfig, world_size: int) -> BatchSizes:
+    """Refuse what cannot work, as far as it is cheap to know: this runs in every task, on every node.
+
+    Raises:
+        Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
+            for data that is not there.
+    """
+    checks.refuse_unknown_arguments(config.model, config.optim)
+    schedule.schedule_arguments(config.optim)
+    known.refuse_inapplicable_keys(config.data)
+    refuse_unmounted_data(config.data)
+    refuse_impossible_target(config.eval)
+    if config.data.download:
+        download.refuse_unpublished(config.data)
+    refuse_group_without_folder(config.data)
+    checks.refuse_dimension_mismatch(
+        config.model.name, checks.sample_dimensions(config.data), f"data.name: {config.data.name}"
+    )
+    refuse_missing_weights(config)
+    checks.refuse_bitwise_conflicts(config, world_size)
+    checks.refuse_compiled_data_parallel(config.train)
+    batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
+    if config.data.name == "folder":
+        class_folders.find_layout(Path(config.data.root))
+    else:
+        count_planned_steps(config, batch)
+    return batch
+
+
+def refuse_unmounted_data(data: DataConfig) -> None:
+    """What lies outside the folders that the container shows is missing for another reason than a wrong path.
+
+    Raises:
+        Failure: NO_INPUT.
+    """
+    local = data.name != schema.SYNTHETIC_SOURCE and not schema.is_factory(data.name) and not data.download
+    if local and (failure := unmounted_path_failure("data.root", Path(data.root))):
+        raise failure
+
+
+def refuse_group_without_folder(data: DataConfig) -> None:
+    """Only files have paths in which a group could be found.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if data.group is not None and data.name != schema.FOLDER_SOURCE:
+        raise Failure(
+            f"data.group does not go with data.name: {data.name}",
+            found=f"data.group: {data.group}",
+            fix="leave data.group out, or set data.name to folder",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_impossible_target(wanted: EvalConfig) -> None:
+    """Refuse a target that is never reached (per cent), or always.
+
+    Raises:
+        Failure: USAGE.
+    """
+    target, share = wanted.target, wanted.metric != "loss"
+    if target is None or (target > 0 and (target <= 1 or not share)):
+        return
+    raise Failure(
+        f"eval.target {target:g} is no value of eval.metric {wanted.metric}",
+        found=f"eval.target: {target:g}",
+        expected="more than 0, up to 1" if share else "more than 0",
+        fix=f"write eval.target={target / 100:g}"
+        if share and 1 < target <= 100
+        else "correct eval.target, or set null",
+        code=ExitCode.USAGE,
+    )
+
+
+def refuse_missing_weights(config: RunConfig) -> None:
+    """A run that goes on has its weights already.
+
+    Raises:
+        Failure: NO_INPUT.
+    """
+    path, resumes = config.model.weights, config.checkpoint.resume == "auto"
+    if path is None or os.path.exists(path) or (resumes and any(rundir.run_folder(config).glob("checkpoints/step-*"))):
+        return
+    missing = Failure(
+        f"there is nothing at model.weights {path}",
+        found=f"looked from {Path.cwd()}",
+        fix="correct model.weights, or leave it out: then weights start at random",
+        code=ExitCode.NO_INPUT,
+    )
+    raise unmounted_path_failure("model.weights", Path(path)) or missing
+
+
+def count_planned_steps(
+    config: RunConfig, batch: BatchSizes, found: known.ImageFolderSummary | None = None
+) -> StepCounts | None:
+    """Steps of the run; None where only its start can tell how many samples there are (.pt files, the user's own data).
+
+    For image folders this lists every file: only `train check` does it, once.
+
+    Raises:
+        Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images; DATA for groups that
+            cannot be kept on one side.
+    """
+    samples = found.training if found else num_training_samples(config.data)
+    if samples is None:
+        return None
+    return count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
+
+
+def num_training_samples(data: DataConfig) -> int | None:
+    """Samples that are trained on: all but the held-out ones. None as in `count_steps`."""
+    return (
+        known.scan_image_folder(data).training
+        if data.name == schema.FOLDER_SOURCE
+        else known.count_training_samples(data)
+    )
+
+
+class TrainArgumentParser(argparse.ArgumentParser):
+    """Raises instead of leaving with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises Failure: USAGE."""
+        fix = f"see `{self.prog} --help`; settings are written without dashes: section.key=value"
+        raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
+
+    def print_help(self, file: Any = None) -> None:
+        """As wide as the terminal, with what argparse would leave as it is."""
+        print_help_text(self.format_help(), file)
+
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+
+
+# What a command has not done when it is asked to stop. A training's ranks, once started, save and say it themselves.
+STOPPED_BEFORE: Final = {
+    "predict": "before all images were answered; each printed line is complete",
+    "export": "before the model was written",
+    "report": "before the report was written",
+    "data": "before the data was looked through",
+    "eval": "before the evaluation began",
+    "check": "before the plan was made",
+    "where": "before the folder was found",
+}
+
+
+def stop_handler(words: Sequence[str]) -> Callable[[int, FrameType | None], NoReturn]:
+    """The handler for the command among these words of a command line, or for a training."""
+    undone = next((STOPPED_BEFORE[word] for word in words if word in STOPPED_BEFORE), "before the training began")
+    return lambda signum, frame: raise_stopped(signum, frame, undone)
+
+
+def raise_stopped(signum: int, frame: FrameType | None, undone: str = "before the training began") -> NoReturn:
+    """A signal before anything was started: there is nothing to save. It may come twice (Slurm and Apptainer)."""
+    ignore_stop_signals()
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    what = f"stopped by {signal.Signals(signum).name} {undone}"
+    raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
+
+
+def collect_stop_signals(asked: list[int]) -> None:
+    """From now on, requests to stop are added to this list, for those who take them next."""
+    handle_stop_signals(lambda signum, frame: asked.append(signum))
+
+
+def ignore_stop_signals() -> None:
+    """From now on, requests to stop are somebody else's or come too late."""
+    handle_stop_signals(lambda signum, frame: None)  # not SIG_IGN, which says that the caller ignores it
+
+
+def handle_stop_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Give requests to stop to `handler`, but for Ctrl-C where the caller ignores it (`train &` in a script)."""
+    for signum in STOP_SIGNALS:
+        if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, handler)
+
+
+def launch_options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> LaunchOptions:
+    """Command line over ENTRYPOINT_* over the file."""
+    procs = config.launch.procs_per_node
+    number = None if procs == "auto" else procs
+    return parse_launch_options(arguments, environ, device=config.launch.device, procs_per_node=number)
+
+
+def plan_launch(config: RunConfig, asked: LaunchOptions, environ: Mapping[str, str]) -> Plan:
+    """What this task will start. `train.parallel` dp or none is one process, unless another number is asked for.
+
+    Raises:
+        Failure: as `make_plan`.
+    """
+    plan = make_plan(environ, asked)
+    if plan.spawn == 1 or asked.procs_per_node or not checks.is_single_process(config.train.parallel):
+        return plan
+    # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
+    alone = make_plan(environ, replace(asked, procs_per_node=1))
+    return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
+
+
+def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
+    """The plan, and what is to be said of the configuration."""
+    said = (*checks.parallel_warnings(config.train.parallel), *checks.unused_key_warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *said))
+
+
+def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
+    """What each task can know before anything is started or written; ranks look again at what they alone know.
+
+    Raises:
+        Failure: as `check.possible` and `variables.refuse_contradictions`.
+    """
+    checks.refuse_multiple_ranks(config.train.parallel, plan.world.world_size)
+    batch = check_config(config, plan.world.world_size)
+    auto = None if plan.device == "cuda" else "fp32"
+    precision = auto if config.train.precision == "auto" else config.train.precision
+    environment.refuse_contradicting_variables(
+        environ, device=plan.device, precision=precision, accumulation=batch.accumulation
+    )
+
+
+def print_preflight_findings(plan: Plan, config: RunConfig, environ: Mapping[str, str]) -> None:
+    """The short form of `entrypoint doctor`: what costs this training something here, with a fix for each.
+
+    Raises:
+        Failure: as `look_around`.
+    """
+    terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
+    for line in run_preflight(plan, environ, workers=_requested_workers(config.data), terminal=terminal):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _requested_workers(data: DataConfig) -> int | None:
+    """None where they count the processors by themselves, or are not used."""
+    unused = data.loader == "memory" or (data.loader == "auto" and data.name == schema.SYNTHETIC_SOURCE)
+    return None if data.workers == "auto" or unused else data.workers
+
+
+def start_ranks(
+    plan: Plan,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    folder: Path,
+    config: RunConfig,
+    failed: Callable[[int], object] = lambda code: None,
+    promise: tuple[str, str] | None = None,
+    asked: list[int] | None = None,
+) -> int:
+    """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
+
+    failed: told the exit code of a start after which all are started again in place. promise: what `Care` says to a
+    request to stop, where that leads to something else than a save. asked: the requests to stop are added to it.
+
+    Raises:
+        Failure: as `run_plan`.
+    """
+    asked = [] if asked is None else asked
+    collect_stop_signals(
+        asked
+    )  # run_plan has handlers of its own; when it gives these back, the exit code must not change
+    command = [sys.executable, "-m", "train.worker", *arguments]
+    looked_after = replace(supervision_policy(config, folder), failed=failed)
+    looked_after = replace(looked_after, promise=promise) if promise else looked_after
+    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after, asked=asked)
+
+
+def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
+    """How long ranks may be silent, and where it is kept what became of one that cannot say it itself."""
+    timeouts = config.launch.timeouts
+    limits = HangTimeouts(
+        start=timeouts.start,
+        step=None if timeouts.step == "auto" else timeouts.step,
+        evaluation=timeouts.evaluation,
+        save=timeouts.save,
+        data=timeouts.data,
+    )
+
+    def blame(failure: Failure, rank: int, host: str, step: int | None) -> None:
+        exit_file.write_rank_failure(folder, failure, rank=rank, host=host)
+        exit_file.write_exit(folder, code=failure.code, step=step, cause=failure.what)
+
+    def kept() -> str | None:
+        with suppress(Failure):
+            return next((str(path) for path in reversed(store.list_checkpoints(folder / "checkpoints").values())), None)
+        return None
+
+    restarts = config.launch.max_restarts
+    return SupervisionPolicy(
+        limits=limits,
+        errors=folder / exit_file.ERRORS_FOLDER,
+        blame=blame,
+        kept=kept,
+        restarts=restarts,
+        gauges_every_s=config.log.gpu_every_seconds,
+    )

@@ -1,0 +1,66 @@
+"""`train report RUN...` writes a page about runs and benchmark results.
+
+The report is one HTML page, the same as Markdown, and PNG files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from entrypoint import ExitCode, Failure, print_message
+from train.cli.launch import TrainArgumentParser
+
+REPORT_FOLDER: Final = "report"
+EXAMPLES: Final = """examples:
+  train report runs/NAME                    a page about one run, in runs/NAME/report
+  train report runs/one runs/two runs/four  side by side, with speed-up and efficiency, in ./report
+  train report bench/bench.json             the figures of `train bench --output bench`
+"""
+
+
+def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Write the report and say where it is."""
+    arguments = build_parser().parse_args(argv)
+    if not arguments.runs:
+        fix = "write `train report RUN`, the folder of a run, several of them, or a bench.json"
+        raise Failure("`train report` needs a run", fix=fix, code=ExitCode.USAGE)
+    from train.report import page as contents  # matplotlib, which takes a second to import
+    from train.report import read
+
+    files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
+    found = [contents.read_bench(Path(file)) for file in files]
+    runs, missing = read.load_runs([word for word in arguments.runs if word not in files])
+    made = f"Made {contents.format_time(time.time())} by train report."
+    document = contents.build_report(runs, found, anyway=arguments.compare_anyway, made=made, missing=missing)
+    alone = runs[0].folder if len(runs) == 1 and not found and not missing else Path()
+    folder = Path(arguments.output) if arguments.output else alone / REPORT_FOLDER
+    page, *others = contents.write_report(document, folder, own=not arguments.output)
+    for caution in document.cautions():
+        print_message(f"caution: {caution}", sys.stdout)
+    print_message(f"report         {page}\nbeside it      {', '.join(path.name for path in others)}", sys.stdout)
+    return 0
+
+
+def build_parser() -> TrainArgumentParser:
+    """The command line after `train report`."""
+    parser = TrainArgumentParser(
+        prog="train report",
+        description="Runs, finished or not, as one HTML page that holds its pictures, as Markdown, and as PNG files.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run's folder, or the JSON of `train bench`")
+    parser.add_argument("--output", metavar="DIR", help="where to write (default: RUN/report; of several: ./report)")
+    parser.add_argument(
+        "--compare-anyway",
+        action="store_true",
+        help="speed-up also of runs that did not compute the same; the picture says so",
+    )
+    return parser

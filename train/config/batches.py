@@ -1,0 +1,180 @@
+"""The global batch size and the world size determine micro batch, accumulation and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from entrypoint import ExitCode, Failure
+
+# On the CPU, where larger ones are not faster, a micro batch is at most this; the search for a GPU's begins here.
+MAX_AUTO_MICRO_BATCH = 64
+# Where no divisor up to that is so large, the next one above it is taken, up to MOST: BatchNorm takes its means over a
+# micro batch, and each has a cost of its own.
+MIN_AUTO_MICRO_BATCH, MAX_FALLBACK_MICRO_BATCH = 8, 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """global_ = micro x accumulation x world samples make one optimizer step. All at least 1.
+
+    why: how `auto` came to micro, where that was found out by trials. hint: a better global batch, where micro is small
+    because none else divides.
+    """
+
+    global_: int
+    micro: int
+    accumulation: int
+    world: int
+    why: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
+        told = "".join(f" ({one})" for one in (self.why, self.hint) if one)
+        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{told}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """Optimizer steps in an epoch and in the whole run, and the samples that each epoch leaves over."""
+
+    per_epoch: int
+    total: int
+    dropped: int
+
+
+def compute_batch_sizes(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> BatchSizes:
+    """Derive the accumulation.
+
+    Raises:
+        Failure: USAGE with the numbers and the nearest legal values, where a remainder is left.
+    """
+    per_rank, rest = divmod(global_batch_size, world_size)
+    micro = _auto_micro_batch(per_rank or 1) if micro_batch_size == "auto" else micro_batch_size
+    if rest or per_rank % micro:
+        raise remainder_failure(global_batch_size, micro_batch_size, world_size)
+    hint = (
+        _suggest_global_batch(per_rank, world_size)
+        if micro_batch_size == "auto" and micro < min(MIN_AUTO_MICRO_BATCH, per_rank)
+        else ""
+    )
+    return BatchSizes(
+        global_=global_batch_size, micro=micro, accumulation=per_rank // micro, world=world_size, hint=hint
+    )
+
+
+def _auto_micro_batch(per_rank: int) -> int:
+    """The largest divisor up to LARGEST_AUTO, unless that is a small one and there is another up to MOST."""
+    micro = largest_divisor(per_rank, MAX_AUTO_MICRO_BATCH)
+    if micro >= min(MIN_AUTO_MICRO_BATCH, per_rank):
+        return micro
+    return next(
+        (
+            more
+            for more in range(MAX_AUTO_MICRO_BATCH + 1, min(per_rank, MAX_FALLBACK_MICRO_BATCH) + 1)
+            if per_rank % more == 0
+        ),
+        micro,
+    )
+
+
+def _suggest_global_batch(per_rank: int, world_size: int) -> str:
+    """The nearest global batch that divides better, in words."""
+    near = (per_rank + change for size in range(1, per_rank) for change in (-size, size))
+    found = next(one for one in near if _auto_micro_batch(one) >= MIN_AUTO_MICRO_BATCH)
+    return (
+        f"{per_rank} has no divisor from {MIN_AUTO_MICRO_BATCH} to {MAX_FALLBACK_MICRO_BATCH}: with "
+        f"train.global_batch_size={found * world_size}, in a new run, "
+        f"{_auto_micro_batch(found)} samples are computed at once"
+    )
+
+
+def remainder_failure(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> Failure:
+    """A global batch that leaves a remainder, with values that do not."""
+    micro = None if micro_batch_size == "auto" else micro_batch_size
+    unit = world_size * (micro or 1)
+    sizes = _format_alternatives(nearest_multiples(global_batch_size, unit))
+    choices = [f"set train.global_batch_size={sizes} (in a new run: another run.name)"]
+    if micro and global_batch_size % world_size == 0:
+        sizes = _format_alternatives(nearest_divisors(global_batch_size // world_size, micro))
+        choices.append(f"set train.micro_batch_size={sizes}")
+    if global_batch_size % (micro or 1) == 0:
+        choices.append(f"start {_format_rank_choices(nearest_divisors(global_batch_size // (micro or 1), world_size))}")
+    name = f"train.micro_batch_size {micro} x {world_size} ranks" if micro else f"{world_size} ranks"
+    return Failure(
+        f"train.global_batch_size {global_batch_size} cannot be divided among {name}",
+        found=f"{global_batch_size} = {global_batch_size // unit} x {unit} + {global_batch_size % unit}",
+        expected=f"a multiple of {unit}",
+        fix=", or ".join(choices),
+        code=ExitCode.USAGE,
+    )
+
+
+def _format_rank_choices(numbers: tuple[int, ...]) -> str:
+    """What a run that is there already may have on this machine: all else would make it another training."""
+    return f"{_format_alternatives(numbers)} rank{'' if numbers == (1,) else 's'} (--procs-per-node, or srun --ntasks)"
+
+
+def _format_alternatives(numbers: tuple[int, ...]) -> str:
+    return " or ".join(map(str, numbers))
+
+
+def count_steps(batch: BatchSizes, samples: int, *, epochs: int, max_steps: int | None) -> StepCounts:
+    """Count optimizer steps; the last, partial global batch of an epoch is dropped, and max_steps is a cap.
+
+    Raises:
+        Failure: USAGE, where the data set is smaller than one global batch.
+    """
+    per_epoch, dropped = divmod(samples, batch.global_)
+    if per_epoch == 0:
+        legal = samples // batch.world * batch.world
+        value = f"set train.global_batch_size to at most {legal}" if legal else f"use at most {samples} ranks"
+        raise Failure(
+            f"the training set is smaller than train.global_batch_size {batch.global_}: an epoch would have no step",
+            found=f"{samples} training samples",
+            expected=f"{batch.global_} or more",
+            fix=f"{value}, or give more data",
+            code=ExitCode.USAGE,
+        )
+    return StepCounts(
+        per_epoch=per_epoch, total=count_total_steps(per_epoch, epochs=epochs, max_steps=max_steps), dropped=dropped
+    )
+
+
+def count_total_steps(per_epoch: int, *, epochs: int, max_steps: int | None) -> int:
+    """Optimizer steps of a whole run."""
+    return epochs * per_epoch if max_steps is None else min(epochs * per_epoch, max_steps)
+
+
+def overrides_to_continue(counted: StepCounts, at: int, *, epochs: int, max_steps: int | None) -> list[str]:
+    """The settings that let a run go on from step `at`, at which these settings end it; none where they do not."""
+    if at < counted.total:
+        return []
+    settings = [] if max_steps is None or at < max_steps else ["train.max_steps=null"]
+    if at >= epochs * counted.per_epoch:
+        settings.append(f"train.epochs={-(-at // counted.per_epoch) + epochs}")
+    return settings
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+
+
+def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
+    """The divisors of `number` next below and above `near`; below alone where none is above."""
+    below = largest_divisor(number, near)
+    above = next((divisor for divisor in range(near, min(number, 2**20) + 1) if number % divisor == 0), None)
+    return (below,) if above is None else (below, above)
+
+
+def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
+    """The positive multiples of `unit` next below and above `number`."""
+    below = number // unit * unit
+    return (below, below + unit) if below else (unit,)
+
+
+def num_validation_samples(samples: int, fraction: float) -> int:
+    """How many of `samples` data.val_fraction sets aside for evaluation."""
+    return round(samples * fraction)

@@ -1,0 +1,195 @@
+"""This module sorts the caller's environment variables into those that act on a training and are
+recorded, those that are removed before torch is loaded, and those that contradict the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from entrypoint import ExitCode, Failure, redact_value
+
+# Taken out before torch is loaded: another precision, algorithm or engine than the config's, behind its back. Found by
+# reading what torch 2.15, accelerate 1.15, triton, oneDNN and cuBLAS ask the environment for.
+REMOVED_VARIABLES: Final[Mapping[str, str]] = {
+    "ACCELERATE_*": "the config decides",
+    "FSDP_*": "the config decides",
+    "MEGATRON_LM_*": "the config decides",
+    "PARALLELISM_CONFIG_*": "the config decides",
+    "DEEPSPEED_*": "the config decides",
+    "FORK_LAUNCHED": "the config decides",
+    "USE_TORCH_XLA": "launch.device decides",
+    "PJRT_DEVICE": "launch.device decides",
+    "PT_HPU_LAZY_MODE": "launch.device decides",
+    "XLA_USE_BF16": "train.precision decides",
+    "XLA_DOWNCAST_BF16": "train.precision decides",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "train.precision decides",
+    "DNNL_DEFAULT_FPMATH_MODE": "train.precision decides",
+    "CUBLAS_EMULAT*": "train.precision decides",
+    "CUBLAS_FIXEDPOINT_EMULATION_*": "train.precision decides",
+    "NVIDIA_TF32_OVERRIDE": "train.tf32 decides",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "train.tf32 decides",
+    "TRITON_F32_DEFAULT": "train.tf32 decides",
+    "TORCHDYNAMO_DISABLE": "train.compile decides",
+    "TORCHDYNAMO_SUPPRESS_ERRORS": "train.compile decides",
+    "TORCH_COMPILE_DISABLE": "train.compile decides",
+    "TORCH_COMPILE_BACKEND": "train.compile decides",
+    "TORCH_COMPILE_OVERRIDE_BACKENDS": "train.compile decides",
+    "TORCHINDUCTOR_USE_FAST_MATH": "train.compile decides",
+    "TORCHINDUCTOR_FREEZING": "train.compile decides",
+    "TORCHINDUCTOR_USE_RAND4X": "train.compile decides",
+    "TRITON_INTERPRET": "train.compile decides",
+    "PYTORCH_TUNABLEOP_*": "it chooses kernels with a stopwatch, and a run would not repeat",
+    "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "train.parallel decides",
+    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "it lets a file of weights run code",
+}
+# Left to the user, and shown: threads, kernels of the same arithmetic, networks, memory, files, debugging.
+RECORDED_VARIABLES: Final = (
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOTO_*", "BLIS_*", "NPY_*", "NUMPY_*"),
+    *("ATEN_*", "ONEDNN_*", "DNNL_*", "FBGEMM_*", "USE_EIGEN_FOR_BLAS", "DISABLE_ADDMM_CUDA_LT", "USE_LIBUV"),
+    *("TORCH_*", "PYTORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TORCHVISION_*", "TRITON_*", "KINETO_*"),
+    *("CUDA_*", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*", "CUFFT_*", "NVIDIA_*", "HIP_*", "ROCR_*", "HSA_*"),
+    *("NCCL_*", "GLOO_*", "UCX_*", "FI_*", "IBV_*", "OFI_*", "RDMAV_*"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "GLIBC_TUNABLES", "MALLOC_*", "TCMALLOC_*"),
+    *("PYTHON*", "HF_*", "HUGGINGFACE_*", "TENSORBOARD_*", "CC", "CXX"),
+    *("ENTRYPOINT_PROCS_PER_NODE", "ENTRYPOINT_INTERFACE", "ENTRYPOINT_PORT_RANGE"),
+)
+PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")  # in either case
+# The same in every start: nothing that a user chose.
+OWN_VARIABLES: Final = ("PYTHONNOUSERSITE", "PYTHONUTF8", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "NVIDIA_REQUIRE_*")
+APPTAINER_LIBRARY_PATH: Final = (
+    "/.singularity.d/libs"  # where --nv puts the driver: LD_LIBRARY_PATH of each of its containers
+)
+# torch 2.15 reads the wrapper that DETAIL puts around gloo as if it were gloo: SIGSEGV in DDP's constructor.
+DEBUG_DETAIL_REASON: Final = "DDP on the CPU would crash with DETAIL, INFO works"
+SET_BY_PARENT_VARIABLE: Final = "ENTRYPOINT_SET"
+MAX_VALUE_CHARACTERS: Final = 80
+GOMP_SPINCOUNT: Final = "3000"  # of a waiting thread of OpenMP
+TRUE_WORDS: Final = ("1", "true", "yes", "y", "on", "t")
+ACCELERATE_ENGINES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CONFIG", "SAGEMAKER")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerVariables:
+    """What the caller's environment holds for a training. acting: as it is shown, without secrets."""
+
+    acting: Mapping[str, str]
+    removed: Mapping[str, str]
+
+    def record(self) -> dict[str, dict[str, str]]:
+        """For run.json."""
+        removed = {name: redact_and_shorten(name, value) for name, value in self.removed.items()}
+        return {"acting": dict(self.acting), "removed": removed}
+
+    def shown(self) -> str:
+        """Those that act, on one line."""
+        return " ".join(f"{name}={value}" for name, value in self.acting.items()) or "none set that acts here"
+
+    def notes(self) -> list[str]:
+        """Those that were taken out, one line for each reason."""
+        groups: dict[str, list[str]] = {}
+        for name in self.removed:
+            groups.setdefault(removal_reason(name) or DEBUG_DETAIL_REASON, []).append(name)
+        return [f"{', '.join(names)}: not used, {why}" for why, names in groups.items()]
+
+
+def remove_conflicting_variables(environ: MutableMapping[str, str], *, download: bool) -> CallerVariables:
+    """Remove from `environ` what would change the run behind the config's back, and tell what is left that acts.
+
+    To be called before torch is loaded: its libraries read most of these once, while they are loaded.
+
+    Args:
+        download: whether this run fetches its data, and proxies matter.
+    """
+    removed = {
+        name: environ[name]
+        for name in sorted(environ)
+        if removal_reason(name) is not None or _crashes_ddp(name, environ)
+    }
+    for name in removed:
+        del environ[name]
+    ours = environ.get(SET_BY_PARENT_VARIABLE, "").split(",")
+    acting = (name for name in sorted(environ) if name not in ours and _is_recorded(name, environ[name], download))
+    return CallerVariables(acting={name: redact_and_shorten(name, environ[name]) for name in acting}, removed=removed)
+
+
+def limit_openmp_spinning(environ: MutableMapping[str, str]) -> None:
+    """Let OpenMP's threads sleep soon when they wait. To be called before torch is loaded, which loads OpenMP.
+
+    By default they spin for about a millisecond: beside any other busy process a small network on 2 threads was 3 to
+    10 times slower for it, and alone not faster (measured on 2 cores).
+    """
+    if not environ.get("OMP_WAIT_POLICY"):
+        environ.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
+
+
+def removal_reason(name: str) -> str | None:
+    """Why a variable is not used; None for one that is left alone."""
+    return next((why for pattern, why in REMOVED_VARIABLES.items() if fnmatchcase(name, pattern)), None)
+
+
+def redact_and_shorten(name: str, value: str) -> str:
+    """A value for the console and for run.json: no secret, no novel."""
+    value = redact_value(name, value)
+    return value if len(value) <= MAX_VALUE_CHARACTERS else value[: MAX_VALUE_CHARACTERS - 3] + "..."
+
+
+def refuse_contradicting_variables(
+    environ: Mapping[str, str], *, device: str, precision: str | None, accumulation: int
+) -> None:
+    """Refuse variables that ask for another training than the config does: both cannot be meant.
+
+    `accelerate launch` writes ACCELERATE_MIXED_PRECISION=no where nobody asked for anything: `no` asks for nothing.
+
+    Args:
+        device: cpu or cuda; precision: the one in effect, None where it is not known yet.
+
+    Raises:
+        Failure: USAGE, naming the variable, its value and what the run would do.
+    """
+    said = environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    if precision is not None and said not in ("", "no", precision):
+        change = f"set train.precision={said}" if said in ("fp32", "fp16", "bf16") else "leave precision to the config"
+        raise _contradiction(environ, "ACCELERATE_MIXED_PRECISION", f"this run computes in {precision}", change)
+    steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
+    if steps.isdecimal() and steps.lstrip("0") not in ("", "1", str(accumulation)):
+        does = f"this run accumulates {accumulation} = global batch / (micro batch x ranks)"
+        raise _contradiction(
+            environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", does, "set train.micro_batch_size to what one rank holds"
+        )
+    for name in (f"ACCELERATE_USE_{engine}" for engine in ACCELERATE_ENGINES):
+        if environ.get(name, "").lower() in TRUE_WORDS:
+            raise _contradiction(environ, name, "this program trains with DDP", "leave the engine to train.parallel")
+    if environ.get("ACCELERATE_DYNAMO_BACKEND", "").lower() not in ("", "no"):
+        raise _contradiction(environ, "ACCELERATE_DYNAMO_BACKEND", "train.compile decides", "leave it to the config")
+    if device == "cuda" and environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS:
+        raise _contradiction(environ, "ACCELERATE_USE_CPU", "this run computes on GPUs", "use --device cpu")
+
+
+def _contradiction(environ: Mapping[str, str], name: str, does: str, change: str) -> Failure:
+    return Failure(
+        f"{name} and the config contradict each other",
+        found=f"{name}={environ[name]}",
+        expected=does,
+        fix=f"{change}; or unset {name} (with `accelerate launch`: leave out its option, or correct its config file)",
+        code=ExitCode.USAGE,
+    )
+
+
+def _crashes_ddp(name: str, environ: Mapping[str, str]) -> bool:
+    detail = name == "TORCH_DISTRIBUTED_DEBUG" and environ[name].upper() == "DETAIL"
+    return detail and environ.get("ENTRYPOINT_DEVICE") == "cpu"
+
+
+def _is_recorded(name: str, value: str, download: bool) -> bool:
+    if name == "LD_LIBRARY_PATH" and value == APPTAINER_LIBRARY_PATH:
+        return False
+    if name.lower() in PROXY_VARIABLES:
+        return download
+    return _matches_any(name, RECORDED_VARIABLES) and not _matches_any(name, OWN_VARIABLES)
+
+
+def _matches_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,434 @@
+"""The schema lists every key of the configuration with its type, default and allowed values.
+
+`RunConfig()` is the quickstart. The names of data sources, models, optimizers, schedules and
+metrics stand here too, because the command line checks them without torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from re import _parser  # type: ignore[attr-defined]  # Python's own: sre_parse, until 3.11
+from typing import Any, Literal
+
+Auto = Literal["auto"]
+Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """What the run is called, and where it is kept: `output_dir/name`."""
+
+    name: str = "quickstart"
+    output_dir: str = "runs"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Longest silences in seconds, after which a run counts as hanging. start: up to the end of the first step."""
+
+    start: float = 600.0
+    step: float | Auto = "auto"
+    save: float = 600.0
+    evaluation: float = 600.0
+    data: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """Which processes to start, where the scheduler leaves it open."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    procs_per_node: int | Auto = "auto"
+    max_restarts: int = 0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Where the samples come from. image_size in pixels, val_fraction of the training images.
+
+    imbalance: how many times rarer the rarest class is than the commonest (synthetic). frames: of a clip (synthetic).
+    mirror: where data.download finds the published files, instead of their own address.
+    """
+
+    name: str = "synthetic"
+    root: str = "data"
+    download: bool = False
+    mirror: str | None = None
+    image_size: int = 32
+    frames: int | None = None
+    classes: int = 10
+    samples: int = 10_000
+    imbalance: float = 1.0
+    val_fraction: float = 0.2
+    group: str | None = None
+    loader: Literal["auto", "memory", "workers"] = "auto"
+    workers: int | Auto = "auto"
+    cache: str | None = None
+    augment: Augment | list[Augment] = "standard"
+    max_bad_images: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which network; `args` go to its constructor."""
+
+    name: str = "small_cnn"
+    args: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """The optimizer and its schedule, counted in optimizer steps.
+
+    weight_decay_on: all parameters, or only weights (not biases, not norms). args and schedule_args go to the
+    optimizer and to the schedule.
+    """
+
+    name: str = "sgd"
+    lr: float = 0.1
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    base_batch_size: int = 256
+    args: dict[str, Any] = field(default_factory=dict)
+    momentum: float = 0.9
+    weight_decay: float = 5.0e-4
+    weight_decay_on: Literal["all", "weights"] = "all"
+    schedule: str = "cosine"
+    schedule_args: dict[str, Any] = field(default_factory=dict)
+    warmup_epochs: float = 1.0
+    label_smoothing: float = 0.0
+    class_weights: Literal["none", "balanced"] | list[float] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How long and in which batches. Accumulation is derived: global / (micro x world).
+
+    compile: what torch.compile calls its mode. gradient_exchange, bucket_cap_mb: what DDP sends, and in which portions.
+    ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 11 bits.
+    spike: what to do about a loss that jumps. check_replicas_every_steps: also before every save; null: never.
+    """
+
+    epochs: int = 5
+    max_steps: int | None = None
+    global_batch_size: int = 256
+    micro_batch_size: int | Auto = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    tf32: bool = False
+    clip_grad_norm: float | None = None
+    compile: Literal["default", "reduce-overhead"] | bool = False
+    parallel: Literal["ddp", "dp", "none"] = "ddp"
+    gradient_exchange: Literal["fp32", "bf16"] = "fp32"
+    bucket_cap_mb: int = 25
+    sync_batchnorm: bool = False
+    ema_decay: float | None = None
+    reproducible: Literal["fast", "bitwise"] = "fast"
+    nan: Literal["stop"] = "stop"
+    spike: Literal["none", "warn", "rollback"] = "warn"
+    check_replicas_every_steps: int | None = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """When and how the held-out split is measured. The run ends once metric was as good as target in patience
+    evaluations, one after the other."""
+
+    every_epochs: int = 1
+    batch_size: int | Auto = "auto"
+    metric: str = "accuracy"
+    target: float | None = None
+    patience: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are committed, how many are kept, and whether an unfinished run goes on."""
+
+    every_steps: int | None = None
+    every_minutes: float | None = 10.0
+    keep: int = 2
+    resume: Literal["auto", "never"] = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What is written while training."""
+
+    every_steps: int = 10
+    tensorboard: bool = True
+    gpu_every_seconds: float | None = 5.0
+    trackers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileConfig:
+    """Which steps the profiler records: the first and the last, counted from 1."""
+
+    steps: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The whole configuration. `RunConfig()` is the quickstart."""
+
+    run: RunSection = field(default_factory=RunSection)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+
+
+SYNTHETIC_SOURCE, FOLDER_SOURCE = "synthetic", "folder"
+PUBLISHED_SOURCES = ("cifar10", "cifar100", "mnist", "fashion_mnist")
+ARRAY_SOURCES = ("npz", "tensor")
+DATA_SOURCES = (SYNTHETIC_SOURCE, FOLDER_SOURCE, *PUBLISHED_SOURCES, *ARRAY_SOURCES)
+
+BUILTIN_MODELS = ("small_cnn", "wide_resnet", "cnn3d")
+# torchvision.models.list_models(module=torchvision.models): a test compares.
+TORCHVISION_MODELS: tuple[str, ...] = tuple(
+    """
+    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169
+    densenet201 efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5
+    efficientnet_b6 efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3
+    maxvit_t mnasnet0_5 mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small
+    regnet_x_16gf regnet_x_1_6gf regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf
+    regnet_y_128gf regnet_y_16gf regnet_y_1_6gf regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf
+    regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50 resnext101_32x8d resnext101_64x4d resnext50_32x4d
+    shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b
+    swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16
+    vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
+    """.split()  # noqa: SIM905 - one name per line would hide the rest of this file
+)
+MODELS = (*BUILTIN_MODELS, *TORCHVISION_MODELS)
+
+SHORT_OPTIMIZERS = ("sgd", "adam", "adamw")
+# The classes of torch.optim, by their own names: a test compares, and says which are left out and why.
+TORCH_OPTIMIZERS = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+
+SCHEDULES = ("cosine", "constant", "linear", "step", "one_cycle")
+METRICS = ("accuracy", "top5_accuracy", "macro_f1", "loss")
+
+_FACTORY_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_factory(name: str) -> bool:
+    """Whether `name` is written as package.module:factory."""
+    return _FACTORY_PATTERN.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A test of one value, and what it asks for in words. `auto` and null always pass."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+def one_of(*some: str, factory: bool = False) -> Rule:
+    listed = ", ".join(some[:MAX_NAMES_IN_MESSAGE]) + (
+        f" and {len(some) - MAX_NAMES_IN_MESSAGE} more" if len(some) > MAX_NAMES_IN_MESSAGE else ""
+    )
+    expected = f"one of {listed}" + (", or package.module:factory" if factory else "")
+    return Rule(holds=lambda value: value in some or (factory and is_factory(value)), expected=expected)
+
+
+def at_least(least: int) -> Rule:
+    return Rule(holds=lambda value: value >= least, expected=f"{least} or more")
+
+
+def between(least: int, most: int) -> Rule:
+    return Rule(holds=lambda value: least <= value <= most, expected=f"from {least} to {most}")
+
+
+MAX_NAMES_IN_MESSAGE = 12  # names in one message
+POSITIVE = Rule(holds=lambda value: value > 0, expected="more than 0")
+LEARNING_RATE = Rule(
+    holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000"
+)  # products stay finite
+FRACTION = Rule(holds=lambda value: 0 <= value < 1, expected="0 or more, and less than 1")
+FOLDER_NAME = Rule(
+    holds=lambda name: name == name.strip() and name not in ("", ".", "..") and "/" not in name and len(name) < 200,
+    expected="a plain folder name: no slash, not `..`, no space at its ends, shorter than 200 characters",
+)
+# A ~ that no shell has expanded would become a folder of that name.
+PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
+# It stands in config.yaml and in logs. Names of files are put behind it: a query could not be used either.
+URL = Rule(
+    holds=lambda url: (
+        url.startswith(("http://", "https://", "file:///"))
+        and not set(" ?#") & set(url)
+        and "@" not in url.partition("://")[2].partition("/")[0]
+    ),
+    expected="an address that begins with http://, https:// or file:///, without user, password and query string",
+)
+
+
+def is_safe_regex(text: str) -> bool:
+    try:
+        return re.compile(text).pattern != "" and not _backtracks_exponentially(_parser.parse(text))
+    except (re.error, RecursionError, OverflowError):
+        return False
+
+
+MAX_REPEATS_OF_CHOICE = 9  # times that a group with a choice inside may be repeated: 2**9 ways to go through it
+REGEX_CHOICES = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.BRANCH)
+
+
+def _backtracks_exponentially(parsed: Iterable[Any], repeated: bool = False) -> bool:
+    """Whether `(a+)+` or `(a|aa)*` is inside: a path that does not match would be searched for years."""
+    for kind, argument in parsed:
+        loop = kind in REGEX_CHOICES[:2]
+        varies = kind is _parser.BRANCH or (loop and argument[0] != argument[1])
+        if varies and repeated:
+            return True
+        often = repeated or (loop and argument[1] > MAX_REPEATS_OF_CHOICE)
+        if any(_backtracks_exponentially(inner, often) for inner in _regex_parts(argument)):
+            return True
+    return False
+
+
+def _regex_parts(argument: Any) -> list[Any]:
+    """The patterns inside one part of a pattern."""
+    if isinstance(argument, _parser.SubPattern):
+        return [argument]
+    return [part for one in argument for part in _regex_parts(one)] if isinstance(argument, (tuple, list)) else []
+
+
+SAFE_REGEX = Rule(
+    holds=is_safe_regex, expected="a regular expression of Python's, without a repeat or a choice in a repeat"
+)
+CLASS_WEIGHTS = Rule(
+    holds=lambda value: value in ("none", "balanced") or (all(0 <= one <= 1e6 for one in value) and any(value)),
+    expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
+)
+
+
+def are_compatible_augmentations(augment: str | list[str]) -> bool:
+    """Whether no word of data.augment says what another one says, or its contrary."""
+    one = [augment] if isinstance(augment, str) else augment
+    acts = {"standard": ("shift", "mirror"), "translate": ("shift",)}
+    said = [act for word in one for act in acts.get(word, (word,))]
+    return len(said) == len(set(said)) > 0 and (one == ["none"] or "none" not in one)
+
+
+AUGMENTATIONS = Rule(
+    holds=are_compatible_augmentations,
+    expected="none, or what goes together: one of standard and translate, mirror where there is no standard, cutout",
+)
+
+MAX_PROFILE_STEPS = 200  # a timeline of more fills the memory of who writes it, and no browser opens it
+PROFILE_STEPS = Rule(
+    holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
+    expected=f"[first, last], counted from 1, both recorded: at most {MAX_PROFILE_STEPS} steps",
+)
+
+# The names that this version knows. Their first is the quickstart's.
+KNOWN_NAMES: dict[str, tuple[str, ...]] = {
+    "data.name": DATA_SOURCES,
+    "model.name": MODELS,
+    "optim.name": SHORT_OPTIMIZERS + TORCH_OPTIMIZERS,
+    "optim.schedule": SCHEDULES,
+    "eval.metric": METRICS,
+}
+# Where package.module:factory of the user's own may stand instead of a name.
+FACTORY_KEYS = ("data.name", "model.name")
+
+RULES: dict[str, Rule] = {key: one_of(*some, factory=key in FACTORY_KEYS) for key, some in KNOWN_NAMES.items()} | {
+    "run.name": FOLDER_NAME,
+    "run.output_dir": PATH,
+    "run.seed": between(0, 2**32 - 1),  # what numpy's and torch's generators both take
+    "launch.procs_per_node": between(1, 1024),
+    "launch.timeouts.start": POSITIVE,
+    "launch.timeouts.step": POSITIVE,
+    "launch.timeouts.save": POSITIVE,
+    "launch.timeouts.evaluation": POSITIVE,
+    "launch.timeouts.data": POSITIVE,
+    "launch.max_restarts": between(0, 1000),
+    "data.root": PATH,
+    "data.image_size": between(8, 4096),
+    "data.classes": between(2, 1_000_000),
+    "data.samples": between(1, 10**9),
+    "data.mirror": URL,
+    "data.frames": between(2, 4096),
+    "data.imbalance": between(1, 1_000_000),
+    "data.val_fraction": FRACTION,
+    "data.group": SAFE_REGEX,
+    "data.augment": AUGMENTATIONS,
+    "data.max_bad_images": at_least(0),
+    "data.workers": between(0, 1024),
+    "data.cache": PATH,
+    "model.weights": PATH,
+    "optim.lr": LEARNING_RATE,
+    "optim.base_batch_size": at_least(1),
+    "optim.momentum": FRACTION,
+    "optim.weight_decay": between(0, 1_000_000),
+    "optim.warmup_epochs": between(0, 1_000_000),
+    "optim.label_smoothing": FRACTION,
+    "optim.class_weights": CLASS_WEIGHTS,
+    "train.epochs": between(1, 1_000_000),
+    "train.max_steps": at_least(1),
+    "train.global_batch_size": between(1, 10**6),
+    "train.micro_batch_size": between(1, 10**6),
+    "train.clip_grad_norm": POSITIVE,
+    "train.compile": Rule(holds=lambda value: value is not True, expected="false, default or reduce-overhead"),
+    "train.bucket_cap_mb": between(1, 1024),
+    "train.ema_decay": FRACTION,
+    "train.check_replicas_every_steps": at_least(1),
+    "eval.every_epochs": at_least(1),
+    "eval.batch_size": at_least(1),
+    "eval.patience": at_least(1),
+    "checkpoint.every_steps": at_least(1),
+    "checkpoint.every_minutes": POSITIVE,
+    "checkpoint.keep": at_least(1),
+    "log.every_steps": at_least(1),
+    "log.gpu_every_seconds": POSITIVE,
+    "profile.steps": PROFILE_STEPS,
+}
+
+# Promised names without their feature: accepted at the default, so that files written now stay valid.
+UNAVAILABLE_KEYS = frozenset(
+    [
+        "log.trackers",
+    ]
+)
+
+
+def rule_violation(key: str, value: Any) -> str | None:
+    """What `key` asks for, where `value` is not that."""
+    if not is_finite(value):
+        return "finite numbers"
+    if not is_printable(value):
+        return "text without control characters"
+    rule = RULES.get(key)
+    return None if rule is None or value in (None, "auto") or rule.holds(value) else rule.expected
+
+
+def is_finite(value: Any) -> bool:
+    """Whether no number inside is infinite or NaN, which no setting means and no JSON can hold."""
+    return all(math.isfinite(leaf) for leaf in collect_scalars(value) if isinstance(leaf, float))
+
+
+def is_printable(value: Any) -> bool:
+    """Whether all text inside can be shown on one line and written as UTF-8."""
+    return all(leaf.isprintable() for leaf in collect_scalars(value) if isinstance(leaf, str))
+
+
+def collect_scalars(value: Any) -> list[Any]:
+    """All scalars inside lists and dicts, keys included."""
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in (key, *collect_scalars(inner))]
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in collect_scalars(inner)]
+    return [value]

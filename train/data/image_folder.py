@@ -1,0 +1,171 @@
+"""Lists the labelled images in class folders, and splits off a validation set if there is none.
+
+The same share of every class is held out, and the same samples in every run: the split does not
+depend on `run.seed`. Unread files, misplaced folders and classes that are too small are reported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train import rng
+from train.config import batches
+from train.config.schema import DataConfig
+from train.data import class_folders, decode, grouping, path_list
+
+
+def validation_mask(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
+    """Which samples are set aside, bool [n]: `count` of them, the same share of every class.
+
+    Not keyed by run.seed: runs with different seeds are measured on the same images.
+    """
+    order = rng.permutation(len(labels), rng.SPLIT)
+    share = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = order[labels[order] == label]
+        share[members] = (np.arange(len(members)) + 0.5) / len(members)
+    chosen = np.zeros(len(labels), bool)
+    chosen[np.argsort(share, kind="stable")[:count]] = True
+    return chosen
+
+
+SampleIndices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFileSource:
+    """Image files and their classes. paths: `Paths`, or whatever a factory of the user's own gives."""
+
+    paths: Sequence[str]
+    labels: Tensor
+    size: int
+
+    def read(self, samples: SampleIndices) -> Tensor:
+        """Decode them, uint8 [n, size, size, 3].
+
+        Raises:
+            Failure: DATA for a file that is not a whole image, NO_INPUT for one that went away.
+        """
+        pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
+        for place, sample in enumerate(samples):
+            pixels[place] = decode.decode_image(Path(str(self.paths[sample])), self.size, int(sample))
+        return torch.from_numpy(pixels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFolderSplits:
+    """Both sides, the names of the classes, and what is worth saying of the split."""
+
+    training: ImageFileSource
+    held_out: ImageFileSource
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def list_splits(data: DataConfig) -> ImageFolderSplits:
+    """List all files of data.root, and split them where nothing is held out yet.
+
+    Raises:
+        Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes and for
+            groups that cannot be kept on one side.
+    """
+    layout = class_folders.find_layout(Path(data.root))
+    _refuse_wrong_class_count(data, layout)
+    unread, inside = Counter[str](), {name: set[str]() for name in layout.classes}
+    training = _list_files(layout.training, layout.classes, data.image_size, unread, inside)
+    class_folders.count_files_outside_classes(Path(data.root), layout, unread)
+    if layout.held_out is not None:
+        held_out = _list_files(layout.held_out, layout.classes, data.image_size, unread, {})
+        if data.group is not None:
+            grouping.refuse_leak(_group_names(training, data), _group_names(held_out, data))
+        return _image_folder_splits(layout, training, held_out, unread, class_folders.split_folder_warnings(inside))
+    chosen, notes = _choose_validation_files(training, data)
+    held_out, training = _select_files(training, chosen), _select_files(training, ~chosen)
+    warnings = class_folders.split_folder_warnings(inside)
+    if data.val_fraction > 0:
+        counted = (np.bincount(side.labels.numpy(), minlength=len(layout.classes)) for side in (training, held_out))
+        warnings = (
+            *warnings,
+            *class_folders.missing_validation_warnings(layout.classes, *(one.tolist() for one in counted)),
+        )
+    return _image_folder_splits(layout, training, held_out, unread, warnings, notes)
+
+
+def _image_folder_splits(
+    layout: class_folders.FolderLayout,
+    training: ImageFileSource,
+    held_out: ImageFileSource,
+    unread: Counter[str],
+    warnings: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+) -> ImageFolderSplits:
+    told = (class_folders.describe_unread_files(unread), class_folders.describe_ignored_folders(layout))
+    return ImageFolderSplits(
+        training=training,
+        held_out=held_out,
+        classes=layout.classes,
+        notes=(*notes, *filter(None, told)),
+        warnings=warnings,
+    )
+
+
+def _choose_validation_files(files: ImageFileSource, data: DataConfig) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
+    """Which files are held out, and what to say of it."""
+    labels = files.labels.numpy()
+    count = batches.num_validation_samples(len(labels), data.val_fraction)
+    if data.group is None:
+        return validation_mask(labels, count), ()
+    named = _group_names(files, data)
+    chosen = grouping.validation_mask_by_group(labels, named, count)
+    return chosen, (grouping.describe_split(named, chosen, count),)
+
+
+def _group_names(files: ImageFileSource, data: DataConfig) -> list[str]:
+    """data.group is searched in paths as they are below the folder of class folders: no folder above may match."""
+    return grouping.group_names(path_list.as_packed_paths(files.paths).names(), data.group or "")
+
+
+def _list_files(
+    above: Path, classes: tuple[str, ...], size: int, unread: Counter[str], inside: Mapping[str, set[str]]
+) -> ImageFileSource:
+    counts: list[int] = []
+
+    def each() -> Iterator[str]:
+        for name in classes:
+            counts.append(0)
+            for path in class_folders.image_files(above / name, unread, inside.get(name)):
+                counts[-1] += 1
+                yield str(path)
+
+    listed = path_list.pack_paths(each(), str(above / "_")[:-1])
+    if not all(counts):
+        class_folders.count_images(above, classes)  # names the empty ones
+    return ImageFileSource(listed, torch.from_numpy(np.repeat(np.arange(len(classes)), counts)), size)
+
+
+def _select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> ImageFileSource:
+    return ImageFileSource(
+        path_list.as_packed_paths(files.paths).part(chosen), files.labels[torch.from_numpy(chosen)], files.size
+    )
+
+
+def _refuse_wrong_class_count(data: DataConfig, layout: class_folders.FolderLayout) -> None:
+    """A default is no claim; any other number must be right."""
+    if data.classes not in (len(layout.classes), DataConfig().classes):
+        raise Failure(
+            "data.classes is not the number of class folders",
+            found=f"{len(layout.classes)} folders in {layout.training}",
+            expected=f"data.classes: {data.classes}",
+            fix=f"set data.classes to {len(layout.classes)}, or leave it out",
+            code=ExitCode.DATA,
+        )

@@ -1,0 +1,251 @@
+"""Keeps all images of a split in GPU memory if they fit, otherwise in host memory.
+
+The ranks of one host divide the decoding and share one copy in host memory, from which each batch
+is copied to the device one batch ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entrypoint import Failure, Heartbeat
+from train.data.splits import SampleIndices
+from train.data.workers import PixelBatch, Split, to_device
+from train.distributed.shared_memory import SINGLE_RANK, HostRanks
+
+IMAGES_PER_CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
+MAX_ITEMSIZE_BYTES: Final = 4  # bytes of one number, at most: what is never written of an area takes no memory
+FREE_GPU_MEMORY_FRACTION: Final = (
+    0.25  # of a GPU's free memory, for the images of one side: what is computed of them needs the rest
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDataset:
+    """Every image, decoded, on the device. `whole` says which rows hold one; None: all."""
+
+    pixels: Tensor
+    labels: Tensor
+    whole: npt.NDArray[np.bool_] | None = None
+
+    def __str__(self) -> str:
+        return "memory" if self.pixels.device.type == "cpu" else "memory, on the GPU"
+
+    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
+        """Give all images each time, and which rows are meant."""
+        for there in _readable_samples(wanted, self.whole):
+            rows = to_device(there, self.pixels.device)
+            yield self.pixels, rows, self.labels.index_select(0, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDataset:
+    """Every image, decoded, in the host's memory. A batch is copied while the one before it is computed."""
+
+    pixels: Tensor
+    labels: Tensor
+    whole: npt.NDArray[np.bool_] | None
+    device: torch.device
+
+    def __str__(self) -> str:
+        return "memory, of the host: copied one batch ahead"
+
+    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
+        """Give the images that are meant, and all their rows."""
+        lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        ahead: _PendingCopy | None = None
+        for there in _readable_samples(wanted, self.whole):
+            ready, ahead = ahead, self._sent(there, lane)
+            if ready is not None:
+                yield ready.read()
+        if ahead is not None:
+            yield ahead.read()
+
+    def _sent(self, samples: SampleIndices, lane: torch.cuda.Stream | None) -> _PendingCopy:
+        """Gathered in pinned memory, and on its way beside what the device computes."""
+        rows, pinned = torch.from_numpy(samples), lane is not None
+        images = torch.empty((len(rows), *self.pixels.shape[1:]), dtype=self.pixels.dtype, pin_memory=pinned)
+        torch.index_select(self.pixels, 0, rows, out=images)
+        labels = self.labels[rows]
+        with nullcontext() if lane is None else torch.cuda.stream(lane):
+            return _PendingCopy(
+                images=images.to(self.device, non_blocking=True),
+                labels=(labels.pin_memory() if pinned else labels).to(self.device, non_blocking=True),
+                copied=None if lane is None else lane.record_event(),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PendingCopy:
+    """A batch on its way to the device. copied: what to wait for before it is used."""
+
+    images: Tensor
+    labels: Tensor
+    copied: torch.cuda.Event | None
+
+    def read(self) -> PixelBatch:
+        """The device waits, not the host; and keeps the memory until it has used it."""
+        if self.copied is not None:
+            stream = torch.cuda.current_stream(self.images.device)
+            stream.wait_event(self.copied)
+            self.images.record_stream(stream)
+            self.labels.record_stream(stream)
+        return self.images, torch.arange(len(self.labels), device=self.images.device), self.labels
+
+
+def _readable_samples(wanted: Iterable[SampleIndices], whole: npt.NDArray[np.bool_] | None) -> Iterable[SampleIndices]:
+    """Of each array of samples those that can be read, where there are any."""
+    if whole is None:
+        return wanted
+    there = (samples[whole[samples]] for samples in wanted)
+    return (samples for samples in there if len(samples))
+
+
+def load_in_memory(
+    side: Split,
+    stored: tuple[int, ...],
+    device: torch.device,
+    threads: int,
+    pulse: Heartbeat | None = None,
+    host: HostRanks = SINGLE_RANK,
+) -> DeviceDataset | HostDataset:
+    """Decode all images, several at a time: Pillow and numpy let other threads run meanwhile. The ranks of one machine
+    share the work, and the memory of what they read.
+
+    Args:
+        stored: the shape of one sample as it is read.
+
+    Raises:
+        Failure: DATA or NO_INPUT, naming the images.
+    """
+    count = len(side.source.labels)
+    area = host.area(MAX_ITEMSIZE_BYTES * count * math.prod(stored))
+    part = _RankShare(pixels=_PixelBuffer((count, *stored), area.memory))
+    mine = _sample_chunks(count)[area.ranks.index(host.rank) :: len(area.ranks)]
+    if host.world_size == 1:
+        part.read(side, mine, threads, pulse)
+        found = [part.found]
+    else:
+        with suppress(Failure):
+            part.read(side, mine, threads, pulse)
+        everywhere = host.gathered(part.found)
+        _raise_first_failure(everywhere)
+        found = [everywhere[rank] for rank in area.ranks]
+    labels, whole = _merge_reports(side, found)
+    return _place_dataset(part.pixels.of(found), labels, whole, device)
+
+
+def _sample_chunks(count: int) -> list[SampleIndices]:
+    return np.array_split(np.arange(count), max(1, -(-count // IMAGES_PER_CHUNK)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _ReadReport:
+    """What one rank has read, without the pixels.
+
+    moved: the samples that stand in other ones' rows. missing: rows that hold none. bad: broken images. failure: and
+    the first sample of the chunk that it came from.
+    """
+
+    kind: torch.dtype | None = None
+    moved: dict[int, int] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)
+    failure: tuple[int, dict[str, Any]] | None = None
+
+
+@dataclass(slots=True)
+class _PixelBuffer:
+    """[count, *stored] of the type that is read first, in this memory, or in memory of its own."""
+
+    shape: tuple[int, ...]
+    memory: Tensor | None
+    filled: Tensor | None = None
+
+    def put(self, rows: SampleIndices, read: Tensor) -> None:
+        if self.filled is None:
+            self.filled = self._shaped(read.dtype)
+        self.filled[rows] = read
+
+    def of(self, found: Sequence[_ReadReport]) -> Tensor:
+        """All of them; without a row where nothing could be read."""
+        kind = next((part.kind for part in found if part.kind is not None), None)
+        if kind is None:
+            return torch.zeros((0, *self.shape[1:]), dtype=torch.uint8)
+        return self._shaped(kind) if self.filled is None else self.filled
+
+    def _shaped(self, kind: torch.dtype) -> Tensor:
+        if self.memory is None:
+            return torch.zeros(self.shape, dtype=kind)
+        return self.memory[: math.prod(self.shape) * kind.itemsize].view(kind).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankShare:
+    """One rank's share of the work."""
+
+    pixels: _PixelBuffer
+    found: _ReadReport = field(default_factory=_ReadReport)
+
+    def read(self, side: Split, chunks: Sequence[SampleIndices], threads: int, pulse: Heartbeat | None) -> None:
+        """Fill the rows of these chunks; a failure is noted too."""
+        with ThreadPoolExecutor(threads) as pool:
+            results = pool.map(lambda chunk: side.tolerant().read(chunk), chunks)
+            try:
+                for chunk in (pulse or Heartbeat()).each("data", chunks):
+                    self._take(side, chunk, results)
+            finally:
+                results.close()  # type: ignore[attr-defined]  # a generator: what was not begun is not read any more
+
+    def _take(
+        self, side: Split, chunk: SampleIndices, results: Iterator[tuple[Tensor | None, SampleIndices, dict[int, str]]]
+    ) -> None:
+        try:
+            read, taken, bad = next(results)
+            side.ledger.add(side.name, bad)
+        except Failure as failure:
+            self.found.failure = (int(chunk[0]), failure.arguments())
+            raise
+        self.found.bad |= bad
+        rows = chunk if side.replace else taken
+        self.found.missing += np.setdiff1d(chunk, rows).tolist()
+        other = rows != taken
+        self.found.moved |= dict(zip(rows[other].tolist(), taken[other].tolist(), strict=True))
+        if read is not None:
+            self.found.kind = read.dtype
+            self.pixels.put(rows, read)
+
+
+def _raise_first_failure(found: Sequence[_ReadReport]) -> None:
+    """The failure that one rank alone would have met first."""
+    failures = [part.failure for part in found if part.failure is not None]
+    if failures:
+        raise Failure(**min(failures, key=lambda failure: failure[0])[1])
+
+
+def _merge_reports(side: Split, found: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
+    """Labels, and which rows hold an image."""
+    labels, whole = side.source.labels.clone(), np.ones(len(side.source.labels), bool)
+    for part in found:
+        side.ledger.add(side.name, part.bad)
+        whole[part.missing] = False
+        labels[list(part.moved)] = side.source.labels[list(part.moved.values())]
+    return labels, None if whole.all() else whole
+
+
+def _place_dataset(
+    pixels: Tensor, labels: Tensor, whole: npt.NDArray[np.bool_] | None, device: torch.device
+) -> DeviceDataset | HostDataset:
+    if device.type == "cuda" and pixels.nbytes > FREE_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]:
+        return HostDataset(pixels, labels, whole, device)
+    return DeviceDataset(pixels.to(device), labels.to(device), whole)

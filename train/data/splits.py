@@ -1,0 +1,54 @@
+"""Defines what a data set is to the training: two splits, class names and sample shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from train.data.shape import Shape
+
+FLOAT32_BYTES: Final = 4  # bytes of a number, of whatever width it was before it was read
+SampleIndices = npt.NDArray[np.int64]
+
+
+class DataSource(Protocol):
+    """Images or clips by number, without randomness. Forked into worker processes, so nothing in it may be copied."""
+
+    @property
+    def labels(self) -> Tensor:
+        """int64 [count]."""
+
+    def read(self, samples: SampleIndices) -> Tensor:
+        """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSplits:
+    """Both sides of the data. held_out may be empty (data.val_fraction: 0).
+
+    floats: whether samples are read as float32, and not as bytes. notes, warnings: what the user should know of how
+    they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show
+    it; not for digits, nor where the class is a direction. shared: an open file whose position forked processes would
+    move for each other.
+    """
+
+    training: DataSource
+    held_out: DataSource
+    classes: tuple[str, ...]
+    shape: Shape
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    mirror: bool = True
+    floats: bool = False
+    shared: str | None = None
+
+    @property
+    def bytes_(self) -> int:
+        """Of all samples as they are read."""
+        count = len(self.training.labels) + len(self.held_out.labels)
+        return count * math.prod(self.shape.stored) * (FLOAT32_BYTES if self.floats else 1)

@@ -1,0 +1,240 @@
+"""Reports the class balance, computes class weights, and computes a fingerprint of the data.
+
+The fingerprint is compared between the ranks, and with that of the run that is resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train.config import schema
+from train.data import path_list
+from train.data.arrays import ArraySource
+from train.data.image_folder import ImageFileSource
+from train.data.path_list import PackedPaths
+from train.data.splits import DataSource, DataSplits
+from train.files import one_line
+
+MAX_EVEN_RATIO: Final = 1.5  # largest to smallest class: up to here one line says enough
+MAX_TABLE_CLASSES: Final = 20  # classes in a table; of more, the EXTREMES at both ends
+NUM_EXTREME_CLASSES: Final = 5
+
+ClassCounts = npt.NDArray[np.int64]
+ClassWeights = Literal["none", "balanced"] | list[float]
+
+
+def class_counts(labels: Tensor, classes: int) -> ClassCounts:
+    """Samples of each class, int64 [classes], from labels int64 [n]."""
+    return np.bincount(labels.numpy(), minlength=classes)
+
+
+def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence[str] = ()) -> list[float]:
+    """The weights of `optim.class_weights: balanced`: samples / (classes x samples of the class).
+
+    Over all samples their mean is 1, so that the loss keeps its scale.
+
+    Raises:
+        Failure: DATA for classes without a sample.
+    """
+    empty = [str(names[label] if names else label) for label, count in enumerate(counted) if count == 0]
+    if empty or len(counted) == 0:
+        raise Failure(
+            "optim.class_weights: balanced needs samples of every class to train on",
+            found=f"none of {', '.join(empty[:NUM_EXTREME_CLASSES]) or 'any class'}"
+            + _and_more(len(empty) - NUM_EXTREME_CLASSES),
+            fix="give samples of them, remove these classes, or set optim.class_weights to one number for each class",
+            code=ExitCode.DATA,
+        )
+    total = sum(int(count) for count in counted)
+    return [total / (len(counted) * int(count)) for count in counted]
+
+
+def describe_class_balance(
+    training: Tensor, held_out: Tensor, classes: Sequence[str], class_weights: ClassWeights
+) -> list[str]:
+    """For the banner: one line where the classes are about as large as each other, else a short table too.
+
+    Args:
+        training: labels int64 [n], held_out: likewise, may be empty.
+        class_weights: optim.class_weights.
+    """
+    rows = _class_rows(
+        class_counts(training, len(classes)), class_counts(held_out, len(classes)), classes, class_weights
+    )
+    least, most = min(row.training for row in rows), max(row.training for row in rows)
+    first = f"{'classes':<14} {_format_range([row.training for row in rows])} samples of each for training"
+    if len(held_out):
+        first += f", {_format_range([row.held_out for row in rows])} held out"
+    if most <= MAX_EVEN_RATIO * least:
+        return [first]
+    return [f"{first}; {_describe_imbalance(least, most)}", *_format_table(rows, class_weights)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClassRow:
+    name: str
+    training: int
+    held_out: int
+    weight: float | None
+
+
+def _class_rows(
+    training: ClassCounts, held_out: ClassCounts, classes: Sequence[str], class_weights: ClassWeights
+) -> list[_ClassRow]:
+    """The largest class first. The weights are the given ones, or those that `balanced` would give."""
+    weights: Sequence[float | None] = [None] * len(classes)
+    if isinstance(class_weights, list):
+        weights = class_weights if len(class_weights) == len(classes) else weights
+    elif training.all():
+        weights = balanced_class_weights(training)
+    rows = [
+        _ClassRow(
+            name=one_line(name), training=int(training[label]), held_out=int(held_out[label]), weight=weights[label]
+        )
+        for label, name in enumerate(classes)
+    ]
+    return sorted(rows, key=lambda row: -row.training)
+
+
+def _format_table(rows: Sequence[_ClassRow], class_weights: ClassWeights) -> list[str]:
+    heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)"}
+    title = heading[class_weights] if isinstance(class_weights, str) else "weight (given)"
+    shown = (
+        list(rows) if len(rows) <= MAX_TABLE_CLASSES else [*rows[:NUM_EXTREME_CLASSES], *rows[-NUM_EXTREME_CLASSES:]]
+    )
+    width = max(len("class"), *(min(len(row.name), 40) for row in shown))
+    table = [f"  {'class':<{width}} {'training':>10} {'held out':>10}  {title}"]
+    table += [_format_row(row, width) for row in shown]
+    if len(shown) < len(rows):
+        table.insert(1 + NUM_EXTREME_CLASSES, f"  ... and {len(rows) - len(shown):,} classes between these")
+    return table
+
+
+def _format_row(row: _ClassRow, width: int) -> str:
+    weight = "-" if row.weight is None else f"{row.weight:.4g}"
+    return f"  {row.name[:40]:<{width}} {row.training:>10,} {row.held_out:>10,}  {weight}"
+
+
+def _format_range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _describe_imbalance(least: int, most: int) -> str:
+    if least == 0:
+        return "some classes have no training sample"
+    return f"the largest is {most / least:.3g} times the smallest"
+
+
+def _and_more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
+
+
+SPLIT_NAMES: Final = {"training": "training samples", "held_out": "held-out samples"}
+DIFFERENT_CONTENT: Final = ": others, or in another order"
+NUM_HASHED_SAMPLES: Final = 64  # samples of an array
+MAX_LISTED_RANKS: Final = 4  # ranks
+DIFFERENT_DATA_FIXES: Final = {
+    True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
+    "with a seed, as numpy.random.default_rng(0)",
+    False: "give all nodes the same files: put data.root where all of them see it, or copy it anew to each",
+}
+
+
+def data_fingerprint(sets: DataSplits, root: str) -> dict[str, Any]:
+    """Classes, how many samples each side has, and their digests; as checkpoints keep them.
+
+    A digest is of the labels and, of files, the paths below their folder (root, in a list of the user's own), in their
+    order. So the folder may move. Of arrays it is of a few samples too. It is not of what all samples hold: to read
+    them takes as long as an epoch. `all`: however files are divided into sides.
+    """
+    training, held_out = sets.training, sets.held_out
+    digests = {"training": _split_digest(training, root), "held_out": _split_digest(held_out, root)}
+    if (
+        isinstance(training, ImageFileSource)
+        and isinstance(held_out, ImageFileSource)
+        and (every := _undivided_paths(training, held_out))
+    ):
+        digests["all"] = _sha256(every.pieces())
+    sizes = {"training": len(training.labels), "held_out": len(held_out.labels)}
+    return {"classes": list(sets.classes), **sizes, "digests": digests}
+
+
+def refuse_different_data(mine: Mapping[str, Any], name: str, gathered: Callable[[Any], list[Any]]) -> None:
+    """Compare all ranks' data: each trains on what its own list calls by a number. To be called by all ranks.
+
+    Args:
+        mine: this rank's `facts`. name: data.name. gathered: gives every rank's value, in the order of the ranks.
+
+    Raises:
+        Failure: DATA, naming the ranks that differ from rank 0, and in what.
+    """
+    called = _sha256(repr(one).encode() for one in mine["classes"])
+    told = {"classes": (len(mine["classes"]), called)}
+    told |= {word: (mine[side], mine["digests"][side]) for side, word in SPLIT_NAMES.items()}
+    every = gathered((socket.gethostname(), told))
+    for word, first in every[0][1].items():
+        if others := [rank for rank, (_, one) in enumerate(every) if one[word] != first]:
+            counts = [f"{every[rank][1][word][0]:,} on rank {rank} ({every[rank][0]})" for rank in (0, *others)]
+            alike = all(every[rank][1][word][0] == first[0] for rank in others)
+            raise _different_data_failure(name, f"{word}: {_list_ranks(counts)}{DIFFERENT_CONTENT if alike else ''}")
+
+
+def _different_data_failure(name: str, found: str) -> Failure:
+    return Failure(
+        "the ranks see different data",
+        found=found,
+        expected="the same classes and the same samples in the same order on all ranks",
+        fix=DIFFERENT_DATA_FIXES[schema.is_factory(name)],
+        code=ExitCode.DATA,
+    )
+
+
+def _list_ranks(ranks: list[str]) -> str:
+    return ", ".join(ranks[:MAX_LISTED_RANKS]) + (
+        f" and {len(ranks) - MAX_LISTED_RANKS:,} more ranks" if len(ranks) > MAX_LISTED_RANKS else ""
+    )
+
+
+def _split_digest(side: DataSource, root: str) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(side.labels.numpy(), "<i8").data)
+    if isinstance(side, ImageFileSource):
+        for piece in _relative_paths(side, root).pieces():
+            digest.update(piece)
+    if isinstance(side, ArraySource) and len(side.rows):
+        few = side.rows[torch.linspace(0, len(side.rows) - 1, NUM_HASHED_SAMPLES).long()]
+        digest.update(side.pixels[few].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def _relative_paths(side: ImageFileSource, root: str) -> PackedPaths:
+    if isinstance(side.paths, PackedPaths):
+        return side.paths
+    return path_list.pack_paths(str(path).removeprefix(root) for path in side.paths)
+
+
+def _undivided_paths(training: ImageFileSource, held_out: ImageFileSource) -> PackedPaths | None:
+    """The list of which both are parts, in its order; None where each has one of its own."""
+    if not (isinstance(training.paths, PackedPaths) and isinstance(held_out.paths, PackedPaths)):
+        return None
+    if training.paths.letters is not held_out.paths.letters:
+        return None
+    every = path_list.concatenate_paths(training.paths, held_out.paths)
+    return every.part(np.argsort(every.starts))
+
+
+def _sha256(pieces: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()[:32]

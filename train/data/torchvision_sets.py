@@ -1,0 +1,112 @@
+"""Reads the data sets that torchvision publishes: CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST.
+
+Pickles are loaded only after their hashes have been compared with the published ones.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
+from train.data import arrays, download
+from train.data.shape import Shape
+from train.data.splits import DataSplits
+
+# torchvision's names of them.
+TORCHVISION_CLASSES: Final = {
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+}
+READ_ERRORS: Final = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+ImagesAndLabels = tuple[Tensor, Tensor]  # uint8 [N, height, width, channels], int64 [N]
+
+
+def open_torchvision_set(data: DataConfig) -> DataSplits:
+    """The published training set, and the published test set as the held-out side. Resized to data.image_size.
+
+    Raises:
+        Failure: NO_INPUT, naming a file that is missing; DATA, naming one that is not what was published.
+    """
+    download.refuse_missing_files(data)
+    from torchvision import datasets  # takes a second, and only this source needs it
+
+    kind = getattr(datasets, TORCHVISION_CLASSES[data.name])
+    read: Callable[[Any, Path], tuple[ImagesAndLabels, ImagesAndLabels, list[str]]] = (
+        _read_cifar if "cifar" in data.name else _read_mnist
+    )
+    *sides, classes = read(kind, Path(data.root))
+    training, held_out = (arrays.array_source(*side, data.name, data.image_size) for side in sides)
+    channels = training.pixels.shape[-1]
+    return DataSplits(
+        training=training,
+        held_out=held_out,
+        classes=tuple(classes),
+        shape=Shape(channels=channels, size=(data.image_size, data.image_size)),
+        mirror=data.name != "mnist",  # most digits mirrored are no digits
+    )
+
+
+def _read_cifar(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
+    """torchvision compares the hash of every file before it unpickles one."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the pickles are of an old numpy's making
+            sides = [kind(root, train=train, download=False) for train in (True, False)]
+    except RuntimeError as error:
+        raise _changed_file_failure(kind, root) from error
+    training, held_out = ((torch.from_numpy(side.data), torch.tensor(side.targets)) for side in sides)
+    return training, held_out, sides[0].classes
+
+
+def _changed_file_failure(kind: Any, root: Path) -> Failure:
+    """Names the first file whose hash is not the published one."""
+    from torchvision.datasets.utils import check_integrity
+
+    hashes = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    files = ((root / kind.base_folder / name, md5) for name, md5 in hashes)
+    path, md5 = next(((path, md5) for path, md5 in files if not check_integrity(path, md5)), (root, "?"))
+    return _not_published_failure(path, f"another md5 than {md5}")
+
+
+def _read_mnist(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
+    """Bytes behind a header. Read file by file: torchvision's class would prefer an older cache beside them."""
+    folder = root / kind.__name__ / "raw"
+    training, held_out = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
+    return training, held_out, kind.classes
+
+
+def _read_idx_pair(folder: Path, name: str) -> ImagesAndLabels:
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    images = _read_idx_file(read_image_file, folder / f"{name}-images-idx3-ubyte")
+    labels = _read_idx_file(read_label_file, path := folder / f"{name}-labels-idx1-ubyte")
+    if len(images) != len(labels):
+        raise _not_published_failure(path, f"{len(labels)} labels for {len(images)} images")
+    if len(labels) == 0 or int(labels.max()) > 9:
+        raise _not_published_failure(path, f"labels up to {int(labels.max())}" if len(labels) else "no labels")
+    return images[..., None], labels
+
+
+def _read_idx_file(reader: Callable[[str], Tensor], path: Path) -> Tensor:
+    try:
+        return reader(str(path))
+    except READ_ERRORS as error:
+        raise _not_published_failure(path, f"{type(error).__name__}: {error}".removesuffix(": ")) from error
+
+
+def _not_published_failure(path: Path, found: str) -> Failure:
+    return Failure(
+        f"{path.name} is not the published file",
+        found=f"{path}: {found}",
+        fix="delete it, and fetch it again with `train data fetch` (nothing of it was used)",
+        code=ExitCode.DATA,
+    )

@@ -1,0 +1,1 @@
+"""This package sets up a rank and lets the ranks decide together."""

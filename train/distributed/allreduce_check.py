@@ -1,0 +1,82 @@
+"""The all-reduce check sums known numbers over all ranks, verifies the sum and times it.
+
+`python -m train.distributed.allreduce_check` runs one rank of it, for `entrypoint doctor --full`.
+Rank 0 writes the measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from entrypoint import ExitCode, Failure, protect_output_streams, world_from_environ
+
+
+def main() -> int:
+    """Run it; returns the exit code."""
+    protect_output_streams()
+    try:
+        return check_all_reduce(sys.argv[1:], os.environ)
+    except Failure as failure:
+        print(failure, file=sys.stderr, flush=True)
+        return int(failure.code)
+
+
+def check_all_reduce(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """`[--result FILE] [--timeout SECONDS]`.
+
+    Raises:
+        Failure: PEER, where ranks do not meet or are lost; NODE, where a sum is wrong or a rank has no GPU.
+    """
+    parser = argparse.ArgumentParser(prog="train.distributed.allreduce_check", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--result", metavar="FILE", type=Path, help="where rank 0 writes what it measured, as JSON")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="for all of it (default: 60)")
+    arguments = parser.parse_args(argv)
+    world = world_from_environ(environ)
+    until = time.monotonic() + arguments.timeout
+    watch = start_timer(
+        arguments.timeout, lambda: exit_as_hung(f"rank {world.rank} of {world.world_size}", arguments.timeout)
+    )
+    from train.distributed import rendezvous  # loads torch, which the alarm is to see as well
+    from train.distributed.allreduce import gpu_uuid, measure_all_reduce
+    from train.distributed.device import choose_device
+
+    device = choose_device(environ.get("ENTRYPOINT_DEVICE") or "cpu", world.local_rank)
+    patience = max(0.0, until - time.monotonic()) / 2  # the half of what is left: it names who did not come
+    store = rendezvous.connect(world, environ, patience, gpu_uuid(device))
+    found = measure_all_reduce(world, device, store, arguments.timeout)
+    watch.cancel()
+    if world.rank == 0 and arguments.result:
+        interface = environ.get("GLOO_SOCKET_IFNAME", "") if found.backend == "gloo" else ""
+        arguments.result.write_text(json.dumps(asdict(found) | {"device": device.type, "interface": interface}))
+    return 0
+
+
+def start_timer(limit_s: float, ring: Callable[[], None]) -> threading.Timer:
+    """Ring after so long: a collective that hangs inside a driver raises nothing."""
+    timer = threading.Timer(limit_s, ring)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def exit_as_hung(who: str, limit_s: float) -> None:
+    """End this process at once: nothing else ends one that hangs in a driver."""
+    failure = Failure(
+        f"{who} was not done after {limit_s:g} s",
+        fix="entrypoint doctor --full tries which pairs of GPUs exchange; NCCL_P2P_DISABLE=1 takes another way",
+        code=ExitCode.HANG,
+    )
+    print(failure, file=sys.stderr, flush=True)
+    os._exit(int(ExitCode.HANG))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

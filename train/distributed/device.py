@@ -1,0 +1,332 @@
+"""This module chooses a rank's device and precision, and explains errors of CUDA and NCCL.
+
+One table maps the messages of CUDA, its libraries and NCCL to a Failure with a fix. Every module
+that computes uses it.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import traceback
+from collections.abc import MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from entrypoint import ExitCode, Failure
+from train.config.environment import SET_BY_PARENT_VARIABLE
+
+# torch has a type only for its own allocator's lack of memory. The others' words are those of libcudart, libcublas and
+# libcudnn (9) themselves, as torch 2.11 to 2.15 hand them on: AcceleratorError, a RuntimeError, or NCCL's last error.
+OUT_OF_MEMORY_PATTERN: Final = re.compile(
+    r"CUDA[^\n]*out of memory|Cuda failure[^\n]*'out of memory'"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*DEVICE_ALLOCATION_FAILED"
+)
+CUDA_ERROR_PATTERN: Final = re.compile(
+    r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: )([^\n']+)"
+)
+SHARED_MEMORY_PATTERN: Final = re.compile(r"shared memory (?:segment|file)|/dev/shm/nccl|No space left on device")
+# What torch's two NCCL backends write. That of torch 2.11 (NCCLUtils.hpp; in 2.15 with TORCH_DIST_USE_NCCL2=0) raises
+# DistBackendError, that of torch 2.15 (nccl2/ProcessGroupNCCL.cpp) RuntimeError. Both repeat ncclGetErrorString.
+NCCL_ERROR_PATTERN: Final = re.compile(
+    r"NCCL (?:error|timeout) in: |NCCL [\w ]+ failed|NCCL Async Error|NCCL operation timed out"
+    r"|NCCL communicator was aborted|Failed to (?:initialize NCCL communicator|get NCCL unique ID)"
+)
+# What NCCL warned of last: the older backend writes it below a line of its own, the newer one behind its name.
+NCCL_LAST_ERROR_PATTERN: Final = re.compile(r"^(?:Last error:\n|NCCL Last Error: )(\S.*)", re.MULTILINE)
+NCCL_WARNING_PATTERN: Final = re.compile(r" NCCL WARN (\S.*)")  # in what NCCL writes itself with NCCL_DEBUG=WARN
+NCCL_CUDA_ERROR: Final = "unhandled cuda error"
+LIBRARY_FOLDERS: Final = tuple(Path(torch.__file__).parents[1] / name for name in ("torch", "accelerate"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceErrorKind:
+    """Errors with one remedy. signs: CUDA's words. line: the program may be the reason, so that its line is told."""
+
+    signs: tuple[str, ...]
+    what: str
+    fix: str
+    code: ExitCode = ExitCode.NODE
+    line: bool = False
+
+
+EXCLUDE_NODE_FIX: Final = "leave this node out (srun --exclude={host})"
+DEVICE_ERROR_KINDS: Final = (
+    DeviceErrorKind(
+        signs=("uncorrectable ECC error", "uncorrectable NVLink error", "over nvlink or a hardware error"),
+        what="its hardware reports an error that it cannot correct",
+        fix=EXCLUDE_NODE_FIX + " and report it: nvidia-smi -q -d ECC shows its memory; a reset of the GPU may help",
+    ),
+    DeviceErrorKind(
+        signs=(
+            "unspecified launch failure",
+            "an illegal memory access was encountered",
+            "an illegal instruction was encountered",
+            "misaligned address",
+            "invalid program counter",
+            "hardware stack error",
+            "operation not supported on global/shared address space",
+        ),
+        what="a kernel failed on it",
+        fix="where only torch's own kernels ran, this GPU or its driver is the likelier reason: "
+        + EXCLUDE_NODE_FIX
+        + " and look "
+        "for Xid in its dmesg; where CUDA or Triton kernels of your own ran, they are: with CUDA_LAUNCH_BLOCKING=1 the "
+        "line that is named is where it failed, and theirs fail on other nodes too",
+        line=True,
+    ),
+    DeviceErrorKind(
+        signs=("busy or unavailable", "exclusive-thread device already in use"),
+        what="it is busy or does not answer",
+        fix="end the other program on it (nvidia-smi), or start one rank per GPU: in the compute mode "
+        "EXCLUSIVE_PROCESS (nvidia-smi -q -d COMPUTE) it takes one process; where nobody uses it, " + EXCLUDE_NODE_FIX,
+    ),
+    DeviceErrorKind(
+        signs=("no kernel image is available", "device kernel image is invalid"),
+        what="there is no code for this kind of GPU",
+        fix="take other GPUs, or an image whose torch was built for these (torch.cuda.get_arch_list() tells); build "
+        "kernels of your own for these too",
+    ),
+    DeviceErrorKind(
+        signs=("invalid device ordinal", "no CUDA-capable device is detected"),
+        what="CUDA does not find it",
+        fix="compare nvidia-smi -L with CUDA_VISIBLE_DEVICES; where a GPU is missing from the list, "
+        + EXCLUDE_NODE_FIX,
+    ),
+    DeviceErrorKind(
+        signs=(
+            "unknown error",
+            "initialization error",
+            "system not yet initialized",
+            "unsupported display driver / cuda driver combination",
+            "CUDA driver version is insufficient",
+            "compiled with an unsupported toolchain",
+            "forward compatibility was attempted",
+            "the launch timed out and was terminated",
+            "MPS client",
+            "MPS server",
+        ),
+        what="CUDA does not run on it",
+        fix="entrypoint doctor compares the driver with torch's CUDA; " + EXCLUDE_NODE_FIX,
+    ),
+    DeviceErrorKind(
+        signs=("device-side assert triggered",),
+        what="an index was out of range there (a device-side assert)",
+        fix="labels must be 0 to classes - 1 (train data check --config FILE); in a model or data of your own look at "
+        "indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is named is where it failed",
+        code=ExitCode.DATA,
+        line=True,
+    ),
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the GPU had no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
+
+
+def failure_from_error(error: BaseException, index: int | None = None) -> Failure | None:
+    """The failure that `error` is; None where neither CUDA nor NCCL reported it.
+
+    RESOURCE for want of memory, NODE or DATA as in the table, PEER for all else that NCCL reports.
+
+    index: the GPU's, where it was not taken yet.
+    """
+    if is_out_of_memory(error):
+        fix = "end the other program that holds its memory (nvidia-smi), or take another GPU (CUDA_VISIBLE_DEVICES)"
+        return Failure(
+            "out of GPU memory",
+            found=f"{summarize_error(error)}; {describe_gpu(index)}",
+            fix=fix,
+            code=ExitCode.RESOURCE,
+        )
+    if is_nccl_error(error) and SHARED_MEMORY_PATTERN.search(summarize_error(error)):
+        return _shared_memory_failure(error)
+    told = CUDA_ERROR_PATTERN.search(str(error))
+    kind = next((one for one in DEVICE_ERROR_KINDS if told and any(sign in told[1] for sign in one.signs)), None)
+    if kind is None:
+        return _nccl_failure(error) if is_nccl_error(error) else None
+    found = summarize_error(error) + (_last_user_line(error) if kind.line else "")
+    fix = kind.fix.format(host=socket.gethostname())
+    return Failure(f"{describe_gpu(index)}: {kind.what}", found=found, fix=fix, code=kind.code)
+
+
+def is_nccl_error(error: BaseException) -> bool:
+    """Whether NCCL reported it, through either of torch's backends."""
+    return isinstance(error, RuntimeError) and NCCL_ERROR_PATTERN.search(str(error)) is not None
+
+
+def add_nccl_warning(error: Exception, warnings: str) -> Exception:
+    """NCCL's error, with the last of NCCL's own `warnings` as its reason where torch gave none.
+
+    While NCCL starts, torch 2.15 tells only the kind of the error.
+    """
+    own = NCCL_WARNING_PATTERN.findall(warnings)
+    if not own or not is_nccl_error(error) or NCCL_LAST_ERROR_PATTERN.search(str(error)):
+        return error
+    return RuntimeError(f"{error}\nNCCL Last Error: {own[-1]}").with_traceback(error.__traceback__)
+
+
+def summarize_error(error: BaseException) -> str:
+    """The error in one line: of NCCL's the reason, which stands below its kind and its version."""
+    text = str(error).strip() or type(error).__name__
+    if is_nccl_error(error) and (reason := NCCL_LAST_ERROR_PATTERN.search(text)):
+        return f"NCCL: {reason[1].strip()}"
+    return re.sub(r"^(NCCL error) in: [^,\n]*, ", r"\1: ", text.splitlines()[0].strip())
+
+
+def describe_gpu(index: int | None = None) -> str:
+    """This rank's GPU and host by name, as far as CUDA still tells them."""
+    name = "GPU" if index is None else f"GPU {index}"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):  # after an error it may answer with the same one
+            number = torch.cuda.current_device()
+            facts = torch.cuda.get_device_properties(number)
+            name = f"GPU {number} ({facts.name}, GPU-{facts.uuid})"
+    return f"{name} of {socket.gethostname()}"
+
+
+def _last_user_line(error: BaseException) -> str:
+    """The last line that is not torch's: kernels run later than they are called, so it is not sure."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_library_file(one.filename)]
+    return f"; noticed at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+
+
+def _is_library_file(path: str) -> bool:
+    return path.startswith("<") or any(Path(path).is_relative_to(package) for package in LIBRARY_FOLDERS)
+
+
+def _shared_memory_failure(error: BaseException) -> Failure:
+    return Failure(
+        f"NCCL got no shared memory on {socket.gethostname()}",
+        found=summarize_error(error),
+        fix="give the container more of it (docker run --shm-size=8g or --ipc=host), or free it: df -h /dev/shm",
+        code=ExitCode.RESOURCE,
+    )
+
+
+def _nccl_failure(error: BaseException) -> Failure:
+    again = "; where it fails each time, NCCL_DEBUG=INFO tells more"
+    if NCCL_CUDA_ERROR in str(error):
+        return Failure(
+            f"{describe_gpu()}: CUDA failed in NCCL",
+            found=summarize_error(error),
+            fix=EXCLUDE_NODE_FIX.format(host=socket.gethostname()) + again,
+            code=ExitCode.NODE,
+        )
+    return Failure(
+        f"NCCL failed on {socket.gethostname()}: the network, or another rank",
+        found=summarize_error(error),
+        fix="look at the first error in logs/ and errors/; start the same command again to resume" + again,
+        code=ExitCode.PEER,
+    )
+
+
+THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
+
+
+def choose_device(kind: str, local_rank: int) -> torch.device:
+    """This rank's device. Where a rank sees one GPU only, it is its own, whatever local_rank says.
+
+    Raises:
+        Failure: NODE, where CUDA finds no GPU for this rank or cannot use it; RESOURCE, where others fill it.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = 0 if count == 1 else local_rank
+    if index >= count:
+        raise Failure(
+            f"CUDA finds no GPU for local rank {local_rank}",
+            found=f"{count} usable GPUs",
+            expected=f"{local_rank + 1} or more, or exactly one for this rank alone",
+            fix="start the container with --nv (Apptainer) or --gpus all (Docker), or use --device cpu",
+            code=ExitCode.NODE,
+        )
+    try:
+        torch.cuda.set_device(index)  # the first that CUDA itself is asked for
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        raise failure_from_error(error, index) or _unusable_gpu_failure(index, error) from error
+    return torch.device("cuda", index)
+
+
+def _unusable_gpu_failure(index: int, error: Exception) -> Failure:
+    return Failure(
+        f"CUDA cannot use {describe_gpu(index)}",
+        found=summarize_error(error),
+        fix="entrypoint doctor says what is wrong with it; or take another node (srun --exclude)",
+        code=ExitCode.NODE,
+    )
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """The precision in effect: auto is bf16 on GPUs that have it, else fp32.
+
+    Raises:
+        Failure: USAGE for one that the device would ignore or emulate.
+    """
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if wanted == "auto":
+        return "bf16" if has_bf16 else "fp32"
+    missing = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
+    if missing.get(wanted, False):
+        raise Failure(
+            f"train.precision {wanted} is not possible on this device",
+            found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            fix="set train.precision to auto, which takes the best that every device has "
+            "(in a new run: another run.name)",
+            code=ExitCode.USAGE,
+        )
+    return wanted
+
+
+def describe_precision(precision: str, device: torch.device, *, tf32: bool) -> str:
+    """The precision in effect and what it means, for the banner."""
+    if precision == "fp32" and device.type == "cpu":
+        return "fp32"
+    fp32 = "TF32 on: train.tf32" if tf32 else "TF32 off"
+    means = {"fp32": fp32, "bf16": "autocast; weights in fp32", "fp16": "autocast, loss scaling; weights in fp32"}
+    return f"{precision} ({means[precision]})"
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Say for all of CUDA's products and convolutions whether TF32 may stand in for fp32: torch's own defaults differ.
+
+    Set by the older two switches: torch 2.15 then answers questions in its old and its new words (fp32_precision),
+    but raises in code that asks in the old ones after the new were used. The CPU is not touched.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def use_deterministic_cudnn(device: torch.device) -> None:
+    """The same run on the same number of ranks and threads gives the same bits: no kernels chosen by a stopwatch."""
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def use_bitwise_arithmetic(kind: str, environ: MutableMapping[str, str]) -> None:
+    """The same run on another number of ranks gives the same bits. To be called before CUDA starts.
+
+    On GPUs by kernels that always add in the same order, or refuse. On the CPU by always the same number of threads:
+    the user's own, else 1, since what our parent sets follows the number of ranks.
+    """
+    if kind == "cuda":
+        environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+        # On, it costs a kernel for each new tensor, and finds mistakes that would show anyway.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    elif THREADS_VARIABLE not in environ or THREADS_VARIABLE in environ.get(SET_BY_PARENT_VARIABLE, "").split(","):
+        torch.set_num_threads(1)
+
+
+def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
+    """What the bits of a computation depend on beside the program: kind of device, threads, torch."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    kind = f"CPU, {torch.backends.cpu.get_cpu_capability()}"
+    return {"device": kind, "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -1,0 +1,345 @@
+"""All ranks meet at one store before a process group exists, and conflicts are refused.
+
+Each rank registers itself in the store. Then every rank checks that no rank and no GPU occurs twice
+and that all agree on the size of the world. After the rendezvous, nodes whose clocks differ get a
+warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from torch import distributed as dist
+
+from entrypoint import ExitCode, Failure, World, network, start_daemon_thread
+
+_REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for those that would wait for it
+_POLL_INTERVAL_S = 1.0  # between looks at what else may have happened, while ranks are missing
+# After the deadline a rank waits so much longer for one of its own host: if that one is alive but silent, their parents
+# find the hang first (entrypoint.hang), and say more of it.
+SAME_HOST_GRACE_S: Final = 60.0
+
+
+def register_rank(store: dist.Store, world: World, gpu: str) -> None:
+    """Say that this rank is there, and with which GPU (its UUID, empty on the CPU).
+
+    Raises:
+        Failure: FACTS for a rank that is there twice, or ranks that disagree about the size of the world.
+    """
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
+    first = json.loads(store.compare_set("train/first", "", json.dumps(me | {"rank": world.rank})))
+    if first["world_size"] != world.world_size:
+        raise _world_size_failure(first["rank"], first, world)
+    mine = json.dumps(me | {"id": str(uuid.uuid4())})  # pids repeat over containers
+    winner = store.compare_set(f"train/who/{world.rank}", "", mine).decode()
+    if winner != mine:
+        other = json.loads(winner)
+        raise duplicate_rank_failure(world.rank, f"{other['host']} pid {other['pid']} and {me['host']} pid {me['pid']}")
+
+
+def is_on_same_host(rank: int, world: World) -> bool:
+    """Whether that rank is on this rank's host, where ranks are numbered host by host."""
+    return rank // world.local_world_size == world.rank // world.local_world_size
+
+
+def wait_for_all_ranks(
+    store: dist.Store, world: World, deadline: float, look: Callable[[], None], hosts: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """What each rank has signed, once all have.
+
+    Args:
+        deadline: by time.monotonic; NEIGHBOUR_S later for ranks of this host.
+        look: called about once per second while ranks are missing; may raise.
+        hosts: of all ranks, where they are known.
+
+    Raises:
+        Failure: PEER at the deadline or where the store is gone, FACTS where a rank refused to take part.
+    """
+    keys = [f"train/who/{rank}" for rank in range(world.world_size)]
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            store.wait(keys, timedelta(seconds=left if 0.1 < left < _POLL_INTERVAL_S else _POLL_INTERVAL_S))
+            return [json.loads(value) for value in store.multi_get(keys)]
+        except (dist.DistError, RuntimeError) as error:
+            refused = _has_key(store, _REFUSAL_KEY)
+            if refused:
+                raise Failure(**json.loads(store.get(_REFUSAL_KEY)), code=ExitCode.FACTS) from error
+            if refused is None or left <= _POLL_INTERVAL_S:
+                missing = [rank for rank, key in enumerate(keys) if _has_key(store, key) is False]
+                if left <= -SAME_HOST_GRACE_S or not any(is_on_same_host(rank, world) for rank in missing):
+                    raise _missing_ranks_failure(store, keys, missing, hosts) from error
+        look()
+
+
+def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) -> None:
+    """Raises Failure (FACTS) for two ranks on one GPU, and for ranks that disagree about the size of the world."""
+    for rank, other in enumerate(who):
+        if other["world_size"] != world.world_size:
+            raise _world_size_failure(rank, other, world)
+    users: dict[tuple[object, object], list[int]] = defaultdict(list)
+    for rank, other in enumerate(who):
+        if other["gpu"]:
+            users[other["host"], other["gpu"]].append(rank)
+    for (host, gpu), ranks in users.items():
+        if len(ranks) > 1:
+            raise Failure(
+                f"ranks {' and '.join(map(str, ranks))} use the same GPU",
+                found=f"{gpu} on {host}",
+                expected="one GPU for each rank",
+                fix="give each task its own: srun --gpus-per-node=N --ntasks-per-node=N, without --gres-flags tricks",
+                code=ExitCode.FACTS,
+            )
+
+
+def publish_refusal(store: dist.Store, failure: Failure) -> None:
+    """Leave the reason why this rank does not take part: the others would wait for it."""
+    said = {name: getattr(failure, name) for name in ("what", "found", "expected", "fix")}
+    with suppress(dist.DistError, RuntimeError):
+        store.set(_REFUSAL_KEY, json.dumps(said))
+
+
+def duplicate_rank_failure(rank: int, found: str) -> Failure:
+    """One rank, two processes; `found` names both."""
+    return Failure(
+        f"two processes say that they are rank {rank}",
+        found=found,
+        expected="each rank once",
+        fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK; two "
+        "runs on one host need ports of their own: --master-port, or MASTER_PORT under mpiexec",
+        code=ExitCode.FACTS,
+    )
+
+
+def _has_key(store: dist.Store, key: str) -> bool | None:
+    """None where the store does not answer."""
+    try:
+        return bool(store.check([key]))
+    except (dist.DistError, RuntimeError):
+        return None
+
+
+def _missing_ranks_failure(
+    store: dist.Store, keys: Sequence[str], missing: Sequence[int], hosts: Sequence[str]
+) -> Failure:
+    empty = (
+        _hosts_without_ranks(store, [key for rank, key in enumerate(keys) if rank not in missing], hosts)
+        if missing
+        else []
+    )
+    ranks = ", ".join(map(str, missing)) or "none, but the store is gone"
+    return Failure(
+        f"not all ranks arrived: missing {ranks}{', and no rank came from ' * bool(empty)}{', '.join(empty)}",
+        found=f"{len(keys) - len(missing)} of {len(keys)} ranks",
+        fix="look at the output of the missing ranks; launch.timeouts.start=SECONDS waits longer",
+        code=ExitCode.PEER,
+    )
+
+
+def _hosts_without_ranks(store: dist.Store, arrived: Sequence[str], hosts: Sequence[str]) -> list[str]:
+    """The hosts from which no rank came; none where ranks call their hosts otherwise than the launcher does."""
+    with suppress(dist.DistError, RuntimeError):
+        names = {_short_hostname(json.loads(value)["host"]) for value in store.multi_get(list(arrived))}
+        if names <= {_short_hostname(host) for host in hosts}:
+            return [host for host in hosts if _short_hostname(host) not in names]
+    return []
+
+
+def _short_hostname(host: str) -> str:
+    return host.partition(".")[0]
+
+
+def _world_size_failure(rank: int, other: Mapping[str, object], world: World) -> Failure:
+    return Failure(
+        f"rank {rank} and rank {world.rank} disagree about the number of ranks",
+        found=f"{other['world_size']} says rank {rank} on {other['host']}, {world.world_size} says rank {world.rank}",
+        fix="give all nodes the same number of GPUs and the same --nodes, or set --procs-per-node to one number",
+        code=ExitCode.FACTS,
+    )
+
+
+_RUN_ID_KEY = "train/nonce"
+_SERVER_UUID_KEY = "train/server"
+_PROCESS_UUID = str(uuid.uuid4())
+_STORE_TIMEOUT_S = 5.0  # for one store to answer a question; a foreign service on our port never does
+_RETRY_INTERVAL_S = 0.2
+_LOOPBACK = "127.0.0.1"  # ranks of one host need no port that the network can see
+
+
+def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str = "") -> dist.Store:
+    """The store that all ranks share, once all are there and agree.
+
+    Args:
+        gpu: UUID of this rank's GPU, empty on the CPU.
+
+    Raises:
+        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds (attendance.NEIGHBOUR_S later
+            for one of this host); FACTS for a rank that is there twice, two ranks on one GPU, or ranks that disagree
+            about the world.
+    """
+    deadline = time.monotonic() + timeout_s
+    store = _open_store(world, environ, deadline)
+    if world.world_size > 1:
+        try:
+            register_rank(store, world, gpu)
+        except Failure as failure:
+            publish_refusal(store, failure)
+            raise
+        who = wait_for_all_ranks(
+            store, world, deadline, lambda: _refuse_second_rank_zero(world, environ), _hosts_of_ranks(environ)
+        )
+        refuse_conflicting_ranks(who, world)
+    return store
+
+
+def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:
+    if world.world_size == 1:
+        return dist.HashStore()
+    run_id = environ.get("ENTRYPOINT_RUN_ID", "")
+    ports = [int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")]
+    if environ.get("ENTRYPOINT_AGENT_STORE") == "1":
+        attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        agents = _connect_client(world.master_addr, world.master_port, world.world_size, deadline - time.monotonic())
+        return dist.PrefixStore(f"train/attempt-{attempt}", agents)
+    meeting = replace(world, master_addr=_LOOPBACK) if environ.get("ENTRYPOINT_ONE_HOST") == "1" else world
+    if world.rank == 0:
+        return _serve_store(meeting, ports, run_id, deadline)
+    return _find_store(meeting, ports, run_id, deadline)
+
+
+def _hosts_of_ranks(environ: Mapping[str, str]) -> list[str]:
+    return [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
+
+
+def _serve_store(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
+    listener = network.bind_first_free(network.listen_address(world.master_addr, world.num_nodes), ports)
+    address, port = listener.getsockname()[:2]
+    for earlier in ports[: list(ports).index(port)]:
+        if _is_store_of_run(run_id, world, earlier):
+            listener.close()
+            raise duplicate_rank_failure(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
+    store = dist.TCPStore(
+        {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(address, address),
+        port,
+        world.world_size,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=max(deadline - time.monotonic(), 1.0)),
+        master_listen_fd=listener.detach(),
+    )
+    store.set(_SERVER_UUID_KEY, _PROCESS_UUID)
+    store.set(_RUN_ID_KEY, run_id)
+    return store
+
+
+def _find_store(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
+    """Try the candidates until a store answers with this run's nonce: refused is normal until the deadline."""
+    started, error = time.monotonic(), None
+    deadline += SAME_HOST_GRACE_S if is_on_same_host(0, world) else 0.0
+    address = network.resolve(world.master_addr)
+    while True:
+        for port in ports:
+            error = network.probe(address, port, _STORE_TIMEOUT_S)
+            if error is None and (store := _connect_store_of_run(run_id, world, address, port)):
+                store.set_timeout(timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
+                return store
+        if time.monotonic() > deadline:
+            raise network.unreachable_failure(world.master_addr, ports, error, time.monotonic() - started)
+        time.sleep(_RETRY_INTERVAL_S)
+
+
+def _is_store_of_run(run_id: str, world: World, port: int) -> bool:
+    address = network.resolve(world.master_addr)
+    return (
+        network.probe(address, port, _STORE_TIMEOUT_S) is None
+        and _connect_store_of_run(run_id, world, address, port) is not None
+    )
+
+
+def _connect_store_of_run(run_id: str, world: World, address: str, port: int) -> dist.Store | None:
+    """The store on that port, if it is this run's.
+
+    A program that accepts and stays silent holds torch's client for ever, whatever its timeout says (torch 2.15): the
+    question is asked in a thread that can be left behind.
+    """
+    answer: queue.SimpleQueue[dist.Store | None] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            store = _connect_client(address, port, world.world_size, _STORE_TIMEOUT_S)
+            answer.put(store if store.get(_RUN_ID_KEY).decode() == run_id else None)
+        except (dist.DistError, RuntimeError, UnicodeDecodeError):
+            answer.put(None)  # another program's port, or another run's store
+
+    start_daemon_thread(ask)
+    try:
+        return answer.get(timeout=2 * _STORE_TIMEOUT_S)
+    except queue.Empty:
+        return None
+
+
+def _connect_client(address: str, port: int, world_size: int, timeout_s: float) -> dist.Store:
+    wait = timedelta(seconds=max(timeout_s, 1.0))
+    return dist.TCPStore(address, port, world_size, is_master=False, wait_for_workers=False, timeout=wait)
+
+
+def _refuse_second_rank_zero(world: World, environ: Mapping[str, str]) -> None:
+    """A rank 0 that listens where the master's address does not lead to: does another rank 0 answer there?
+
+    The address may also be a service's that leads back here: the server's own mark tells.
+    """
+    if world.rank or world.num_nodes == 1 or environ.get("ENTRYPOINT_AGENT_STORE") == "1":
+        return
+    address = network.resolve(world.master_addr)
+    if network.is_own_address(address):
+        return
+    run_id = environ.get("ENTRYPOINT_RUN_ID", "")
+    for port in (int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")):
+        reached = network.probe(address, port, _STORE_TIMEOUT_S) is None
+        other = _connect_store_of_run(run_id, world, address, port) if reached else None
+        if other and other.get(_SERVER_UUID_KEY).decode() != _PROCESS_UUID:
+            failure = duplicate_rank_failure(
+                0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}"
+            )
+            publish_refusal(other, failure)
+            raise failure
+
+
+MAX_CLOCK_SKEW_S: Final = 2.0  # ranks look at their clocks a few milliseconds apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockReading:
+    """One rank's clock: seconds since 1970."""
+
+    node: int
+    host: str
+    seconds: float
+
+
+def clock_skew_warnings(readings: Sequence[ClockReading]) -> tuple[str, ...]:
+    """One line where nodes differ from rank 0's by more than two seconds; `readings` in the order of the ranks.
+
+    Nothing depends on it but times in logs, and a deadline that the scheduler gives in seconds since 1970: durations
+    are measured by clocks that nobody sets.
+    """
+    nodes = {reading.node: reading for reading in reversed(readings)}  # each node's first rank
+    first = nodes.pop(readings[0].node)
+    off = [
+        f"{other.host} is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} {first.host}"
+        for _, other in sorted(nodes.items())
+        if abs(apart := other.seconds - first.seconds) > MAX_CLOCK_SKEW_S
+    ]
+    told = f"clocks differ: {', '.join(off[:8])}{f' and {len(off) - 8} more' if len(off) > 8 else ''}"
+    return (f"{told}; times in logs do not compare (set the clocks: chronyc tracking)",) if off else ()

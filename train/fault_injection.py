@@ -1,0 +1,134 @@
+"""FAULT=site:rank:step:action makes a rank fail on purpose, so that tests show what a run survives.
+
+It is off unless the variable is set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from entrypoint import ExitCode, Failure
+
+FAULT_VARIABLE: Final = "FAULT"
+FIRST_ATTEMPT_SUFFIX: Final = ":first"
+FOREVER_S: Final = 3600.0
+# Where a fault can strike; docs/reliability.md says what each stands for.
+SITES: Final = ("start", "data", "fwd", "bwd", "step", "loss", "param", "eval", "save")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: at `site` of optimizer step `step` (counted from 0) on `rank`; None stands for any."""
+
+    site: str
+    rank: int | None
+    step: int | None
+    action: str
+
+
+@dataclass(slots=True)
+class FaultInjector:
+    """The faults of this rank. Each strikes once in a process. asked: the whole variable, other ranks' included."""
+
+    waiting: list[Fault] = field(default_factory=list)
+    asked: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the start of a run says: a variable that was forgotten must be seen."""
+        return (
+            (f"{FAULT_VARIABLE}={self.asked}: this start is broken on purpose; unset it to train",)
+            if self.asked
+            else ()
+        )
+
+    def due(self, site: str, step: int) -> str | None:
+        """The action that is to happen here and now, if any."""
+        for fault in self.waiting:
+            if fault.site == site and fault.step in (None, step):
+                self.waiting.remove(fault)
+                return fault.action
+        return None
+
+    def strike(self, site: str, step: int) -> None:
+        """Do what is due here. Values (a loss, a parameter) are changed by who has them: see `due`."""
+        if self.waiting and (action := self.due(site, step)):
+            ACTIONS[action]()
+
+
+def parse_faults(text: str | None, rank: int, attempt: str = "0") -> FaultInjector:
+    """The faults of `rank` in FAULT, which holds one or several with commas between.
+
+    attempt: how often the run was started again in place. What ends with `:first` strikes only before that.
+
+    Raises:
+        Failure: USAGE.
+    """
+    parts = [
+        part
+        for part in (text or "").split(",")
+        if part and not (attempt != "0" and part.endswith(FIRST_ATTEMPT_SUFFIX))
+    ]
+    faults = [_parse_fault(part.removesuffix(FIRST_ATTEMPT_SUFFIX)) for part in parts]
+    return FaultInjector([fault for fault in faults if fault.rank in (None, rank)], asked=text or "")
+
+
+def _parse_fault(text: str) -> Fault:
+    site, rank, step, action = (*text.split(":"), "", "", "")[:4]
+    whole = text.count(":") == 3 and all(part == "*" or (part.isdecimal() and len(part) < 10) for part in (rank, step))
+    if not whole or site not in SITES or action not in VALUE_ACTIONS.get(site, ACTIONS):
+        raise Failure(
+            f"{FAULT_VARIABLE} names no fault",
+            found=f"{FAULT_VARIABLE}={text}",
+            expected=f"site:rank:step:action; sites {', '.join(SITES)}; actions {', '.join(ACTIONS)}; "
+            + "; ".join(f"at {site} {', '.join(values)}" for site, values in VALUE_ACTIONS.items()),
+            fix=f"unset {FAULT_VARIABLE}: only tests of this project use it",
+            code=ExitCode.USAGE,
+        )
+    return Fault(site=site, rank=_parse_number(rank), step=_parse_number(step), action=action)
+
+
+def _parse_number(text: str) -> int | None:
+    return None if text == "*" else int(text)
+
+
+def _signal_myself(signum: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def _hold_gil() -> None:
+    """Sleep in C without giving the interpreter's lock back: no other thread of this process runs on."""
+    ctypes.PyDLL(None).sleep(int(FOREVER_S))
+
+
+def _run_out_of_memory() -> None:
+    raise MemoryError("asked for by FAULT")
+
+
+def _run_out_of_gpu_memory() -> None:
+    """What torch raises where a GPU is full."""
+    from torch import OutOfMemoryError  # loaded by now: nothing of FAULT's may make the start slower
+
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (asked for by FAULT)")
+
+
+# What needs no value of the training's.
+ACTIONS: Final[Mapping[str, Callable[[], None]]] = {
+    "kill9": _signal_myself(signal.SIGKILL),
+    "stop": _signal_myself(signal.SIGSTOP),
+    "term": _signal_myself(signal.SIGTERM),
+    "hang": _hold_gil,
+    "sleep": lambda: time.sleep(FOREVER_S),
+    "nap": lambda: time.sleep(3.0),
+    "exit0": lambda: os._exit(0),
+    "oom": _run_out_of_memory,
+    "gpu-oom": _run_out_of_gpu_memory,
+}
+# What is done to a value by who has it, and nowhere else.
+VALUE_ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {"loss": ("nan", "x1e3"), "param": ("flip",)}

@@ -1,1 +1,0 @@
-"""Published data sets: what they are, and how they come here once and whole. No torch."""

@@ -1,0 +1,294 @@
+"""These functions write files that appear whole or not at all, read small files safely, and
+translate an OSError into a Failure with a fix.
+
+Large content is written with O_DIRECT where the file system allows it, past the page cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+
+_FREE_SPACE_FIX = "free space there, or set run.output_dir to another file system"
+_OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a container: mount one with -v or --bind)"
+_FILE_SYSTEM_FIX = "look at the file system (dmesg, mount), then start again: the run goes on from its last checkpoint"
+_SYMLINK_FIX = "remove the symbolic link, or set run.output_dir to the place it points to"
+
+# errno -> what the run ends with, and the fix. Any other number is an input/output error.
+ERRNO_MEANINGS: dict[int, tuple[ExitCode, str]] = {
+    errno.ENOSPC: (ExitCode.IO, _FREE_SPACE_FIX),
+    errno.EDQUOT: (ExitCode.IO, "your quota is used up (quota -s, lfs quota): delete files, or " + _FREE_SPACE_FIX),
+    errno.EROFS: (ExitCode.OUTPUT, f"{_OUTPUT_FOLDER_FIX}; one that was writable until now has failed: see dmesg"),
+    errno.EACCES: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
+    errno.EPERM: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
+    errno.ENOTDIR: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
+    errno.EEXIST: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
+    errno.EISDIR: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
+    errno.ENAMETOOLONG: (ExitCode.OUTPUT, "use a shorter run.name or run.output_dir"),
+    errno.ELOOP: (ExitCode.SECURITY, _SYMLINK_FIX),
+    errno.EFBIG: (ExitCode.RESOURCE, "raise the limit on file sizes (ulimit -f)"),
+    errno.EMFILE: (ExitCode.RESOURCE, "raise the limit on open files (ulimit -n)"),
+    errno.ENFILE: (ExitCode.RESOURCE, "close files on this node, or ask its administrator"),
+}
+
+
+def os_error_failure(error: OSError, path: Path, action: str = "write") -> Failure:
+    """What a user reads when `action` on `path` was refused: the system's words, and the space that is left."""
+    number = error.errno or errno.EIO
+    code, fix = ERRNO_MEANINGS.get(number, (ExitCode.IO, _FILE_SYSTEM_FIX))
+    found = f"{os.strerror(number)} (errno {number}, {errno.errorcode.get(number, '?')}){_describe_free_space(path)}"
+    return Failure(f"cannot {action} {path}", found=found, fix=fix, code=code)
+
+
+def _describe_free_space(path: Path) -> str:
+    """`; 1.5 MB free of 64.0 MB` on the file system that holds `path`, or nothing when it does not answer."""
+    there = next(
+        (p for p in (path, *path.parents) if os.path.exists(p)), Path("/")
+    )  # Path.exists() raises for a long name
+    with suppress(OSError):
+        disk = os.statvfs(there)
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        return f"; {format_bytes(free)} free of {format_bytes(size)}"
+    return ""
+
+
+def format_bytes(count: int) -> str:
+    """`1.5 MB`; what is less than one, in kB: a small checkpoint is no 0.0 MB."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+@contextmanager
+def translate_os_errors(path: Path, action: str = "write") -> Iterator[None]:
+    """Turn an OSError from `action` on `path` into its Failure."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error_failure(error, path, action) from error
+
+
+MAX_READ_BYTES: Final = 64 << 20  # bytes; ours are far smaller
+
+
+def read_json(path: Path) -> Any:
+    """The value in the regular file `path`.
+
+    Raises:
+        OSError: it is not there, cannot be read, is too long, or is a pipe or a device, which could be read for ever.
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(read_regular_file(path))
+    except RecursionError as error:  # a few kilobytes of brackets are enough
+        raise ValueError(f"{path} is nested too deep") from error
+
+
+def read_regular_file(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
+    """The bytes of the regular file `path`. Raises OSError as `read_json` does."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
+    return data
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path | None:
+    """Ours in XDG_CACHE_HOME or ~/.cache; not made yet. None without a home."""
+    home = environ.get("HOME", "")
+    caches = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if os.path.isdir(home) else None)
+    return Path(caches) / "train-image" if caches else None
+
+
+def private_cache_folder(environ: Mapping[str, str], name: str) -> Path | None:
+    """A folder in it that its owner alone can write, made if need be: for what is run. None where there is no such."""
+    ours = cache_folder(environ)
+    if ours is None:
+        return None
+    place = ours / name
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = place.lstat()
+    except OSError:
+        return None
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return place if own and os.access(place, os.W_OK) else None
+
+
+DIRECT_BLOCK_BYTES: Final = 4096  # memory and places in a file must be multiples of it: no disk asks for more
+MIN_DIRECT_BYTES: Final = 2**20  # bytes: smaller files are written as usual
+DIRECT_CHUNK_BYTES: Final = 2**24  # bytes of one call
+# What file systems say that cannot, and what the kernel says of memory that only a driver knows (some pinned memory).
+DIRECT_UNSUPPORTED_ERRNOS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
+
+
+def write_direct(handle: int, data: memoryview) -> memoryview:
+    """Write whole blocks of `data` to a new file, if it is large; returns what is left to be written.
+
+    A checkpoint is read by nobody soon, and its copy in the page cache displaces what is. Where the kernel has to find
+    memory for that copy first, it costs a processor more than hashing the file. What refuses leaves the rest.
+
+    Raises:
+        OSError: as os.write.
+    """
+    if len(data) < MIN_DIRECT_BYTES or not _is_aligned(data):
+        return data
+    flags, at, whole = fcntl.fcntl(handle, fcntl.F_GETFL), 0, len(data) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_DIRECT)
+        while at < whole:
+            at += os.write(handle, data[at : min(at + DIRECT_CHUNK_BYTES, whole)])
+    except OSError as error:
+        if error.errno not in DIRECT_UNSUPPORTED_ERRNOS:
+            raise
+    finally:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
+    return data[at:]
+
+
+def _is_aligned(data: memoryview) -> bool:
+    """Only of memory that may be written is the place told."""
+    return not data.readonly and ctypes.addressof(ctypes.c_char.from_buffer(data)) % DIRECT_BLOCK_BYTES == 0
+
+
+TEMPORARY_PREFIX = ".tmp-"  # what a kill leaves behind carries this prefix, and `sweep` removes it
+
+# A file server that restarted, or answered twice, reports these once or twice and then works (NFS).
+TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.EIO})
+MAX_TRIES, RETRY_PAUSE_S = 3, 0.1
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace the file `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
+
+    After the return the new content survives a power cut; until then the old one is untouched.
+
+    Raises:
+        Failure: IO, OUTPUT, RESOURCE or SECURITY, as in `refusals.MEANING`.
+    """
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
+    with translate_os_errors(path):
+        try:
+            create_file(temporary, data)
+            retry_transient_errors(lambda: os.rename(temporary, path))
+            fsync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write` for a JSON value, indented for people. Bytes of a path that are no text become JSON's own escapes."""
+    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+
+
+def create_file(path: Path, data: bytes | memoryview) -> None:
+    """Make the new file `path`, never through a link, and fsync it. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        rest = write_direct(handle, memoryview(data))
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)  # NFS and quotas may report only here: let it raise
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` survive a power cut. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some FUSE and CIFS mounts cannot, and need not
+            raise
+    finally:
+        os.close(handle)
+
+
+def retry_transient_errors(action: Callable[[], None]) -> None:
+    """Run `action`, again after a passing error of a file server. Raises the last OSError."""
+    for left in reversed(range(MAX_TRIES)):
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in TRANSIENT_ERRNOS or not left:
+                raise
+            time.sleep(RETRY_PAUSE_S)
+    return None
+
+
+def remove_temporary_files(folder: Path) -> list[str]:
+    """Remove what killed writers left in `folder`; the names removed. Call it before this run writes there."""
+    left = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
+    for path in left:
+        remove(path)
+    return [path.name for path in left]
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a whole folder, as far as the system allows."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def prepare_folder(folder: Path, need: int = 0) -> None:
+    """Make `folder`, and show by writing that files can be kept there, with `need` bytes to spare.
+
+    Raises:
+        Failure: OUTPUT when it cannot be written, IO when there is less room than `need`.
+    """
+    with translate_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f"{TEMPORARY_PREFIX}probe-{os.urandom(4).hex()}"
+    with translate_os_errors(folder):
+        try:
+            create_file(probe, b"\n")
+        finally:
+            remove(probe)
+    refuse_full_disk(folder, need)
+
+
+def refuse_full_disk(folder: Path, need: int) -> None:
+    """Raises Failure (IO) where the file system that holds `folder`, or will, has less than `need` bytes left."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    with translate_os_errors(folder):
+        disk = os.statvfs(there)
+    if disk.f_bavail * disk.f_frsize < need:
+        short = os_error_failure(OSError(errno.ENOSPC, "too little"), folder)
+        short.expected = f"{format_bytes(need)} free"
+        raise short
+
+
+MAX_NAME_CHARACTERS: Final = 40  # letters of a name in a line
+
+
+def one_line(text: str) -> str:
+    """As it is, but for what would end a line, hide a part of it or be obeyed by a terminal: as Python writes that."""
+    return "".join(letter if letter.isprintable() and letter != "\\" else _escape_character(letter) for letter in text)
+
+
+def shorten_name(name: str, widest: int = MAX_NAME_CHARACTERS) -> str:
+    """One line of at most so many letters of it; what is escaped comes on top."""
+    return one_line(name if len(name) <= widest else f"{name[: widest - 1]}…")
+
+
+def _escape_character(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()

@@ -1,1 +1,0 @@
-"""Files that appear whole, one holder at a time, and what the system's refusals mean."""

@@ -1,1 +1,0 @@
-"""What the command line needs before anything is started. No torch."""

@@ -1,0 +1,1 @@
+"""This package applies trained models to image files and exports them."""

@@ -1,0 +1,65 @@
+"""The report of `train eval` says how good a checkpoint is, as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+from train.evaluation import metrics
+from train.evaluation.metrics import EvaluationResult
+from train.logging import progress
+
+EMA_GROUP, MODEL_GROUP = "ema", "model"  # groups of tensors in a checkpoint
+WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not averaged"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """One evaluation.
+
+    weights: AVERAGED or TRAINED. standing: of the checkpoint in its run, as "the best". measured: what, in words; all:
+    not the held-out side alone. notes: what makes the numbers other than they look. left_out: images that cannot be
+    read. confusion: rows by label; None for very many classes.
+    """
+
+    checkpoint: str
+    step: int
+    weights: str
+    standing: str | None
+    measured: str
+    all: bool
+    notes: tuple[str, ...]
+    world_size: int
+    device: str
+    precision: str
+    data: str
+    loader: str
+    left_out: int
+    classes: tuple[str, ...]
+    result: EvaluationResult
+    confusion: list[list[int]] | None
+
+    def as_text(self) -> str:
+        """What was measured and how well; by class where that fits a terminal."""
+        about = {
+            "checkpoint": self.checkpoint,
+            "weights": f"of step {self.step}{f' ({self.standing})' if self.standing else ''}, "
+            + WEIGHTS_DESCRIPTIONS[self.weights],
+            "measured": self.measured,
+            "computed": f"by {progress.pluralize(self.world_size, 'rank')} on {self.device}, {self.precision}",
+            "data": f"{self.data}: {len(self.classes)} classes, loader: {self.loader}",
+        }
+        if self.left_out:
+            about["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
+        told = metrics.metric_rows(self.result, self.classes, "image" if self.all else "held-out image")
+        if self.confusion is None or len(self.classes) > metrics.MAX_TABLE_CLASSES:
+            return progress.format_rows(about | told)
+        told.pop("weak classes", None)  # the table shows them
+        table = metrics.format_confusion_table(self.result, self.classes, self.confusion)
+        return f"{progress.format_rows(about | told)}\n\n{table}"
+
+    def as_json(self) -> str:
+        """One line. The scores stand beside the rest, not inside `result`."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        del own["result"], own["confusion"]
+        return metrics.result_to_json(self.result, self.confusion, own)

@@ -1,0 +1,222 @@
+"""The model card (README.md) describes an exported model from its checkpoint and its run.json.
+
+It says what the model was trained on, how good it is, and how to load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from entrypoint import Failure, redact_words
+from train.config import schema
+from train.config.schema import RunConfig
+from train.evaluation import metrics
+from train.evaluation.metrics import EvaluationResult
+from train.inference import evaluate, inputs
+from train.inference.checkpoints import ChosenCheckpoint
+from train.inference.inputs import InputSpec
+from train.logging.progress import pluralize
+from train.optim import schedule
+from train.report.document import DescriptionList, Paragraph, Report, Section, Table
+from train.run import record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """tensors: averaged over steps, where the run did so. told: the checkpoint's state.json. recorded: run.json of its
+    run, as the last start that trained left it; empty where it is not there."""
+
+    config: RunConfig
+    takes: InputSpec
+    path: Path
+    step: int
+    tensors: Mapping[str, Tensor]
+    averaged: bool
+    told: Mapping[str, Any]
+    recorded: Mapping[str, Any]
+
+    @property
+    def result(self) -> EvaluationResult | None:
+        """What was measured of these very weights, where they were measured."""
+        of = submapping(self.told, "state")
+        if not of.get("result") or of.get("evaluated") != self.step:
+            return None
+        known = {one.name for one in fields(EvaluationResult)}  # a later version may measure more
+        return EvaluationResult(**{name: value for name, value in of["result"].items() if name in known})
+
+
+def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
+    """All there is to know. Raises Failure as `measuring.read` and `takes.of`."""
+    told, weights = inputs.read_checkpoint_state(chosen), evaluate.load_weights(chosen)
+    return ModelFacts(
+        config=config,
+        takes=inputs.build_input_spec(config, told),
+        path=chosen.path,
+        step=chosen.contents.step,
+        tensors=weights.tensors,
+        averaged=weights.averaged,
+        told=told,
+        recorded=_read_run_record(chosen.path),
+    )
+
+
+def submapping(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of it that may be missing, or be something else in a file of others' making."""
+    found = mapping.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _read_run_record(checkpoint: Path) -> Mapping[str, Any]:
+    inside = checkpoint.parent.name == "checkpoints"
+    return (record.read_run(checkpoint.parents[1]) if inside else None) or {}
+
+
+LICENSE_TEXT: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
+NOT_MEASURED_TEXT: Final = "Not measured at this step. `train eval` measures it again."
+BYTES_TEXT: Final = "bytes 0 to 255, given as (byte - 127.5) / 63.75"
+CUSTOM_CODE_TEXT: Final = (
+    "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
+)
+LOADING_HEADING: Final = "\n## How to load it\n\nBeside this folder, with this project installed or in its image:\n\n"
+IMAGE_EXAMPLE: Final = """from train.inference.export import load_exported
+{imports}
+model = load_exported({folder!r}{factory})  # checked by its sha256; nothing is unpickled
+images = model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}
+shares = model.network(images).softmax(1)[0]
+best = int(shares.argmax())
+print(model.classes[best], float(shares[best]))
+"""
+TENSOR_EXAMPLE: Final = """import torch
+from train.inference.export import load_exported
+{imports}
+model = load_exported({folder!r}{factory})  # checked by its sha256; nothing is unpickled
+samples = torch.zeros({shape})  # put yours here: {numbers}
+shares = model.network(samples).softmax(1)[0]
+print(model.classes[int(shares.argmax())], float(shares.max()))
+"""
+
+
+def render_card(about: ModelFacts, folder: str) -> str:
+    """The whole card, in Markdown. folder: its name, for the lines that load it."""
+    from train.report import page  # matplotlib, which takes a second to import
+
+    sections = [
+        Section(
+            title="Model",
+            blocks=[
+                DescriptionList(rows=_model_rows(about)),
+                *_array_data_caution(about),
+                *_custom_code_caution(about),
+            ],
+        ),
+        Section(title="Data", blocks=[DescriptionList(rows=_data_rows(about))]),
+        Section(title="Training", blocks=[DescriptionList(rows=_training_rows(about))]),
+        Section(title="How good it is", blocks=list(_metric_blocks(about))),
+        Section(title="Versions", blocks=[DescriptionList(rows=_version_rows(about))]),
+        Section(title="Licence", blocks=[Paragraph(text=LICENSE_TEXT)]),
+    ]
+    made = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
+    card = page.render_markdown(Report(title=about.config.run.name, made=made, sections=sections))
+    return f"{card}{LOADING_HEADING}```python\n{loading_example(about, folder)}```\n"
+
+
+def loading_example(about: ModelFacts, folder: str) -> str:
+    """Six lines of Python that load the model and ask it; of a network of the user's own, seven."""
+    shape, name = [1, *about.takes.shape.input], about.config.model.name
+    module, _, function = name.partition(":") if schema.is_factory(name) else ("", "", "")
+    own = {
+        "imports": f"from {module} import {function}  # the code that made the network\n" if module else "",
+        "factory": f", factory={function}" if module else "",
+    }
+    try:
+        inputs.refuse_image_files(about.takes)
+    except Failure:
+        numbers = "bytes less 127.5, by 63.75" if about.takes.bytes_ else "numbers as in the training's data"
+        return TENSOR_EXAMPLE.format(folder=folder, shape=shape, numbers=numbers, **own)
+    training = " as in the training" if inputs.array_data_warning(about.takes) is None else ""
+    return IMAGE_EXAMPLE.format(folder=folder, shape=shape, training=training, **own)
+
+
+def _model_rows(about: ModelFacts) -> dict[str, str]:
+    numbers = sum(tensor.numel() for tensor in about.tensors.values())
+    args = ", ".join(redact_words(f"{name}={value}" for name, value in about.config.model.args.items()))
+    return {
+        "network": about.config.model.name + (f" ({args})" if args else ""),
+        "takes": f"{about.takes.shape}, {BYTES_TEXT if about.takes.bytes_ else 'floats as they are'}",
+        "gives": f"one score for each of {pluralize(len(about.takes.classes), 'class').replace('classs', 'classes')}",
+        "weights": f"{numbers:,} numbers in {pluralize(len(about.tensors), 'tensor')}"
+        + (", averaged over steps (train.ema_decay)" if about.averaged else ""),
+    }
+
+
+def _array_data_caution(about: ModelFacts) -> Iterator[Paragraph]:
+    """Nothing where image files are refused."""
+    with suppress(Failure):
+        inputs.refuse_image_files(about.takes)
+        if text := inputs.array_data_warning(about.takes):
+            yield Paragraph(text=f"{text[0].upper()}{text[1:]}.", caution=True)
+
+
+def _custom_code_caution(about: ModelFacts) -> Iterator[Paragraph]:
+    name = about.config.model.name
+    if schema.is_factory(name):
+        yield Paragraph(text=CUSTOM_CODE_TEXT.format(module=name.partition(":")[0].replace(".", "/")), caution=True)
+
+
+def _data_rows(about: ModelFacts) -> dict[str, str]:
+    data = submapping(about.told, "data")
+    counted = {
+        f"{side.replace('_', '-')} samples": f"{data[side]:,}"
+        for side in ("training", "held_out")
+        if isinstance(data.get(side), int)
+    }
+    return {"name": about.config.data.name, **counted, "classes": ", ".join(about.takes.classes)}
+
+
+def _training_rows(about: ModelFacts) -> dict[str, str]:
+    config, training = about.config, submapping(about.recorded, "training")
+    world, each = about.told.get("world_size"), training.get("steps_per_epoch")
+    optim, precision = config.optim, training.get("precision", config.train.precision)
+    rate = schedule.peak_learning_rate(optim, config.train.global_batch_size)
+    rows = {
+        "steps": f"{about.step:,}",
+        "epochs": f"{about.step / each:g}" if isinstance(each, int) and each > 0 else None,
+        "global batch": f"{config.train.global_batch_size:,}",
+        "optimizer": f"{optim.name}, learning rate {rate:g}, {optim.schedule}",
+        "precision": str(precision),
+        "world": pluralize(world, "rank") if isinstance(world, int) else None,
+        "device": str(training["device"]) if "device" in training else None,
+        "seed": str(config.run.seed),
+        "started from": config.model.weights,
+    }
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Paragraph]:
+    result = about.result
+    if result is None:
+        yield Paragraph(text=NOT_MEASURED_TEXT)
+        return
+    yield DescriptionList(rows=metrics.metric_rows(result, about.takes.classes))
+    if result.recall is not None:
+        yield Table(head=["class", "recall"], rows=_recall_rows(result, about.takes.classes))
+
+
+def _recall_rows(result: EvaluationResult, classes: tuple[str, ...]) -> list[list[str]]:
+    shares = result.recall or ()
+    return [[name, "-" if share is None else f"{share:.1%}"] for name, share in zip(classes, shares, strict=False)]
+
+
+def _version_rows(about: ModelFacts) -> Mapping[str, str]:
+    """Of the last start that trained, where its run.json is there; else those of this machine, and said so."""
+    trained = submapping(about.recorded, "versions")
+    named = trained or {f"{name} (at export)": version for name, version in record.package_versions().items()}
+    commit = about.recorded.get("git")
+    git = {"git": commit} if isinstance(commit, str) else {}
+    return {name: str(version) for name, version in {**named, **git}.items() if version is not None}

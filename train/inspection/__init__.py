@@ -1,1 +1,0 @@
-"""`train data check`: every sample looked at once."""

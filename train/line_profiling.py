@@ -1,0 +1,97 @@
+"""With --profile-lines, rank 0 measures the time of each line of a step."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+from entrypoint import ExitCode, Failure
+from train import files, plugin
+from train.config import schema
+from train.config.schema import RunConfig
+
+OPTION: Final = "--profile-lines"
+FILE: Final = Path("profile", "rank-0000-lines.txt")
+UNIT_S: Final = 1e-3
+TITLE: Final = (
+    "Milliseconds of each line on rank 0, the costliest function last.\n"
+    "A line that hands work to a GPU is done before the GPU is: who waits for it has its time.\n"
+    "Watching costs time itself, most in lines that take little.\n\n"
+)
+# What runs in each step, and between steps.
+OWN: Final[Mapping[str, Sequence[str]]] = {
+    "train.run.loop": ("_train", "log", "measure"),
+    "train.run.step": ("take", "_fast", "_bitwise", "_next", "_gradients", "_update"),
+    "train.run.saving": ("save", "settle"),
+    "train.distributed.vote": ("StopVote.decided", "StopVote.propose"),
+    "train.data.loader": ("BatchLoader.train", "BatchLoader._augmented", "BatchLoader._plain"),
+    "train.data.in_memory": ("DeviceDataset.take", "HostDataset.take"),
+    "train.data.workers": ("WorkerLoader.take",),
+    "train.optim.loss": ("Criterion.__call__",),
+    "train.evaluation.evaluate": ("evaluate",),
+}
+
+
+def load() -> Any:
+    """The class LineProfiler. Loaded here only: 0.5 s.
+
+    Raises:
+        Failure: USAGE, where it cannot be.
+    """
+    try:
+        return importlib.import_module("line_profiler").LineProfiler
+    except Exception as error:  # also: built for another Python
+        raise Failure(
+            f"{OPTION} needs the package line_profiler, which cannot be loaded",
+            found=f"{type(error).__name__}: {error}",
+            fix=f"use the image, which has it; or pip install line_profiler; or leave {OPTION} out",
+            code=ExitCode.USAGE,
+        ) from error
+
+
+@contextmanager
+def timed(config: RunConfig, folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Time the lines that run inside, and write them into the run's folder, however it ends.
+
+    Raises:
+        Failure: as `load`, and as `plugin.load` for the user's own modules.
+    """
+    profiler = load()()
+    for module, functions in OWN.items():
+        for name in functions:
+            profiler.add_callable(attrgetter(name)(importlib.import_module(module)))
+    for module in own_modules(config):
+        profiler.add_module(sys.modules[module], scoping_policy="children")
+    profiler.enable_by_count()
+    try:
+        yield
+    finally:
+        profiler.disable_by_count()
+        _keep(profiler, folder / FILE, tell)
+
+
+def own_modules(config: RunConfig) -> list[str]:
+    """The modules that data.name and model.name come from, loaded."""
+    given = {"data.name": config.data.name, "model.name": config.model.name}
+    mine = {key: name for key, name in given.items() if schema.is_factory(name)}
+    for key, name in mine.items():
+        plugin.load_factory(name, key)
+    return sorted({name.partition(":")[0] for name in mine.values()})
+
+
+def _keep(profiler: Any, path: Path, tell: Callable[[str], None]) -> None:
+    text = io.StringIO(TITLE)
+    text.seek(0, io.SEEK_END)
+    try:
+        profiler.print_stats(text, output_unit=UNIT_S, stripzeros=True, sort=True, summarize=True)
+        path.parent.mkdir(exist_ok=True)
+        files.write_atomic(path, text.getvalue().encode())
+        tell(f"lines          {path}: how long each took on rank 0")
+    except Exception as error:  # a record is never why a run ends
+        tell(f"warning: {path} was not written: {f'{type(error).__name__}: {error}'.splitlines()[0]}")

@@ -1,0 +1,1 @@
+"""This package records a run's metrics, progress and resource usage."""

@@ -1,0 +1,184 @@
+"""The metrics logger writes training events to metrics.jsonl and TensorBoard.
+
+metrics.jsonl is the record, TensorBoard a view of it with one event file per start.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from entrypoint import Failure
+from train import files
+
+if TYPE_CHECKING:
+    from train.logging import tensorboard as curves
+
+
+METRICS_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "tensorboard"
+EventLabels = Mapping[str, str | int]
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a metrics file; one torn by a kill or a full disk is left out. Raises OSError."""
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+
+class MetricsLogger:
+    """The run's record, kept by rank 0; on the other ranks it takes everything and writes nothing.
+
+    A writer that fails (disk full, TensorBoard broken) never stops training: `lost` counts what was not written, and
+    `warn` is told once per writer.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        *,
+        main: bool,
+        step: int,
+        evaluated: int | None = None,
+        tensorboard: bool,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the record to go on after `step` (0: from the start), and after the evaluation of step `evaluated`.
+
+        Lines of later steps are dropped, since these steps are computed again: each step stands there once.
+        TensorBoard is told to hide them.
+        """
+        last = {"eval": step if evaluated is None else evaluated}
+        self.lost = 0
+        self._folder, self._main = run_folder, main
+        self._warn, self._clock = warn, clock
+        self._warned: set[str] = set()
+        self._lines: JsonLinesFile | None = None
+        self._curves: curves.TensorBoardWriter | None = None
+        if main:
+            with self._surviving(METRICS_FILE):
+                self._lines = JsonLinesFile(run_folder / METRICS_FILE, step=step, last=last)
+            if tensorboard:
+                with self._surviving(TENSORBOARD_FOLDER):
+                    from train.logging import (
+                        tensorboard as curves,  # TensorBoard's library: 0.3 s, for those who want it
+                    )
+
+                    self._curves = curves.TensorBoardWriter(run_folder / TENSORBOARD_FOLDER, step=step, now=clock())
+
+    def write(self, event: str, *, step: int, **values: Any) -> None:
+        """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
+
+        Numbers become TensorBoard curves `event/name`.
+        """
+        self.write_each(event, step=step, of=[("", {}, values)])
+
+    def write_each(self, event: str, *, step: int, of: Iterable[tuple[str, EventLabels, Mapping[str, Any]]]) -> None:
+        """Add a line for each of several things that are alike: (its name, what the line calls it, its values).
+
+        Their curves are `event/name/value`. All lines are one system call, and all points one record.
+        """
+        now, lines, points = self._clock(), list[dict[str, Any]](), dict[str, float]()
+        for name, labels, values in of:
+            lines.append({"event": event, "step": step, "time": now} | dict(labels) | _non_finite_to_none(values))
+            points |= _curve_points(f"{event}/{name}" if name else event, values)
+        if self._lines and lines:
+            with self._surviving(METRICS_FILE):
+                self._lines.add(*lines)
+        if self._curves and points:
+            with self._surviving(TENSORBOARD_FOLDER):
+                self._curves.write(points, step=step, now=now)
+
+    def replace(self, name: str, text: str) -> None:
+        """Let the file `name` of the run's folder hold `text`, on rank 0; whole or not at all."""
+        if self._main:
+            with self._surviving(name):
+                files.write_atomic(self._folder / name, text.encode())
+
+    def close(self) -> None:
+        """Close the files; never fails, and may be called twice."""
+        for name, writer in ((METRICS_FILE, self._lines), (TENSORBOARD_FOLDER, self._curves)):
+            if writer is not None:
+                with self._surviving(name):
+                    writer.close()
+        self._lines = self._curves = None
+
+    @contextmanager
+    def _surviving(self, writer: str) -> Iterator[None]:
+        """Count and report an error instead of raising it. Anything at all: a record is never why a run ends."""
+        try:
+            yield
+        except Exception as error:
+            self.lost += 1
+            if writer not in self._warned:
+                self._warned.add(writer)
+                self._warn(f"{writer} is incomplete, training goes on: {_summarize_error(error)}")
+
+
+class JsonLinesFile:
+    """A file of JSON lines, those of one call written by one system call, so that a kill tears at most the last."""
+
+    def __init__(self, path: Path, *, step: int, last: Mapping[str, int] | None = None) -> None:
+        """Open `path` for appending, after lines of later steps and torn ones are taken out of it. Raises OSError.
+
+        last: by event, the last step that is kept, where it is an earlier one.
+        """
+        if path.exists() and not path.is_file():  # a pipe or a device: opening or reading it could wait for ever
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with suppress(OSError, Failure):  # on a full disk the record keeps lines that it should not
+            _drop_later_events(path, step, last or {})
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._handle = os.open(path, flags, 0o666)
+        self._torn = os.fstat(self._handle).st_size > 0 and not path.read_bytes().endswith(b"\n")
+
+    def add(self, *events: dict[str, Any]) -> None:
+        """Write one line for each. Raises OSError; a line that was cut off is ended before the next one begins."""
+        lines = b"".join(json.dumps(event, allow_nan=False).encode() + b"\n" for event in events)
+        text = (b"\n" if self._torn else b"") + lines
+        written = os.write(self._handle, text)
+        self._torn = written < len(text)
+        if self._torn:
+            raise OSError(f"{written} of {len(text)} bytes were written")
+
+    def close(self) -> None:
+        """Close the file. Raises OSError."""
+        os.close(self._handle)
+
+
+def _drop_later_events(path: Path, step: int, last: Mapping[str, int]) -> None:
+    if path.is_symlink() or not path.exists():
+        return
+    kept = [event for event in read_events(path) if not _is_later(event, last.get(str(event.get("event")), step))]
+    text = "".join(json.dumps(event) + "\n" for event in kept)
+    if text.encode() != path.read_bytes():
+        files.write_atomic(path, text.encode())
+
+
+def _is_later(event: dict[str, Any], step: int) -> bool:
+    at = event.get("step")
+    return isinstance(at, int) and at > step
+
+
+def _non_finite_to_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: what is not a finite number is told as null."""
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+
+
+def _curve_points(event: str, values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        f"{event}/{k}": float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
+
+
+def _summarize_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,261 @@
+"""This module formats a run's banner, progress bar, epoch lines and summary.
+
+It also estimates the remaining time and computes the time, the speed and the loss of each epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from tqdm import tqdm
+
+from train.evaluation import metrics
+from train.evaluation.metrics import EvaluationResult
+
+PACE_WINDOW_S: Final = (
+    60.0  # the pace is that of the last minute, or of the last two log points where these are further apart
+)
+
+
+class TimeLeftEstimator:
+    """Knows when which step was done. Evaluations and saves in between count: they will come again."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._points: deque[tuple[int, float]] = deque()
+
+    def add(self, step: int, now: float) -> None:
+        """A log point, at `now` seconds of any clock."""
+        self._points.append((step, now))
+        while len(self._points) > 2 and now - self._points[1][1] >= PACE_WINDOW_S:
+            self._points.popleft()
+
+    def clear(self) -> None:
+        """Steps are done once more: what was known of them says nothing."""
+        self._points.clear()
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the last step; None before two log points: the first one also knows of the start."""
+        if len(self._points) < 2:
+            return None
+        (first, since), (last, now) = self._points[0], self._points[-1]
+        return (self._total - last) * (now - since) / (last - first) if last > first else None
+
+
+def format_rough_duration(seconds: float) -> str:
+    """40 s, 12 min, 2 h 05 min, 3 d 4 h: nobody knows it better."""
+    minutes = round(seconds / 60)
+    if seconds < 59.5:
+        return f"{max(1, round(seconds))} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = round(minutes / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStats:
+    """Of one epoch, or of the part of it that this start has done.
+
+    seconds: of training, without evaluations and saves; None for a part. loss: None where it is not finite (fp16 leaves
+    such steps out). None, all of them, where no step was done.
+    """
+
+    seconds: float | None
+    images_per_s: float | None
+    loss: float | None
+
+
+class EpochStatsCounter:
+    """Counts from one end of an epoch to the next.
+
+    A reading is the mean loss over all samples since the last log point, and may come before the next one. Log points
+    keep no distance from the ends of epochs, so that losses are summed over the run, and epochs are differences.
+    """
+
+    def __init__(self, step: int, seconds: float, *, batch: int, loss: float = 0.0, samples: float = 0.0) -> None:
+        """Start at `step`, `seconds` of training into the run.
+
+        batch: images a step. loss, samples: the sum, and of how many images, since the last log point.
+        """
+        self._batch, self._opened = batch, step - round(samples) // batch
+        self._before, self._window = 0.0, loss / batch
+        self._step, self._seconds, self._sum = step, seconds, self._window
+
+    def read(self, step: int, loss: float, samples: int) -> None:
+        """The mean loss over so many images up to `step`: all since the last log point before it."""
+        steps = samples // self._batch
+        if step - steps != self._opened:
+            self._before, self._opened = self._before + self._window, step - steps
+        self._window = loss * steps
+
+    def close(self, step: int, seconds: float, *, epoch: int) -> EpochStats:
+        """What happened since the last one was closed; the next begins here. epoch: steps that a whole one has."""
+        steps, took, summed = step - self._step, seconds - self._seconds, self._before + self._window
+        loss = (summed - self._sum) / max(1, steps)
+        if not math.isfinite(summed):
+            self._before = self._window = summed = 0.0
+        self._step, self._seconds, self._sum = step, seconds, summed
+        return EpochStats(
+            seconds=took if steps == epoch else None,
+            images_per_s=steps * self._batch / took if steps and took > 0 else None,
+            loss=loss if steps and math.isfinite(loss) else None,
+        )
+
+
+NO_ROWS: Final[Mapping[str, str]] = {}
+LINE_INTERVAL_S: Final = 10.0  # between two lines, where there is no terminal
+BAR_REDRAW_INTERVAL_S: Final = 0.1
+MIN_BAR_COLUMNS: Final = 6  # columns that the bar itself has at least
+
+
+def format_rows(facts: Mapping[str, object]) -> str:
+    """One fact per line, names aligned."""
+    return "\n".join(f"{name:<14} {value}" for name, value in facts.items())
+
+
+def pluralize(number: int, noun: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def format_duration(seconds: float) -> str:
+    """4.2 s, 3 min 20 s, 2 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_summary(
+    *,
+    result: EvaluationResult | None,
+    classes: Sequence[str],
+    steps: int,
+    seconds: float,
+    images: int,
+    checkpoint: Path | None,
+    consumed: Mapping[str, str] = NO_ROWS,
+    best: str | None = None,
+) -> str:
+    """What came out, how fast, what that took, and where it is. best: an earlier evaluation that was better."""
+    speed = f", {images / seconds:,.0f} images/s" if seconds > 0 else ""
+    told = metrics.metric_rows(result, classes) if result else {"accuracy": "-"}
+    told |= {"best": best} if best else {}
+    told |= {"training": f"{pluralize(steps, 'step')} in {format_duration(seconds)}{speed}"}
+    return format_rows({**told, **consumed} | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
+
+
+class Progress:
+    """What rank 0 shows while training; on the other ranks it takes everything and shows nothing."""
+
+    def __init__(
+        self,
+        *,
+        main: bool,
+        terminal: bool,
+        total: int,
+        step: int,
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        columns: int | None = None,
+    ) -> None:
+        """columns: of the terminal; None: what it has."""
+        # One stream for lines and bar: two pipes to the parent would come out in any order.
+        self._out = out or (sys.stderr if terminal else sys.stdout)
+        self._clock, self._main, self._total = clock, main, total
+        self._quiet_until = clock() + LINE_INTERVAL_S
+        self._pace = TimeLeftEstimator(total)
+        self._last: Sequence[str] = ()
+        self._columns = self._room = 0
+        self._bar: tqdm[Any] | None = None
+        if main and terminal:
+            self._columns = columns or shutil.get_terminal_size().columns
+            width = self._columns - 1
+            self._room = width - len(f"100%|| step {total}/{total}") - MIN_BAR_COLUMNS
+            form = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
+            self._bar = tqdm(
+                total=total,
+                initial=step,
+                file=self._out,
+                bar_format=form,
+                mininterval=BAR_REDRAW_INTERVAL_S,
+                ncols=width,
+            )
+
+    def say(self, text: str) -> None:
+        """Whole lines, above the bar."""
+        if not self._main:
+            return
+        if self._bar is not None:
+            self._bar.clear()
+        self._out.write(text + "\n")
+        self._out.flush()
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def step(self) -> None:
+        """One optimizer step is done."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def back(self, step: int) -> None:
+        """What follows `step` is done once more."""
+        self._pace.clear()
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.refresh()
+
+    def measured(self, *, step: int, epoch: int, epochs: int, loss: float, images_per_s: float) -> None:
+        """The figures of a log point: beside the bar, or on a line from time to time."""
+        self._pace.add(step, self._clock())
+        left = self._pace.left
+        figures = [f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
+        self._last = fit_beside_bar(figures, self._room)
+        figures += [] if left is None else [f"{format_rough_duration(left)} left"]
+        if self._bar is not None:  # without the epoch: steps go on beside it until the next log point
+            self._bar.set_postfix_str(", ".join(fit_beside_bar(figures, self._room)), refresh=False)
+        elif self._clock() >= self._quiet_until:
+            self._quiet_until = self._clock() + LINE_INTERVAL_S
+            self.say(f"step {step}/{self._total}, epoch {epoch}/{epochs}, {', '.join(figures)}")
+
+    def epoch(
+        self, *, step: int, epoch: int, epochs: int, whole: bool, figures: EpochStats, measured: str | None
+    ) -> None:
+        """The one line of an epoch. measured: what came out of the held-out images, where they were looked at.
+
+        whole: it ends with this step. Where a training ends inside an epoch, its last line says that.
+        """
+        self._quiet_until = self._clock() + LINE_INTERVAL_S
+        said = [measured] if measured else []
+        said += [] if figures.loss is None else [f"train loss {figures.loss:.3f}"]
+        said += [] if figures.seconds is None else [format_duration(figures.seconds)]
+        speed = "" if figures.images_per_s is None else f", {figures.images_per_s:,.0f} images/s"
+        at = f"epoch {epoch}/{epochs}" if whole else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
+        line = f"{at}: {', '.join(said)}"
+        # A terminal shows the speed beside the bar too: a line for it alone would be lost between the epochs.
+        self.say(line if self._columns and len(line + speed) > self._columns else line + speed)
+
+    def close(self) -> None:
+        """Leave the bar as it stands. No time is left any more."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(", ".join(self._last), refresh=False)
+            self._bar.close()
+            self._bar = None
+
+
+def fit_beside_bar(figures: Sequence[str], room: int) -> Sequence[str]:
+    """As many of them as fit beside the bar, each after a comma; the first ones are missed least."""
+    kept = list(figures)
+    while kept and sum(len(one) + 2 for one in kept) > room:
+        del kept[0]
+    return kept

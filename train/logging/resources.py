@@ -1,0 +1,316 @@
+"""This module computes and formats what each GPU and each rank consumes.
+
+It covers utilization, memory, energy, CPU time and throttling, from values that all ranks sum at a
+log point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final
+
+from entrypoint import gauges
+from train.logging.metrics import EventLabels
+
+TORCH_MEMORY_KEYS: Final = (
+    "torch_allocated_bytes",
+    "torch_reserved_bytes",
+)  # the most since training began; NaN on a CPU
+THROTTLE_REASONS: Final[Mapping[str, str]] = {
+    "hot_s": "too hot",
+    "brake_s": "power brake",
+    "slow_s": "slowed by the hardware",
+    "cap_s": "at its power limit",
+}
+UsageValues = Mapping[str, float]
+UsageEvent = tuple[str, EventLabels, dict[str, Any]]  # as Metrics.write_each takes it
+NO_USAGE_VALUES: Final[UsageValues] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUsage:
+    """One rank: its process by gauges.PROCESS and TORCH, its GPUs by gauges.GPU, since training began."""
+
+    number: int
+    host: str
+    process: UsageValues
+    gpus: tuple[UsageValues, ...]
+
+
+def values_per_rank(gpus: int) -> int:
+    """How many numbers a rank with so many GPUs has."""
+    return gauges.num_fields(gpus) + len(TORCH_MEMORY_KEYS)
+
+
+def place_among_ranks(mine: Sequence[float], *, rank: int, ranks: int) -> list[float]:
+    """This rank's numbers among zeros where the others have theirs: the sum over all ranks is everyone's."""
+    size = len(mine)
+    return [0.0] * (size * rank) + [*mine] + [0.0] * (size * (ranks - rank - 1))
+
+
+def split_by_rank(everyone: Sequence[float], *, hosts: Sequence[str], gpus: int) -> tuple[RankUsage, ...]:
+    """The sum over all ranks, taken apart. hosts: of each rank; gpus: how many each has."""
+    size = values_per_rank(gpus)
+    rows = [everyone[at : at + size] for at in range(0, len(everyone), size)]
+    return tuple(_parse_rank_usage(number, hosts[number], row) for number, row in enumerate(rows))
+
+
+def _parse_rank_usage(number: int, host: str, row: Sequence[float]) -> RankUsage:
+    process, rest, torch = (
+        row[: len(gauges.PROCESS_FIELDS)],
+        row[len(gauges.PROCESS_FIELDS) : -len(TORCH_MEMORY_KEYS)],
+        row[-len(TORCH_MEMORY_KEYS) :],
+    )
+    size = len(gauges.GPU_FIELDS)
+    gpus = [rest[at : at + size] for at in range(0, len(rest), size)]
+    own = dict(zip(gauges.PROCESS_FIELDS, process, strict=True)) | dict(zip(TORCH_MEMORY_KEYS, torch, strict=True))
+    return RankUsage(
+        number=number,
+        host=host,
+        process=own,
+        gpus=tuple(dict(zip(gauges.GPU_FIELDS, gpu, strict=True)) for gpu in gpus),
+    )
+
+
+def rank_events(now: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
+    """What each rank consumed since `before`; left out where it was not measured since."""
+    told: list[UsageEvent] = []
+    for rank, earlier in _pair_with_earlier(now, before):
+        if _was_measured_since(rank, earlier):
+            labels: EventLabels = {"rank": rank.number, "host": rank.host}
+            told.append(
+                (
+                    str(rank.number),
+                    labels,
+                    _process_values(rank.process, earlier.process if earlier else NO_USAGE_VALUES),
+                )
+            )
+    return told
+
+
+def gpu_events(now: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
+    """The same of each GPU that NVML shows."""
+    told: list[UsageEvent] = []
+    for rank, earlier in _pair_with_earlier(now, before):
+        for number, gpu in enumerate(rank.gpus):
+            if _was_measured_since(rank, earlier) and not math.isnan(gpu["index"]):
+                called = gpu_name(rank, gpu)
+                told.append(
+                    (called, {"gpu": called}, _gpu_values(gpu, earlier.gpus[number] if earlier else NO_USAGE_VALUES))
+                )
+    return told
+
+
+def gpu_name(rank: RankUsage, gpu: UsageValues) -> str:
+    """node01/0, or for an instance of MIG node01/0:1."""
+    instance = "" if math.isnan(gpu["instance"]) else f":{gpu['instance']:.0f}"
+    return f"{rank.host}/{gpu['index']:.0f}{instance}"
+
+
+def mean_rate(now: UsageValues, total: str, seconds: str, before: UsageValues = NO_USAGE_VALUES) -> float:
+    """By how much a sum has grown in a second; NaN where it was not known."""
+    passed = increase_since(now, before, seconds)
+    return increase_since(now, before, total) / passed if passed > 0 else math.nan
+
+
+def increase_since(now: UsageValues, before: UsageValues, key: str) -> float:
+    """By how much a sum has grown."""
+    earlier = before.get(key, 0.0)
+    return now[key] - (0.0 if math.isnan(earlier) else earlier)
+
+
+def _process_values(now: UsageValues, before: UsageValues) -> dict[str, Any]:
+    values = {"cpu_cores": round(mean_rate(now, "cpu_seconds", "seconds", before), 3)}
+    whole = {key: _round_or_none(now[key]) for key in ("memory_bytes", *TORCH_MEMORY_KEYS)}
+    return values | {key: value for key, value in whole.items() if key not in TORCH_MEMORY_KEYS or value is not None}
+
+
+def _gpu_values(now: UsageValues, before: UsageValues) -> dict[str, Any]:
+    values = {
+        "utilisation_percent": round(mean_rate(now, "busy", "busy_s", before), 1),
+        "memory_bytes": _round_or_none(now["memory_bytes"]),
+        "power_w": round(mean_rate(now, "energy_j", "energy_s", before), 1),
+        "temperature_c": _round_or_none(now["temperature_c"]),
+    }
+    low = [words for key, words in THROTTLE_REASONS.items() if increase_since(now, before, key) > 0]
+    return values | ({"throttled": low} if low else {})
+
+
+def _round_or_none(value: float) -> int | None:
+    return round(value) if math.isfinite(value) else None
+
+
+def _pair_with_earlier(
+    now: Sequence[RankUsage], before: Sequence[RankUsage]
+) -> list[tuple[RankUsage, RankUsage | None]]:
+    earlier: Sequence[RankUsage | None] = before or [None] * len(now)
+    return list(zip(now, earlier, strict=True))
+
+
+def _was_measured_since(rank: RankUsage, before: RankUsage | None) -> bool:
+    """Whether it was measured since. Never where nothing is known (NaN)."""
+    return increase_since(rank.process, before.process if before else NO_USAGE_VALUES, "seconds") > 0
+
+
+MIN_REPORTED_THROTTLING: Final = 0.05  # of the time, at a lower clock: less is not worth a word
+THROTTLE_FIXES: Final[Mapping[str, str]] = {
+    "hot_s": "look at its cooling (nvidia-smi -q -d TEMPERATURE), or leave that node out",
+    "brake_s": "the node's power supply asks for less: tell its administrator, or leave that node out",
+    "slow_s": "nvidia-smi -q -d PERFORMANCE says why; or leave that node out",
+    "cap_s": "none, where the limit is the GPU's own; nvidia-smi -q -d POWER shows whether somebody lowered it",
+}
+JOULES_PER_WH: Final = 3600.0
+MIN_SAMPLES_FOR_ENERGY: Final = (
+    20  # the last may be one old, while all images count: of so many, a twentieth is missing at most
+)
+KWH_THRESHOLD_WH: Final = 10_000  # Wh: more are told in kWh
+
+
+def usage_rows(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) -> dict[str, str]:
+    """Lines of the summary, for what is known. images: that were trained on meanwhile. every_s: between two looks."""
+    known = usage_totals(ranks, images, every_s)
+    told = {
+        "GPU use": _format_gpu_use(ranks),
+        "GPU memory": _format_gpu_memory(ranks),
+        "energy": _format_energy(known, images, every_s),
+    }
+    told |= {"throttled": _format_throttling(ranks), "CPU use": _format_cpu_use(known), "memory": _format_memory(ranks)}
+    return {key: words for key, words in told.items() if words}
+
+
+def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) -> dict[str, Any]:
+    """The same as numbers; what is not known is left out, and so is energy by image of less than LOOKS looks."""
+    joules, gpus = [gpu["energy_j"] for gpu in _all_gpus(ranks) if gpu["energy_s"] > 0], _all_gpus(ranks)
+    wh = (
+        sum(joules) / JOULES_PER_WH if gpus and len(joules) == len(gpus) else math.nan
+    )  # of a part it would say too little
+    seconds = _max_known(rank.process["seconds"] for rank in ranks)
+    found = {
+        "seconds": seconds,
+        "gpu_utilisation_percent": _mean_known(mean_rate(gpu, "busy", "busy_s") for gpu in gpus),
+        "gpu_memory_peak_bytes": _max_known(gpu["memory_peak_bytes"] for gpu in gpus),
+        "wh": wh,
+        "wh_per_1000_images": wh / images * 1000
+        if images and seconds >= MIN_SAMPLES_FOR_ENERGY * every_s
+        else math.nan,
+        "cpu_cores": _mean_known(mean_rate(rank.process, "cpu_seconds", "seconds") for rank in ranks),
+        "memory_peak_bytes": _max_known(rank.process["memory_peak_bytes"] for rank in ranks),
+        **{key: _max_known(rank.process[key] for rank in ranks) for key in TORCH_MEMORY_KEYS},
+    }
+    rounded = {
+        key: round(value) if key.endswith("_bytes") else _round_significant(value)
+        for key, value in _drop_nan(found).items()
+    }
+    low = {THROTTLE_REASONS[key]: _round_significant(share) for key, (share, _) in _worst_throttling(ranks).items()}
+    return rounded | ({"throttled": low} if low else {})
+
+
+def format_bytes(number: float) -> str:
+    """1.2 GiB, 340 MiB."""
+    return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.0f} MiB"
+
+
+def _format_gpu_use(ranks: Sequence[RankUsage]) -> str:
+    shares = {gpu_name(rank, gpu): mean_rate(gpu, "busy", "busy_s") for rank in ranks for gpu in rank.gpus}
+    known = {called: share for called, share in shares.items() if not math.isnan(share)}
+    if not known:
+        return ""
+    least = min(known, key=lambda called: known[called])
+    lowest = f", lowest {known[least]:.0f} % ({least})" if len(known) > 1 else ""
+    return f"{fmean(known.values()):.0f} % of the time on average{lowest}"
+
+
+def _format_gpu_memory(ranks: Sequence[RankUsage]) -> str:
+    most = _rank_with_most(ranks, lambda rank: _max_known(gpu["memory_peak_bytes"] for gpu in rank.gpus))
+    if most is None:
+        return ""
+    gpu = max(most.gpus, key=lambda gpu: -1.0 if math.isnan(gpu["memory_peak_bytes"]) else gpu["memory_peak_bytes"])
+    own = _max_known(rank.process[TORCH_MEMORY_KEYS[0]] for rank in ranks)
+    tensors = "" if math.isnan(own) else f"; torch's tensors up to {format_bytes(own)}"
+    peak, total = format_bytes(gpu["memory_peak_bytes"]), format_bytes(gpu["memory_total_bytes"])
+    return f"up to {peak} of {total} ({gpu_name(most, gpu)}){tensors}"
+
+
+def _format_energy(known: Mapping[str, Any], images: int, every_s: float) -> str:
+    if "wh" not in known:
+        return ""
+    wh, each = known["wh"], ""
+    if "wh_per_1000_images" in known:
+        each = f", {_format_significant(known['wh_per_1000_images'], 3)} Wh per 1,000 images"
+    elif images:
+        each = f" (per image: only from {MIN_SAMPLES_FOR_ENERGY * every_s:g} s of training on)"
+    return (
+        f"{_format_significant(wh / 1000, 4)} kWh of the GPUs{each}"
+        if wh >= KWH_THRESHOLD_WH
+        else f"{_format_significant(wh, 4)} Wh of the GPUs{each}"
+    )
+
+
+def _format_significant(value: float, number: int) -> str:
+    """So many that count, never with an exponent above 0, as `g` alone would write 1.3e+05."""
+    rounded = float(f"{value:.{number}g}")
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:.{number}g}"
+
+
+def _format_throttling(ranks: Sequence[RankUsage]) -> str:
+    worst = {
+        key: (share, who) for key, (share, who) in _worst_throttling(ranks).items() if share > MIN_REPORTED_THROTTLING
+    }
+    lines = [
+        f"{who}: {THROTTLE_REASONS[key]} {100 * share:.0f} % of the time. fix: {THROTTLE_FIXES[key]}"
+        for key, (share, who) in worst.items()
+    ]
+    return f"\n{' ' * 15}".join(lines)
+
+
+def _format_cpu_use(known: Mapping[str, Any]) -> str:
+    return f"{known['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in known else ""
+
+
+def _format_memory(ranks: Sequence[RankUsage]) -> str:
+    most = _rank_with_most(ranks, lambda rank: rank.process["memory_peak_bytes"])
+    if most is None:
+        return ""
+    where = f" (rank {most.number} on {most.host})" if len(ranks) > 1 else ""
+    return f"up to {format_bytes(most.process['memory_peak_bytes'])} per rank{where}"
+
+
+def _worst_throttling(ranks: Sequence[RankUsage]) -> dict[str, tuple[float, str]]:
+    """For each reason of a low clock the highest share of the time, and on which GPU."""
+    found: dict[str, tuple[float, str]] = {}
+    for key in THROTTLE_REASONS:
+        shares = [(mean_rate(gpu, key, "reasons_s"), gpu_name(rank, gpu)) for rank in ranks for gpu in rank.gpus]
+        most = max((one for one in shares if one[0] > 0), default=None)
+        if most is not None:
+            found[key] = most
+    return found
+
+
+def _rank_with_most(ranks: Sequence[RankUsage], most: Callable[[RankUsage], float]) -> RankUsage | None:
+    """The rank that has most; None where nobody's is known."""
+    known = [rank for rank in ranks if not math.isnan(most(rank))]
+    return max(known, key=most, default=None)
+
+
+def _all_gpus(ranks: Sequence[RankUsage]) -> list[UsageValues]:
+    return [gpu for rank in ranks for gpu in rank.gpus]
+
+
+def _max_known(numbers: Iterable[float]) -> float:
+    return max((number for number in numbers if not math.isnan(number)), default=math.nan)
+
+
+def _mean_known(numbers: Iterable[float]) -> float:
+    known = [number for number in numbers if not math.isnan(number)]
+    return fmean(known) if known else math.nan
+
+
+def _drop_nan(found: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in found.items() if not math.isnan(value)}
+
+
+def _round_significant(value: float) -> float:
+    return float(f"{value:.4g}")

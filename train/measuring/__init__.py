@@ -1,1 +1,0 @@
-"""`train eval`: one checkpoint measured again."""

@@ -1,0 +1,86 @@
+"""Computes the training loss: cross-entropy with label smoothing and class weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from entrypoint import ExitCode, Failure
+from train.config.schema import OptimConfig
+from train.data import statistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """The mean loss of a micro batch, in nats. weights: float32 [classes], 1 on average over the training samples.
+
+    Weights belong to the sample's class and are divided by nothing but the number of samples. torch's own weighted
+    mean divides by the weights in the micro batch, so that its gradients change with the number of ranks.
+    """
+
+    label_smoothing: float
+    weights: Tensor | None
+
+    def to(self, device: torch.device) -> Criterion:
+        """The same there."""
+        return self if self.weights is None else replace(self, weights=self.weights.to(device))
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """[n, classes] and [n] to a scalar."""
+        if self.weights is None:
+            return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
+        return (each * self.weights[labels]).mean()
+
+
+def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:
+    """The run's criterion.
+
+    Args:
+        counts: training samples of each class.
+
+    Raises:
+        Failure: what `class_weights` raises.
+    """
+    return Criterion(label_smoothing=optim.label_smoothing, weights=class_weights(optim, counts))
+
+
+def class_weights(optim: OptimConfig, counts: Sequence[int]) -> Tensor | None:
+    """One weight for each class, float32 [classes], 1 on average over the training samples; None where all are 1.
+
+    Raises:
+        Failure: USAGE for a list of another length or without weight on any sample, DATA for a class without samples.
+    """
+    if optim.class_weights == "none":
+        return None
+    given = statistics.balanced_class_weights(counts) if optim.class_weights == "balanced" else optim.class_weights
+    if len(given) != len(counts):
+        raise _wrong_length_failure(len(given), len(counts))
+    weights, samples = torch.tensor(given, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
+    made = (weights * samples.sum() / (weights * samples).sum()).float()
+    if not made.isfinite().all():
+        raise _zero_weight_failure(given, counts)
+    return made
+
+
+def _zero_weight_failure(given: Sequence[float], counts: Sequence[int]) -> Failure:
+    return Failure(
+        "optim.class_weights gives no weight to what is trained on",
+        found=f"weights {list(given)}, training samples {list(counts)}",
+        fix="give a weight above 0 to a class that has training samples",
+        code=ExitCode.USAGE,
+    )
+
+
+def _wrong_length_failure(found: int, expected: int) -> Failure:
+    return Failure(
+        "optim.class_weights has another length than there are classes",
+        found=f"{found} weights",
+        expected=f"{expected} classes",
+        fix=f"give {expected} numbers in the order of the classes, or write balanced",
+        code=ExitCode.USAGE,
+    )

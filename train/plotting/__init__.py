@@ -1,6 +1,0 @@
-"""Numbers become pictures for `train report` and `train bench`."""
-
-import logging
-
-# A home that is read-only, a letter that no font has: nothing that a reader can act on. Said at import already.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)

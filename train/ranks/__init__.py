@@ -1,1 +1,0 @@
-"""One rank among others: device, process group, decisions taken together."""

@@ -1,1 +1,0 @@
-"""What a run leaves for people and programs to read."""

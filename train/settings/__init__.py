@@ -1,1 +1,0 @@
-"""What a user writes, as checked values, and what follows from it alone. No torch."""

@@ -1,1 +1,0 @@
-"""What is done with a trained model: images told apart, and the model handed on."""
