@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     OUTPUT = 73  # output unusable or locked
     IO = 74  # disk full, quota, input/output error
     STOPPED = 75  # stopped cleanly after a signal or before the deadline
-    FACTS = 76  # launch facts disagree
+    LAUNCH_CONFLICT = 76  # launch facts disagree
     SECURITY = 77  # security refusal
     NODE = 78  # GPU or node unusable, replicas diverged
     DIVERGED = 90  # not a number

@@ -22,7 +22,7 @@ def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
     """Host names in Slurm's order; `variable` names the source in errors.
 
     Raises:
-        Failure: FACTS, for text outside the grammar or more than MOST_NAMES names.
+        Failure: LAUNCH_CONFLICT, for text outside the grammar or more than MOST_NAMES names.
     """
     items = _ITEM.findall(text.strip())
     if not items or ",".join(items) != text.strip():
@@ -39,7 +39,7 @@ def expand_counts(text: str, variable: str) -> tuple[int, ...]:
     """Counts in node order: `2(x3),1` is (2, 2, 2, 1).
 
     Raises:
-        Failure: FACTS, for text outside the grammar.
+        Failure: LAUNCH_CONFLICT, for text outside the grammar.
     """
     matches = [_COUNT.fullmatch(item) for item in text.strip().split(",")]
     pairs = [(int(m[1]), int(m[2] or 1)) for m in matches if m]
@@ -78,5 +78,5 @@ def _unreadable_failure(text: str, variable: str, expected: str) -> Failure:
         found=f"{variable}={text[:200]}",
         expected=expected,
         fix=f"do not set {variable} by hand; start the program with srun",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )

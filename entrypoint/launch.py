@@ -229,7 +229,7 @@ def _interface_variables(planned: Plan, environ: Mapping[str, str]) -> dict[str,
             found=f"ENTRYPOINT_INTERFACE={chosen}",
             expected=f"one of {', '.join(known)}",
             fix="set it to the interface that all nodes share, or unset it",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
     return {variable: value for variable, value in found.items() if chosen or not environ.get(variable)}

@@ -89,7 +89,7 @@ def plan_allocation(found: Allocation, options: LaunchOptions, machine: Machine,
     """Decide; pure.
 
     Raises:
-        Failure: NODE for GPUs that are asked for and not there, FACTS for numbers that contradict each other.
+        Failure: NODE for GPUs that are asked for and not there, LAUNCH_CONFLICT for numbers that contradict each other.
     """
     device = choose_device(options, machine, environ)
     spawn = _num_ranks_to_start(found, options, machine, device)
@@ -180,7 +180,7 @@ def _num_ranks_to_start(found: Allocation, options: LaunchOptions, machine: Mach
                 found=f"--procs-per-node {options.procs_per_node}, and {found.tasks_here} tasks on this node",
                 expected="one task per node with --procs-per-node, or several tasks without it",
                 fix="leave out --procs-per-node, or start one task per node (srun --ntasks-per-node=1)",
-                code=ExitCode.FACTS,
+                code=ExitCode.LAUNCH_CONFLICT,
             )
         spawn = 1
     elif asked:

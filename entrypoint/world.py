@@ -50,14 +50,14 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
     """Read back what `to_environ` wrote.
 
     Raises:
-        Failure: FACTS, naming the missing or unreadable variable.
+        Failure: LAUNCH_CONFLICT, naming the missing or unreadable variable.
     """
     missing = [variable for variable in TORCHRUN_VARIABLES.values() if not environ.get(variable)]
     if missing:
         raise Failure(
             f"this worker was started without {', '.join(missing)}",
             fix="start it with `train` or `entrypoint run`, which set the whole contract",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     kinds = {field.name: field.type for field in fields(World)}
     values = {
@@ -70,7 +70,7 @@ def parse_port(variable: str, text: str) -> int:
     """`text` as a TCP port.
 
     Raises:
-        Failure: FACTS, naming the variable and its value.
+        Failure: LAUNCH_CONFLICT, naming the variable and its value.
     """
     if not 1 <= (number := parse_whole_number(variable, text)) <= 65_535:
         raise Failure(
@@ -78,7 +78,7 @@ def parse_port(variable: str, text: str) -> int:
             found=f"{variable}={text}",
             expected="1 to 65535",
             fix=f"unset {variable}, or set it to a free port",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     return number
 
@@ -87,7 +87,7 @@ def parse_whole_number(variable: str, text: str) -> int:
     """`text` as a whole number of at least 0.
 
     Raises:
-        Failure: FACTS, naming the variable and its value.
+        Failure: LAUNCH_CONFLICT, naming the variable and its value.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise Failure(
@@ -95,6 +95,6 @@ def parse_whole_number(variable: str, text: str) -> int:
             found=f"{variable}={text[:200]}",
             expected=f"digits only, at most {MAX_DIGITS}",
             fix=f"unset {variable}, or let the launcher that owns it set it",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     return int(text)

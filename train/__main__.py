@@ -177,7 +177,7 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
     """torch.distributed.launch says LOCAL_RANK as an argument: it counts where the variable is not set.
 
     Raises:
-        Failure: FACTS, where both are given and differ.
+        Failure: LAUNCH_CONFLICT, where both are given and differ.
     """
     found = environ.get("LOCAL_RANK") or given
     if given is not None and given != found:
@@ -185,7 +185,7 @@ def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[st
             "the launcher gives two local ranks",
             found=f"--local-rank={given}, LOCAL_RANK={found}",
             fix="remove LOCAL_RANK from the environment that the launcher starts from",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     return environ if given is None else {**environ, "LOCAL_RANK": given}
 

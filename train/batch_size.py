@@ -22,7 +22,7 @@ from train import files
 from train.config.batches import MAX_AUTO_MICRO_BATCH, BatchSizes, compute_batch_sizes
 from train.config.schema import RunConfig
 from train.data.shape import Shape
-from train.distributed import device as devicefaults
+from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
 from train.optim import optimizer as optimizers
@@ -90,7 +90,7 @@ def fits_in_memory(attempt: Callable[[], None]) -> bool:
     try:
         attempt()
     except RuntimeError as error:
-        if not devicefaults.is_out_of_memory(error) and CUDNN_NOT_SUPPORTED not in str(error):
+        if not is_out_of_memory(error) and CUDNN_NOT_SUPPORTED not in str(error):
             raise
         return False
     return True

@@ -34,8 +34,8 @@ from train.config.schema import RunConfig
 from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint
 from train.run import exit_file
-from train.run import folder as rundir
 from train.run.bell import Bell
+from train.run.folder import run_folder
 from train.run.lock import RunLock
 from train.run.seat import Seat
 
@@ -130,7 +130,7 @@ def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenCheckp
     """
     if arguments.evaluate is None:
         config = load.load_config(arguments.config, arguments.overrides)
-        return config, rundir.run_folder(config), None
+        return config, run_folder(config), None
     found = checkpoints.reopen_checkpoint(Path(arguments.evaluate))
     config, _ = checkpoints.load_config(found, arguments.config, arguments.overrides)
     return config, Path(arguments.scratch), found

@@ -26,7 +26,7 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
     A job of several nodes under another scheduler is none of these: see `schedulers`.
 
     Raises:
-        Failure: FACTS, where the environment is incomplete or contradicts itself.
+        Failure: LAUNCH_CONFLICT, where the environment is incomplete or contradicts itself.
     """
     return _with_master_port(environ, _read_innermost_launcher(environ, options, machine))
 
@@ -112,7 +112,7 @@ def _inherited_variables_failure(environ: Mapping[str, str], made_in: str, here:
         found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {made_in or 'no job'}, and this is {here}",
         expected="the variables that the launcher of this job sets",
         fix=f"before submitting, or first in the job script: unset {' '.join(names)}",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )
 
 
@@ -128,7 +128,7 @@ def _refuse_contradiction_with_step(environ: Mapping[str, str]) -> None:
                 expected="one launcher's numbers (a batch script that exports RANK gives all tasks the same one)",
                 fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script, or unset them there: srun's own "
                 f"numbers are read{own if environ.get('TORCHELASTIC_RUN_ID') else ''}",
-                code=ExitCode.FACTS,
+                code=ExitCode.LAUNCH_CONFLICT,
             )
 
 
@@ -145,5 +145,5 @@ def _refuse_hidden_job(machine: Machine) -> None:
             found=f"a job with {tasks} tasks; SLURM_JOB_ID is not set here",
             fix="leave out --cleanenv (-e) and --containall (-C) of apptainer; for this node alone: --nodes 1 "
             "--node-rank 0 --master-addr 127.0.0.1",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )

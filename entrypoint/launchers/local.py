@@ -51,7 +51,7 @@ def pet_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
     """torchrun's own flags as PET_* variables, as Kubeflow sets them: one task on each node.
 
     Raises:
-        Failure: FACTS, for an elastic number of nodes or a missing half.
+        Failure: LAUNCH_CONFLICT, for an elastic number of nodes or a missing half.
     """
     nodes = _parse_num_nodes("PET_NNODES", environ["PET_NNODES"])
     needed = ("PET_NODE_RANK", "PET_MASTER_ADDR") if nodes > 1 else ()
@@ -112,4 +112,4 @@ def _parse_positive(variable: str, text: str) -> int:
 
 
 def _pet_failure(what: str, fix: str) -> Failure:
-    return Failure(what, fix=fix, code=ExitCode.FACTS)
+    return Failure(what, fix=fix, code=ExitCode.LAUNCH_CONFLICT)

@@ -91,7 +91,7 @@ def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
     """To be called where nothing else tells of a launcher: each task would take itself for the whole world.
 
     Raises:
-        Failure: FACTS, where a variable shows a launcher that does not say how many ranks there are.
+        Failure: LAUNCH_CONFLICT, where a variable shows a launcher that does not say how many ranks there are.
     """
     name = next((name for name in RANK_ONLY_VARIABLES if environ.get(name)), None)
     if name and not _is_launched_by_slurm(environ):
@@ -101,7 +101,7 @@ def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
             expected="the variables of srun, torchrun, Open MPI's mpirun or MPICH's mpiexec",
             fix="start it with one of these, or one task on each node with --nodes --node-rank --master-addr "
             f"--master-port; for a training of this process alone: unset {name}",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
 
 
@@ -114,7 +114,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamil
     """The Allocation of one MPI rank.
 
     Raises:
-        Failure: FACTS, for a missing variable, impossible numbers, or several nodes without an address.
+        Failure: LAUNCH_CONFLICT, for a missing variable, impossible numbers, or several nodes without an address.
     """
     table = _select_table(environ, name)
     values = {
@@ -157,7 +157,7 @@ def _require_all_variables(table: Mapping[str, str], values: Mapping[str, int]) 
             f"started by mpirun, but {', '.join(missing)} is not set",
             found=", ".join(f"{table[noun]}={value}" for noun, value in values.items()),
             fix="start it with Open MPI's mpirun, or with srun: then the place on the node is known",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
 
 
@@ -168,7 +168,7 @@ def _refuse_out_of_range(table: Mapping[str, str], values: Mapping[str, int]) ->
                 f"{table[rank]} must be below {table[size]}",
                 found=f"{table[rank]}={values[rank]} {table[size]}={values[size]}",
                 fix="do not set these variables by hand; mpirun sets them",
-                code=ExitCode.FACTS,
+                code=ExitCode.LAUNCH_CONFLICT,
             )
 
 
@@ -188,7 +188,7 @@ def _first_host(hosts: tuple[str, ...], nodes: int, name: str) -> str:
         "mpirun started ranks on several nodes, and nothing tells which host has rank 0",
         found="MASTER_ADDR is not set",
         fix=f"mpirun {export} ..., with the host of rank 0",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )
 
 

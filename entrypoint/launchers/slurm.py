@@ -74,7 +74,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
     """The Allocation of a task that srun started.
 
     Raises:
-        Failure: FACTS, for a missing variable or for numbers that contradict each other.
+        Failure: LAUNCH_CONFLICT, for a missing variable or for numbers that contradict each other.
     """
     _require_step_variables(environ)
     hosts = expand_hosts(environ[STEP_VARIABLES["hosts"]], STEP_VARIABLES["hosts"])
@@ -106,7 +106,7 @@ def check_job_shell(environ: Mapping[str, str], machine: Machine) -> None:
     """Accept a batch or interactive shell of a job with one node and one task: this node is then the whole world.
 
     Raises:
-        Failure: FACTS, where the job has more, or where this machine is not one of the job's nodes.
+        Failure: LAUNCH_CONFLICT, where the job has more, or where this machine is not one of the job's nodes.
     """
     counts = {noun: _first_set_variable(environ, names) for noun, names in JOB_SIZE_VARIABLES.items()}
     if any(parse_whole_number(variable, number) > 1 for variable, number in counts.values()):
@@ -130,7 +130,7 @@ def _without_srun_failure(environ: Mapping[str, str], found: str, why: str) -> F
         expected="a task that srun started, with "
         + (", ".join(_missing_task_variables(environ)) or "a step id of its own"),
         fix=f"start it with {SRUN_COMMAND}",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )
 
 
@@ -141,7 +141,7 @@ def _require_step_variables(environ: Mapping[str, str]) -> None:
             f"a Slurm job step without {', '.join(missing)}",
             found=f"SLURM_STEP_ID={environ.get('SLURM_STEP_ID')}",
             fix=f"do not unset SLURM_* variables (`--cleanenv` does); start it with {SRUN_COMMAND}",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
 
 
@@ -164,7 +164,7 @@ def _refuse_contradictions(
                 f"{names[0]} and {names[1]} contradict each other",
                 found=" ".join(f"{name}={environ[name]}" for name in names),
                 fix=f"do not set SLURM_* variables by hand; start it with {SRUN_COMMAND}",
-                code=ExitCode.FACTS,
+                code=ExitCode.LAUNCH_CONFLICT,
             )
 
 

@@ -23,7 +23,7 @@ def has_rank_variables(environ: Mapping[str, str]) -> bool:
     ranks torchrun is to start (Kubeflow): theirs is the PET_* set.
 
     Raises:
-        Failure: FACTS, for half a set, naming the missing half.
+        Failure: LAUNCH_CONFLICT, for half a set, naming the missing half.
     """
     present = [name for name in CORE_VARIABLES if environ.get(name)]
     if present == ["RANK", "WORLD_SIZE"] and _is_rank_a_node_rank(environ):
@@ -35,7 +35,7 @@ def has_rank_variables(environ: Mapping[str, str]) -> bool:
             found=" ".join(f"{name}={environ[name]}" for name in present),
             expected=" ".join(CORE_VARIABLES) + " together, or none of them",
             fix=f"unset {' '.join(present)}, or start the program with torchrun or srun, which set them all",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     return bool(present)
 
@@ -60,7 +60,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
     """The Allocation of a whole set.
 
     Raises:
-        Failure: FACTS, for numbers that cannot be, or a missing master address.
+        Failure: LAUNCH_CONFLICT, for numbers that cannot be, or a missing master address.
     """
     values = {name: parse_whole_number(name, environ[name]) for name in _number_variables() if environ.get(name)}
     local_size, warnings = _local_world_size(values, machine)
@@ -108,7 +108,7 @@ def _refuse_out_of_range(values: Mapping[str, int]) -> None:
             "LOCAL_WORLD_SIZE is larger than WORLD_SIZE",
             found=f"LOCAL_WORLD_SIZE={values['LOCAL_WORLD_SIZE']} WORLD_SIZE={values['WORLD_SIZE']}",
             fix="unset both, and let torchrun or srun set them",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     for rank, size in _SIZE_VARIABLE_BY_RANK.items():
         if values[rank] >= values[size]:
@@ -117,7 +117,7 @@ def _refuse_out_of_range(values: Mapping[str, int]) -> None:
                 found=f"{rank}={values[rank]} {size}={values[size]}",
                 expected=f"{rank} from 0 to {size} - 1",
                 fix=f"unset {rank} and {size}, and let torchrun or srun set them",
-                code=ExitCode.FACTS,
+                code=ExitCode.LAUNCH_CONFLICT,
             )
 
 
@@ -127,7 +127,7 @@ def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
         raise Failure(
             f"a torchrun set for {world_size} ranks without {' and '.join(missing)}",
             fix=f"set {' and '.join(missing)} to the host and a free port of rank 0, the same for all ranks",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     return environ.get("MASTER_ADDR") or "127.0.0.1"
 

@@ -117,7 +117,8 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
     """To be called where nothing else tells of a launcher; returns what to warn of.
 
     Raises:
-        Failure: FACTS, where a job has several nodes, or where each of its nodes runs this and nothing tells how many.
+        Failure: LAUNCH_CONFLICT, where a job has several nodes, or where each of its nodes runs this and nothing
+            tells how many.
     """
     warnings = []
     for family in UNSUPPORTED_SCHEDULERS:
@@ -169,5 +170,5 @@ def _several_nodes_failure(
         f"{what}: this node would train alone",
         found=" ".join(f"{name}={environ[name][:200]}" for name in dict.fromkeys(names) if environ.get(name)),
         fix=f"{fix}; {THIS_NODE_ONLY_FIX}",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from bed import Cluster
 from matrix import Seen, needs_image, run_all, situations
-from slurm_table import FACTS, SUITES, Column, committed, three_nodes
+from slurm_table import LAUNCH_CONFLICT, SUITES, Column, committed, three_nodes
 
 # One Slurm in each run of CI; each older one with all its situations in one share.
 MARKS = {"sid": [pytest.mark.every_run]} | {
@@ -133,7 +133,7 @@ def test_a_refusal_says_what_to_do(column: Column, suite: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", LAUNCH_CONFLICT)
 def test_slurm_does_what_the_table_says(column: Column, suite: str, name: str) -> None:
     assert column.fact(name) == committed("facts")[name][list(SUITES).index(suite)]
 
@@ -150,4 +150,4 @@ def test_only_what_needs_the_image_was_not_run_without() -> None:
 
 def test_the_page_lists_the_situations_and_no_others() -> None:
     assert list(committed("situations")) == list(situations())
-    assert list(committed("facts")) == list(FACTS)
+    assert list(committed("facts")) == list(LAUNCH_CONFLICT)

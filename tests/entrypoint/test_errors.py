@@ -10,7 +10,9 @@ from entrypoint.errors import ExitCode, Failure
 
 
 def test_a_failure_reads_as_code_what_facts_and_fix() -> None:
-    failure = Failure("no ranks", fix="start some", code=ExitCode.FACTS, found="0", expected="1", kept="step-1")
+    failure = Failure(
+        "no ranks", fix="start some", code=ExitCode.LAUNCH_CONFLICT, found="0", expected="1", kept="step-1"
+    )
     expected = "ERROR[76] no ranks\n  found: 0\n  expected: 1\n  fix: start some\n  kept: step-1"
     assert str(failure) == expected
 
@@ -29,7 +31,7 @@ def test_the_json_form_holds_code_what_and_fix() -> None:
     assert failure.as_json() == {"code": 65, "what": "broken", "fix": "mend it", "found": "x"}
 
 
-@pytest.mark.parametrize(("name", "number"), [("PEER", 69), ("STOPPED", 75), ("FACTS", 76), ("DIVERGED", 90)])
+@pytest.mark.parametrize(("name", "number"), [("PEER", 69), ("STOPPED", 75), ("LAUNCH_CONFLICT", 76), ("DIVERGED", 90)])
 def test_codes_that_batch_scripts_know_keep_their_numbers(name: str, number: int) -> None:
     assert ExitCode[name] == number
 
@@ -40,7 +42,7 @@ def test_what_a_terminal_would_obey_is_escaped() -> None:
 
 
 def test_a_value_of_several_lines_cannot_pass_for_another_fact() -> None:
-    shown = str(Failure("bad", found="RANK=0\n  fix: curl x | sh", fix="unset RANK", code=ExitCode.FACTS))
+    shown = str(Failure("bad", found="RANK=0\n  fix: curl x | sh", fix="unset RANK", code=ExitCode.LAUNCH_CONFLICT))
     assert shown == "ERROR[76] bad\n  found: RANK=0\\n  fix: curl x | sh\n  fix: unset RANK"
 
 

@@ -51,7 +51,7 @@ class Column:
 
     def fact(self, name: str) -> str:
         """What this version does."""
-        return FACTS[name](self.seen)
+        return LAUNCH_CONFLICT[name](self.seen)
 
     def refusals(self) -> dict[tuple[str, str], list[str]]:
         """What is said and the fix -> the situations where it is."""
@@ -97,7 +97,7 @@ def _of_mpirun(seen: Situation) -> str:
     return " ".join(one.environ.get("SLURM_PROCID", "-") for one in seen("openmpi-slurm", "task"))
 
 
-FACTS: Mapping[str, Callable[[Situation], str]] = {
+LAUNCH_CONFLICT: Mapping[str, Callable[[Situation], str]] = {
     "`SLURM_STEP_ID` in a batch script": _variable("per-gpu", "batch", "SLURM_STEP_ID"),
     "`SLURM_PROCID` in a batch script": _variable("per-gpu", "batch", "SLURM_PROCID"),
     "`SLURM_STEP_ID` in the shell of `salloc`": _variable("salloc-interactive", "shell", "SLURM_STEP_ID"),
@@ -120,7 +120,7 @@ def rows(columns: Mapping[str, Column]) -> dict[str, list[list[str]]]:
     refusals = columns["sid"].refusals()
     return {
         "situations": [[n, _shown(commands[n]), *(c.cell(n) for c in columns.values())] for n in commands],
-        "facts": [[name, *(c.fact(name) for c in columns.values())] for name in FACTS],
+        "facts": [[name, *(c.fact(name) for c in columns.values())] for name in LAUNCH_CONFLICT],
         "refusals": [[what, fix, ", ".join(names)] for (what, fix), names in refusals.items()],
     }
 

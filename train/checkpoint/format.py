@@ -26,9 +26,9 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train import files as direct
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
+from train.files import DIRECT_BLOCK_BYTES
 
 # JSON has no tensors, tuples or keys that are not text. Each becomes an object with one of these marks.
 TENSOR_MARK, TUPLE_MARK, ITEMS_MARK = "$tensor", "$tuple", "$items"
@@ -178,8 +178,8 @@ class SnapshotBuffers:
         """uint8 [size], with any content."""
         found = self.kept.get(name)
         if found is None or found.numel() != size or found.is_pinned() != pinned:
-            room = torch.empty(size + direct.DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
-            at = -room.data_ptr() % direct.DIRECT_BLOCK_BYTES  # so that it can be written past the page cache
+            room = torch.empty(size + DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            at = -room.data_ptr() % DIRECT_BLOCK_BYTES  # so that it can be written past the page cache
             found = self.kept[name] = room[at : at + size]
         return found
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train import files as durable
+from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 
@@ -179,27 +179,27 @@ def is_committed(path: Path, contents: Manifest) -> bool:
 
 def commit_checkpoint(final: Path, files: Mapping[str, bytes | memoryview], contents: Manifest) -> None:
     """Commit the checkpoint `final`. Raises OSError or Failure, and leaves no temporary folder."""
-    temporary = final.with_name(f"{durable.TEMPORARY_PREFIX}{final.name}-{os.urandom(4).hex()}")
+    temporary = final.with_name(f"{file_io.TEMPORARY_PREFIX}{final.name}-{os.urandom(4).hex()}")
     try:
         temporary.mkdir(parents=True)
         for name, data in files.items():
-            durable.create_file(temporary / name, data)
-        durable.write_atomic(temporary / manifest.FILE_NAME, manifest.to_bytes(contents))
+            file_io.create_file(temporary / name, data)
+        file_io.write_atomic(temporary / manifest.FILE_NAME, manifest.to_bytes(contents))
         _rename_into_place(temporary, final, contents)
-        durable.fsync_folder(final.parent)
+        file_io.fsync_folder(final.parent)
     finally:
-        durable.remove(temporary)
-    durable.remove(final.with_name(REPLACED_PREFIX + final.name))
+        file_io.remove(temporary)
+    file_io.remove(final.with_name(REPLACED_PREFIX + final.name))
 
 
 def _rename_into_place(temporary: Path, final: Path, contents: Manifest) -> None:
     """Rename `temporary` to `final`; what stood there stays, and counts, until the new one is committed."""
     if final.exists():
         old = final.with_name(REPLACED_PREFIX + final.name)
-        durable.remove(old)
+        file_io.remove(old)
         os.rename(final, old)
     try:
-        durable.retry_transient_errors(lambda: os.rename(temporary, final))
+        file_io.retry_transient_errors(lambda: os.rename(temporary, final))
     except FileNotFoundError:  # a file server did it, lost its answer, and was asked again
         with suppress(DamagedCheckpointError):
             if read_manifest(final) == contents:

@@ -18,10 +18,9 @@ from train import files
 from train.bench import machine, output, rows
 from train.bench.options import Options, find_peers
 from train.bench.rows import Found, Row, Series
-from train.cli import launch as stopping
-from train.cli.launch import TrainArgumentParser
+from train.cli.launch import TrainArgumentParser, handle_stop_signals, ignore_stop_signals
 from train.config.load import parse_overrides
-from train.run import folder as rundir
+from train.run.folder import make_temporary_folder
 
 # Each is a module of train.bench with `run(options) -> Iterator[Found]` and, where it has arguments of its own,
 # `arguments(parser)`. What takes seconds to import is imported in `run`.
@@ -51,7 +50,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not name:
         what, fix = "`train bench` needs a name", f"use one of: {', '.join(BENCHES)}, all"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
-    stopping.handle_stop_signals(raise_stopped)
+    handle_stop_signals(raise_stopped)
     options = parse_options(arguments, environ)
     folder = Path(arguments.output) if arguments.output and options.first else None
     facts, found = machine.facts(options.device, now=time.time(), quick=options.quick), list[Found]()
@@ -74,7 +73,7 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def raise_stopped(signum: int, frame: FrameType | None) -> NoReturn:
     """A request to stop: what is measured now is given up, with all that was started for it."""
-    stopping.ignore_stop_signals()
+    ignore_stop_signals()
     what = f"stopped by {signal.Signals(signum).name}"
     raise Failure(what, fix="start it again; --output keeps each row as it is found", code=ExitCode.STOPPED)
 
@@ -114,7 +113,7 @@ def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         device=plan.device,
         first=plan.world.rank == 0,
         launch=launch,
-        scratch=rundir.make_temporary_folder(environ),
+        scratch=make_temporary_folder(environ),
         peers=peers,
         environ=environ,
         tell=_log_line,

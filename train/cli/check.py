@@ -30,13 +30,12 @@ from train.config import batches, checks, load, resume_rules, schema
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.schema import RunConfig, RunSection
-from train.data import describe as known
+from train.data.describe import array_split_sizes, describe_data, scan_image_folder
 from train.evaluation import early_stopping
 from train.evaluation.metrics import EvaluationResult
 from train.optim import schedule
 from train.run import folder, lock, record, time_limit
-from train.run import folder as links
-from train.run import folder as rundir
+from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
 
 STATE_FILE: Final = "state.json"  # of a checkpoint: all but its tensors
 UNKNOWN_TOTAL_STEPS: Final = "a number that the start knows"
@@ -70,7 +69,7 @@ def preview_resume(
         if unusable := _preview_unwritable_folder(config, folder):
             return unusable
         held_by = lock.refuse_living_holder(folder)
-        links.refuse_symlinks(folder)
+        refuse_symlinks(folder)
         there = store.list_checkpoints(folder / "checkpoints")
         if not there:
             found = ResumePreview(said="would begin") if held_by else None
@@ -197,8 +196,8 @@ def describe_plan(
         Failure: what `possible` and `count_steps` raise.
     """
     batch = check_config(config, plan.world.world_size)
-    found = known.scan_image_folder(config.data) if config.data.name == schema.FOLDER_SOURCE else None
-    counted, folder = count_planned_steps(config, batch, found), rundir.run_folder(config)
+    found = scan_image_folder(config.data) if config.data.name == schema.FOLDER_SOURCE else None
+    counted, folder = count_planned_steps(config, batch, found), run_folder(config)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
     if found is not None:
         rows["data"] += f", {found.row()}"
@@ -208,11 +207,11 @@ def describe_plan(
         rows |= {
             "learning rate": schedule.describe_schedule(schedule.build_schedule(config.optim, counted, batch.global_))
         }
-    rows |= {"output": f"{folder} ({rundir.describe_folder_state(folder)})"}
+    rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings = [*plan.warnings, *(found.warnings if found else ())]
     notes = [note, *((found.note(), found.aside) if found else ())]
     if so_far := preview_resume(
-        config, folder, steps=counted, data=found.facts() if found else known.array_split_sizes(config.data)
+        config, folder, steps=counted, data=found.facts() if found else array_split_sizes(config.data)
     ):
         rows |= {} if so_far.refused else {"this run": so_far.said}
         warnings += [f"this run {so_far.said}"] if so_far.refused else []
@@ -245,7 +244,7 @@ def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes) -> dict[str,
     optimizer = [optim.name, *(words for key, words in shares.items() if key not in without)]
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
-        "data": known.describe_data(data),
+        "data": describe_data(data),
         "model": _format_with_arguments(config.model.name, config.model.args),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch) + _describe_batch_search(config, plan),

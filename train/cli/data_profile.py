@@ -27,12 +27,17 @@ from train.data import augment, decoded_cache, in_memory, loader, registry, stat
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
 from train.data.workers import SkipUnreadable, to_device
-from train.distributed import device as devicefaults
-from train.distributed.device import allow_tf32, choose_device, choose_precision, use_deterministic_cudnn
+from train.distributed.device import (
+    allow_tf32,
+    choose_device,
+    choose_precision,
+    is_out_of_memory,
+    use_deterministic_cudnn,
+)
 from train.distributed.shared_memory import SINGLE_RANK
-from train.models import registry as networks
-from train.optim import loss as criterion
+from train.models.registry import build_model
 from train.optim import optimizer as optimizers
+from train.optim.loss import build_criterion
 
 NOTABLE_SHARE: Final = 0.2  # of the time, from which on something is worth a word
 BYTES_PER_MB: Final = 1e6
@@ -352,10 +357,10 @@ def _time_step(config: RunConfig, sets: DataSplits, images: Tensor, clock: Calla
     """Forward, backward and the optimizer's update, as torch does them alone."""
     device, classes = images.device, len(sets.classes)
     precision = choose_precision(config.train.precision, device)
-    net = networks.build_model(config.model, classes=classes, shape=sets.shape, seed=config.run.seed).to(device)
+    net = build_model(config.model, classes=classes, shape=sets.shape, seed=config.run.seed).to(device)
     optimizer = optimizers.build_optimizer(config.optim, net, device)
     counts = statistics.class_counts(sets.training.labels, classes).tolist()
-    aimed = criterion.build_criterion(config.optim, counts).to(device)
+    aimed = build_criterion(config.optim, counts).to(device)
     labels = sets.training.labels[np.resize(np.arange(len(sets.training.labels)), len(images))].to(device)
 
     def act() -> None:
@@ -368,7 +373,7 @@ def _time_step(config: RunConfig, sets: DataSplits, images: Tensor, clock: Calla
     try:
         return time_stage(act, len(images), clock, _device_synchronizer(device))
     except RuntimeError as error:
-        if not devicefaults.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         fix = f"set train.micro_batch_size below {len(images)}"
         raise Failure("a step does not fit into the GPU's memory", fix=fix, code=ExitCode.RESOURCE) from error

@@ -19,7 +19,7 @@ from train.cli.launch import TrainArgumentParser
 from train.data import download
 from train.data.download import StatusLine
 from train.inference import checkpoints
-from train.run import folder as rundir
+from train.run.folder import make_temporary_folder
 
 COMMAND: Final = "eval"
 EXAMPLES: Final = """examples:
@@ -81,7 +81,7 @@ def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], envir
     plan = replace(plan, warnings=(*plan.warnings, *found.notes, *notes))
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
-    folder = rundir.make_temporary_folder(environ)
+    folder = make_temporary_folder(environ)
     source = ["--config", arguments.config] if arguments.config else []
     source += ["--json"] if arguments.json else []
     measured = ["--evaluate", str(found.path), "--scratch", str(folder), *(["--all"] if arguments.all else [])]

@@ -36,10 +36,10 @@ from train.config import checks, environment, schema
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import class_folders, download
-from train.data import describe as known
+from train.data.describe import ImageFolderSummary, count_training_samples, refuse_inapplicable_keys, scan_image_folder
 from train.optim import schedule
 from train.run import exit_file
-from train.run import folder as rundir
+from train.run.folder import run_folder
 
 
 def check_config(config: RunConfig, world_size: int) -> BatchSizes:
@@ -51,7 +51,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     """
     checks.refuse_unknown_arguments(config.model, config.optim)
     schedule.schedule_arguments(config.optim)
-    known.refuse_inapplicable_keys(config.data)
+    refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
     refuse_impossible_target(config.eval)
     if config.data.download:
@@ -124,7 +124,7 @@ def refuse_missing_weights(config: RunConfig) -> None:
         Failure: NO_INPUT.
     """
     path, resumes = config.model.weights, config.checkpoint.resume == "auto"
-    if path is None or os.path.exists(path) or (resumes and any(rundir.run_folder(config).glob("checkpoints/step-*"))):
+    if path is None or os.path.exists(path) or (resumes and any(run_folder(config).glob("checkpoints/step-*"))):
         return
     missing = Failure(
         f"there is nothing at model.weights {path}",
@@ -136,7 +136,7 @@ def refuse_missing_weights(config: RunConfig) -> None:
 
 
 def count_planned_steps(
-    config: RunConfig, batch: BatchSizes, found: known.ImageFolderSummary | None = None
+    config: RunConfig, batch: BatchSizes, found: ImageFolderSummary | None = None
 ) -> StepCounts | None:
     """Steps of the run; None where only its start can tell how many samples there are (.pt files, the user's own data).
 
@@ -154,11 +154,7 @@ def count_planned_steps(
 
 def num_training_samples(data: DataConfig) -> int | None:
     """Samples that are trained on: all but the held-out ones. None as in `count_steps`."""
-    return (
-        known.scan_image_folder(data).training
-        if data.name == schema.FOLDER_SOURCE
-        else known.count_training_samples(data)
-    )
+    return scan_image_folder(data).training if data.name == schema.FOLDER_SOURCE else count_training_samples(data)
 
 
 class TrainArgumentParser(argparse.ArgumentParser):

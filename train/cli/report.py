@@ -30,17 +30,22 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not arguments.runs:
         fix = "write `train report RUN`, the folder of a run, several of them, or a bench.json"
         raise Failure("`train report` needs a run", fix=fix, code=ExitCode.USAGE)
-    from train.report import page as contents  # matplotlib, which takes a second to import
     from train.report import read
+    from train.report.page import (  # matplotlib, which takes a second to import
+        build_report,
+        format_time,
+        read_bench,
+        write_report,
+    )
 
     files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
-    found = [contents.read_bench(Path(file)) for file in files]
+    found = [read_bench(Path(file)) for file in files]
     runs, missing = read.load_runs([word for word in arguments.runs if word not in files])
-    made = f"Made {contents.format_time(time.time())} by train report."
-    document = contents.build_report(runs, found, anyway=arguments.compare_anyway, made=made, missing=missing)
+    made = f"Made {format_time(time.time())} by train report."
+    document = build_report(runs, found, anyway=arguments.compare_anyway, made=made, missing=missing)
     alone = runs[0].folder if len(runs) == 1 and not found and not missing else Path()
     folder = Path(arguments.output) if arguments.output else alone / REPORT_FOLDER
-    page, *others = contents.write_report(document, folder, own=not arguments.output)
+    page, *others = write_report(document, folder, own=not arguments.output)
     for caution in document.cautions():
         print_message(f"caution: {caution}", sys.stdout)
     print_message(f"report         {page}\nbeside it      {', '.join(path.name for path in others)}", sys.stdout)

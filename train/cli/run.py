@@ -20,7 +20,7 @@ from train.config.schema import RunConfig
 from train.data import download
 from train.data.download import StatusLine
 from train.run import exit_file, lock, record, requeue, time_limit
-from train.run import folder as rundir
+from train.run.folder import choose_writable_folder, refuse_symlinks, run_folder
 from train.run.lock import RunLock
 
 
@@ -30,20 +30,20 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     if arguments.profile_lines:
         line_profiling.load()
     environ = {**environ, **time_limit.deadline_variables(arguments.time_limit, environ, now=time.time())}
-    folder = rundir.run_folder(config)
+    folder = run_folder(config)
     with lock.record_node_failure(folder, environ):
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
     launch.refuse_invalid_launch(config, plan, environ)
     me = lock.this_start_as_holder(environ, launch=plan.run_id, now=time.time())
     first = plan.world.rank == 0
     waited = lock.wait_until_unlocked(folder, me, print_note if first else _print_nothing, first=first)
-    rundir.refuse_symlinks(folder)
+    refuse_symlinks(folder)
     with lock.record_node_failure(folder, environ):
         launch.print_preflight_findings(plan, config, environ)
     lock.forget_node_failure(folder, environ)
     if first and (lost := requeue.refuse_missing_run(folder, environ, host=me.host)):
         plan = replace(plan, warnings=(*plan.warnings, lost))
-    place = rundir.choose_writable_folder(config, plan, environ)
+    place = choose_writable_folder(config, plan, environ)
     plan = launch.add_config_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
     settings = keep_last_overrides([*overrides, *place.overrides])
     source = ["--config", arguments.config] if arguments.config else []

@@ -198,7 +198,7 @@ def refuse_bitwise_conflicts(config: RunConfig, world_size: int) -> None:
     """What a tree of powers of two cannot do.
 
     Raises:
-        Failure: USAGE for keys that do not go together, FACTS for the number of ranks.
+        Failure: USAGE for keys that do not go together, LAUNCH_CONFLICT for the number of ranks.
     """
     if is_bitwise(config.train):
         _refuse_bitwise_keys(config.train)
@@ -268,7 +268,7 @@ def _world_size_failure(train: TrainConfig, world_size: int) -> Failure:
         expected=f"one of {', '.join(map(str, legal))}",
         fix=f"start {_format_ranks(under)} (--procs-per-node, or srun --ntasks), or set train.reproducible=fast "
         "(in a new run: another run.name)",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )
 
 

@@ -27,12 +27,12 @@ from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat, num_usable_cores
 from train import file_lock, files
-from train import files as refusals
 from train.config.schema import DataConfig
 from train.data import decode, path_list
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits, SampleIndices
 from train.distributed.shared_memory import HostRanks
+from train.files import os_error_failure
 
 CACHE_VERSION: Final = 2  # raised whenever the same file would be decoded to other pixels
 RGB_CHANNELS: Final = 3
@@ -401,6 +401,6 @@ def _translate_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = refusals.os_error_failure(error, path)
+        failure = os_error_failure(error, path)
         failure.fix = FIXES_BY_CODE.get(failure.code, failure.fix)
         raise failure from error

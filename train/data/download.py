@@ -31,7 +31,7 @@ from typing import IO, Any, TextIO
 
 from entrypoint import ExitCode, Failure
 from train import file_lock, files
-from train import files as refusals
+from train import files as file_io
 from train.config.schema import DataConfig
 from train.file_lock import LockHolder, WaitOutcome
 
@@ -547,7 +547,7 @@ def _refuse_full_disk(archive: PublishedArchive, root: Path) -> None:
     need = archive.size + sum(file.size or archive.size // len(archive.files) for file in archive.files)
     if shutil.disk_usage(root).free < need:
         short = _os_error_failure(OSError(errno.ENOSPC, "too little"), root)
-        short.expected = f"{refusals.format_bytes(need)} free for {archive.name} and what it holds"
+        short.expected = f"{file_io.format_bytes(need)} free for {archive.name} and what it holds"
         raise short
 
 
@@ -561,7 +561,7 @@ def _translate_os_errors(root: Path) -> Iterator[None]:
 
 
 def _os_error_failure(error: OSError, path: Path) -> Failure:
-    failure = refusals.os_error_failure(error, path)
+    failure = file_io.os_error_failure(error, path)
     if failure.code == ExitCode.OUTPUT:
         failure.fix = _FIX_NOT_WRITABLE
     elif failure.code == ExitCode.IO:
@@ -573,14 +573,14 @@ def _os_error_failure(error: OSError, path: Path) -> Failure:
 def _record_failure(place: Path, holder: LockHolder, data: DataConfig) -> Iterator[None]:
     """Leave word of a failure for those who wait: they need not try the same again, one after the other."""
     note = place.with_name(f"{place.name}.failed")
-    refusals.remove(note)
+    file_io.remove(note)
     try:
         yield
     except Failure as failure:
         if failure.code != ExitCode.STOPPED:
             with suppress(Failure, OSError):
                 told = {"token": holder.token, "mirror": data.mirror, "by": str(holder)}
-                refusals.write_json(note, told | {"failure": failure.as_json()})
+                file_io.write_json(note, told | {"failure": failure.as_json()})
         raise
 
 

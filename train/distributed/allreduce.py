@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure, World
-from train.distributed import device as devicefaults
+from train.distributed.device import failure_from_error, summarize_error
 
 NUM_REPEATS = 5
 TENSOR_MIB = {"cpu": 16, "cuda": 256}  # long enough for the speed of the wire to show
@@ -54,7 +54,7 @@ def measure_all_reduce(world: World, device: torch.device, store: dist.Store, ti
         finally:
             dist.destroy_process_group()
     except (RuntimeError, dist.DistError) as error:
-        raise devicefaults.failure_from_error(error) or _all_reduce_failure(world, backend, error) from error
+        raise failure_from_error(error) or _all_reduce_failure(world, backend, error) from error
     sent = 2 * (world.world_size - 1) / world.world_size * mib * 2**20
     return AllReduceResult(
         backend=backend, ranks=world.world_size, mib=mib, seconds=seconds, bytes_per_s=sent / seconds
@@ -114,7 +114,7 @@ def _synchronize(device: torch.device) -> None:
 def _all_reduce_failure(world: World, backend: str, error: Exception) -> Failure:
     return Failure(
         f"rank {world.rank} on {socket.gethostname()} could not exchange numbers over {backend}",
-        found=devicefaults.summarize_error(error),
+        found=summarize_error(error),
         fix="look at the first rank that failed; NCCL_DEBUG=INFO says which way its data took",
         code=ExitCode.PEER,
     )

@@ -35,7 +35,7 @@ def register_rank(store: dist.Store, world: World, gpu: str) -> None:
     """Say that this rank is there, and with which GPU (its UUID, empty on the CPU).
 
     Raises:
-        Failure: FACTS for a rank that is there twice, or ranks that disagree about the size of the world.
+        Failure: LAUNCH_CONFLICT for a rank that is there twice, or ranks that disagree about the size of the world.
     """
     me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
     first = json.loads(store.compare_set("train/first", "", json.dumps(me | {"rank": world.rank})))
@@ -64,7 +64,7 @@ def wait_for_all_ranks(
         hosts: of all ranks, where they are known.
 
     Raises:
-        Failure: PEER at the deadline or where the store is gone, FACTS where a rank refused to take part.
+        Failure: PEER at the deadline or where the store is gone, LAUNCH_CONFLICT where a rank refused to take part.
     """
     keys = [f"train/who/{rank}" for rank in range(world.world_size)]
     while True:
@@ -75,7 +75,7 @@ def wait_for_all_ranks(
         except (dist.DistError, RuntimeError) as error:
             refused = _has_key(store, _REFUSAL_KEY)
             if refused:
-                raise Failure(**json.loads(store.get(_REFUSAL_KEY)), code=ExitCode.FACTS) from error
+                raise Failure(**json.loads(store.get(_REFUSAL_KEY)), code=ExitCode.LAUNCH_CONFLICT) from error
             if refused is None or left <= _POLL_INTERVAL_S:
                 missing = [rank for rank, key in enumerate(keys) if _has_key(store, key) is False]
                 if left <= -SAME_HOST_GRACE_S or not any(is_on_same_host(rank, world) for rank in missing):
@@ -84,7 +84,7 @@ def wait_for_all_ranks(
 
 
 def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) -> None:
-    """Raises Failure (FACTS) for two ranks on one GPU, and for ranks that disagree about the size of the world."""
+    """Raises Failure (LAUNCH_CONFLICT) for two ranks on one GPU, or ranks that disagree about the world's size."""
     for rank, other in enumerate(who):
         if other["world_size"] != world.world_size:
             raise _world_size_failure(rank, other, world)
@@ -99,7 +99,7 @@ def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) 
                 found=f"{gpu} on {host}",
                 expected="one GPU for each rank",
                 fix="give each task its own: srun --gpus-per-node=N --ntasks-per-node=N, without --gres-flags tricks",
-                code=ExitCode.FACTS,
+                code=ExitCode.LAUNCH_CONFLICT,
             )
 
 
@@ -118,7 +118,7 @@ def duplicate_rank_failure(rank: int, found: str) -> Failure:
         expected="each rank once",
         fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK; two "
         "runs on one host need ports of their own: --master-port, or MASTER_PORT under mpiexec",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )
 
 
@@ -165,7 +165,7 @@ def _world_size_failure(rank: int, other: Mapping[str, object], world: World) ->
         f"rank {rank} and rank {world.rank} disagree about the number of ranks",
         found=f"{other['world_size']} says rank {rank} on {other['host']}, {world.world_size} says rank {world.rank}",
         fix="give all nodes the same number of GPUs and the same --nodes, or set --procs-per-node to one number",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )
 
 
@@ -185,8 +185,8 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
 
     Raises:
         Failure: PEER where the store or a rank does not appear in `timeout_s` seconds (attendance.NEIGHBOUR_S later
-            for one of this host); FACTS for a rank that is there twice, two ranks on one GPU, or ranks that disagree
-            about the world.
+            for one of this host); LAUNCH_CONFLICT for a rank that is there twice, two ranks on one GPU, or ranks
+            that disagree about the world.
     """
     deadline = time.monotonic() + timeout_s
     store = _open_store(world, environ, deadline)

@@ -224,8 +224,8 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
     Changes `environ`, which Accelerate reads: see `adapt`.
 
     Raises:
-        Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and FACTS where the
-            ranks do not meet.
+        Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and
+            LAUNCH_CONFLICT where the ranks do not meet.
     """
     kind, exact = environ.get("ENTRYPOINT_DEVICE", "cpu"), checks.is_bitwise(config.train)
     if exact:

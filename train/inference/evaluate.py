@@ -28,7 +28,7 @@ from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memor
 from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_place_in_run
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
-from train.models import registry as networks
+from train.models import registry as model_registry
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
@@ -207,7 +207,7 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
         Failure: DATA where the weights are another network's, as for another number of classes.
     """
     own = replace(config.model, weights=None)  # what the training began with may be gone
-    net = networks.build_model(own, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
+    net = model_registry.build_model(own, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     if wrong := _state_dict_differences(net.state_dict(), weights.tensors):
         there, ours = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}", "; ".join(wrong[:3])
         raise _model_mismatch_failure("the checkpoint", ours, f"a network for the data: {there}")

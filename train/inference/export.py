@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train import files as durable
+from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, FileEntry
 from train.config import schema
@@ -214,7 +214,7 @@ def refuse_nonempty_folder(folder: Path) -> None:
     """Raises Failure (OUTPUT) unless `folder` is not there, or empty."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise _nonempty_failure(folder, "it is a file")
-    with _export_fixes(), durable.translate_os_errors(folder, "read"):
+    with _export_fixes(), file_io.translate_os_errors(folder, "read"):
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     if there:
         raise _nonempty_failure(folder, f"it holds {', '.join(there[:3])}{', ...' if len(there) > 3 else ''}")
@@ -223,21 +223,21 @@ def refuse_nonempty_folder(folder: Path) -> None:
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Beside its place first; into the folder itself where there is one: it may be a mount, which nothing replaces."""
     there = folder.is_dir()
-    place = folder if there else folder.with_name(f"{durable.TEMPORARY_PREFIX}{folder.name}-{os.urandom(4).hex()}")
-    durable.refuse_full_disk(folder, sum(map(len, files.values())))
+    place = folder if there else folder.with_name(f"{file_io.TEMPORARY_PREFIX}{folder.name}-{os.urandom(4).hex()}")
+    file_io.refuse_full_disk(folder, sum(map(len, files.values())))
     try:
-        with durable.translate_os_errors(folder):
+        with file_io.translate_os_errors(folder):
             place.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            durable.write_atomic(place / name, data)
+            file_io.write_atomic(place / name, data)
         if not there:
             refuse_nonempty_folder(folder)
-            with durable.translate_os_errors(folder):
+            with file_io.translate_os_errors(folder):
                 os.rename(place, folder)
-                durable.fsync_folder(folder.parent)
+                file_io.fsync_folder(folder.parent)
     except BaseException:
         for path in [place / name for name in files] if there else [place]:
-            durable.remove(path)
+            file_io.remove(path)
         raise
 
 

@@ -19,7 +19,7 @@ from entrypoint import Failure
 from train import files
 
 if TYPE_CHECKING:
-    from train.logging import tensorboard as curves
+    from train.logging.tensorboard import TensorBoardWriter
 
 
 METRICS_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "tensorboard"
@@ -64,17 +64,16 @@ class MetricsLogger:
         self._warn, self._clock = warn, clock
         self._warned: set[str] = set()
         self._lines: JsonLinesFile | None = None
-        self._curves: curves.TensorBoardWriter | None = None
+        self._curves: TensorBoardWriter | None = None
         if main:
             with self._surviving(METRICS_FILE):
                 self._lines = JsonLinesFile(run_folder / METRICS_FILE, step=step, last=last)
             if tensorboard:
                 with self._surviving(TENSORBOARD_FOLDER):
-                    from train.logging import (
-                        tensorboard as curves,  # TensorBoard's library: 0.3 s, for those who want it
-                    )
+                    # TensorBoard's library takes 0.3 s to load: only for those who want it.
+                    from train.logging.tensorboard import TensorBoardWriter
 
-                    self._curves = curves.TensorBoardWriter(run_folder / TENSORBOARD_FOLDER, step=step, now=clock())
+                    self._curves = TensorBoardWriter(run_folder / TENSORBOARD_FOLDER, step=step, now=clock())
 
     def write(self, event: str, *, step: int, **values: Any) -> None:
         """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.

@@ -14,10 +14,17 @@ from typing import Any, Final
 from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.report import plots, read
-from train.report import read as figures
 from train.report.document import Block, Paragraph, Section, Table
 from train.report.plots import Panel, PlotSeries
-from train.report.read import NOT_RECORDED, RecordedRun, count_or_none, format_number
+from train.report.read import (
+    NOT_RECORDED,
+    RecordedRun,
+    count_or_none,
+    format_number,
+    format_setting,
+    format_value,
+    num_ranks,
+)
 
 # What decides the arithmetic of a step and what is fed into it. The loader: in memory or by workers, not how many; by
 # workers, whether they decode the images or find them decoded.
@@ -26,8 +33,8 @@ MUST_MATCH: Final[Mapping[str, Callable[[RecordedRun], str]]] = {
     "data": lambda run: _describe_data(run),
     "input": lambda run: _describe_loader(run),
     "model": lambda run: _describe_model(run),
-    "global batch": lambda run: figures.format_value(run.config.get("train.global_batch_size")),
-    "device": lambda run: CPU_LABEL if _cpu_threads(run) else figures.format_value(run.fact("training", "device")),
+    "global batch": lambda run: format_value(run.config.get("train.global_batch_size")),
+    "device": lambda run: CPU_LABEL if _cpu_threads(run) else format_value(run.fact("training", "device")),
     "step options": lambda run: _describe_step_options(run),
 }
 GLOBAL_BATCH: Final = "global batch"
@@ -63,10 +70,10 @@ THREADS_PER_RANK: Final = "threads per rank"
 # Change the speed, and may follow from the number of ranks.
 SPEED_FACTORS: Final[Mapping[str, Callable[[RecordedRun], str]]] = {
     THREADS_PER_RANK: lambda run: _cpu_threads(run) or "-",
-    "micro batch": lambda run: figures.format_value(run.fact("training", "micro_batch_size")),
-    "input": lambda run: figures.format_value(run.fact("training", "loader")),
+    "micro batch": lambda run: format_value(run.fact("training", "micro_batch_size")),
+    "input": lambda run: format_value(run.fact("training", "loader")),
     "data.root": lambda run: (
-        "-" if run.config.get("data.name") == "synthetic" else figures.format_value(_config_value(run, "data.root"))
+        "-" if run.config.get("data.name") == "synthetic" else format_value(_config_value(run, "data.root"))
     ),
 }
 # The cores of a node are shared out among its ranks: what more ranks gain, each loses in threads.
@@ -151,13 +158,11 @@ def _difference_table(runs: Sequence[RecordedRun], facts: Sequence[Mapping[str, 
 
 def _all_facts(run: RecordedRun) -> dict[str, str]:
     settings = {key: value for key, value in run.config.items() if key not in IGNORED_KEYS}
-    found = {key: NO_EFFECT if key in run.idle else figures.format_setting(value) for key, value in settings.items()}
+    found = {key: NO_EFFECT if key in run.idle else format_setting(value) for key, value in settings.items()}
     for noun in ("training", "versions"):
         facts = run.fact(noun)
         found |= (
-            {f"{noun}: {key}": figures.format_value(value) for key, value in facts.items()}
-            if isinstance(facts, dict)
-            else {}
+            {f"{noun}: {key}": format_value(value) for key, value in facts.items()} if isinstance(facts, dict) else {}
         )
     return found | run_identity(run)
 
@@ -165,13 +170,9 @@ def _all_facts(run: RecordedRun) -> dict[str, str]:
 def run_identity(run: RecordedRun) -> dict[str, str]:
     """Which code ran, in which image, on what."""
     image, world = run.fact("image"), run.fact("world")
-    found = {name: figures.format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()}
-    found |= (
-        {f"image: {key}": figures.format_value(value) for key, value in image.items()}
-        if isinstance(image, dict)
-        else {}
-    )
-    return found | {key: figures.format_value(world.get(key)) for key in WORLD_KEYS if isinstance(world, dict)}
+    found = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()}
+    found |= {f"image: {key}": format_value(value) for key, value in image.items()} if isinstance(image, dict) else {}
+    return found | {key: format_value(world.get(key)) for key in WORLD_KEYS if isinstance(world, dict)}
 
 
 def _format_by_value(runs: Sequence[RecordedRun], values: Sequence[str]) -> str:
@@ -183,7 +184,7 @@ def _format_by_value(runs: Sequence[RecordedRun], values: Sequence[str]) -> str:
 
 def _is_weak_scaling(runs: Sequence[RecordedRun]) -> bool:
     """The same batch for each rank, on more than one number of ranks."""
-    batches = [(count_or_none(run.config.get("train.global_batch_size")), figures.num_ranks(run)) for run in runs]
+    batches = [(count_or_none(run.config.get("train.global_batch_size")), num_ranks(run)) for run in runs]
     shares = {batch / ranks if batch and ranks else None for batch, ranks in batches}
     return len(shares) == 1 and None not in shares and len({ranks for _, ranks in batches}) > 1
 
@@ -201,12 +202,10 @@ def _describe_data(run: RecordedRun) -> str:
     acting = [key for key in DATA_KEYS if f"data.{key}" not in run.idle]
     given = {key: value for key in acting if (value := _config_value(run, f"data.{key}")) is not None}
     settings = [
-        figures.format_value(given.pop("name", "")),
-        *(f"{key} {figures.format_value(value)}" for key, value in given.items()),
+        format_value(given.pop("name", "")),
+        *(f"{key} {format_value(value)}" for key, value in given.items()),
     ]
-    counts = [
-        figures.format_value(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")
-    ]
+    counts = [format_value(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
     if not run.config or NOT_RECORDED in counts:
         return NOT_RECORDED
     return f"{', '.join(settings)} ({counts[0]} training and {counts[1]} held-out images, {counts[2]} classes)"
@@ -226,13 +225,13 @@ def _describe_model(run: RecordedRun) -> str:
     if name is None or parameters is None:
         return NOT_RECORDED
     arguments = run.config.get("model.args")
-    how = f" ({figures.format_value(arguments)})" if arguments else ""
-    return f"{figures.format_value(name)}{how}, {figures.format_value(parameters)} parameters"
+    how = f" ({format_value(arguments)})" if arguments else ""
+    return f"{format_value(name)}{how}, {format_value(parameters)} parameters"
 
 
 def _describe_step_options(run: RecordedRun) -> str:
     return (
-        ", ".join(f"{key} {figures.format_setting(_config_value(run, key))}" for key in STEP_KEYS)
+        ", ".join(f"{key} {format_setting(_config_value(run, key))}" for key in STEP_KEYS)
         if run.config
         else NOT_RECORDED
     )
@@ -245,7 +244,7 @@ def _config_value(run: RecordedRun, key: str) -> Any:
 
 def _cpu_threads(run: RecordedRun) -> str:
     """Of each rank on a CPU; nothing on a GPU, whose work they do not do, and where nobody recorded them."""
-    found = CPU_DEVICE_PATTERN.fullmatch(figures.format_value(run.fact("training", "device")))
+    found = CPU_DEVICE_PATTERN.fullmatch(format_value(run.fact("training", "device")))
     return found[1] if found else ""
 
 

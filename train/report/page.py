@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
-from train import files as durable
+from train import files as file_io
 from train.report import compare, plots, read
 from train.report.compare import RunDifferences, ScalingMeasurement
 from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
@@ -275,11 +275,11 @@ def write_report(document: Report, folder: Path, *, own: bool) -> list[Path]:
     files |= {f"{picture.name}.png": picture.png for picture in document.pictures()}
     try:
         old = _earlier_pictures(folder, {*files}, own=own)
-        durable.prepare_folder(folder, need=sum(map(len, files.values())))
+        file_io.prepare_folder(folder, need=sum(map(len, files.values())))
         for name, data in files.items():
-            durable.write_atomic(folder / name, data)
+            file_io.write_atomic(folder / name, data)
         for name in old - {*files}:
-            durable.remove(folder / name)
+            file_io.remove(folder / name)
     except Failure as failure:
         if failure.code == ExitCode.OUTPUT and "--output" not in (failure.fix or ""):
             failure.fix = OUTPUT_FIX
@@ -290,8 +290,8 @@ def write_report(document: Report, folder: Path, *, own: bool) -> list[Path]:
 def _earlier_pictures(folder: Path, names: set[str], *, own: bool) -> set[str]:
     """The pictures of an earlier report in `folder`; refused where there are files of somebody else in their place."""
     try:
-        there = {name for name in os.listdir(folder) if not name.startswith(durable.TEMPORARY_PREFIX)}
-    except OSError:  # none there, or `durable.prepare` says why not
+        there = {name for name in os.listdir(folder) if not name.startswith(file_io.TEMPORARY_PREFIX)}
+    except OSError:  # none there, or `file_io.prepare` says why not
         return set()
     if _is_report_page(folder / HTML_FILE):
         return {name for name in there if PICTURE_PATTERN.fullmatch(name)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from train.evaluation import metrics as figures
 from train.evaluation.evaluate import Evaluation
+from train.evaluation.metrics import confusion_json, format_epoch_line, metrics_to_log
 from train.logging.metrics import MetricsLogger
 from train.logging.progress import EpochStats, Progress
 from train.run import compiling
@@ -20,9 +20,9 @@ UNKNOWN: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
 def evaluation(todo: Job, now: Now, measured: Evaluation, metrics: MetricsLogger, progress: Progress) -> None:
     """Say what came out after the state's step. Never fails: what cannot be written is counted and said."""
     step, result, config = todo.state.step, measured.result, todo.config
-    metrics.write("eval", step=step, epoch=-(-step // todo.steps.per_epoch), **figures.metrics_to_log(result))
+    metrics.write("eval", step=step, epoch=-(-step // todo.steps.per_epoch), **metrics_to_log(result))
     _confusion(CONFUSION, todo, measured, metrics)
-    epoch_line(todo, now, progress, figures.format_epoch_line(result, config.eval.metric))
+    epoch_line(todo, now, progress, format_epoch_line(result, config.eval.metric))
 
 
 def best(todo: Job, measured: Evaluation, metrics: MetricsLogger) -> None:
@@ -32,7 +32,7 @@ def best(todo: Job, measured: Evaluation, metrics: MetricsLogger) -> None:
 
 def _confusion(name: str, todo: Job, measured: Evaluation, metrics: MetricsLogger) -> None:
     if measured.confusion is not None and todo.runtime.is_main:
-        metrics.replace(name, figures.confusion_json(todo.state.step, todo.classes, measured.confusion.tolist()))
+        metrics.replace(name, confusion_json(todo.state.step, todo.classes, measured.confusion.tolist()))
 
 
 def epoch_line(todo: Job, now: Now, progress: Progress, measured: str | None = None) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from entrypoint import ExitCode, Failure
 from train.data.shape import Shape
-from train.distributed import device as devicefaults
+from train.distributed.device import failure_from_error
 from train.distributed.runtime import Runtime
 from train.evaluation import evaluate
 
@@ -148,7 +148,7 @@ def _told(action: Callable[[], None]) -> None:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
         inner = getattr(error, "inner_exception", error.__cause__)  # of a backend; torch names no cause then
-        if inner is not None and devicefaults.failure_from_error(inner):
+        if inner is not None and failure_from_error(inner):
             raise inner from None
         raise _unfit(error) from error
 

@@ -22,7 +22,7 @@ def notes(config: RunConfig, before: Mapping[str, Any], runtime: Runtime) -> lis
     """What to say where ranks or machine are not those of the checkpoint.
 
     Raises:
-        Failure: FACTS, in mode bitwise, for a machine that computes other bits.
+        Failure: LAUNCH_CONFLICT, in mode bitwise, for a machine that computes other bits.
     """
     exact, ranks = checks.is_bitwise(config.train), runtime.world.world_size
     now = describe_arithmetic(runtime.device)
@@ -45,5 +45,5 @@ def _other_bits(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Fa
         found=f"{key}: {now.get(key)}",
         expected=f"{key}: {then.get(key)}, as in the checkpoint",
         fix=f"{fix}; or begin anew from its weights: model.weights=RUN and another run.name",
-        code=ExitCode.FACTS,
+        code=ExitCode.LAUNCH_CONFLICT,
     )

@@ -18,10 +18,9 @@ from train.batch_size import NOWHERE, Fit, Model, Notebook
 from train.config import checks, schema
 from train.config.batches import BatchSizes, StepCounts, count_steps
 from train.config.schema import RunConfig
-from train.data import loader as sharing
-from train.data import registry as catalog
 from train.data import statistics
-from train.data.loader import BatchLoader, open_loader
+from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
+from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits
 from train.distributed import shared_memory, sync_batchnorm
@@ -34,10 +33,9 @@ from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder
 from train.models import custom, registry, weights
 from train.optim import loss
 from train.optim import optimizer as optimizers
-from train.optim import schedule as schedules
 from train.optim.ema import EMA
 from train.optim.loss import Criterion
-from train.optim.schedule import Schedule
+from train.optim.schedule import Schedule, build_schedule
 from train.run import compiling, resuming
 from train.run.compiling import Compiled, Rehearsed
 from train.run.lock import RunLock
@@ -140,7 +138,7 @@ def open_job(
         course=BatchSampler(
             batches=batches, steps=counted, samples=samples, rank=runtime.world.rank, seed=config.run.seed
         ),
-        schedule=schedules.build_schedule(config.optim, counted, batches.global_),
+        schedule=build_schedule(config.optim, counted, batches.global_),
         model=model,
         optimizer=wrapped,
         criterion=aimed,
@@ -165,7 +163,7 @@ def _first_weights(config: RunConfig, net: nn.Module, *, fresh: bool) -> tuple[s
 
 def _opened(config: RunConfig, runtime: Runtime) -> tuple[DataSplits, Mapping[str, Any]]:
     """The data, the same on all ranks, and what checkpoints say of it."""
-    sets = catalog.open_splits(config.data)
+    sets = open_splits(config.data)
     data = statistics.data_fingerprint(sets, config.data.root)
     statistics.refuse_different_data(data, config.data.name, runtime.gathered)
     return sets, data
@@ -218,7 +216,7 @@ def _fitted(
     batches, fit = batch_size.fitted(tried, runtime, batches, notebook, pulse)
     blocks = rank_batches(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
     images = batches.micro + max(map(len, blocks), default=0)
-    sharing.refuse_small_shared_memory(
+    refuse_small_shared_memory(
         loader.workers, images * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size
     )
     return loader, aimed, batches, fit

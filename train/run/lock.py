@@ -82,7 +82,7 @@ def wait_until_unlocked(folder: Path, me: LockHolder, tell: LogFunction, *, firs
         first: whether this task starts rank 0, and holds the folder then; the others know it by `me.launch`.
 
     Raises:
-        Failure: OUTPUT, naming the other start; FACTS for a second rank 0 of the same start.
+        Failure: OUTPUT, naming the other start; LAUNCH_CONFLICT for a second rank 0 of the same start.
     """
     path, waited = folder / LOCK_NAME, None
     while True:
@@ -193,7 +193,7 @@ def _raise_locked(path: Path, holder: LockHolder | None, me: LockHolder | None) 
             found=f"{_describe_holder(holder)}, and {me}",
             expected="each rank once",
             fix="give each machine its own --node-rank; or wait for the first, if the same command was started twice",
-            code=ExitCode.FACTS,
+            code=ExitCode.LAUNCH_CONFLICT,
         )
     job = holder.job if holder else ""
     end = f"scancel {job}" if job else f"kill {holder.pid} on {holder.host}" if holder else "end it"

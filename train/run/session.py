@@ -24,7 +24,7 @@ from train.distributed import runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
-from train.evaluation import metrics as figures
+from train.evaluation.metrics import describe_best
 from train.logging import progress, usage
 from train.logging.metrics import MetricsLogger
 from train.logging.progress import Progress
@@ -207,7 +207,7 @@ def _best(todo: Job) -> str | None:
     if state.best is None or state.best_step is None or state.best_step == state.step:
         return None
     step, epoch = state.best_step, -(-state.best_step // todo.steps.per_epoch)
-    best = figures.describe_best(state.best, todo.config.eval.metric, step=step, epoch=epoch)
+    best = describe_best(state.best, todo.config.eval.metric, step=step, epoch=epoch)
     return f"{best}: {saving.place(todo, step)}"
 
 

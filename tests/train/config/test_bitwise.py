@@ -32,7 +32,7 @@ def test_powers_of_two_that_divide_the_micro_batches_are_taken(world: int) -> No
 @pytest.mark.parametrize(("world", "fewer"), [(3, 2), (6, 4), (16, 8)])
 def test_other_worlds_are_refused_with_the_legal_ones(world: int, fewer: int) -> None:
     failure = refused(world)
-    assert (failure.code, failure.expected) == (ExitCode.FACTS, "one of 1, 2, 4, 8")
+    assert (failure.code, failure.expected) == (ExitCode.LAUNCH_CONFLICT, "one of 1, 2, 4, 8")
     assert f"start {fewer} ranks" in failure.fix
 
 

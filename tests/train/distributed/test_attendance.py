@@ -30,7 +30,7 @@ def test_everyone_is_listed_in_the_order_of_the_ranks() -> None:
 def test_the_same_rank_twice_is_refused() -> None:
     with pytest.raises(Failure, match="two processes say that they are rank 1") as caught:
         signed((SECOND, ""), (SECOND, ""))
-    assert caught.value.code == ExitCode.FACTS
+    assert caught.value.code == ExitCode.LAUNCH_CONFLICT
 
 
 def test_another_number_of_ranks_is_refused_with_both() -> None:
@@ -94,7 +94,7 @@ def test_what_happens_elsewhere_is_looked_at_while_ranks_are_missing() -> None:
 def test_two_ranks_on_one_gpu_are_both_named() -> None:
     with pytest.raises(Failure, match="ranks 0 and 1 use the same GPU") as caught:
         rendezvous.refuse_conflicting_ranks(waited(signed((FIRST, "GPU-fake-0"), (SECOND, "GPU-fake-0"))), FIRST)
-    assert caught.value.code == ExitCode.FACTS
+    assert caught.value.code == ExitCode.LAUNCH_CONFLICT
 
 
 @pytest.mark.parametrize("gpus", [("GPU-fake-0", "GPU-fake-1"), ("", "")], ids=["a-gpu-each", "on-the-cpu"])

@@ -109,7 +109,7 @@ def test_a_second_rank_0_of_one_start_is_told_which_number_to_take(tmp_path: Pat
     left_by(tmp_path, starter("mine"))
     with pytest.raises(Failure, match="two processes say that they are rank 0") as caught:
         lock.wait_until_unlocked(tmp_path, starter("mine"), print, first=True)
-    assert (caught.value.code, "--node-rank" in caught.value.fix) == (ExitCode.FACTS, True)
+    assert (caught.value.code, "--node-rank" in caught.value.fix) == (ExitCode.LAUNCH_CONFLICT, True)
 
 
 @pytest.mark.usefixtures("hurried")

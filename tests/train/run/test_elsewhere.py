@@ -42,7 +42,7 @@ def test_other_arithmetic_is_said_where_bits_are_not_promised(tmp_path: Path, ot
 def test_other_arithmetic_is_refused_where_they_are(tmp_path: Path, other: dict[str, object]) -> None:
     with pytest.raises(Failure) as caught:
         told(tmp_path, BITWISE, **other)
-    assert caught.value.code == ExitCode.FACTS
+    assert caught.value.code == ExitCode.LAUNCH_CONFLICT
     assert caught.value.found.startswith(next(iter(other)))
 
 

@@ -34,7 +34,7 @@ def test_the_code_stands_before_the_host_as_job_scripts_read_it(tmp_path: Path) 
     assert text.index('"code": 78') < text.index('"host"')
 
 
-@pytest.mark.parametrize("code", [ExitCode.USAGE, ExitCode.FACTS])
+@pytest.mark.parametrize("code", [ExitCode.USAGE, ExitCode.LAUNCH_CONFLICT])
 def test_what_is_wrong_on_every_node_is_not_said_of_one(tmp_path: Path, code: ExitCode) -> None:
     assert fail(tmp_path, code, IN_A_JOB) == []
 
