@@ -71,7 +71,7 @@ class ResourcePage:
         return tuple(name.rstrip(b"\0").decode(errors="replace") for name in names if name[0])
 
     def write(self, figures: Sequence[float]) -> None:
-        """Let the rank read these: of PROCESS, then of GPU for each of its GPUs."""
+        """Let the rank read these: of PROCESS_FIELDS, then of GPU for each of its GPUs."""
         self._written += 1
         filled = [*figures, *[math.nan] * (num_fields(MAX_GPUS) - len(figures))]
         _SEQUENCE_STRUCT.pack_into(self._map, _FRONT_OFFSET, self._written)

@@ -267,7 +267,7 @@ class HangWatch:
         return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch)}-" if self.launch else "hang-"
 
     def look(self, alive: Iterable[Child], now: float) -> RankFailure | None:
-        """To be called often; looks each EVERY_S. Verdict: all ranks are to be ended."""
+        """To be called often; looks each POLL_INTERVAL_S. Verdict: all ranks are to be ended."""
         if now < self._next_look:
             return None
         self._next_look = now + POLL_INTERVAL_S

@@ -140,7 +140,7 @@ def read_heartbeat(page: mmap.mmap) -> HeartbeatRecord | None:
 
 
 def attach_heartbeat(environ: Mapping[str, str]) -> Heartbeat:
-    """In the rank: take up what the parent handed down, and answer DUMP with the stacks of all threads.
+    """In the rank: take up what the parent handed down, and answer DUMP_SIGNAL with the stacks of all threads.
 
     Python's handler for it is C code that needs no lock. The descriptors go no further than to forked data workers.
     """

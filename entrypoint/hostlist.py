@@ -22,7 +22,7 @@ def expand_hosts(text: str, variable: str) -> tuple[str, ...]:
     """Host names in Slurm's order; `variable` names the source in errors.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, for text outside the grammar or more than MOST_NAMES names.
+        Failure: LAUNCH_CONFLICT, for text outside the grammar or more than MAX_NAMES names.
     """
     items = _ITEM.findall(text.strip())
     if not items or ",".join(items) != text.strip():

@@ -90,7 +90,7 @@ class Machine:
         idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
         container: which engine this process runs in.
         hidden_job: SLURM_* variables of the job that this process is in without having them (`--cleanenv`), else empty.
-        host_files: the text of each of HOST_FILES that is set and can be read here.
+        host_files: the text of each of HOST_FILE_VARIABLES that is set and can be read here.
     """
 
     hostname: str
@@ -130,7 +130,7 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
 
     Raises:
-        Failure: NODE, where one of them does not answer; as `nvml`.
+        Failure: NODE, where one of them does not answer; as `import_pynvml`.
     """
     pynvml = import_pynvml()
     try:

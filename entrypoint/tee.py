@@ -42,7 +42,7 @@ class Console:
     _open: set[int] = field(default_factory=set)  # those on which a line has begun and not ended, as a bar's
 
     def write(self, descriptor: int, data: bytes) -> None:
-        """Pass bytes on for at most PATIENCE_S."""
+        """Pass bytes on for at most CONSOLE_TIMEOUT_S."""
         view, deadline = memoryview(data), time.monotonic() + CONSOLE_TIMEOUT_S
         self._note(descriptor, data)
         while view and descriptor not in self._closed:

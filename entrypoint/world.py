@@ -47,7 +47,7 @@ def world_to_environ(world: World) -> dict[str, str]:
 
 
 def world_from_environ(environ: Mapping[str, str]) -> World:
-    """Read back what `to_environ` wrote.
+    """Read back what `world_to_environ` wrote.
 
     Raises:
         Failure: LAUNCH_CONFLICT, naming the missing or unreadable variable.

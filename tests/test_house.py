@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+from train.config.schema import RunConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("entrypoint", "train")
@@ -205,6 +208,8 @@ PRIVATE_WORDS = {
     "figures": "metrics or measurements",
     "of": "a verb and its object",
 }
+# Of the config: `data.name` is a key.
+SECTIONS = {field.name for field in fields(RunConfig)}
 # Still to be translated: the training loop, which becomes a Trainer, and the benches, which leave the package.
 UNTRANSLATED = ("train/run/", "train/bench/", "train/worker.py")
 
@@ -220,6 +225,22 @@ def test_no_module_function_or_class_has_a_private_word_for_a_name() -> None:
             *(node.name for node in ast.parse(path.read_text()).body if isinstance(node, definitions)),
         )
         if name.lower().strip("_") in PRIVATE_WORDS
+    ]
+    assert wrong == []
+
+
+def test_a_name_in_backticks_with_its_module_exists() -> None:
+    """`store.verify_sizes` in a comment or docstring: a rename must not leave the old one behind."""
+    defined: dict[str, set[str]] = {}
+    for path in MODULES:
+        names = {node.id for node in nodes(path) if isinstance(node, ast.Name)}
+        names |= {node.name for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        defined.setdefault(path.stem, set()).update(names)
+    wrong = [
+        f"{name_of(path)}: {module}.{name}"
+        for path in MODULES
+        for module, name in re.findall(r"`([a-z_]+)\.([A-Za-z_]+)`", path.read_text())
+        if module in defined and module not in SECTIONS and name not in {"py", "json"} and name not in defined[module]
     ]
     assert wrong == []
 

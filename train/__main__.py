@@ -97,7 +97,7 @@ def main() -> int:
     try:
         launch.handle_stop_signals(launch.stop_handler(sys.argv[1:]))
         return run_command(sys.argv[1:], os.environ)
-    except (Failure, KeyboardInterrupt) as error:  # a signal, just before or just after what `run` sees
+    except (Failure, KeyboardInterrupt) as error:  # a signal, just before or just after what `run_command` sees
         return print_failure(error)
 
 

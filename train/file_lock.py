@@ -61,7 +61,7 @@ class WaitOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLock:
-    """What `take` gives to the process that holds it."""
+    """What `acquire_lock` gives to the process that holds it."""
 
     path: Path
     number: int
@@ -287,7 +287,7 @@ def _lock_numbers(path: Path) -> list[int]:
 def _touched_ns(file: Path) -> int:
     """When, in nanoseconds; -1 without a file. Opened: only that makes NFS ask the server instead of its memory. Where
     this user may not (another's file, made under umask 077), that memory must do: it lasts less than STALE_S for a file
-    that changes every BEAT_S."""
+    that changes every HEARTBEAT_S."""
     with suppress(OSError):
         try:
             handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

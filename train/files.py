@@ -164,7 +164,7 @@ def _is_aligned(data: memoryview) -> bool:
     return not data.readonly and ctypes.addressof(ctypes.c_char.from_buffer(data)) % DIRECT_BLOCK_BYTES == 0
 
 
-TEMPORARY_PREFIX = ".tmp-"  # what a kill leaves behind carries this prefix, and `sweep` removes it
+TEMPORARY_PREFIX = ".tmp-"  # what a kill leaves behind carries this prefix, and `remove_temporary_files` removes it
 
 # A file server that restarted, or answered twice, reports these once or twice and then works (NFS).
 TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.EIO})
@@ -177,7 +177,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     After the return the new content survives a power cut; until then the old one is untouched.
 
     Raises:
-        Failure: IO, OUTPUT, RESOURCE or SECURITY, as in `refusals.MEANING`.
+        Failure: IO, OUTPUT, RESOURCE or SECURITY, as in `ERRNO_MEANINGS`.
     """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
     with translate_os_errors(path):

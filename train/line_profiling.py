@@ -60,7 +60,7 @@ def timed(config: RunConfig, folder: Path, tell: Callable[[str], None]) -> Itera
     """Time the lines that run inside, and write them into the run's folder, however it ends.
 
     Raises:
-        Failure: as `load`, and as `plugin.load` for the user's own modules.
+        Failure: as `load`, and as `plugin.load_factory` for the user's own modules.
     """
     profiler = load()()
     for module, functions in OWN.items():

@@ -38,7 +38,7 @@ def permutation(count: int, *key: int) -> npt.NDArray[np.int64]:
 
 
 def derive_seed(*key: int) -> int:
-    """One seed in [0, 2**63) for a library's generator: `words`, by plain integers.
+    """One seed in [0, 2**63) for a library's generator: `random_bits`, by plain integers.
 
     Each micro batch wants one, and for a single number numpy takes twenty times as long.
     """

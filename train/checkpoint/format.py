@@ -46,7 +46,7 @@ def pack_state(state: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unpack_state(tensors: Mapping[str, Tensor], value: Any) -> Any:
-    """What `pack` was given. Tensors keep their memory layout (channels_last), so that the same kernels run."""
+    """What `pack_state` was given. Tensors keep their memory layout (channels_last), so that the same kernels run."""
     if isinstance(value, list):
         return [unpack_state(tensors, item) for item in value]
     if not isinstance(value, dict):
@@ -247,7 +247,7 @@ def begin_snapshot(
             From a GPU they go into pinned memory, behind what its current stream has to do.
         state: everything else, as JSON; NaN and infinities are allowed. Nobody changes it any more.
         memory: of the snapshot before, which is over with.
-        later: `Taking.finish` copies them. They must not change before `copied` is set.
+        later: `PendingSnapshot.finish` copies them. They must not change before `copied` is set.
     """
     taking, room = PendingSnapshot(step=step, state=state), memory or SnapshotBuffers()
     for group, named in tensors.items():
@@ -307,7 +307,8 @@ START_OVER_FIX = "start over with checkpoint.resume=never"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedCheckpoint:
-    """A checkpoint whose manifest is right; of `newest`, its hashes too: `skipped` says which newer ones were not."""
+    """A checkpoint whose manifest is right; of `newest_checkpoint`, its hashes too: `skipped` says which newer ones
+    were not."""
 
     path: Path
     step: int
@@ -320,10 +321,10 @@ def prepare_folder(folder: Path, *, need: int = 0) -> list[str]:
 
     The rehearsal shows before training that checkpoints can be kept there, with `need` bytes to spare, and loads all
     code that a save runs: a signal may take the image's file server away (Apptainer under proctrack/linuxproc).
-    On rank 0, before `newest`.
+    On rank 0, before `newest_checkpoint`.
 
     Raises:
-        Failure: as `save` does.
+        Failure: as `save_checkpoint` does.
     """
     store.list_checkpoints(folder)  # refuses a link before anything is written through it
     files.prepare_folder(folder, need)
@@ -358,8 +359,8 @@ def write_snapshot(folder: Path, taken: Snapshot) -> Path:
     Writing the same content again changes nothing. Another content for the same step replaces it.
 
     Raises:
-        Failure: as in `refusals.MEANING`, before anything is written where there is no room for it; `kept` names the
-            last committed checkpoint.
+        Failure: as in `files.ERRNO_MEANINGS`, before anything is written where there is no room for it; `kept`
+            names the last committed checkpoint.
     """
     before = store.list_checkpoints(folder)
     final = folder / store.step_folder_name(taken.step)
@@ -397,9 +398,10 @@ def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
 
 
 def checkpoint_at_step(folder: Path, step: int) -> CommittedCheckpoint:
-    """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. `load` compares its hashes.
+    """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. `load_checkpoint` compares
+    its hashes.
 
-    Raises as `newest` does.
+    Raises as `newest_checkpoint` does.
     """
     path = store.list_checkpoints(folder).get(step, folder / store.step_folder_name(step))
     try:

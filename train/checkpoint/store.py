@@ -73,7 +73,8 @@ def verify_hashes(path: Path) -> Manifest:
 
 
 def verify_sizes(path: Path) -> Manifest:
-    """The manifest, once every file has its size: hashing what may be large is left out; raises as `examine` does."""
+    """The manifest, once every file has its size: hashing what may be large is left out; raises as `verify_hashes`
+    does."""
     contents = read_manifest(path)
     for file, expected in contents.files.items():
         with manifest.open_file(path, file) as there:
@@ -84,7 +85,7 @@ def verify_sizes(path: Path) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest alone; raises as `examine` does."""
+    """The manifest alone; raises as `verify_hashes` does."""
     contents = manifest.from_bytes(manifest.read_file(path, manifest.FILE_NAME, limit=manifest.MAX_MANIFEST_BYTES))
     if path.name.removeprefix(REPLACED_PREFIX) != step_folder_name(contents.step):
         raise DamagedCheckpointError(f"{manifest.FILE_NAME} belongs to step {contents.step}")

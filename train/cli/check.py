@@ -137,7 +137,7 @@ def _read_checkpoint_state(path: Path) -> Any:
     """What a checkpoint tells beside its tensors.
 
     Raises:
-        Damaged, Failure: as `shelf.complete`.
+        Damaged, Failure: as `store.verify_sizes`.
     """
     contents = store.verify_sizes(path)
     if STATE_FILE not in contents.files:

@@ -296,7 +296,7 @@ def _batch_size_notes(config: RunConfig, device: torch.device, micro: int) -> It
 def time_stage(
     action: Callable[[], object], batch: int, clock: Callable[[], float], wait: Callable[[], None] = lambda: None
 ) -> StageTiming:
-    """How long `action` takes, until SECONDS are over. wait: for what it has only begun."""
+    """How long `action` takes, until SECONDS_PER_STAGE are over. wait: for what it has only begun."""
     action()
     seconds: list[float] = []
     while len(seconds) < MIN_REPEATS or sum(seconds) < SECONDS_PER_STAGE:

@@ -248,7 +248,7 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
     """What each task can know before anything is started or written; ranks look again at what they alone know.
 
     Raises:
-        Failure: as `check.possible` and `variables.refuse_contradictions`.
+        Failure: as `check_config` and `environment.refuse_contradicting_variables`.
     """
     checks.refuse_multiple_ranks(config.train.parallel, plan.world.world_size)
     batch = check_config(config, plan.world.world_size)

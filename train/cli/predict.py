@@ -186,7 +186,7 @@ def _load_custom_factory(folder: Path, config: str | None, settings: Sequence[st
 
     Raises:
         Failure: USAGE for settings that an export does not have, or another network; SECURITY as
-            `plugin.refuse_recorded`; and as `plugin.load`.
+            `plugin.refuse_recorded_factory`; and as `plugin.load_factory`.
     """
     from train.inference import export
 

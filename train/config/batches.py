@@ -9,8 +9,8 @@ from entrypoint import ExitCode, Failure
 
 # On the CPU, where larger ones are not faster, a micro batch is at most this; the search for a GPU's begins here.
 MAX_AUTO_MICRO_BATCH = 64
-# Where no divisor up to that is so large, the next one above it is taken, up to MOST: BatchNorm takes its means over a
-# micro batch, and each has a cost of its own.
+# Where no divisor up to that is so large, the next one above it is taken, up to MAX_FALLBACK_MICRO_BATCH: BatchNorm
+# takes its means over a micro batch, and each has a cost of its own.
 MIN_AUTO_MICRO_BATCH, MAX_FALLBACK_MICRO_BATCH = 8, 256
 
 
@@ -65,7 +65,8 @@ def compute_batch_sizes(global_batch_size: int, micro_batch_size: int | Literal[
 
 
 def _auto_micro_batch(per_rank: int) -> int:
-    """The largest divisor up to LARGEST_AUTO, unless that is a small one and there is another up to MOST."""
+    """The largest divisor up to MAX_AUTO_MICRO_BATCH, unless that is a small one and there is another up to
+    MAX_FALLBACK_MICRO_BATCH."""
     micro = largest_divisor(per_rank, MAX_AUTO_MICRO_BATCH)
     if micro >= min(MIN_AUTO_MICRO_BATCH, per_rank):
         return micro

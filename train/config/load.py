@@ -601,7 +601,7 @@ def as_text_if_expected(kind: Any, value: Any, at: KeyLocation) -> Any:
 
 
 def match_type(kind: Any, value: Any) -> Any:
-    """`value` as `kind`, or MISFIT. A whole number is also a float; nothing else is converted."""
+    """`value` as `kind`, or TYPE_MISMATCH. A whole number is also a float; nothing else is converted."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return next(

@@ -63,7 +63,7 @@ def load_npz(file: Path, pick: ArraySelector) -> dict[str, Tensor]:
 
     Raises:
         ValueError, KeyError, OSError, zipfile.BadZipFile, zlib.error: for what is no such file, or is damaged.
-        Failure: as `headers.shapes`.
+        Failure: as `array_files.read_shapes`.
     """
     with file.open("rb") as stream:  # numpy would leave a broken file open
         if stream.read(1) not in FIRST_BYTES:  # numpy would call a text a pickle

@@ -99,7 +99,7 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     Args:
         pixels: uint8 or float [N, *size, channels].
         rows: int64 [n], which of the N samples.
-        shifts: int64 [3 or 5, n], as `Moves.packed` gives them.
+        shifts: int64 [3 or 5, n], as `AugmentParameters.packed` gives them.
         gray: what moves in from outside is gray (0); else it is the image's own mirror image.
 
     Returns:

@@ -217,7 +217,7 @@ def _refuse_symlink_loop(link: Path, top: Path) -> None:
 
 
 def count_images(folder: Path, classes: tuple[str, ...], others: Counter[str] | None = None) -> int:
-    """Images in all classes. others: as `image_files`. Raises as `counts`."""
+    """Images in all classes. others: as `image_files`. Raises as `count_images_by_class`."""
     return sum(count_images_by_class(folder, classes, others).values())
 
 

@@ -107,7 +107,7 @@ def find_changing_item(items: DatasetSource) -> int | None:
 
 
 def highest_item_values(items: DatasetSource) -> list[int | None]:
-    """As `depth.of_files`, of the first few items; nothing where they are no PIL images."""
+    """As `decode.highest_values`, of the first few items; nothing where they are no PIL images."""
     found: list[int | None] = []
     for row in items.rows[:NUM_CHECKED_ITEMS].tolist():
         with suppress(Failure, *decode.DECODE_ERRORS):
@@ -212,7 +212,8 @@ FilePosition = tuple[int, int, int]  # device, inode, position
 
 @dataclass(slots=True, eq=False)
 class ForkSafeProxy:
-    """Reads `here` in this process, and `elsewhere` in those that are forked from it. Not frozen: see `renew`."""
+    """Reads `here` in this process, and `elsewhere` in those that are forked from it. Not frozen: see
+    `renew_copies`."""
 
     here: Any
     elsewhere: Any

@@ -68,7 +68,7 @@ def decode_image(path: Path, size: int, sample: int, *, draft: bool = True) -> n
 
 
 def open_image(path: Path) -> Image.Image:
-    """The image, not yet decoded. Raises one of BROKEN; also for a pipe, which would be waited for."""
+    """The image, not yet decoded. Raises one of DECODE_ERRORS; also for a pipe, which would be waited for."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("no regular file")
     return Image.open(path)

@@ -125,7 +125,7 @@ def write_cache(path: Path, count: int, size: int) -> Iterator[CacheWriter]:
 
     Raises:
         OSError: as the system says it; ENOSPC before anything is written where there is too little room.
-        Failure: as `durable.write`.
+        Failure: as `files.write_atomic`.
     """
     need, free = cache_file_bytes(count, size), _free_bytes(path.parent)
     if free < need:

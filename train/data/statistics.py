@@ -26,7 +26,7 @@ from train.data.splits import DataSource, DataSplits
 from train.files import one_line
 
 MAX_EVEN_RATIO: Final = 1.5  # largest to smallest class: up to here one line says enough
-MAX_TABLE_CLASSES: Final = 20  # classes in a table; of more, the EXTREMES at both ends
+MAX_TABLE_CLASSES: Final = 20  # classes in a table; of more, the NUM_EXTREME_CLASSES at both ends
 NUM_EXTREME_CLASSES: Final = 5
 
 ClassCounts = npt.NDArray[np.int64]
@@ -91,7 +91,7 @@ class _ClassRow:
 def _class_rows(
     training: ClassCounts, held_out: ClassCounts, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[_ClassRow]:
-    """The largest class first. The weights are the given ones, or those that `balanced` would give."""
+    """The largest class first. The weights are the given ones, or those that `balanced_class_weights` would give."""
     weights: Sequence[float | None] = [None] * len(classes)
     if isinstance(class_weights, list):
         weights = class_weights if len(class_weights) == len(classes) else weights
@@ -174,7 +174,8 @@ def refuse_different_data(mine: Mapping[str, Any], name: str, gathered: Callable
     """Compare all ranks' data: each trains on what its own list calls by a number. To be called by all ranks.
 
     Args:
-        mine: this rank's `facts`. name: data.name. gathered: gives every rank's value, in the order of the ranks.
+        mine: this rank's `data_fingerprint`. name: data.name. gathered: gives every rank's value, in the order of
+        the ranks.
 
     Raises:
         Failure: DATA, naming the ranks that differ from rank 0, and in what.

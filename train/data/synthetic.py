@@ -60,8 +60,8 @@ def draw_samples(samples: Int64Array, labels: Int64Array, *, size: int, frames: 
 def labels(samples: Int64Array, classes: int, imbalance: float = 1.0) -> Int64Array:
     """The class of each sample in a run of samples that follow each other, int64 [n].
 
-    Without imbalance all classes come in turn. With it each run has the counts of `mixture.counts`, evenly spread: the
-    golden ratio's multiples lay the samples out, and the classes take their shares of them.
+    Without imbalance all classes come in turn. With it each run has the counts of `long_tail.long_tail_counts`,
+    evenly spread: the golden ratio's multiples lay the samples out, and the classes take their shares of them.
     """
     if imbalance == 1:
         return np.asarray(samples % classes)

@@ -59,7 +59,7 @@ def wait_for_all_ranks(
     """What each rank has signed, once all have.
 
     Args:
-        deadline: by time.monotonic; NEIGHBOUR_S later for ranks of this host.
+        deadline: by time.monotonic; SAME_HOST_GRACE_S later for ranks of this host.
         look: called about once per second while ranks are missing; may raise.
         hosts: of all ranks, where they are known.
 
@@ -184,7 +184,7 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
         gpu: UUID of this rank's GPU, empty on the CPU.
 
     Raises:
-        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds (attendance.NEIGHBOUR_S later
+        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds (SAME_HOST_GRACE_S later
             for one of this host); LAUNCH_CONFLICT for a rank that is there twice, two ranks on one GPU, or ranks
             that disagree about the world.
     """

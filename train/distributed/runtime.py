@@ -77,7 +77,7 @@ class Runtime:
             return alone, self.accelerator.prepare_optimizer(optimizer)
         model, wrapped = self.accelerator.prepare(net, optimizer, device_placement=[placed, None])
         if isinstance(model, DistributedDataParallel):
-            # Rank 0's buffers alone count (`evaluation.share_buffers`). Set here: torch 2.15 warns of the argument.
+            # Rank 0's buffers alone count (`evaluate.broadcast_buffers`). Set here: torch 2.15 warns of the argument.
             model.broadcast_buffers = False
         return model, wrapped
 
@@ -221,7 +221,7 @@ def hash_weights(net: nn.Module) -> str:
 def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *, accumulation: int) -> Runtime:
     """Meet the other ranks and set this one up.
 
-    Changes `environ`, which Accelerate reads: see `adapt`.
+    Changes `environ`, which Accelerate reads: see `set_accelerate_environment`.
 
     Raises:
         Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and
@@ -251,7 +251,7 @@ def set_accelerate_environment(environ: MutableMapping[str, str], world: World, 
     """Leave in `environ` what makes Accelerate do as it is told.
 
     It takes LOCAL_RANK for the GPU's index (accelerate#3775: wrong where each rank sees one GPU). A world of one must
-    not show any sign of more. Its own variables are gone by now: see `variables.take_out`.
+    not show any sign of more. Its own variables are gone by now: see `environment.remove_conflicting_variables`.
     """
     for name in MULTI_PROCESS_VARIABLES if world.world_size == 1 else ():
         environ.pop(name, None)

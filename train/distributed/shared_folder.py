@@ -23,7 +23,8 @@ def refuse_unshared_folder(runtime: Runtime, folder: Path) -> None:
     """Return where every rank sees a file that rank 0 has made in the run's folder.
 
     Raises:
-        Failure: OUTPUT on all ranks, naming the nodes that do not; as in `refusals.MEANING` where it cannot be made.
+        Failure: OUTPUT on all ranks, naming the nodes that do not; as in `files.ERRNO_MEANINGS` where it cannot be
+            made.
     """
     if runtime.control is None:
         return

@@ -94,14 +94,14 @@ class AllReduceVoteExchange:
         self._sent: tuple[dist.Work, Tensor] | None = None
 
     def send(self, wish: Vote) -> None:
-        """See `Exchange`."""
+        """See `VoteExchange`."""
         flags = torch.tensor([wish.stop, wish.save, wish.written], dtype=torch.int32)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None  # every member of the group gets one
         self._sent = (work, flags)
 
     def read(self) -> Vote:
-        """See `Exchange`."""
+        """See `VoteExchange`."""
         assert self._sent is not None
         work, flags = self._sent
         work.wait()
@@ -117,18 +117,19 @@ class SharedMemoryVoteExchange:
     """
 
     def __init__(self, memory: Tensor, rank: int, processes: Sequence[int]) -> None:
-        """memory: uint8 [SLOTS * WORD * ranks], zeros. processes: the ranks' numbers, as the system has them."""
+        """memory: uint8 [NUM_SLOTS * WORD_BYTES * ranks], zeros. processes: the ranks' numbers, as the system has
+        them."""
         self._words = memory.numpy().view(np.int64).reshape(NUM_SLOTS, len(processes))
         self._rank, self._processes, self._number = rank, processes, 0
 
     def send(self, wish: Vote) -> None:
-        """See `Exchange`."""
+        """See `VoteExchange`."""
         self._number += 1
         flags = wish.stop | wish.save << 1 | wish.written << 2
         self._words[self._number % NUM_SLOTS, self._rank] = self._number << FLAG_BITS | flags
 
     def read(self) -> Vote:
-        """See `Exchange`.
+        """See `VoteExchange`.
 
         Raises:
             DistError: one that is waited for has ended.

@@ -27,7 +27,8 @@ class ConfusionCounter:
     """Counts as float64, which is exact up to 2**53: one tensor that all ranks add up once.
 
     It holds samples, and answers among the top five; by class the right answers, those given and those due; and, up to
-    LISTED classes, how often each class [row] was answered as each [column]. The losses of batches are kept one by
+    MAX_CONFUSION_CLASSES classes, how often each class [row] was answered as each [column]. The losses of batches
+    are kept one by
     one: their sum is rounded once, so that it does not depend on which rank has measured which.
     """
 

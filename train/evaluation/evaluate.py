@@ -69,7 +69,7 @@ def _compute_logits(model: nn.Module, images: Tensor, whole: int | None) -> Tens
 
 
 def max_batch_size(held_out: int, size: int | Literal["auto"]) -> int:
-    """Samples in the largest of the batches that `shares` makes."""
+    """Samples in the largest of the batches that `rank_batches` makes."""
     return min(held_out, AUTO_BATCH_SIZE if size == "auto" else size)
 
 

@@ -87,7 +87,8 @@ def choose_checkpoint(given: str) -> ChosenCheckpoint:
 
 
 def reopen_checkpoint(path: Path) -> ChosenCheckpoint:
-    """The one that `choose` found in another process. Its files are hashed as they are read. Raises as `choose`."""
+    """The one that `choose_checkpoint` found in another process. Its files are hashed as they are read. Raises as
+    `choose_checkpoint`."""
     try:
         return ChosenCheckpoint(path=path, contents=store.read_manifest(path))
     except DamagedCheckpointError as reason:
@@ -105,7 +106,7 @@ def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]
 
     Raises:
         Failure: DATA for a state without a configuration; USAGE for settings that an evaluation cannot change, and as
-            `schema.load`; SECURITY as `plugin.refuse_recorded`.
+            `load.load_config`; SECURITY as `plugin.refuse_recorded_factory`.
     """
     own = load_training_config(chosen)
     base = load.load_config(file) if file else own
@@ -132,7 +133,7 @@ def _writer_folder(chosen: ChosenCheckpoint) -> Path:
 
 
 def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) -> RunConfig:
-    """The checkpoint's configuration. Raises Failure: DATA for a state without one, and as `schema.build`."""
+    """The checkpoint's configuration. Raises Failure: DATA for a state without one, and as `load.build_config`."""
     saved = read_state(chosen).get("config")
     if not isinstance(saved, dict):
         raise _damaged_failure(chosen.path, f"{STATE_FILE} has no configuration")
@@ -188,7 +189,7 @@ def _verify_chosen(path: Path) -> ChosenCheckpoint:
 
 
 def _config_differences(old: RunConfig, new: RunConfig, only: str | None = None) -> list[str]:
-    """`section.key: old -> new` for what differs and is not ASKED, or for what matches `only`."""
+    """`section.key: old -> new` for what differs and is not ALLOWED_SETTINGS, or for what matches `only`."""
     before, after = resume_rules.flatten_config(asdict(old)), resume_rules.flatten_config(asdict(new))
     keys = [key for key in after if before.get(key) != after[key]]
     named = [
@@ -257,7 +258,7 @@ SOURCES_WITH_CLASS_NAMES: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
     """Which data, with which classes, how many samples its two sides have, and their digests, where they are known:
-    see `digest.facts`."""
+    see `statistics.data_fingerprint`."""
 
     data: DataConfig
     classes: tuple[str, ...]
@@ -306,7 +307,7 @@ def without_class_count(data: DataConfig, trained: DatasetFacts | None) -> DataC
 
 def refuse_other_classes(trained: DatasetFacts, there: DatasetFacts) -> None:
     """An answer is a number: of other classes, or in another order, it means another one. there: as numbered by
-    `partial.of`.
+    `evaluate.map_to_training_classes`.
 
     Raises:
         Failure: DATA, with the names of both.

@@ -171,7 +171,7 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
 
     Raises:
         Failure: DATA for other classes than the model was trained on, and for ranks that see different data; NO_INPUT
-            where nothing is held out, and as `catalog.open_sets`.
+            where nothing is held out, and as `registry.open_splits`.
     """
     before = checkpoints.training_dataset_facts(chosen)
     sets = registry.open_splits(checkpoints.without_class_count(config.data, before))

@@ -17,7 +17,8 @@ WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not av
 class EvaluationReport:
     """One evaluation.
 
-    weights: AVERAGED or TRAINED. standing: of the checkpoint in its run, as "the best". measured: what, in words; all:
+    weights: EMA_GROUP or MODEL_GROUP. standing: of the checkpoint in its run, as "the best". measured: what, in
+    words; all:
     not the held-out side alone. notes: what makes the numbers other than they look. left_out: images that cannot be
     read. confusion: rows by label; None for very many classes.
     """

@@ -141,7 +141,7 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """The name and the arguments of the network in `folder`. Raises Failure as `load`."""
+    """The name and the arguments of the network in `folder`. Raises Failure as `load_exported`."""
     return _parse_model_config(folder, _read_description(folder))
 
 
@@ -194,7 +194,8 @@ def export_model(config: RunConfig, chosen: ChosenCheckpoint, folder: Path) -> d
     """Write the model into `folder`, which is made; the size of each file in bytes.
 
     Raises:
-        Failure: OUTPUT for a folder that holds something, or cannot be written; IO for a full disk; and as `facts.of`.
+        Failure: OUTPUT for a folder that holds something, or cannot be written; IO for a full disk; and as
+            `model_card.collect_model_facts`.
     """
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)

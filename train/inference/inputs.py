@@ -46,7 +46,7 @@ ARRAY_DATA_WARNING: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
     """classes: one name for each score. shape: of one sample. bytes_: whether samples are bytes, laid around 0 by
-    `augment.normalized`; floats go to the network as they are. made: of what they were made."""
+    `augment.normalize`; floats go to the network as they are. made: of what they were made."""
 
     classes: tuple[str, ...]
     shape: Shape
@@ -146,7 +146,7 @@ SYSTEM_EXIT_CODES: Final = (ExitCode.IO, ExitCode.RESOURCE)
 
 
 def read_image(path: Path, shape: Shape, *, draft: bool = True) -> npt.NDArray[np.uint8]:
-    """One image, uint8 [size, size, 1 or 3]. draft, and raises Failure, as `decode.decode`."""
+    """One image, uint8 [size, size, 1 or 3]. draft, and raises Failure, as `decode.decode_image`."""
     pixels = decode.decode_image(path, shape.size[0], 0, draft=draft)
     if shape.channels == 3:
         return pixels

@@ -52,7 +52,7 @@ class ModelFacts:
 
 
 def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
-    """All there is to know. Raises Failure as `measuring.read` and `takes.of`."""
+    """All there is to know. Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`."""
     told, weights = inputs.read_checkpoint_state(chosen), evaluate.load_weights(chosen)
     return ModelFacts(
         config=config,

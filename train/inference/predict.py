@@ -42,7 +42,7 @@ SINGLE_PROCESS_WORLD: Final = World(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceModel:
     """A network on its device, in evaluation mode, and what it takes. size: images in one batch. doubt: what
-    the user should know of its answers. draft: as `decode.decode`."""
+    the user should know of its answers. draft: as `decode.decode_image`."""
 
     network: nn.Module
     classes: tuple[str, ...]
@@ -87,7 +87,7 @@ def prepare_from_checkpoint(
 def prepare_from_export(
     folder: Path, device: str, images: int, factory: Callable[..., nn.Module] | None = None
 ) -> InferenceModel:
-    """A network that was handed on, in fp32. factory, Raises: as `load_exported`, and as `prepare`."""
+    """A network that was handed on, in fp32. factory, Raises: as `load_exported`, and as `prepare_from_checkpoint`."""
     model, place = export.load_exported(folder, factory), choose_device(device, 0)
     inputs.refuse_image_files(model.takes)
     allow_tf32(False)

@@ -32,7 +32,8 @@ NO_USAGE_VALUES: Final[UsageValues] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUsage:
-    """One rank: its process by gauges.PROCESS and TORCH, its GPUs by gauges.GPU, since training began."""
+    """One rank: its process by gauges.PROCESS_FIELDS and TORCH_MEMORY_KEYS, its GPUs by gauges.GPU, since training
+    began."""
 
     number: int
     host: str
@@ -182,7 +183,8 @@ def usage_rows(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) ->
 
 
 def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) -> dict[str, Any]:
-    """The same as numbers; what is not known is left out, and so is energy by image of less than LOOKS looks."""
+    """The same as numbers; what is not known is left out, and so is energy by image of less than
+    MIN_SAMPLES_FOR_ENERGY looks."""
     joules, gpus = [gpu["energy_j"] for gpu in _all_gpus(ranks) if gpu["energy_s"] > 0], _all_gpus(ranks)
     wh = (
         sum(joules) / JOULES_PER_WH if gpus and len(joules) == len(gpus) else math.nan

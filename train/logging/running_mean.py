@@ -63,7 +63,8 @@ class RunningMean:
         return [self._loss, self._right, self._samples]
 
     def take(self, loss: Tensor, right: Tensor, samples: int) -> None:
-        """Add a micro batch, or several together: mean loss [], right answers []. No host sync, but one in TAKEN."""
+        """Add a micro batch, or several together: mean loss [], right answers []. No host sync, but one in
+        MAX_KEPT_LOSSES."""
         self._waiting.append((loss, right, samples))
         if len(self._waiting) >= MAX_KEPT_LOSSES:
             self._fetch()

@@ -182,7 +182,7 @@ def build_custom_model(
     factory: instead of the one that model.name names.
 
     A network that is in evaluation mode as a whole is given back to train: libraries hand trained ones out so. Parts
-    of it stay as they are: somebody has frozen them (see `notes`).
+    of it stay as they are: somebody has frozen them (see `eval_mode_notes`).
 
     Raises:
         Failure: USAGE, where it cannot be found or called so, fails, or gives something else than such a network.

@@ -184,7 +184,7 @@ def load_weights(net: nn.Module, path: str) -> tuple[str, ...]:
     The last layer keeps its first weights where its shape differs. All else must be there, and fit.
 
     Raises:
-        Failure: as `weightfile.read`; DATA for tensors that are missing, unknown, misshapen or not finite.
+        Failure: as `read_weights`; DATA for tensors that are missing, unknown, misshapen or not finite.
     """
     read = read_weights(Path(path))
     here = {name: tensor for name, tensor in net.state_dict().items() if isinstance(tensor, Tensor)}

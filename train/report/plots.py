@@ -73,7 +73,7 @@ RC_PARAMS: Final[Any] = {
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """Inside, matplotlib draws as LOOK says, whatever a matplotlibrc of this machine or folder says."""
+    """Inside, matplotlib draws as RC_PARAMS says, whatever a matplotlibrc of this machine or folder says."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matplotlib.rcParams.update(matplotlib.rcParamsDefault)

@@ -139,7 +139,7 @@ def load_runs(folders: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
     Of several, what is none is left out; the second list says which, and why.
 
     Raises:
-        Failure: as `read`, where none is left.
+        Failure: as `load_run`, where none is left.
     """
     places: dict[Path, str] = {}
     for folder in folders:

@@ -38,7 +38,7 @@ def write_exit(run_folder: Path, *, code: int, step: int | None, cause: str) -> 
 
 
 def read_exit(run_folder: Path) -> ExitRecord | None:
-    """What `write` left; None when there is none or it is unreadable."""
+    """What `write_exit` left; None when there is none or it is unreadable."""
     try:
         found = files.read_json(run_folder / ERRORS_FOLDER / EXIT_FILE)
         return ExitRecord(code=int(found["code"]), step=found["step"], cause=str(found["cause"]))
@@ -47,9 +47,9 @@ def read_exit(run_folder: Path) -> ExitRecord | None:
 
 
 def write_stopping(run_folder: Path, *, by: str, save_s: float, clock: Callable[[], float] = time.time) -> bool:
-    """Say that the last save has begun, because of `by`, and how long one takes: `write` removes it again.
+    """Say that the last save has begun, because of `by`, and how long one takes: `write_exit` removes it again.
 
-    Who finds it (`unfinished`) knows what became of a start that was killed too early to say anything.
+    Who finds it (`describe_unfinished_save`) knows what became of a start that was killed too early to say anything.
     """
     return _try_write_json(
         run_folder / ERRORS_FOLDER / STOPPING_FILE, {"by": by, "at": clock(), "save_s": round(save_s, 1)}

@@ -134,7 +134,7 @@ def describe_folder_state(folder: Path) -> str:
     return "exists" if there == folder else "new"
 
 
-# What a run makes in its folder, beside the results of an earlier one (`record.RESULTS`).
+# What a run makes in its folder, beside the results of an earlier one (`record.RESULT_NAMES`).
 RUN_SUBFOLDERS: Final = ("checkpoints", "errors", "logs", "profile", "report", "tensorboard")
 
 
@@ -145,7 +145,7 @@ def refuse_symlinks(run_folder: Path) -> None:
     would let a start write, or delete, where nobody sent it.
 
     Raises:
-        Failure: SECURITY, naming the link; as in `refusals.MEANING` for a folder that cannot be read.
+        Failure: SECURITY, naming the link; as in `files.ERRNO_MEANINGS` for a folder that cannot be read.
     """
     for place in (run_folder, *(run_folder / name for name in RUN_SUBFOLDERS)):
         with files.translate_os_errors(place, "read"):

@@ -53,7 +53,7 @@ def tell_jump(todo: Job, now: Now, loss: float, metrics: MetricsLogger, progress
 
 
 def compare_replicas(todo: Job) -> None:
-    """Every so many steps. Raises Failure: NODE or PEER, see `replicas.compare`."""
+    """Every so many steps. Raises Failure: NODE or PEER, see `replica_check.check_replicas`."""
     every = todo.config.train.check_replicas_every_steps
     if every is not None and todo.state.step % every == 0:
         todo.pulse.beat("step", step=todo.state.step)

@@ -76,7 +76,7 @@ def restart_count(environ: Mapping[str, str]) -> int:
 
 
 def wait_until_unlocked(folder: Path, me: LockHolder, tell: LogFunction, *, first: bool) -> WaitOutcome | None:
-    """Return once no other living start holds `folder`; only reads. What was waited for is for `hold`.
+    """Return once no other living start holds `folder`; only reads. What was waited for is for `lock_run_folder`.
 
     Args:
         first: whether this task starts rank 0, and holds the folder then; the others know it by `me.launch`.
@@ -100,7 +100,7 @@ def refuse_living_holder(folder: Path) -> str | None:
     """Look once, without waiting. Returns who else holds `folder`, where only a wait would show whether it lives.
 
     Raises:
-        Failure: OUTPUT, as `refuse_taken`, where a living process of this machine holds it.
+        Failure: OUTPUT, as `wait_until_unlocked`, where a living process of this machine holds it.
     """
     with files.translate_os_errors(folder, "read"):
         number, holder = file_lock.read_current_lock(folder / LOCK_NAME)
@@ -115,7 +115,7 @@ def lock_run_folder(folder: Path, me: LockHolder, waited: WaitOutcome | None, te
     """Take the lease of `folder`, which is made if it is not there. For the task that starts rank 0.
 
     Raises:
-        Failure: OUTPUT, naming another start that was faster; as in `refusals.MEANING`.
+        Failure: OUTPUT, naming another start that was faster; as in `files.ERRNO_MEANINGS`.
     """
     while True:
         with files.translate_os_errors(folder):

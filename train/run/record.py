@@ -98,7 +98,7 @@ def write_config(run_folder: Path, config: RunConfig) -> None:
     """Write `config.yaml`, complete, so that `train --config` of it is the same run. On rank 0.
 
     Raises:
-        Failure: as in `refusals.MEANING`.
+        Failure: as in `files.ERRNO_MEANINGS`.
     """
     files.write_atomic(run_folder / CONFIG_FILE, load.dump_config(config).encode())
 
@@ -113,7 +113,7 @@ def complete_start(
     environ: Mapping[str, str],
     now: float,
 ) -> None:
-    """Complete the entry of this start in `starts` of `run.json`, where `starts.begin` has begun one. On rank 0.
+    """Complete the entry of this start in `starts` of `run.json`, where `add_start` has begun one. On rank 0.
 
     Args:
         step: the step that this start goes on from (0: from the start).
@@ -121,7 +121,7 @@ def complete_start(
         now: seconds since 1970.
 
     Raises:
-        Failure: as in `refusals.MEANING`.
+        Failure: as in `files.ERRNO_MEANINGS`.
     """
     ranks = {"idle": True} if world_size is None else {"world_size": world_size}
     start = {"at": format_utc(now), "step": step, **ranks, "hosts": [*hosts], "launcher": launcher}
@@ -151,7 +151,7 @@ def write_run(
         training: what `auto`, the data and the model came to: runs are compared by it.
 
     Raises:
-        Failure: as in `refusals.MEANING`.
+        Failure: as in `files.ERRNO_MEANINGS`.
     """
     image = image_facts(environ)
     facts = {
@@ -186,7 +186,7 @@ def move_results_aside(run_folder: Path) -> Path | None:
     """Move an earlier run's results to `before-N/` (checkpoint.resume=never); the folder, or None if there were none.
 
     Raises:
-        Failure: as in `refusals.MEANING`.
+        Failure: as in `files.ERRNO_MEANINGS`.
     """
     with files.translate_os_errors(run_folder, "read"):
         there = [name for name in RESULT_NAMES if _is_not_empty(run_folder / name)]
@@ -241,7 +241,7 @@ def add_start(run_folder: Path, step: int, *, environ: Mapping[str, str], launch
         now: seconds since 1970.
 
     Raises:
-        Failure: NO_PROGRESS; as in `refusals.MEANING`.
+        Failure: NO_PROGRESS; as in `files.ERRNO_MEANINGS`.
     """
     start = {"at": format_utc(now), "step": step} | scheduler_job(environ) | ({"launch": launch} if launch else {})
     before = read_starts(run_folder)

@@ -61,7 +61,7 @@ def start_over(config: RunConfig, runtime: Runtime, folder: Path, begin: Callabl
     Once nothing else can keep the new one from training: until then the earlier run stays where it is.
 
     Raises:
-        Failure: as in `refusals.MEANING`; what `begin` raises.
+        Failure: as in `files.ERRNO_MEANINGS`; what `begin` raises.
     """
     if config.checkpoint.resume != NEVER:
         return ()
@@ -81,7 +81,7 @@ def restore(
 ) -> tuple[str, ...]:
     """Set `current` to what was found; returns what is worth saying. All ranks read the same checkpoint.
 
-    data: as `digest.facts` tells of it.
+    data: as `statistics.data_fingerprint` tells of it.
 
     Raises:
         Failure: DATA where it does not fit, was damaged since, or belongs to a training on other data.

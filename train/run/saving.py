@@ -47,7 +47,7 @@ def settle(todo: Job, now: Now, metrics: MetricsLogger) -> None:
     """Wait until what is being written is committed, if anything is. All ranks learn of it, or of what went wrong.
 
     Raises:
-        Failure: as `checkpoint.write`; DIVERGED for weights that are not finite.
+        Failure: as `format.write_snapshot`; DIVERGED for weights that are not finite.
     """
     if now.saving is None:
         return
