@@ -25,7 +25,7 @@ BITWISE = "train.reproducible=bitwise train.micro_batch_size=16 train.global_bat
 # Name -> (ranks, settings, settings of a second start that goes on).
 RUNS: dict[str, tuple[int, str, str | None]] = {
     "sgd-1": (1, "train.global_batch_size=64", None),
-    "sgd-2": (2, "train.global_batch_size=64 model.args={}", None),
+    "sgd-2": (2, "train.global_batch_size=64", None),
     "accumulation-4": (4, "train.global_batch_size=64 train.micro_batch_size=8", None),
     "adamw-ema-1": (1, "optim.name=adamw optim.lr=0.001 train.ema_decay=0.9 train.global_batch_size=64", None),
     "adamw-clip-2": (
