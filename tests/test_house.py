@@ -60,7 +60,15 @@ LAYERS = {
         "optim",
         "logging",
         "batch_size",
+        "compilation",
+        "state",
         "run",
+        "loss_monitor",
+        "profiler",
+        "trainer",
+        "rank_context",
+        "build",
+        "session",
         "line_profiling",
         "report",
         "inference",
@@ -210,8 +218,8 @@ PRIVATE_WORDS = {
 }
 # Of the config: `data.name` is a key.
 SECTIONS = {field.name for field in fields(RunConfig)}
-# Still to be translated: the training loop, which becomes a Trainer, and the benches, which leave the package.
-UNTRANSLATED = ("train/run/", "train/bench/", "train/worker.py")
+# Still to be translated: the benches, which leave the package.
+UNTRANSLATED = ("train/bench/",)
 
 
 def test_no_module_function_or_class_has_a_private_word_for_a_name() -> None:

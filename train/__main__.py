@@ -26,7 +26,7 @@ from train.cli import check, data, evaluate, launch
 from train.cli import run as training
 from train.cli.launch import TrainArgumentParser
 from train.config.load import suggest_config_option
-from train.run import goingon, time_limit
+from train.run import continue_command, time_limit
 from train.run.record import installed_version
 
 EXAMPLES = """examples:
@@ -92,8 +92,8 @@ def main() -> int:
     """The console command; returns the exit code."""
     protect_output_streams()
     if sys.argv[1:2] == [] or sys.argv[1] not in COMMAND_MODULES:
-        command = goingon.typed(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
-        os.environ[goingon.VARIABLE] = command
+        command = continue_command.typed_command(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
+        os.environ[continue_command.TYPED_COMMAND_VARIABLE] = command
     try:
         launch.handle_stop_signals(launch.stop_handler(sys.argv[1:]))
         return run_command(sys.argv[1:], os.environ)

@@ -25,11 +25,11 @@ from train.data.shape import Shape
 from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
-from train.optim import optimizer as optimizers
 from train.optim.ema import EMA
 from train.optim.loss import Criterion
+from train.optim.optimizer import build_optimizer
 
-# In a trial cuDNN's word for having found no way, mostly for want of memory; elsewhere it may mean what it says.
+# In a trial this mostly means that cuDNN found no algorithm for want of memory.
 CUDNN_NOT_SUPPORTED: Final = "CUDNN_STATUS_NOT_SUPPORTED"
 
 
@@ -38,7 +38,7 @@ class DeviceMemory(Protocol):
 
     @property
     def name(self) -> str:
-        """The device's, and how much it has in all: what a trial's result holds for."""
+        """The device and its total memory: a trial's result is valid for both."""
 
     def free(self) -> int:
         """Bytes that this process may still take."""
@@ -60,20 +60,20 @@ class GpuMemory:
         return f"{facts.name}, {facts.total_memory / 2**30:.1f} GiB"
 
     def free(self) -> int:
-        """What nobody has: neither another process nor a tensor of this one."""
+        """Memory that neither another process nor a tensor of this one holds."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0]
 
     def taken(self, attempt: Callable[[], None]) -> int | None:
-        """What torch asked the driver for: more than its tensors have, and what counts."""
+        """What torch reserved from the driver: that is more than its tensors take."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_reserved(self.device)
         fits = fits_in_memory(attempt)
-        most = torch.cuda.max_memory_reserved(self.device)
-        gc.collect()  # a network may hold itself
+        peak = torch.cuda.max_memory_reserved(self.device)
+        gc.collect()  # a model may refer to itself
         torch.cuda.empty_cache()
-        return most - before if fits else None
+        return peak - before if fits else None
 
 
 def get_device_memory(device: torch.device) -> DeviceMemory | None:
@@ -96,16 +96,20 @@ def fits_in_memory(attempt: Callable[[], None]) -> bool:
     return True
 
 
-# Of the memory that is free: fragments, DDP's second set of buckets, NCCL's buffers and other batches need the rest.
-SHARE: Final = 0.9
-STEPS: Final = 2  # the optimizer has all its state from the second on
-MORE: Final = 1.1  # so many times the memory that a search had, and it is worth another
+# Of the free memory: fragments, DDP's second set of buckets, NCCL's buffers and other batches need the rest.
+USABLE_FRACTION: Final = 0.9
+TRIAL_STEPS: Final = 2  # the optimizer has all its state from the second on
+# A cached result is not used if this GPU has so many times the memory that the earlier search had.
+MORE_MEMORY: Final = 1.1
 GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """What trials found. key: of device, configuration and world; needed, free: GiB on the rank with the least room."""
+class MicroBatchFit:
+    """What trials found; run.json holds these fields.
+
+    key: of device, configuration and world. needed, free: GiB on the rank with the least room.
+    """
 
     micro: int
     key: str
@@ -117,182 +121,187 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notebook:
-    """Where what was found is kept: in the run's record, so that it goes on with the same, and in the caches.
+class MicroBatchCache:
+    """Where results are kept: in the run's record, so that it continues with the same, and in the user's cache.
 
-    caches: None where no folder lasts.
+    folder: of the cache; None if no folder lasts. record: what the run's record says.
     """
 
-    caches: Path | None
+    folder: Path | None
     record: Mapping[str, Any]
 
-    def recall(self, key: str, free: float) -> int | None:
-        """The size that was found for `key`: by this run, or by another that had as much of the memory as is `free`
-        now (GiB). Where another process held most of it, a larger one may fit today."""
-        kept = self._kept(key)
-        room = kept.get("free")
-        similar = isinstance(room, float) and free <= MORE * room
-        for known in (self.record, kept if similar else {}):
-            if known.get("key") == key and isinstance(known.get("micro"), int):
-                return int(known["micro"])
+    def look_up(self, key: str, free: float) -> int | None:
+        """The size that this run, or another one with as much free memory (GiB), has found for `key`.
+
+        If another process held most of the memory then, a larger one may fit today.
+        """
+        cached = self._read(key)
+        free_then = cached.get("free")
+        is_similar = isinstance(free_then, float) and free <= MORE_MEMORY * free_then
+        for entry in (self.record, cached if is_similar else {}):
+            if entry.get("key") == key and isinstance(entry.get("micro"), int):
+                return int(entry["micro"])
         return None
 
-    def note(self, fit: Fit) -> None:
-        """Never fails: without it the next start tries again."""
-        if self.caches is not None:
+    def store(self, fit: MicroBatchFit) -> None:
+        """Never fails: without it the next start searches again."""
+        path = self._path(fit.key)
+        if path is not None:
             with suppress(OSError, Failure):
-                self._place(fit.key).parent.mkdir(parents=True, exist_ok=True)
-                files.write_json(self._place(fit.key), asdict(fit))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write_json(path, asdict(fit))
 
-    def _kept(self, key: str) -> dict[str, Any]:
+    def _read(self, key: str) -> dict[str, Any]:
+        path = self._path(key)
         with suppress(OSError, ValueError):
-            found = json.loads(self._place(key).read_bytes()) if self.caches else {}
-            return found if isinstance(found, dict) else {}
+            entry = json.loads(path.read_bytes()) if path else {}
+            return entry if isinstance(entry, dict) else {}
         return {}
 
-    def _place(self, key: str) -> Path:
-        assert self.caches is not None
-        return self.caches / "micro-batches" / f"{key}.json"
+    def _path(self, key: str) -> Path | None:
+        return self.folder / "micro-batches" / f"{key}.json" if self.folder else None
 
 
-NOWHERE: Final = Notebook(caches=None, record={})
+NO_CACHE: Final = MicroBatchCache(folder=None, record={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What is tried: as the training has it, but for the samples."""
+class TrialModel:
+    """What is tried: the training's model, optimizer and loss, with random images."""
 
     config: RunConfig
     classes: int
     shape: Shape
     criterion: Criterion
 
+    def train(self, micro: int, runtime: Runtime) -> None:
+        """Two optimizer steps of one micro batch, with a new model and optimizer."""
+        config, device = self.config, runtime.device
+        network = registry.build_model(config.model, classes=self.classes, shape=self.shape, seed=config.run.seed)
+        network = network.to(device)
+        fused = runtime.accelerator.scaler is None
+        optimizer = build_optimizer(config.optim, network, device, fused=fused)
+        ema = EMA(network, config.train.ema_decay) if config.train.ema_decay is not None else None
+        images = registry.to_channels_last(torch.rand((micro, *self.shape.input), device=device))
+        labels = torch.zeros(micro, dtype=torch.int64, device=device)
+        criterion = self.criterion.to(device)
+        for _ in range(TRIAL_STEPS):
+            with runtime.accelerator.autocast():
+                loss = criterion(network(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        del ema, loss
 
-def fitted(
-    model: Model, runtime: Runtime, batch: BatchSizes, notes: Notebook, pulse: Heartbeat
-) -> tuple[BatchSizes, Fit | None]:
-    """`batch` with the largest micro batch that fits on every rank, where that is to be found out; all ranks agree.
+
+def find_micro_batch(
+    model: TrialModel, runtime: Runtime, batches: BatchSizes, cache: MicroBatchCache, heartbeat: Heartbeat
+) -> tuple[BatchSizes, MicroBatchFit | None]:
+    """With train.micro_batch_size=auto on GPUs: the largest micro batch that fits on every rank. All ranks agree.
 
     Raises:
-        Failure: RESOURCE, where one sample does not fit.
+        Failure: RESOURCE if one sample does not fit.
     """
     memory = get_device_memory(runtime.device)
     if memory is None or model.config.train.micro_batch_size != "auto" or runtime.parallel == "dp":
-        return batch, None
-    runtime.total(torch.zeros(1, device=runtime.device))  # what the ranks' first exchange takes is taken before
-    key = _key(model, runtime, batch, memory)
-    least = min(runtime.gathered(memory.free()))
-    known = runtime.shared(lambda: notes.recall(key, least / GIB))
+        return batches, None
+    runtime.total(torch.zeros(1, device=runtime.device))  # allocates what NCCL's first all-reduce needs
+    key = _cache_key(model, runtime, batches, memory)
+    least_free = min(runtime.gathered(memory.free()))
+    cached = runtime.shared(lambda: cache.look_up(key, least_free / GIB))
     with torch.random.fork_rng([runtime.device.index] if runtime.device.type == "cuda" else []):
-        fit = _agreed(model, runtime, batch, memory, key, known, pulse)
-    runtime.shared(lambda: notes.note(fit))
-    found = compute_batch_sizes(batch.global_, fit.micro, batch.world)
-    runtime.accelerator.gradient_accumulation_steps = found.accumulation
-    return replace(found, why=str(fit)), fit
+        fit = _agree_on_fit(model, runtime, batches, memory, key, cached, heartbeat)
+    runtime.shared(lambda: cache.store(fit))
+    sizes = compute_batch_sizes(batches.global_, fit.micro, batches.world)
+    runtime.accelerator.gradient_accumulation_steps = sizes.accumulation
+    return replace(sizes, why=str(fit)), fit
 
 
-def largest(sizes: Sequence[int], fits: Callable[[int], bool], first: int) -> int | None:
-    """The largest of `sizes`, which rise, that fits. From about `first` on in doubles, then between the last two."""
+def find_largest(sizes: Sequence[int], fits: Callable[[int], bool], first: int) -> int | None:
+    """The largest of the rising `sizes` that fits: doubling from about `first` on, then bisection."""
     good, bad = -1, len(sizes)
-    at = max(0, bisect_left(sizes, first + 1) - 1)
+    index = max(0, bisect_left(sizes, first + 1) - 1)
     while bad - good > 1:
-        if fits(sizes[at]):
-            good = at
+        if fits(sizes[index]):
+            good = index
         else:
-            bad = at
+            bad = index
         doubled = min(bisect_left(sizes, 2 * sizes[good]), len(sizes) - 1)
-        at = doubled if bad == len(sizes) else (good + bad) // 2
+        index = doubled if bad == len(sizes) else (good + bad) // 2
     return sizes[good] if good >= 0 else None
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, rising."""
-    below = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
-    return sorted({*below, *(number // part for part in below)})
+    """All divisors, rising."""
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def rehearsed(model: Model, runtime: Runtime, micro: int) -> None:
-    """Two optimizer steps of one micro batch, with a network and an optimizer of their own."""
-    config, device = model.config, runtime.device
-    net = registry.build_model(config.model, classes=model.classes, shape=model.shape, seed=config.run.seed).to(device)
-    optimizer = optimizers.build_optimizer(config.optim, net, device, fused=runtime.accelerator.scaler is None)
-    average = EMA(net, config.train.ema_decay) if config.train.ema_decay is not None else None
-    images = registry.to_channels_last(torch.rand((micro, *model.shape.input), device=device))
-    labels = torch.zeros(micro, dtype=torch.int64, device=device)
-    aimed = model.criterion.to(device)
-    for _ in range(STEPS):
-        with runtime.accelerator.autocast():
-            loss = aimed(net(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    del average, loss
-
-
-def _agreed(
-    model: Model,
+def _agree_on_fit(
+    model: TrialModel,
     runtime: Runtime,
-    batch: BatchSizes,
+    batches: BatchSizes,
     memory: DeviceMemory,
     key: str,
-    known: int | None,
-    pulse: Heartbeat,
-) -> Fit:
-    """What the rank with the least room can hold. A size that is known is tried alone, and all others if it fails."""
+    cached: int | None,
+    heartbeat: Heartbeat,
+) -> MicroBatchFit:
+    """What the rank with the least room can hold. A cached size is tried alone; all others only if it fails."""
     free = memory.free()
-    trials = _Trials(model=model, runtime=runtime, memory=memory, free=free, pulse=pulse, taken={})
-    sizes = divisors(batch.global_ // batch.world)
-    if known in sizes and all(runtime.gathered(trials.fits(known))):
-        micro = known
+    trials = _Trials(model=model, runtime=runtime, memory=memory, free=free, heartbeat=heartbeat, taken={})
+    sizes = divisors(batches.global_ // batches.world)
+    if cached in sizes and all(runtime.gathered(trials.fits(cached))):
+        micro = cached
     else:
-        found = runtime.gathered(largest(sizes, trials.fits, MAX_AUTO_MICRO_BATCH) or 0)
-        _refuse_none(found, runtime, trials.taken.get(1), free)
-        micro = min(found)
+        largest = runtime.gathered(find_largest(sizes, trials.fits, MAX_AUTO_MICRO_BATCH) or 0)
+        _refuse_too_small(largest, runtime, trials.taken.get(1), free)
+        micro = min(largest)
     if micro not in trials.taken:  # another rank had less room
         trials.fits(micro)
-    told = runtime.gathered((trials.taken[micro] or 0, free))
-    needed, free = max(told, key=lambda one: one[0] / one[1])
-    return Fit(micro=micro, key=key, needed=needed / GIB, free=free / GIB)
+    usage = runtime.gathered((trials.taken[micro] or 0, free))
+    needed, free = max(usage, key=lambda rank: rank[0] / rank[1])
+    return MicroBatchFit(micro=micro, key=key, needed=needed / GIB, free=free / GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trials:
-    """taken: bytes by micro batch; None where they were too many."""
+    """taken: bytes by micro batch; None if they did not fit."""
 
-    model: Model
+    model: TrialModel
     runtime: Runtime
     memory: DeviceMemory
     free: int
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     taken: dict[int, int | None]
 
     def fits(self, micro: int) -> bool:
         """Whether two steps leave the margin."""
-        self.pulse.beat("data")
-        found = self.taken[micro] = self.memory.taken(lambda: rehearsed(self.model, self.runtime, micro))
-        return found is not None and found <= SHARE * self.free
+        self.heartbeat.beat("data")
+        taken = self.taken[micro] = self.memory.taken(lambda: self.model.train(micro, self.runtime))
+        return taken is not None and taken <= USABLE_FRACTION * self.free
 
 
-def _refuse_none(found: Sequence[int], runtime: Runtime, needed: int | None, free: int) -> None:
-    if all(found):
+def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | None, free: int) -> None:
+    if all(largest):
         return
-    least = runtime.gathered((needed, free))[found.index(0)]
-    takes = "more" if least[0] is None else f"{least[0] / GIB:.2f} GiB"
+    rank = largest.index(0)
+    rank_needed, rank_free = runtime.gathered((needed, free))[rank]
+    takes = "more" if rank_needed is None else f"{rank_needed / GIB:.2f} GiB"
     raise Failure(
         "out of GPU memory: two steps of one sample do not fit",
-        found=f"rank {found.index(0)} has {least[1] / GIB:.2f} GiB free, and they take {takes}",
-        expected=f"at most {SHARE:.0%} of what is free",
+        found=f"rank {rank} has {rank_free / GIB:.2f} GiB free, and they take {takes}",
+        expected=f"at most {USABLE_FRACTION:.0%} of what is free",
         fix="take GPUs with more memory, a smaller model or smaller images; see who else uses the GPU: nvidia-smi",
         code=ExitCode.RESOURCE,
     )
 
 
-def _key(model: Model, runtime: Runtime, batch: BatchSizes, memory: DeviceMemory) -> str:
-    """Of all that decides how much fits, as far as it has a name."""
+def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory: DeviceMemory) -> str:
+    """A hash of everything that decides how much fits, as far as it has a name."""
     config, train = model.config, model.config.train
     parts: list[Any] = [config.model.name, config.model.args]
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
     parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
-    parts += [model.classes, model.shape.input, batch.global_, batch.world, torch.__version__]
+    parts += [model.classes, model.shape.input, batches.global_, batches.world, torch.__version__]
     parts.append(sorted(set(runtime.gathered(memory.name))))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

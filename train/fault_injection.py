@@ -11,13 +11,18 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from entrypoint import ExitCode, Failure
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 FAULT_VARIABLE: Final = "FAULT"
 FIRST_ATTEMPT_SUFFIX: Final = ":first"
 FOREVER_S: Final = 3600.0
+FLIPPED_BIT: Final = 6  # of the mantissa: too small a change for the loss to show
+LOSS_FACTORS: Final[Mapping[str, float]] = {"nan": float("nan"), "x1e3": 1e3}
 # Where a fault can strike; docs/reliability.md says what each stands for.
 SITES: Final = ("start", "data", "fwd", "bwd", "step", "loss", "param", "eval", "save")
 
@@ -57,9 +62,24 @@ class FaultInjector:
         return None
 
     def strike(self, site: str, step: int) -> None:
-        """Do what is due here. Values (a loss, a parameter) are changed by who has them: see `due`."""
+        """Do what is due here."""
         if self.waiting and (action := self.due(site, step)):
             ACTIONS[action]()
+
+    def corrupt_loss(self, step: int, loss: Tensor) -> Tensor:
+        """The loss of a micro batch, or a wrong one."""
+        action = self.due("loss", step) if self.waiting else None
+        return loss if action is None else loss * LOSS_FACTORS[action]
+
+    def flip_parameter_bit(self, step: int, network: nn.Module) -> None:
+        """Flip one bit of the first parameter, if that is asked for."""
+        if self.waiting and self.due("param", step) is not None:
+            import torch  # here, because the parent process checks FAULT without torch
+
+            integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+            parameter = next(network.parameters()).data
+            element = parameter[(0,) * parameter.dim()]
+            element.view(integers[element.element_size()]).bitwise_xor_(1 << FLIPPED_BIT)
 
 
 def parse_faults(text: str | None, rank: int, attempt: str = "0") -> FaultInjector:
@@ -130,5 +150,5 @@ ACTIONS: Final[Mapping[str, Callable[[], None]]] = {
     "oom": _run_out_of_memory,
     "gpu-oom": _run_out_of_gpu_memory,
 }
-# What is done to a value by who has it, and nowhere else.
-VALUE_ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {"loss": ("nan", "x1e3"), "param": ("flip",)}
+# Actions that change a value: `corrupt_loss`, `flip_parameter_bit`.
+VALUE_ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {"loss": tuple(LOSS_FACTORS), "param": ("flip",)}

@@ -26,10 +26,23 @@ TITLE: Final = (
 )
 # What runs in each step, and between steps.
 OWN: Final[Mapping[str, Sequence[str]]] = {
-    "train.run.loop": ("_train", "log", "measure"),
-    "train.run.step": ("take", "_fast", "_bitwise", "_next", "_gradients", "_update"),
-    "train.run.saving": ("save", "settle"),
-    "train.distributed.vote": ("StopVote.decided", "StopVote.propose"),
+    "train.trainer": tuple(
+        f"Trainer.{name}"
+        for name in (
+            "_train",
+            "train_step",
+            "_accumulate_gradients",
+            "_accumulate_gradients_bitwise",
+            "_next_batch",
+            "_forward_backward",
+            "_update_parameters",
+            "log_step",
+            "evaluate",
+            "save",
+            "wait_for_save",
+        )
+    ),
+    "train.distributed.vote": ("StopVote.result", "StopVote.propose"),
     "train.data.loader": ("BatchLoader.train", "BatchLoader._augmented", "BatchLoader._plain"),
     "train.data.in_memory": ("DeviceDataset.take", "HostDataset.take"),
     "train.data.workers": ("WorkerLoader.take",),

@@ -1,4 +1,7 @@
-"""One rank: from its command line and environment to a training that ends with an exit code and a reason on disk."""
+"""One rank of a training: `python -m train.worker`, started by `train`, ends with an exit code and an exit file.
+
+Whatever takes seconds to import comes after whatever a stop signal or a wrong start needs.
+"""
 
 from __future__ import annotations
 
@@ -33,88 +36,88 @@ from train.config import environment, load
 from train.config.schema import RunConfig
 from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint
+from train.rank_context import RankContext
 from train.run import exit_file
-from train.run.bell import Bell
 from train.run.folder import run_folder
 from train.run.lock import RunLock
-from train.run.seat import Seat
+from train.run.stop import StopSignals
+
+COMPILED_CODE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
+KINETO_SILENT: Final = "99"
+USER_THREADS_TIMEOUT_S: Final = 10.0
+REPORT_FIX: Final = "please report it, with logs/ and errors/ of the run's folder"
 
 
 def main() -> NoReturn:
-    """`python -m train.worker [--config FILE] [section.key=value ...]`, started by `train`; ends with its exit code.
+    """`python -m train.worker [--config FILE] [section.key=value ...]`.
 
-    With `--evaluate CHECKPOINT --scratch FOLDER [--all] [--json]` it measures instead of training.
+    With `--evaluate CHECKPOINT --scratch FOLDER [--all] [--json]` it evaluates instead of training.
     """
     protect_output_streams()
-    bell = Bell()
+    signals = StopSignals()
     try:
-        bell.listen()
+        signals.install()
     except RuntimeError as error:  # the system has no thread left
-        vanish(leave(told(error, None), None))
-    code = run(sys.argv[1:], os.environ, bell)
-    # A rank left in disorder: NCCL would wait for ranks that are gone. And Python would wait for a user's thread.
-    if not in_a_group() and not held_up(THREADS_S):
+        exit_now(write_exit_files(show_error(error, None), None))
+    code = run(sys.argv[1:], os.environ, signals)
+    # After an error in a process group, NCCL would wait for ranks that are gone; after it, Python for a user's thread.
+    if not is_in_process_group() and not user_threads_run_on(USER_THREADS_TIMEOUT_S):
         atexit._run_exitfuncs()
-    vanish(code)  # in the interpreter's own end, a thread of gloo's has turned a saved rank into a SIGABRT
+    exit_now(code)  # in the interpreter's own end, a thread of gloo's has turned a saved rank into a SIGABRT
 
 
-SILENT: Final = "99"
-CODE: Final = "TORCHINDUCTOR_CACHE_DIR"
-THREADS_S: Final = 10.0  # at the end: for threads of the user's code
-REPORT: Final = "please report it, with logs/ and errors/ of the run's folder"
+def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSignals) -> int:
+    """Train as one rank; returns the exit code. Errors are shown here, once.
 
-
-def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> int:
-    """Train as one rank. Whatever goes wrong is shown here, once.
-
-    That this was the end is said on the pulse too: without that (os._exit in a user's code), success is none.
-
-    What takes seconds to import comes after what a signal or a wrong start needs.
+    The heartbeat reports the end, so that the parent notices a process that a user's code ended (os._exit) with 0.
     """
-    seat, pulse = None, attach_heartbeat(environ)
+    context, heartbeat = None, attach_heartbeat(environ)
     try:
         arguments = build_parser().parse_args(argv)
         world = world_from_environ(environ)
-        config, folder, measured = wanted(arguments)
+        config, folder, checkpoint = load_config(arguments)
         plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
-        seat = Seat(world=world, folder=folder, pulse=pulse)
+        context = RankContext(world=world, folder=folder, heartbeat=heartbeat, signals=signals)
         if arguments.lease is not None and world.rank == 0:
-            seat.claim = RunLock(folder=folder, number=arguments.lease)
-        seat.before = exit_file.describe_unfinished_save(seat.folder)
-        exit_file.clear_rank(seat.folder, rank=world.rank, world_size=world.world_size)
-        bell.undone = "before the evaluation was over" if measured else bell.undone
-        bell.may_leave(partial(abandon, seat))
-        seat.faults = fault_injection.parse_faults(
+            context.lock = RunLock(folder=folder, number=arguments.lease)
+        context.previous_stop = exit_file.describe_unfinished_save(folder)
+        exit_file.clear_rank(folder, rank=world.rank, world_size=world.world_size)
+        if checkpoint:
+            signals.when = "before the evaluation was over"
+        signals.exit_on_signal(partial(exit_from_other_thread, context))
+        context.faults = fault_injection.parse_faults(
             environ.get(fault_injection.FAULT_VARIABLE), world.rank, environ.get("ENTRYPOINT_ATTEMPT", "0")
         )
-        seat.faults.strike("start", 0)
-        found = environment.remove_conflicting_variables(environ, download=config.data.download)
+        context.faults.strike("start", 0)
+        variables = environment.remove_conflicting_variables(environ, download=config.data.download)
         environment.limit_openmp_spinning(environ)
-        keep_warnings(environ, seat)
-        if measured:
-            with bell.importing(), uncollected():
+        redirect_nccl_warnings(environ, context)
+        if checkpoint:
+            with signals.deferred(), no_garbage_collection():
                 from train.inference import evaluate
-            facts = {"as_json": arguments.json, "all_": arguments.all}
-            code = evaluate.evaluate_on_rank(config, measured, world, environ, **facts, pulse=pulse)
+            options = {"as_json": arguments.json, "all_": arguments.all}
+            code = evaluate.evaluate_on_rank(config, checkpoint, world, environ, **options, pulse=heartbeat)
         else:
-            keep_code(environ, config)
-            hush_profiler(environ, config)
-            with bell.importing(), uncollected():
-                from train.run import session
-            with timed_lines(arguments, config, seat):
-                code = session.run(config, seat, environ, bell, found=found, argv=sys.argv, now=time.time())
+            keep_compiled_code(environ, config)
+            silence_profiler(environ, config)
+            with signals.deferred(), no_garbage_collection():
+                from train import session
+            with profiled_lines(arguments, config, context):
+                code = session.train_on_rank(
+                    config, context, environ, variables=variables, argv=sys.argv, now=time.time()
+                )
     except (Exception, SystemExit) as error:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for every data worker that ends, here too
-        bell.only_note()
-        code = leave(told(error, seat), seat)
-    pulse.beat("end")
+        signals.record_only()
+        code = write_exit_files(show_error(error, context), context)
+    heartbeat.beat("end")
     return code
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Imports leave no garbage: looking for it is a fifth of what torch's take. What they have made stays to the end,
-    and is not looked through in training either."""
+def no_garbage_collection() -> Iterator[None]:
+    """Imports leave no garbage: collecting takes a fifth of the time that importing torch takes. The imported objects
+    live until the end, and are not collected in training either."""
     gc.disable()
     try:
         yield
@@ -123,66 +126,69 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def wanted(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenCheckpoint | None]:
-    """The configuration, the folder that this rank writes to, and the checkpoint where it is to be measured.
+def load_config(arguments: argparse.Namespace) -> tuple[RunConfig, Path, ChosenCheckpoint | None]:
+    """The configuration, the folder that this rank writes to, and the checkpoint with --evaluate.
 
-    A measurement leaves the run's folder alone.
+    An evaluation does not write into the run's folder.
     """
     if arguments.evaluate is None:
         config = load.load_config(arguments.config, arguments.overrides)
         return config, run_folder(config), None
-    found = checkpoints.reopen_checkpoint(Path(arguments.evaluate))
-    config, _ = checkpoints.load_config(found, arguments.config, arguments.overrides)
-    return config, Path(arguments.scratch), found
+    checkpoint = checkpoints.reopen_checkpoint(Path(arguments.evaluate))
+    config, _ = checkpoints.load_config(checkpoint, arguments.config, arguments.overrides)
+    return config, Path(arguments.scratch), checkpoint
 
 
-def keep_code(environ: MutableMapping[str, str], config: RunConfig) -> None:
+def keep_compiled_code(environ: MutableMapping[str, str], config: RunConfig) -> None:
     """Let torch.compile keep its code where the next start finds it, unless the user says where: its own choice, /tmp,
-    goes with the container. To be called before torch is loaded."""
-    if config.train.compile is not False and not environ.get(CODE):
-        environ[CODE] = str(files.private_cache_folder(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-"))
+    is lost with the container. To be called before torch is loaded."""
+    if config.train.compile is not False and not environ.get(COMPILED_CODE_VARIABLE):
+        folder = files.private_cache_folder(environ, "compiled") or tempfile.mkdtemp(prefix="compiled-")
+        environ[COMPILED_CODE_VARIABLE] = str(folder)
 
 
-def keep_warnings(environ: MutableMapping[str, str], seat: Seat) -> None:
-    """Let NCCL write its warnings into logs/, unless the user says what and where.
+def redirect_nccl_warnings(environ: MutableMapping[str, str], context: RankContext) -> None:
+    """Let NCCL write its warnings into logs/, unless the user says which and where.
 
-    They are the only place where NCCL's start tells its reason, and on the console they and NCCL's version would be in
-    the way of a run that is well.
+    They alone tell why NCCL could not start; on the console they and NCCL's version would disturb a healthy run.
     """
-    if seat.world.world_size > 1 and not environ.get("NCCL_DEBUG"):
+    world = context.world
+    if world.world_size > 1 and not environ.get("NCCL_DEBUG"):
         environ["NCCL_DEBUG"] = "WARN"
         if not environ.get("NCCL_DEBUG_FILE"):
-            seat.warnings = seat.folder.absolute() / "logs" / f"nccl-rank-{seat.world.rank:04d}.log"
-            environ["NCCL_DEBUG_FILE"] = str(seat.warnings)
+            context.nccl_log = context.folder.absolute() / "logs" / f"nccl-rank-{world.rank:04d}.log"
+            environ["NCCL_DEBUG_FILE"] = str(context.nccl_log)
 
 
-def hush_profiler(environ: MutableMapping[str, str], config: RunConfig) -> None:
-    """What torch's profiler tells its own developers, on stderr, is nothing that the user could act on."""
+def silence_profiler(environ: MutableMapping[str, str], config: RunConfig) -> None:
+    """torch's profiler prints messages for its own developers on stderr."""
     if config.profile.steps is not None:
-        environ.setdefault("KINETO_LOG_LEVEL", SILENT)
+        environ.setdefault("KINETO_LOG_LEVEL", KINETO_SILENT)
 
 
-def timed_lines(arguments: argparse.Namespace, config: RunConfig, seat: Seat) -> AbstractContextManager[None]:
-    """With --profile-lines rank 0 takes the time of each line inside. Not before torch is loaded."""
-    if not arguments.profile_lines or seat.world.rank != 0:
+def profiled_lines(
+    arguments: argparse.Namespace, config: RunConfig, context: RankContext
+) -> AbstractContextManager[None]:
+    """With --profile-lines, rank 0 measures the time of each line inside. torch must be loaded before."""
+    if not arguments.profile_lines or context.world.rank != 0:
         return nullcontext()
-    return line_profiling.timed(config, seat.folder, partial(print, flush=True))
+    return line_profiling.timed(config, context.folder, partial(print, flush=True))
 
 
-def told(error: Exception | SystemExit, seat: Seat | None) -> Failure:
-    """Show the error: a failure as its block, a bug of ours with its traceback."""
-    error = readable(error)
-    failure = error if isinstance(error, Failure) else understood(error, seat)
+def show_error(error: Exception | SystemExit, context: RankContext | None) -> Failure:
+    """Print the error: a failure as its block, a bug of ours with its traceback."""
+    error = make_printable(error)
+    failure = error if isinstance(error, Failure) else explain_error(error, context)
     if failure is None:
         traceback.print_exception(error)
-        return Failure(f"{type(error).__name__}: {error}", fix=REPORT, code=ExitCode.BUG)
-    failure.kept = failure.kept or last_checkpoint(seat)
+        return Failure(f"{type(error).__name__}: {error}", fix=REPORT_FIX, code=ExitCode.BUG)
+    failure.kept = failure.kept or last_checkpoint(context)
     print_message(str(failure), sys.stderr)  # in one piece: the parent folds whole lines
     return failure
 
 
-def readable(error: Exception | SystemExit) -> Exception | SystemExit:
-    """The error, or one in its place where a user's class fails to say what it is."""
+def make_printable(error: Exception | SystemExit) -> Exception | SystemExit:
+    """The error, or another one if its class (of a user's code) fails to describe it."""
     try:
         str(error)
         return error
@@ -190,26 +196,27 @@ def readable(error: Exception | SystemExit) -> Exception | SystemExit:
         return RuntimeError(f"{type(error).__name__}, whose text fails itself").with_traceback(error.__traceback__)
 
 
-def understood(error: Exception | SystemExit, seat: Seat | None) -> Failure | None:
-    """What torch's, the system's or a caller of sys.exit means, where it is known."""
+def explain_error(error: Exception | SystemExit, context: RankContext | None) -> Failure | None:
+    """The failure that an error of torch, of the system or of sys.exit means; None if it is unknown."""
     if isinstance(error, SystemExit):
-        return left(error)
-    if limited := resource_limit_failure(error):
-        return limited
+        return sys_exit_failure(error)
+    if limit_failure := resource_limit_failure(error):
+        return limit_failure
     try:
         from train.distributed import device
         from train.run import errors
     except ImportError:
-        return unloaded(error)
-    job = seat.job if seat else None
-    if seat and seat.warnings:
-        with suppress(OSError):  # it is not there where NCCL was not used
-            error = device.add_nccl_warning(error, seat.warnings.read_text(errors="replace"))
-    return errors.as_failure(error, job.batches if job else None, exact=job is not None and job.exact is not None)
+        return torch_not_loaded_failure(error)
+    trainer = context.trainer if context else None
+    if context and context.nccl_log:
+        with suppress(OSError):  # it does not exist if NCCL was not used
+            error = device.add_nccl_warning(error, context.nccl_log.read_text(errors="replace"))
+    is_bitwise = trainer is not None and trainer.bitwise is not None
+    return errors.as_failure(error, trainer.batches if trainer else None, exact=is_bitwise)
 
 
-def left(error: SystemExit) -> Failure:
-    """Nothing of ours calls sys.exit while a rank is at work: its code would pass for ours, 75 for a save."""
+def sys_exit_failure(error: SystemExit) -> Failure:
+    """Nothing of ours calls sys.exit while a rank works. Its code would be taken for ours: 75 for a save."""
     return Failure(
         "sys.exit was called before this rank's work was done",
         found=f"sys.exit({error.code!r:.200})",
@@ -219,12 +226,12 @@ def left(error: SystemExit) -> Failure:
     )
 
 
-def unloaded(error: Exception) -> Failure:
-    """Without torch nothing says more: there was no room for it, or its files cannot be read."""
+def torch_not_loaded_failure(error: Exception) -> Failure:
+    """Without torch no error says more: there was no memory for it, or its files cannot be read."""
     return Failure(
         "torch cannot be loaded",
         found=str(error),
-        fix="raise the limits on memory (ulimit -v, --mem), or look whether the image or installation is whole",
+        fix="raise the limits on memory (ulimit -v, --mem), or check that the image or installation is complete",
         code=ExitCode.RESOURCE,
     )
 
@@ -243,53 +250,56 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def abandon(seat: Seat, failure: Failure) -> NoReturn:
-    """End this rank from another thread, while its main thread is deaf."""
-    code = leave(told(failure, seat), seat)
-    seat.pulse.beat("end")
-    vanish(code)
+def exit_from_other_thread(context: RankContext, failure: Failure) -> NoReturn:
+    """End this rank while its main thread does not react."""
+    code = write_exit_files(show_error(failure, context), context)
+    context.heartbeat.beat("end")
+    exit_now(code)
 
 
-def vanish(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process without waiting for anything in it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def in_a_group() -> bool:
-    """Whether this rank has met others and not taken its leave."""
+def is_in_process_group() -> bool:
+    """Whether this rank has met others and not left their process group."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_initialized())
 
 
-def held_up(patience_s: float) -> bool:
-    """Whether a thread that is no daemon keeps this process from ending, after so long."""
-    until = time.monotonic() + patience_s
-    others = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+def user_threads_run_on(timeout_s: float) -> bool:
+    """Whether a non-daemon thread still runs after the time-out; Python would wait for it."""
+    until = time.monotonic() + timeout_s
+    threads = [thread for thread in threading.enumerate() if not thread.daemon]
+    others = [thread for thread in threads if thread is not threading.main_thread()]
     for thread in others:
         thread.join(max(0.0, until - time.monotonic()))
     return any(thread.is_alive() for thread in others)
 
 
-def last_checkpoint(seat: Seat | None) -> str | None:
-    """Where the next start goes on; None before training began."""
-    if seat is None or seat.job is None:
+def last_checkpoint(context: RankContext | None) -> str | None:
+    """Where the next start resumes; None before there is a trainer."""
+    if context is None or context.trainer is None:
         return None
     from train.checkpoint import store
 
     with suppress(Failure):
-        return next((str(path) for path in reversed(store.list_checkpoints(seat.job.checkpoints).values())), None)
+        paths = store.list_checkpoints(context.trainer.checkpoints).values()
+        return next((str(path) for path in reversed(paths)), None)
     return None
 
 
-def leave(failure: Failure, seat: Seat | None) -> int:
-    """Leave the reason in errors/, and return its code. Not in a folder that is another start's by now."""
-    if seat is not None and not (seat.claim and seat.claim.is_lost()):
-        exit_file.write_rank_failure(seat.folder, failure, rank=seat.world.rank, host=socket.gethostname())
-        # Who lost a peer, or was told to stop because of it, does not know why; who does may have said so already.
-        if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exit_file.read_exit(seat.folder) is None:
-            exit_file.write_exit(seat.folder, code=failure.code, step=seat.step, cause=failure.what)
+def write_exit_files(failure: Failure, context: RankContext | None) -> int:
+    """Write the reason into errors/, and return its code. Not into a folder that another start has locked by now."""
+    if context is not None and not (context.lock and context.lock.is_lost()):
+        folder = context.folder
+        exit_file.write_rank_failure(folder, failure, rank=context.world.rank, host=socket.gethostname())
+        # A rank that lost a peer, or was stopped because of it, does not know the cause; who does may have written it.
+        if failure.code not in (ExitCode.PEER, ExitCode.STOPPED) or exit_file.read_exit(folder) is None:
+            exit_file.write_exit(folder, code=failure.code, step=context.step, cause=failure.what)
     return int(failure.code)
 
 

@@ -224,8 +224,8 @@ def short(left: dict[str, str]) -> dict[str, str]:
 
 def run(number: int, seed: int, place: Path, at_once: int) -> Iterator[Trial]:
     """The references, then all trials, some at a time. A run that differs is kept in `place`."""
-    todo = plans(number, seed)
-    needed = {(plan.mode, plan.before if plan.mode == "fast" else 1) for plan in todo}
+    trainer = plans(number, seed)
+    needed = {(plan.mode, plan.before if plan.mode == "fast" else 1) for plan in trainer}
     with ThreadPoolExecutor(at_once) as pool:
         names = {key: place / f"{key[0]}-{key[1]}" for key in sorted(needed)}
         references = dict(zip(names, pool.map(lambda key: uninterrupted(names[key], *key), names), strict=True))
@@ -234,7 +234,7 @@ def run(number: int, seed: int, place: Path, at_once: int) -> Iterator[Trial]:
             key = plan.mode, plan.before if plan.mode == "fast" else 1
             return trial(plan, place / f"trial-{plan.number}", references[key])
 
-        yield from pool.map(one, todo)
+        yield from pool.map(one, trainer)
 
 
 def main() -> int:

@@ -39,9 +39,9 @@ def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
         control=dist.group.WORLD,
     )
     shape, criterion = Shape(channels=3, size=(8, 8)), torch.nn.CrossEntropyLoss()
-    model = batch_size.Model(config=config, classes=2, shape=shape, criterion=criterion)
-    found, _ = batch_size.fitted(
-        model, runtime, compute_batch_sizes(64 * world, "auto", world), batch_size.NOWHERE, Heartbeat()
+    model = batch_size.TrialModel(config=config, classes=2, shape=shape, criterion=criterion)
+    found, _ = batch_size.find_micro_batch(
+        model, runtime, compute_batch_sizes(64 * world, "auto", world), batch_size.NO_CACHE, Heartbeat()
     )
     (folder / f"{rank}.json").write_text(json.dumps([found.micro, found.accumulation]))
 

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from jobs import fit, opened
+from jobs import built
 from runs import TEN_STEPS
 
 from entrypoint import World, world_from_environ
@@ -30,8 +30,8 @@ def main(place: Path) -> None:
 def train(folder: Path, config: Path, settings: list[str], world: World) -> None:
     """One of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    with opened(folder, *settings, config=config, world=world, environ=os.environ) as todo:
-        fit(todo)
+    with built(folder, *settings, config=config, world=world, environ=os.environ) as trainer:
+        trainer.fit()
 
 
 if __name__ == "__main__":

@@ -6,23 +6,21 @@ import io
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from worlds import ALONE
 
 from entrypoint import Failure, World
+from train.build import build_trainer
 from train.config import load
 from train.config.batches import compute_batch_sizes
 from train.config.load import keep_last_overrides
 from train.distributed import runtime
-from train.logging.metrics import MetricsLogger
 from train.logging.progress import Progress
-from train.run import job, loop, step
-from train.run.job import Job
-from train.run.now import Now
-from train.run.signals import Watch
+from train.rank_context import RankContext
+from train.run.stop import StopSignals
+from train.trainer import BatchStream, Trainer
 
 # Four steps an epoch, eight in all.
 TINY = (
@@ -40,23 +38,30 @@ TINY = (
 
 
 @contextmanager
-def opened(
+def built(
     folder: Path,
     *settings: str,
     config: Path | None = None,
     world: World = ALONE,
     environ: MutableMapping[str, str] | None = None,
-) -> Iterator[Job]:
-    """The job of a tiny run, or of `config`, kept in `folder`."""
+    signals: StopSignals | None = None,
+    out: io.StringIO | None = None,
+) -> Iterator[Trainer]:
+    """The trainer of a tiny run, or of `config`, whose run folder is `folder`. out: takes what rank 0 prints."""
     words = keep_last_overrides(settings if config else [*TINY, *settings])
     loaded = load.load_config(str(config) if config else None, words)
-    batch = compute_batch_sizes(loaded.train.global_batch_size, loaded.train.micro_batch_size, world.world_size)
+    train = loaded.train
+    batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
     forget_accelerate()
-    ready = runtime.start(loaded, world, environ or {}, accumulation=batch.accumulation)
+    rank_runtime = runtime.start(loaded, world, environ or {}, accumulation=batches.accumulation)
+    context = RankContext(world=world, folder=folder, signals=signals or StopSignals())
+    progress = Progress(main=rank_runtime.is_main, terminal=False, out=out or io.StringIO())
     try:
-        yield job.open_job(loaded, ready, folder, batch)
+        trainer = build_trainer(loaded, rank_runtime, context, progress=progress)
+        progress.start(step=trainer.state.step, total=trainer.steps.total)
+        yield trainer
     finally:
-        ready.close()
+        rank_runtime.close()
         forget_accelerate()
 
 
@@ -66,27 +71,16 @@ def forget_accelerate() -> None:
         state._reset_state()
 
 
-def fit(todo: Job, *, watch: Watch | None = None) -> Now:
-    """Train to the end, or to what `watch` has received."""
-    main = todo.runtime.is_main
-    at, evaluated = todo.state.step, todo.state.evaluated
-    metrics = MetricsLogger(todo.folder, main=main, step=at, evaluated=evaluated, tensorboard=False, warn=print)
-    shown = Progress(main=main, terminal=False, total=todo.steps.total, step=todo.state.step, out=io.StringIO())
-    try:
-        return loop.fit(todo, watch or Watch(), metrics, shown)
-    finally:
-        metrics.close()
-
-
-def trained(folder: Path, *settings: str) -> tuple[Job, Now]:
-    """A tiny run, finished."""
-    with opened(folder, *settings) as todo:
-        return todo, fit(todo)
+def trained(folder: Path, *settings: str) -> Trainer:
+    """The trainer of a tiny run, which is finished."""
+    with built(folder, *settings) as trainer:
+        trainer.fit()
+        return trainer
 
 
 def refused(folder: Path, *settings: str) -> Failure:
     """Why a tiny run in `folder` does not begin."""
-    with pytest.raises(Failure) as caught, opened(folder, *settings):
+    with pytest.raises(Failure) as caught, built(folder, *settings):
         pass
     return caught.value
 
@@ -96,13 +90,13 @@ def steps_of(events: Sequence[dict[str, object]], name: str) -> list[object]:
     return [event["step"] for event in events if event["event"] == name]
 
 
-def after(steps: int, action: Callable[[Job], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def after(steps: int, action: Callable[[Trainer], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something once so many optimizer steps are done."""
-    real = step.take
+    real = Trainer.train_step
 
-    def stand_in(todo: Job, *rest: Any) -> None:
-        real(todo, *rest)
-        if todo.state.step == steps:
-            action(todo)
+    def stand_in(trainer: Trainer, batches: BatchStream) -> None:
+        real(trainer, batches)
+        if trainer.state.step == steps:
+            action(trainer)
 
-    monkeypatch.setattr(step, "take", stand_in)
+    monkeypatch.setattr(Trainer, "train_step", stand_in)

@@ -12,12 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from jobs import opened
+from jobs import built
 from runs import TEN_STEPS
 
 from entrypoint import World, world_from_environ
-from train.run import now, step
-from train.run.signals import Watch
 
 MODES = ("fast", "bitwise")
 WARM = 2  # steps that allocate, and are not counted
@@ -48,13 +46,13 @@ def main(file: Path, turns: int) -> None:
 
 def measure(place: Path, config: Path, world: World, settings: list[str], kept: dict[str, list[float]]) -> None:
     """The seconds of each step of one job."""
-    with opened(place, *settings, config=config, world=world, environ=os.environ) as todo:
-        current = now.begin(todo, Watch(), time.monotonic)
-        stream = todo.loader.train(todo.course.pieces(0))
-        for at in range(todo.steps.total):
+    with built(place, *settings, config=config, world=world, environ=os.environ) as trainer:
+        trainer.begin()
+        stream = trainer.loader.train(trainer.sampler.pieces(0))
+        for at in range(trainer.steps.total):
             wall, cpu = time.monotonic(), time.process_time()
-            step.take(todo, current, stream)
-            cpus = todo.runtime.gathered(time.process_time() - cpu)
+            trainer.train_step(stream)
+            cpus = trainer.runtime.gathered(time.process_time() - cpu)
             if at >= WARM:
                 kept["wall"].append(time.monotonic() - wall)
                 kept["cpu"].append(sum(cpus))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import fit, opened
+from jobs import built
 
 IMBALANCED = Path(__file__).parents[2] / "configs" / "imbalanced.yaml"
 
@@ -13,11 +13,11 @@ IMBALANCED = Path(__file__).parents[2] / "configs" / "imbalanced.yaml"
 def macro_f1(folder: Path, seed: int, weights: str) -> float:
     """On the held-out samples, at the end of the whole run."""
     settings = (f"run.seed={seed}", f"optim.class_weights={weights}", "log.tensorboard=false")
-    with opened(folder, *settings, config=IMBALANCED) as todo:
-        fit(todo)
-        assert todo.state.result is not None
-        assert todo.state.result.macro_f1 is not None
-        return todo.state.result.macro_f1
+    with built(folder, *settings, config=IMBALANCED) as trainer:
+        trainer.fit()
+        assert trainer.state.result is not None
+        assert trainer.state.result.macro_f1 is not None
+        return trainer.state.result.macro_f1
 
 
 @pytest.mark.slow

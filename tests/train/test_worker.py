@@ -16,15 +16,15 @@ from processes import python, start_python, wait_until
 from worlds import CONTRACT
 
 from entrypoint import ExitCode, Failure, world_from_environ
-from train import worker
+from train import session, worker
 from train.checkpoint import format
 from train.config import load
 from train.config.load import keep_last_overrides
 from train.inference import evaluate
-from train.run import exit_file, session
-from train.run.bell import Bell
-from train.run.job import Job
-from train.run.seat import Seat
+from train.rank_context import RankContext
+from train.run import exit_file
+from train.run.stop import StopSignals
+from train.trainer import Trainer
 
 
 def peer() -> Failure:
@@ -34,7 +34,7 @@ def peer() -> Failure:
 def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
     place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
     return worker.run(
-        keep_last_overrides([*TINY, *place, *settings]), dict(CONTRACT if environ is None else environ), Bell()
+        keep_last_overrides([*TINY, *place, *settings]), dict(CONTRACT if environ is None else environ), StopSignals()
     )
 
 
@@ -42,7 +42,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def stand_in(*arguments: Any, **options: Any) -> int:
         raise error
 
-    monkeypatch.setattr(session, "run", stand_in)
+    monkeypatch.setattr(session, "train_on_rank", stand_in)
 
 
 def test_a_rank_trains_to_its_end(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_rank_trains_to_its_end(tmp_path: Path) -> None:
 
 LOADS = """
 import os, sys
-from train.run.bell import Bell
+from train.run.stop import StopSignals
 from train import worker
-code = worker.run([*sys.argv[1:], "run.output_dir=.", "run.name=lean"], os.environ, Bell())
+code = worker.run([*sys.argv[1:], "run.output_dir=.", "run.name=lean"], os.environ, StopSignals())
 print()
 print(code, *sys.modules)
 """
@@ -77,7 +77,7 @@ def test_the_profilers_own_words_are_kept_from_the_console_where_it_is_used(
     settings: tuple[str, ...], told: str | None
 ) -> None:
     environ: dict[str, str] = {}
-    worker.hush_profiler(environ, load.load_config(None, settings))
+    worker.silence_profiler(environ, load.load_config(None, settings))
     assert environ.get("KINETO_LOG_LEVEL") == told
 
 
@@ -146,24 +146,27 @@ def test_the_reason_is_left_in_errors(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("code", [ExitCode.PEER, ExitCode.STOPPED])
 def test_who_lost_a_peer_or_was_stopped_for_it_does_not_hide_why_the_peer_left(tmp_path: Path, code: ExitCode) -> None:
     exit_file.write_exit(tmp_path, code=66, step=None, cause="no data")
-    assert worker.leave(Failure("gone", fix="look there", code=code), Seat(world=ALONE, folder=tmp_path)) == code
+    assert (
+        worker.write_exit_files(Failure("gone", fix="look there", code=code), RankContext(world=ALONE, folder=tmp_path))
+        == code
+    )
     assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=66, step=None, cause="no data")
 
 
 def test_who_lost_a_peer_says_so_where_nobody_else_did(tmp_path: Path) -> None:
-    worker.leave(peer(), Seat(world=ALONE, folder=tmp_path))
+    worker.write_exit_files(peer(), RankContext(world=ALONE, folder=tmp_path))
     assert exit_file.read_exit(tmp_path) == exit_file.ExitRecord(code=69, step=None, cause="a rank is gone")
 
 
 def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stand_in(todo: Job, *rest: Any) -> None:
-        todo.state.step = 3
-        format.save_checkpoint(todo.checkpoints, step=2, tensors={}, state={}, keep=1)
+    def stand_in(trainer: Trainer) -> None:
+        trainer.state.step = 3
+        format.save_checkpoint(trainer.checkpoints, step=2, tensors={}, state={}, keep=1)
         raise peer()
 
-    monkeypatch.setattr(session, "fit", stand_in)
+    monkeypatch.setattr(Trainer, "fit", stand_in)
     forget_accelerate()
     run(tmp_path / "run")
     forget_accelerate()
@@ -183,14 +186,14 @@ def test_what_it_was_started_with_is_checked(
     assert "fix: " in capsys.readouterr().err
 
 
-def seated(folder: Path, world_size: int = 2) -> Seat:
+def seated(folder: Path, world_size: int = 2) -> RankContext:
     ranks = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    return Seat(world=world_from_environ(CONTRACT | ranks), folder=folder)
+    return RankContext(world=world_from_environ(CONTRACT | ranks), folder=folder)
 
 
 def test_nccl_writes_its_warnings_beside_the_ranks_log(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
-    worker.keep_warnings(environ, seated(tmp_path))
+    worker.redirect_nccl_warnings(environ, seated(tmp_path))
     assert environ == {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{tmp_path}/logs/nccl-rank-0000.log"}
 
 
@@ -199,31 +202,33 @@ def test_nccl_is_left_alone_where_the_user_says_or_nobody_is_to_be_met(
     tmp_path: Path, world_size: int, given: dict[str, str]
 ) -> None:
     environ = dict(given)
-    worker.keep_warnings(environ, seated(tmp_path, world_size))
+    worker.redirect_nccl_warnings(environ, seated(tmp_path, world_size))
     assert environ == given
 
 
 def test_the_file_that_the_user_gives_nccl_is_kept(tmp_path: Path) -> None:
     environ, seat = {"NCCL_DEBUG_FILE": "/scratch/nccl"}, seated(tmp_path)
-    worker.keep_warnings(environ, seat)
-    assert (environ["NCCL_DEBUG_FILE"], seat.warnings) == ("/scratch/nccl", None)
+    worker.redirect_nccl_warnings(environ, seat)
+    assert (environ["NCCL_DEBUG_FILE"], seat.nccl_log) == ("/scratch/nccl", None)
 
 
 @pytest.mark.parametrize(("written", "code"), [("x NCCL WARN failed to extend /dev/shm/nccl-x", 71), (None, 69)])
 def test_what_nccl_has_written_is_the_reason_of_its_error(tmp_path: Path, written: str | None, code: int) -> None:
     seat = seated(tmp_path)
-    worker.keep_warnings({}, seat)
+    worker.redirect_nccl_warnings({}, seat)
     (tmp_path / "logs").mkdir()
     if written:
         (tmp_path / "logs" / "nccl-rank-0000.log").write_text(written)
-    failure = worker.understood(RuntimeError("Failed to initialize NCCL communicator: unhandled system error"), seat)
+    failure = worker.explain_error(RuntimeError("Failed to initialize NCCL communicator: unhandled system error"), seat)
     assert failure is not None
     assert failure.code == code
 
 
 def test_an_old_ending_is_gone_as_soon_as_a_rank_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exit_file.write_exit(tmp_path / "run", code=75, step=3, cause="SIGTERM")
-    monkeypatch.setattr(session, "run", lambda *_, **__: int(exit_file.read_exit(tmp_path / "run") is not None))
+    monkeypatch.setattr(
+        session, "train_on_rank", lambda *_, **__: int(exit_file.read_exit(tmp_path / "run") is not None)
+    )
     assert run(tmp_path / "run") == 0
 
 
@@ -243,10 +248,10 @@ def test_a_signal_before_the_first_step_ends_with_75_and_saves_nothing(tmp_path:
 
 
 def test_a_signal_that_an_import_swallowed_stops_the_run_all_the_same(tmp_path: Path) -> None:
-    bell = Bell()
-    bell.ring(signal.SIGTERM, None)
+    signals = StopSignals()
+    signals.handle(signal.SIGTERM)
     place = (f"run.output_dir={tmp_path}", "run.name=run")
-    assert worker.run([*TINY, *place], dict(CONTRACT), bell) == ExitCode.STOPPED
+    assert worker.run([*TINY, *place], dict(CONTRACT), signals) == ExitCode.STOPPED
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -290,17 +295,17 @@ worker.main()
 # Which modules are first imported between the first step and the end of the process.
 LATE = """
 import json, os, sys
-from train.run import bell, step as steps
-from train import worker
-known, real = None, steps.take
+from train import trainer, worker
+from train.run import stop
+known, real = None, trainer.Trainer.train_step
 
 def step(*arguments):
     global known
     known = known or set(sys.modules)
     return real(*arguments)
 
-steps.take = step
-code = worker.run(sys.argv[1:], os.environ, bell.Bell())
+trainer.Trainer.train_step = step
+code = worker.run(sys.argv[1:], os.environ, stop.StopSignals())
 json.dump(sorted(set(sys.modules) - known), open("late.json", "w"))
 sys.exit(code)
 """
@@ -310,17 +315,17 @@ def test_a_thread_of_the_users_does_not_keep_a_rank_from_ending() -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
-    assert worker.held_up(0.01)
+    assert worker.user_threads_run_on(0.01)
     over.set()
-    assert not worker.held_up(60)
+    assert not worker.user_threads_run_on(60)
 
 
 @pytest.fixture(scope="module")
 def checkpoint_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The last checkpoint of a tiny run."""
-    _, now = trained(tmp_path_factory.mktemp("trained") / "run")
-    assert now.saved is not None
-    return now.saved
+    trainer = trained(tmp_path_factory.mktemp("trained") / "run")
+    assert trainer.loop.checkpoint is not None
+    return trainer.loop.checkpoint
 
 
 def test_a_rank_that_measures_writes_nothing_into_the_run(
@@ -328,7 +333,7 @@ def test_a_rank_that_measures_writes_nothing_into_the_run(
 ) -> None:
     before = sorted(checkpoint_path.parents[1].rglob("*"))
     forget_accelerate()
-    code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), Bell())
+    code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), StopSignals())
     forget_accelerate()
     assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (0, before)
     assert "accuracy" in capsys.readouterr().out
@@ -340,7 +345,7 @@ def test_a_measurement_that_fails_says_why_outside_of_the_run(
     before = sorted(checkpoint_path.parents[1].rglob("*"))
     line = ["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path), "data.classes=3"]
     forget_accelerate()
-    code = worker.run(line, dict(CONTRACT), Bell())
+    code = worker.run(line, dict(CONTRACT), StopSignals())
     forget_accelerate()
     assert (code, sorted(checkpoint_path.parents[1].rglob("*"))) == (65, before)
     assert exit_file.read_exit(tmp_path).code == 65  # type: ignore[union-attr]
@@ -350,9 +355,9 @@ def test_a_measurement_that_fails_says_why_outside_of_the_run(
 def test_a_measurement_that_is_stopped_promises_no_save(
     checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bell = Bell()
-    monkeypatch.setattr(evaluate, "evaluate_on_rank", lambda *arguments, **options: bell.ring(signal.SIGINT, None))
-    code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), bell)
+    signals = StopSignals()
+    monkeypatch.setattr(evaluate, "evaluate_on_rank", lambda *arguments, **options: signals.handle(signal.SIGINT))
+    code = worker.run(["--evaluate", str(checkpoint_path), "--scratch", str(tmp_path)], dict(CONTRACT), signals)
     assert code == ExitCode.STOPPED
     said = capsys.readouterr().err
     assert said == "stopped by SIGINT before the evaluation was over\n  next: start the same command again\n"

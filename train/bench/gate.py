@@ -56,12 +56,11 @@ class Gate(Progress):
         facts: Mapping[str, Any],
         *,
         warm_up: int,
-        total: int,
         counts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """counts: what is to be told with each block; at first as it was after the first step, so that what the rest of
         the warm-up adds shows."""
-        super().__init__(main=False, terminal=False, total=total, step=0, out=io.StringIO())
+        super().__init__(main=False, terminal=False, out=io.StringIO())
         self._line, self._device, self._facts, self._counts = line, device, facts, counts
         self._done, self._until, self._warm = 0, 1, max(2, warm_up)
         self._stamps: list[Any] | None = None

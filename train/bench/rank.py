@@ -1,4 +1,4 @@
-"""The job of a measured run, and our own `fit` at work on it."""
+"""The trainer of a measured run, and its `fit` at work."""
 
 from __future__ import annotations
 
@@ -8,58 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import Heartbeat, World
+from train import compilation
 from train.bench.gate import Gate, Line, Over
+from train.build import build_trainer
 from train.config.batches import compute_batch_sizes
 from train.config.schema import RunConfig
 from train.distributed import runtime
-from train.logging.metrics import MetricsLogger
-from train.logging.progress import Progress
 from train.models import registry
-from train.run import compiling, job
-from train.run.job import Job
-from train.run.loop import fit
-from train.run.signals import Watch
+from train.rank_context import RankContext
+from train.trainer import Trainer
 
 
 @contextmanager
 def opened(
-    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, pulse: Heartbeat
-) -> Iterator[Job]:
-    """As a session opens it, without what belongs to a run's folder: lease, facts, a checkpoint to go on from."""
+    config: RunConfig, world: World, environ: MutableMapping[str, str], folder: Path, heartbeat: Heartbeat
+) -> Iterator[Trainer]:
+    """As a session builds it, without the run folder's lock and records, and without a checkpoint to resume from."""
     train = config.train
-    batch = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
-    ready = runtime.start(config, world, environ, accumulation=batch.accumulation)
+    batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
+    rank_runtime = runtime.start(config, world, environ, accumulation=batches.accumulation)
     try:
-        yield job.open_job(config, ready, folder, batch, pulse=pulse)
+        yield build_trainer(config, rank_runtime, RankContext(world=world, folder=folder, heartbeat=heartbeat))
     finally:
-        ready.close()
+        rank_runtime.close()
 
 
-def led(todo: Job, place: str | None, *, warm_up: int) -> None:
+def led(trainer: Trainer, place: str | None, *, warm_up: int) -> None:
     """Train as the bench at `place` says; None: as rank 0 does."""
-    total = todo.steps.total
-    shown = Progress(main=False, terminal=False, total=total, step=0)
     if place is not None:
-        counts = compiling.counts if todo.compiled else dict
-        line, device = Line(place), todo.runtime.device
-        shown = Gate(line, device, facts(todo), warm_up=warm_up, total=total, counts=counts)
-    metrics = MetricsLogger(todo.folder, main=todo.runtime.is_main, step=0, tensorboard=False, warn=print)
+        counts = compilation.count_compiled if trainer.compiled else dict
+        device = trainer.runtime.device
+        trainer.progress = Gate(Line(place), device, facts(trainer), warm_up=warm_up, counts=counts)
     with suppress(Over):
-        fit(todo, Watch(), metrics, shown)
+        trainer.fit()
 
 
-def facts(todo: Job) -> dict[str, Any]:
+def facts(trainer: Trainer) -> dict[str, Any]:
     """What the figures belong to."""
     return {
-        "ranks": todo.runtime.world.world_size,
-        "precision": todo.runtime.precision,
-        "parameters": registry.count_parameters(todo.state.network),
-        "batch": todo.batches.micro,
-        "accumulation": todo.batches.accumulation,
-        "steps_per_epoch": todo.steps.per_epoch,
-        "loader": todo.loader.kind,
-        "compile_s": todo.compiled.seconds if todo.compiled else 0.0,
-        **(compile_parts(todo.compiled.seconds) if todo.compiled else {}),
+        "ranks": trainer.runtime.world.world_size,
+        "precision": trainer.runtime.precision,
+        "parameters": registry.count_parameters(trainer.state.network),
+        "batch": trainer.batches.micro,
+        "accumulation": trainer.batches.accumulation,
+        "steps_per_epoch": trainer.steps.per_epoch,
+        "loader": trainer.loader.kind,
+        "compile_s": trainer.compiled.seconds if trainer.compiled else 0.0,
+        **(compile_parts(trainer.compiled.seconds) if trainer.compiled else {}),
     }
 
 

@@ -15,12 +15,7 @@ from train.bench import rank
 from train.bench.gate import Line, Over
 from train.config import load
 from train.config.schema import CheckpointConfig
-from train.logging.metrics import MetricsLogger
-from train.run import now, saving, step
-from train.run.job import Job
-from train.run.now import Now
-from train.run.signals import Watch
-from train.run.step import Stream
+from train.trainer import Trainer
 
 ALONE = World(
     rank=0,
@@ -39,11 +34,10 @@ def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     wanted = build_parser().parse_args(words)
     environ["ENTRYPOINT_DEVICE"] = wanted.device
     folder = Path(wanted.folder)
-    with rank.opened(load.load_config(None, wanted.overrides), ALONE, environ, folder, Heartbeat()) as todo:
-        metrics = MetricsLogger(folder, main=True, step=0, tensorboard=False, warn=lambda line: None)
-        kept = now.begin(todo, Watch(), time.monotonic)
-        with kept.writer:
-            _led(Line(wanted.pace), Blocks(todo, kept, metrics))
+    with rank.opened(load.load_config(None, wanted.overrides), ALONE, environ, folder, Heartbeat()) as trainer:
+        trainer.begin()
+        with trainer.loop.writer:
+            _led(Line(wanted.pace), Blocks(trainer))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,49 +51,50 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class Blocks:
-    """Steps of a job, timed."""
+    """Steps of a trainer, timed."""
 
-    def __init__(self, todo: Job, kept: Now, metrics: MetricsLogger) -> None:
-        self._todo, self._kept, self._metrics = todo, kept, metrics
-        self._room: list[Tensor] = []
-        self._stream: Stream = todo.loader.train(todo.course.pieces(0))
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._copies: list[Tensor] = []
+        self._batches = trainer.loader.train(trainer.sampler.pieces(0))
 
     def timed(self, steps: int, *, save: bool) -> dict[str, float]:
-        """Seconds of all; how long training stood for the checkpoint; and until it was committed.
+        """Seconds of all steps; how long training stood still for the checkpoint; and until it was committed.
 
-        It begins after the first step, and what is not written when the last is done is waited for.
+        The save starts after the first step; what is not written after the last one is waited for.
         """
-        self._wait()
+        trainer = self._trainer
+        self._synchronize()
         stalled, began = 0.0, time.perf_counter()
         for number in range(steps):
-            step.take(self._todo, self._kept, self._stream)
+            trainer.train_step(self._batches)
             if save and number == 0:
-                self._wait()
+                self._synchronize()
                 before = time.perf_counter()
-                saving.save(self._todo, self._kept, self._metrics)
-                self._wait()
+                trainer.save()
+                self._synchronize()
                 stalled = time.perf_counter() - before
-        self._wait()
-        if save and self._kept.saving is not None:
-            stalled += self._kept.saving.waited
-        behind = time.perf_counter() - began
-        saving.settle(self._todo, self._kept, self._metrics)
+        self._synchronize()
+        if save and trainer.loop.pending_save is not None:
+            stalled += trainer.loop.pending_save.waited
+        before_wait = time.perf_counter() - began
+        trainer.wait_for_save()
         seconds = time.perf_counter() - began
-        return {"seconds": seconds, "save_s": stalled, "waited_s": seconds - behind, "copy_s": self._copy_s()}
+        return {"seconds": seconds, "save_s": stalled, "waited_s": seconds - before_wait, "copy_s": self._copy_s()}
 
     def _copy_s(self) -> float:
-        """Seconds for a bare copy of what was kept last, in the host's memory: what a snapshot takes there at least."""
-        kept = list(self._kept.memory.kept.values())
-        if [one.numel() for one in self._room] != [one.numel() for one in kept]:
-            self._room = [one.clone() for one in kept]
+        """Seconds for a plain copy of the last snapshot in the host's memory: the least that a snapshot takes."""
+        tensors = list(self._trainer.loop.snapshot_buffers.kept.values())
+        if [copy.numel() for copy in self._copies] != [tensor.numel() for tensor in tensors]:
+            self._copies = [tensor.clone() for tensor in tensors]
         began = time.perf_counter()
-        for room, one in zip(self._room, kept, strict=True):
-            room.copy_(one)
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor)
         return time.perf_counter() - began
 
-    def _wait(self) -> None:
-        if self._todo.runtime.device.type == "cuda":
-            torch.cuda.synchronize(self._todo.runtime.device)
+    def _synchronize(self) -> None:
+        if self._trainer.runtime.device.type == "cuda":
+            torch.cuda.synchronize(self._trainer.runtime.device)
 
 
 def _led(line: Line, blocks: Blocks) -> None:

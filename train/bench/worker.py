@@ -28,11 +28,11 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
         sys.path.append(arguments.beside)
     environment.remove_conflicting_variables(environ, download=False)
     environment.limit_openmp_spinning(environ)
-    with worker.uncollected():
+    with worker.no_garbage_collection():
         from train.bench import rank
 
-    with rank.opened(config, world, environ, folder.run_folder(config), pulse) as todo:
-        rank.led(todo, arguments.pace if world.rank == 0 else None, warm_up=arguments.warm_up)
+    with rank.opened(config, world, environ, folder.run_folder(config), pulse) as trainer:
+        rank.led(trainer, arguments.pace if world.rank == 0 else None, warm_up=arguments.warm_up)
     pulse.beat("end")
 
 

@@ -59,12 +59,12 @@ class StopVote:
         self._sent = False
 
     def propose(self) -> None:
-        """Send this rank's wishes off. All ranks call it, then `decided`, once per step."""
+        """Send this rank's wishes off. All ranks call it, then `result`, once per step."""
         if self._exchange is not None:
             self._exchange.send(self._wishes())
             self._sent = True
 
-    def decided(self) -> Vote:
+    def result(self) -> Vote:
         """What all ranks' last proposals came to; what this rank wishes now where there is one."""
         if self._exchange is None:
             return self._wishes()

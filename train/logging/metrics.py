@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from entrypoint import Failure
 from train import files
@@ -47,33 +47,38 @@ class MetricsLogger:
         run_folder: Path,
         *,
         main: bool,
-        step: int,
-        evaluated: int | None = None,
         tensorboard: bool,
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Open the record to go on after `step` (0: from the start), and after the evaluation of step `evaluated`.
-
-        Lines of later steps are dropped, since these steps are computed again: each step stands there once.
-        TensorBoard is told to hide them.
-        """
-        last = {"eval": step if evaluated is None else evaluated}
         self.lost = 0
-        self._folder, self._main = run_folder, main
+        self._folder, self._main, self._tensorboard = run_folder, main, tensorboard
         self._warn, self._clock = warn, clock
         self._warned: set[str] = set()
         self._lines: JsonLinesFile | None = None
         self._curves: TensorBoardWriter | None = None
-        if main:
+
+    @contextmanager
+    def opened(self, *, step: int, evaluated: int | None = None) -> Iterator[Self]:
+        """Open the files to continue after `step` (0: from the start), and after the evaluation of step `evaluated`.
+
+        Lines of later steps are dropped, since these steps are computed again: each step is in the file once.
+        TensorBoard is told to hide them.
+        """
+        if self._main:
+            last = {"eval": step if evaluated is None else evaluated}
             with self._surviving(METRICS_FILE):
-                self._lines = JsonLinesFile(run_folder / METRICS_FILE, step=step, last=last)
-            if tensorboard:
+                self._lines = JsonLinesFile(self._folder / METRICS_FILE, step=step, last=last)
+            if self._tensorboard:
                 with self._surviving(TENSORBOARD_FOLDER):
                     # TensorBoard's library takes 0.3 s to load: only for those who want it.
                     from train.logging.tensorboard import TensorBoardWriter
 
-                    self._curves = TensorBoardWriter(run_folder / TENSORBOARD_FOLDER, step=step, now=clock())
+                    self._curves = TensorBoardWriter(self._folder / TENSORBOARD_FOLDER, step=step, now=self._clock())
+        try:
+            yield self
+        finally:
+            self._close()
 
     def write(self, event: str, *, step: int, **values: Any) -> None:
         """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
@@ -104,8 +109,7 @@ class MetricsLogger:
             with self._surviving(name):
                 files.write_atomic(self._folder / name, text.encode())
 
-    def close(self) -> None:
-        """Close the files; never fails, and may be called twice."""
+    def _close(self) -> None:
         for name, writer in ((METRICS_FILE, self._lines), (TENSORBOARD_FOLDER, self._curves)):
             if writer is not None:
                 with self._surviving(name):

@@ -156,38 +156,42 @@ def format_summary(
 
 
 class Progress:
-    """What rank 0 shows while training; on the other ranks it takes everything and shows nothing."""
+    """Shows rank 0's progress: a bar on a terminal, a line from time to time elsewhere. Other ranks show nothing."""
 
     def __init__(
         self,
         *,
         main: bool,
         terminal: bool,
-        total: int,
-        step: int,
         out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
         columns: int | None = None,
     ) -> None:
-        """columns: of the terminal; None: what it has."""
+        """columns: of the terminal; None: its own number."""
         # One stream for lines and bar: two pipes to the parent would come out in any order.
         self._out = out or (sys.stderr if terminal else sys.stdout)
-        self._clock, self._main, self._total = clock, main, total
-        self._quiet_until = clock() + LINE_INTERVAL_S
-        self._pace = TimeLeftEstimator(total)
+        self._clock, self._main, self._terminal = clock, main, terminal
+        self._total = 0
+        self._quiet_until = 0.0
+        self._time_left = TimeLeftEstimator(0)
         self._last: Sequence[str] = ()
         self._columns = self._room = 0
+        self._max_columns = columns
         self._bar: tqdm[Any] | None = None
-        if main and terminal:
-            self._columns = columns or shutil.get_terminal_size().columns
+
+    def start(self, *, step: int, total: int) -> None:
+        """Training starts after `step` of `total` steps."""
+        self._total, self._time_left = total, TimeLeftEstimator(total)
+        self._quiet_until = self._clock() + LINE_INTERVAL_S
+        if self._main and self._terminal:
+            self._columns = self._max_columns or shutil.get_terminal_size().columns
             width = self._columns - 1
             self._room = width - len(f"100%|| step {total}/{total}") - MIN_BAR_COLUMNS
-            form = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
             self._bar = tqdm(
                 total=total,
                 initial=step,
                 file=self._out,
-                bar_format=form,
+                bar_format="{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}",
                 mininterval=BAR_REDRAW_INTERVAL_S,
                 ncols=width,
             )
@@ -208,40 +212,40 @@ class Progress:
         if self._bar is not None:
             self._bar.update()
 
-    def back(self, step: int) -> None:
-        """What follows `step` is done once more."""
-        self._pace.clear()
+    def rewind(self, step: int) -> None:
+        """The steps after `step` are trained again."""
+        self._time_left.clear()
         if self._bar is not None:
             self._bar.n = step
             self._bar.refresh()
 
-    def measured(self, *, step: int, epoch: int, epochs: int, loss: float, images_per_s: float) -> None:
-        """The figures of a log point: beside the bar, or on a line from time to time."""
-        self._pace.add(step, self._clock())
-        left = self._pace.left
-        figures = [f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
-        self._last = fit_beside_bar(figures, self._room)
-        figures += [] if left is None else [f"{format_rough_duration(left)} left"]
+    def log_point(self, *, step: int, epoch: int, epochs: int, loss: float, images_per_s: float) -> None:
+        """Show a log point beside the bar, or on a line from time to time."""
+        self._time_left.add(step, self._clock())
+        seconds_left = self._time_left.left
+        values = [f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
+        self._last = fit_beside_bar(values, self._room)
+        values += [] if seconds_left is None else [f"{format_rough_duration(seconds_left)} left"]
         if self._bar is not None:  # without the epoch: steps go on beside it until the next log point
-            self._bar.set_postfix_str(", ".join(fit_beside_bar(figures, self._room)), refresh=False)
+            self._bar.set_postfix_str(", ".join(fit_beside_bar(values, self._room)), refresh=False)
         elif self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + LINE_INTERVAL_S
-            self.say(f"step {step}/{self._total}, epoch {epoch}/{epochs}, {', '.join(figures)}")
+            self.say(f"step {step}/{self._total}, epoch {epoch}/{epochs}, {', '.join(values)}")
 
     def epoch(
-        self, *, step: int, epoch: int, epochs: int, whole: bool, figures: EpochStats, measured: str | None
+        self, *, step: int, epoch: int, epochs: int, is_complete: bool, stats: EpochStats, metrics_text: str | None
     ) -> None:
-        """The one line of an epoch. measured: what came out of the held-out images, where they were looked at.
+        """Print the line of an epoch, or of the part of one that training ends with.
 
-        whole: it ends with this step. Where a training ends inside an epoch, its last line says that.
+        metrics_text: of the evaluation, if there was one. is_complete: whether the epoch ends with this step.
         """
         self._quiet_until = self._clock() + LINE_INTERVAL_S
-        said = [measured] if measured else []
-        said += [] if figures.loss is None else [f"train loss {figures.loss:.3f}"]
-        said += [] if figures.seconds is None else [format_duration(figures.seconds)]
-        speed = "" if figures.images_per_s is None else f", {figures.images_per_s:,.0f} images/s"
-        at = f"epoch {epoch}/{epochs}" if whole else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
-        line = f"{at}: {', '.join(said)}"
+        parts = [metrics_text] if metrics_text else []
+        parts += [] if stats.loss is None else [f"train loss {stats.loss:.3f}"]
+        parts += [] if stats.seconds is None else [format_duration(stats.seconds)]
+        speed = "" if stats.images_per_s is None else f", {stats.images_per_s:,.0f} images/s"
+        label = f"epoch {epoch}/{epochs}" if is_complete else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
+        line = f"{label}: {', '.join(parts)}"
         # A terminal shows the speed beside the bar too: a line for it alone would be lost between the epochs.
         self.say(line if self._columns and len(line + speed) > self._columns else line + speed)
 

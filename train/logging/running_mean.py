@@ -22,82 +22,82 @@ MicroBatchStats = tuple[Tensor, Tensor, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Over the samples since the tally was cleared, all ranks together. loss is NaN or infinite if any was.
+    """Means over the samples since `RunningMean.clear`, of all ranks. loss is NaN or infinite if any loss was.
 
-    Of no samples both are NaN. beside: the sums of what was sent along.
+    Without samples both are NaN. extra_sums: over all ranks, of the numbers that were sent along.
     """
 
     loss: float
     accuracy: float
     samples: int
-    beside: tuple[float, ...] = ()
+    extra_sums: tuple[float, ...] = ()
 
 
 def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many answers are right, from [n, classes] and [n]."""
+    """The number [] of correct predictions, from logits [n, classes] and labels [n]."""
     return (logits.argmax(dim=1) == labels).sum()
 
 
-def sum_micro_batch(loss: Tensor, right: Tensor, samples: int) -> Tensor:
-    """What several micro batches can be added up by [3]: summed loss, right answers, samples."""
-    return torch.stack([loss.double() * samples, right.double(), torch.full_like(loss, samples, dtype=torch.float64)])
+def sum_micro_batch(loss: Tensor, correct: Tensor, samples: int) -> Tensor:
+    """The sums [3] of a micro batch: loss, correct predictions, samples. loss: the mean."""
+    return torch.stack([loss.double() * samples, correct.double(), torch.full_like(loss, samples, dtype=torch.float64)])
 
 
 class RunningMean:
-    """Sums over micro batches. An infinite or undefined loss spoils the sum, so that it needs no flag of its own.
+    """Sums over micro batches. A NaN or inf loss propagates into the sum, so no separate flag is needed.
 
-    What micro batches give stays on the device until it is read, and is then added up on the CPU, one after the
-    other: a step pays for no addition, and the sums are the same bits wherever a checkpoint came between.
+    The values stay on the device until they are read, and are then added on the CPU, one after the other: a step pays
+    for no addition, and the sums have the same bits wherever a checkpoint came between.
     """
 
     def __init__(self, device: torch.device, sums: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
-        """sums: what `numbers` gave, where an earlier start has begun."""
+        """sums: of an earlier start, from its checkpoint."""
         self._device = device
-        self._loss, self._right, self._samples = sums
+        self._loss, self._correct, self._samples = sums
         self._waiting: list[MicroBatchStats] = []
         self._losses: deque[float] = deque(maxlen=MAX_KEPT_LOSSES)
 
-    def numbers(self) -> list[float]:
-        """This rank's sums, for a checkpoint."""
+    def sums(self) -> list[float]:
+        """This rank's sums: loss, correct predictions, samples."""
         self._fetch()
-        return [self._loss, self._right, self._samples]
+        return [self._loss, self._correct, self._samples]
 
-    def take(self, loss: Tensor, right: Tensor, samples: int) -> None:
-        """Add a micro batch, or several together: mean loss [], right answers []. No host sync, but one in
-        MAX_KEPT_LOSSES."""
-        self._waiting.append((loss, right, samples))
+    def add(self, loss: Tensor, correct: Tensor, samples: int) -> None:
+        """Add one or several micro batches: mean loss [], correct predictions []. One host sync in MAX_KEPT_LOSSES."""
+        self._waiting.append((loss, correct, samples))
         if len(self._waiting) >= MAX_KEPT_LOSSES:
             self._fetch()
 
-    def read(self, total: Callable[[Tensor], Tensor], beside: Sequence[float] = ()) -> StepMetrics:
-        """The means over all ranks. `total` sums over ranks in place.
+    def read(self, all_reduce_sum: Callable[[Tensor], Tensor], extra: Sequence[float] = ()) -> StepMetrics:
+        """The means over all ranks. `all_reduce_sum` sums over ranks in place.
 
-        beside: as many other numbers on each rank, to be summed in the same exchange.
+        extra: the same number of values on each rank, to be summed in the same all-reduce.
         """
-        mine = torch.tensor([*self.numbers(), *beside], dtype=torch.float64, device=self._device)
-        loss, right, samples, *rest = total(mine).tolist()
-        loss, right = (loss / samples, right / samples) if samples else (math.nan, math.nan)
-        return StepMetrics(loss=loss, accuracy=right, samples=int(samples), beside=tuple(rest))
+        values = torch.tensor([*self.sums(), *extra], dtype=torch.float64, device=self._device)
+        loss, correct, samples, *extra_sums = all_reduce_sum(values).tolist()
+        loss, accuracy = (loss / samples, correct / samples) if samples else (math.nan, math.nan)
+        return StepMetrics(loss=loss, accuracy=accuracy, samples=int(samples), extra_sums=tuple(extra_sums))
 
     def losses(self) -> list[float]:
-        """The mean loss of each that this rank has taken since the tally was cleared; of many the last ones."""
+        """The mean losses that this rank has added since `clear`; at most the last MAX_KEPT_LOSSES."""
         self._fetch()
         return [*self._losses]
 
     def clear(self) -> None:
         """Start again."""
-        self._loss = self._right = self._samples = 0.0
+        self._loss = self._correct = self._samples = 0.0
         self._waiting.clear()
         self._losses.clear()
 
     def _fetch(self) -> None:
         if not self._waiting:
             return
-        losses, rights, samples = zip(*self._waiting, strict=True)
+        losses, corrects, samples = zip(*self._waiting, strict=True)
         self._waiting.clear()
-        for loss, right, count in zip(torch.stack(losses).tolist(), torch.stack(rights).tolist(), samples, strict=True):
+        values = zip(torch.stack(losses).tolist(), torch.stack(corrects).tolist(), samples, strict=True)
+        for loss, correct, count in values:
             self._loss += loss * count
-            self._right += right
+            self._correct += correct
             self._samples += count
             self._losses.append(loss)
 

@@ -48,8 +48,8 @@ class UsageRecorder:
         self._newest: Sequence[float] = ()
         self._told: tuple[RankUsage, ...] = ()
 
-    def beside(self) -> list[float]:
-        """What is to be summed over all ranks beside something else."""
+    def values_to_sum(self) -> list[float]:
+        """This rank's values, for an all-reduce that sums them over all ranks."""
         if not self._hosts:
             return []
         allocated = [torch.cuda.max_memory_allocated(device) for device in self._devices]
@@ -58,28 +58,28 @@ class UsageRecorder:
         mine = (*self._page.read(len(self._devices)), *own)
         return resources.place_among_ranks(mine, rank=self._rank, ranks=len(self._hosts))
 
-    def note(self, everyone: Sequence[float], *, trained: bool = True) -> None:
-        """Keep the sum until it is written; before the first training there is nothing to tell of."""
+    def receive(self, everyone: Sequence[float], *, trained: bool = True) -> None:
+        """Keep the sums over all ranks until `log`; before the first step there is nothing to log."""
         if trained or self._newest:
             self._newest = everyone or self._newest
 
-    def write(self, metrics: MetricsLogger, step: int) -> None:
+    def log(self, metrics: MetricsLogger, step: int) -> None:
         """On rank 0, once it is time: a line for each GPU and each rank."""
         if self._rank == 0 and self._newest and self._clock() - self._told_at >= self._every_s:
-            self._write(metrics, step)
+            self._log(metrics, step)
 
-    def end(self, metrics: MetricsLogger, step: int, images: int) -> None:
+    def finish(self, metrics: MetricsLogger, step: int, images: int) -> None:
         """The last lines, and what it came to. images: that this start has trained on."""
         if self._rank == 0 and self._newest:
-            self._write(metrics, step)
+            self._log(metrics, step)
             if found := resources.usage_totals(self._told, images, self._look_s):
                 metrics.write("usage", step=step, images=images, **found)
 
-    def facts(self, images: int) -> dict[str, str]:
+    def summary_rows(self, images: int) -> dict[str, str]:
         """For the summary."""
         return resources.usage_rows(self._everyone(), images, self._look_s)
 
-    def _write(self, metrics: MetricsLogger, step: int) -> None:
+    def _log(self, metrics: MetricsLogger, step: int) -> None:
         now = self._everyone()
         metrics.write_each("gpu", step=step, of=resources.gpu_events(now, self._told))
         metrics.write_each("rank", step=step, of=resources.rank_events(now, self._told))

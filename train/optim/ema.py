@@ -38,7 +38,7 @@ class EMA:
             tensor.copy_(saved[name])
 
     @contextmanager
-    def worn(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Inside, the network has the averaged weights; after it, its own again."""
         own = [tensor.detach().clone() for tensor in self._own()]
         self._put(self.tensors.values())

@@ -1,4 +1,4 @@
-"""How long things took becomes the last moment at which a run can still be saved before the time is up."""
+"""The deadline, and how long a run needs to save and leave before it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 
-VARIABLE: Final = "ENTRYPOINT_DEADLINE"  # UNIX seconds; the front door sets it
-SAVES: Final = 3  # so many times the longest save must fit in
-LEAVING_S: Final = 10.0  # for the ranks to leave, and the job script to put itself back into the queue
-RECENT: Final = 20  # durations that are remembered: steps get slower and faster
-# A save before any was measured: what a busy file server takes to begin, and bytes per second.
-FIRST_S, FIRST_RATE = 5.0, 100e6
+VARIABLE: Final = "ENTRYPOINT_DEADLINE"  # UNIX seconds; the parent process sets it
+SAVES_THAT_MUST_FIT: Final = 3  # so many times the longest save
+EXIT_TIME_S: Final = 10.0  # for the ranks to exit, and the job script to requeue the job
+NUM_RECENT: Final = 20  # durations that count: steps get slower and faster
+# Before the first save was measured: what a busy file server takes to begin, and bytes per second.
+FIRST_SAVE_LATENCY_S, FIRST_SAVE_BYTES_PER_S = 5.0, 100e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """at: by the clock that the loop uses; wall: seconds since 1970."""
+    """at: by the clock of the training loop; wall: seconds since 1970."""
 
     at: float
     wall: float
@@ -29,44 +29,45 @@ class Deadline:
         return datetime.fromtimestamp(self.wall).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-class Times:
-    """The longest of the last few durations, by what took them: "step", "save", "evaluation"."""
+class Durations:
+    """The longest of the last few durations of each activity: "step", "save", "evaluation"."""
 
-    def __init__(self, guessed: Mapping[str, float]) -> None:
-        """guessed: before anything was measured."""
-        self._guessed = dict(guessed)
-        self._seen: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+    def __init__(self, estimates: Mapping[str, float]) -> None:
+        """estimates: seconds, used until the activity was measured."""
+        self._estimates = dict(estimates)
+        self._measured: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=NUM_RECENT))
 
-    def add(self, what: str, seconds: float) -> None:
-        """It took so long."""
-        self._seen[what].append(seconds)
+    def add(self, activity: str, seconds: float) -> None:
+        """Record one duration."""
+        self._measured[activity].append(seconds)
 
-    def longest(self, what: str) -> float:
-        """In seconds; what was guessed where nothing was measured."""
-        return max(self._seen.get(what, ()), default=self._guessed.get(what, 0.0))
+    def longest(self, activity: str) -> float:
+        """Seconds; 0 if it was neither measured nor estimated."""
+        return max(self._measured.get(activity, ()), default=self._estimates.get(activity, 0.0))
 
 
-def needed(times: Times, *, evaluation: bool) -> float:
-    """Seconds from a decision to stop to the end of the process: two steps until all ranks have decided, and the save.
+def seconds_to_exit(durations: Durations, *, evaluation: bool) -> float:
+    """Seconds from a decision to stop to the end of the process: two steps until all ranks have agreed, and the save.
 
-    evaluation: whether one comes before.
+    evaluation: whether one comes first.
     """
-    measuring = times.longest("evaluation") if evaluation else 0.0
-    return SAVES * times.longest("save") + 2 * times.longest("step") + measuring + LEAVING_S
+    evaluation_s = durations.longest("evaluation") if evaluation else 0.0
+    steps_s = 2 * durations.longest("step")
+    return SAVES_THAT_MUST_FIT * durations.longest("save") + steps_s + evaluation_s + EXIT_TIME_S
 
 
-def first_save(size: int) -> float:
-    """A careful guess, in seconds, at what the first save of so many bytes takes."""
-    return FIRST_S + size / FIRST_RATE
+def estimate_first_save(num_bytes: int) -> float:
+    """A careful estimate, in seconds, of the first save."""
+    return FIRST_SAVE_LATENCY_S + num_bytes / FIRST_SAVE_BYTES_PER_S
 
 
-def row(until: Deadline | None) -> dict[str, str]:
-    """For the plan: nothing where no end is known."""
-    return {"time limit": f"{until}: the run is saved and stops in time before it"} if until else {}
+def banner_row(deadline: Deadline | None) -> dict[str, str]:
+    """The banner's row about the deadline; empty without one."""
+    return {"time limit": f"{deadline}: the run is saved and stops in time before it"} if deadline else {}
 
 
-def read(environ: Mapping[str, str], *, now: float, clock: float) -> Deadline | None:
-    """What the front door has found out. now: seconds since 1970, at the moment at which the clock says `clock`.
+def read_deadline(environ: Mapping[str, str], *, now: float, clock: float) -> Deadline | None:
+    """The deadline that the parent process set. now: seconds since 1970, when the clock says `clock`.
 
     Raises:
         Failure: USAGE.
@@ -76,9 +77,9 @@ def read(environ: Mapping[str, str], *, now: float, clock: float) -> Deadline | 
         return None
     try:
         wall = float(text)
-        found = Deadline(at=clock + wall - now, wall=wall)
-        str(found)  # no year has so many seconds, or it is not a number
-        return found
+        deadline = Deadline(at=clock + wall - now, wall=wall)
+        str(deadline)  # fails for a number that is no date
+        return deadline
     except (ValueError, OverflowError, OSError) as error:
         raise Failure(
             f"{VARIABLE} is not a time",

@@ -1,60 +1,149 @@
-"""When a run stops before its end, and why: a signal to any rank, or the deadline on rank 0's clock."""
+"""A run stops early because of a signal to any rank, or because of the deadline on rank 0's clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, TypeVar
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any, Final
 
-from train.run import deadline, exit_file
-from train.run.job import Job
-from train.run.now import Now
+from entrypoint import SIGNAL_REPEAT_WINDOW_S, ExitCode, Failure, start_daemon_thread
+from train.run import exit_file
+from train.run.deadline import Deadline, Durations, seconds_to_exit
 
-T = TypeVar("T")
-DEADLINE: Final = exit_file.DEADLINE_CAUSE
-
-
-def wanted(todo: Job, now: Now, *, evaluation: bool = False) -> bool:
-    """Whether this rank alone would stop. evaluation: whether one would come before the save."""
-    return now.watch.received is not None or _is_late(todo, now, evaluation=evaluation)
-
-
-def until_wanted(batches: Iterable[T], todo: Job, now: Now) -> Iterator[T]:
-    """The batches of an evaluation, as far as there is time: one may take longer than a scheduler's grace."""
-    for batch in batches:
-        yield batch
-        if wanted(todo, now):
-            break
+# TERM: preemption, time limit, docker stop. INT: Ctrl-C. USR1, USR2: `#SBATCH --signal`, `scancel -s`.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+INTERRUPTED: Final = 128 + signal.SIGINT
+# How long the main thread may not react. While ranks meet it waits in C++, for minutes if another rank has left
+# because of the same signal, and Python runs handlers in the main thread only.
+REACTION_TIME_S: Final = 3.0
 
 
-def cause(now: Now) -> str:
-    """In one word where this rank knows."""
-    if now.watch.received is not None:
-        return now.watch.received.name
-    return DEADLINE if now.late else "a signal to another rank"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedSignal:
+    """The first stop signal: its name ("SIGTERM") and when it came (the clock's seconds)."""
+
+    name: str
+    at: float
 
 
-def told(now: Now) -> str:
-    """The same for people."""
-    return f"the deadline {now.watch.deadline}" if cause(now) == DEADLINE else cause(now)
+class StopSignals:
+    """Before the first step a stop signal exits immediately; afterwards it sets `received`, which the loop checks.
+
+    The handler does no more: saving, logging and collectives deadlock in one. A second TERM (Slurm sends one at the end
+    of the grace time) changes nothing, because the save has begun. A second INT after 2 s ends the process with 130.
+
+    Until `exit_on_signal` is called, a signal is only recorded: there is no run folder yet to write the reason to.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, abort: Callable[[int], Any] = os._exit) -> None:
+        self.received: ReceivedSignal | None = None
+        self.deadline: Deadline | None = None
+        self.when = "before the first step"  # ends the message of an immediate exit
+        self._clock, self._abort = clock, abort
+        self._interrupted_at: float | None = None
+        self._exit: Callable[[Failure], None] = lambda failure: os._exit(failure.code)
+        self._exits, self._deferred = False, False
+
+    def install(self) -> None:
+        """Handle this process's stop signals from now on. In the main thread only, as Python demands.
+
+        Raises:
+            RuntimeError: the system has no thread left.
+        """
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(write_end, False)
+        # The C handler writes the signal's number there, whatever the main thread does.
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        start_daemon_thread(partial(self._exit_for_main_thread, read_end))
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.handle)
+
+    def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """The handler."""
+        now = self._clock()
+        if self.received is None:
+            self.received = ReceivedSignal(name=signal.Signals(number).name, at=now)
+        if number == signal.SIGINT:
+            if self._interrupted_at is None:
+                self._interrupted_at = now
+            elif now - self._interrupted_at > SIGNAL_REPEAT_WINDOW_S:
+                self._abort(INTERRUPTED)
+        self._raise_if_received()
+
+    def exit_on_signal(self, exit_process: Callable[[Failure], None]) -> None:
+        """From now on a signal raises a Failure (STOPPED) in the main thread; now, if one has come already.
+
+        exit_process: a second thread calls it if the main thread does not react; it does not return.
+        """
+        self._exit, self._exits = exit_process, True
+        self._raise_if_received()
+
+    def record_only(self) -> None:
+        """From now on nothing is interrupted: training has begun, or this rank is about to exit."""
+        self._exits = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Raise nothing inside: importing torch swallows exceptions, and cannot be repeated."""
+        self._deferred = True
+        yield
+        self._deferred = False
+        self._raise_if_received()
+
+    def _raise_if_received(self) -> None:
+        if self.received and self._exits and not self._deferred:
+            raise _stopped_failure(self.received.name, self.when)
+
+    def _exit_for_main_thread(self, read_end: int) -> None:
+        """In the second thread: exit if the main thread does not."""
+        while written := os.read(read_end, 1):
+            number = written[0]
+            if number in STOP_SIGNALS:
+                time.sleep(0 if self._deferred else REACTION_TIME_S)
+                if self._exits:
+                    self._exit(_stopped_failure(signal.Signals(number).name, self.when))
 
 
-def note_wanted(todo: Job, now: Now) -> None:
-    """`note` a request that has come while a save is waited for: the grace time may end before the wait does."""
-    if wanted(todo, now) and not now.noted:
-        note(todo, now)
+def _stopped_failure(signal_name: str, when: str) -> Failure:
+    return Failure(f"stopped by {signal_name} {when}", fix="start the same command again", code=ExitCode.STOPPED)
 
 
-def note(todo: Job, now: Now) -> None:
-    """Leave a note that the last save is under way: whoever finds it without an ending knows what was too short."""
-    if todo.runtime.is_main and now.unsaved(todo.state) and not (todo.claim and todo.claim.is_lost()):
-        exit_file.write_stopping(todo.folder, by=cause(now), save_s=now.times.longest("save"))
-    now.noted = True
+class StopRequest:
+    """Whether and why this rank would stop: a signal to it, or on rank 0 the deadline."""
 
+    def __init__(
+        self, signals: StopSignals, durations: Durations, *, is_main: bool, clock: Callable[[], float]
+    ) -> None:
+        self._signals, self._durations = signals, durations
+        self._is_main, self._clock = is_main, clock
+        self._out_of_time = False
 
-def _is_late(todo: Job, now: Now, *, evaluation: bool) -> bool:
-    """On rank 0: its clock alone counts."""
-    limit = now.watch.deadline
-    if limit is None or not todo.runtime.is_main:
-        return False
-    now.late = now.late or limit.at - now.clock() < deadline.needed(now.times, evaluation=evaluation)
-    return now.late
+    def is_made(self, *, evaluation: bool = False) -> bool:
+        """Whether this rank alone would stop. evaluation: whether one would come before the save."""
+        return self._signals.received is not None or self._is_out_of_time(evaluation=evaluation)
+
+    @property
+    def cause(self) -> str:
+        """In one word, if this rank knows it; exit.json holds it."""
+        if self._signals.received is not None:
+            return self._signals.received.name
+        return exit_file.DEADLINE_CAUSE if self._out_of_time else "a signal to another rank"
+
+    def __str__(self) -> str:
+        """The cause, for people."""
+        return f"the deadline {self._signals.deadline}" if self.cause == exit_file.DEADLINE_CAUSE else self.cause
+
+    def _is_out_of_time(self, *, evaluation: bool) -> bool:
+        """On rank 0, because one clock must decide. Once true it stays true."""
+        deadline = self._signals.deadline
+        if deadline is None or not self._is_main:
+            return False
+        seconds_left = deadline.at - self._clock()
+        self._out_of_time |= seconds_left < seconds_to_exit(self._durations, evaluation=evaluation)
+        return self._out_of_time

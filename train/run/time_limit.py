@@ -45,8 +45,8 @@ def deadline_variables(limit: str | None, environ: Mapping[str, str], *, now: fl
 
 def deadline_row(limit: str | None, environ: Mapping[str, str], *, now: float) -> dict[str, str]:
     """For the plan, in the words of a start. Raises Failure (USAGE) as that does."""
-    until = deadline.read({**environ, **deadline_variables(limit, environ, now=now)}, now=now, clock=0.0)
-    return deadline.row(until)
+    until = deadline.read_deadline({**environ, **deadline_variables(limit, environ, now=now)}, now=now, clock=0.0)
+    return deadline.banner_row(until)
 
 
 def parse_time_limit(text: str) -> int:

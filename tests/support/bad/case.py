@@ -87,7 +87,7 @@ def through_rank(case: Case, folder: Path) -> int:
     from jobs import TINY, forget_accelerate
 
     from train import worker
-    from train.run.bell import Bell
+    from train.run.stop import StopSignals
 
     first = () if case.config is not None else TINY
     with suppress(ValueError):
@@ -99,7 +99,7 @@ def through_rank(case: Case, folder: Path) -> int:
         given = [*first, "run.name=run", *case.line]
         settings = keep_last_overrides([word for word in given if "=" in word])
         options = [word for word in (*_line(case), *given) if "=" not in word]
-        return worker.run([*dict.fromkeys(options), *settings], CONTRACT | dict(case.environ), Bell())
+        return worker.run([*dict.fromkeys(options), *settings], CONTRACT | dict(case.environ), StopSignals())
     finally:
         forget_accelerate()
         sys.path[:] = path

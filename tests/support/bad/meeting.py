@@ -185,9 +185,9 @@ def stopped(folder: Path) -> None:
 
 
 def rung(folder: Path) -> None:
-    from train.run.bell import Bell
+    from train.run.stop import StopSignals
 
-    bell = Bell()
+    bell = StopSignals()
     bell.watch.handle(15, None)
     bell.may_leave(lambda failure: None)
 

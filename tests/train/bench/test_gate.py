@@ -43,7 +43,7 @@ def heard() -> list[dict[str, object]]:
         talking = pool.submit(bench.talk)
         graphs = 0
         line, device = Line(bench.place), torch.device("cpu")
-        gate = Gate(line, device, {"batch": 8}, warm_up=4, total=100, counts=lambda: {"graphs": graphs})
+        gate = Gate(line, device, {"batch": 8}, warm_up=4, counts=lambda: {"graphs": graphs})
         with suppress(Over):
             for graphs in range(1, 101):  # noqa: B007  # as if each step compiled something
                 gate.step()

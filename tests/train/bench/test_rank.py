@@ -21,10 +21,10 @@ def _forgotten() -> None:
 
 def test_without_a_bench_it_trains_to_the_end_and_tells_what_it_was(tmp_path: Path) -> None:
     config = load.load_config(None, [*TINY, "train.max_steps=3"])
-    with rank.opened(config, ALONE, {}, tmp_path, Heartbeat()) as todo:
-        rank.led(todo, None, warm_up=1)
-        assert todo.state.step == 3
-        facts = rank.facts(todo)
+    with rank.opened(config, ALONE, {}, tmp_path, Heartbeat()) as trainer:
+        rank.led(trainer, None, warm_up=1)
+        assert trainer.state.step == 3
+        facts = rank.facts(trainer)
     assert (facts["batch"], facts["accumulation"], facts["steps_per_epoch"]) == (8, 2, 4)
     forget_accelerate()
 

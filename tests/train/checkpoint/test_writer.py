@@ -67,9 +67,9 @@ def test_the_end_of_the_block_waits_whatever_ended_it() -> None:
 ABORTED = """
 import os, signal, threading, time
 from train.checkpoint.writer import BackgroundWriter
-from train.run.signals import Watch
+from train.run.stop import StopSignals
 ticks = iter([0.0, 3.0])
-with Watch(clock=lambda: next(ticks)):
+with StopSignals(clock=lambda: next(ticks)):
     writer = BackgroundWriter()
     writer.begin(lambda: [os.kill(os.getpid(), signal.SIGINT) or time.sleep(0.2) for _ in range(2)] and time.sleep(600))
     writer.result()

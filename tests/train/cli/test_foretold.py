@@ -16,12 +16,12 @@ from images import write_classes
 from jobs import ALONE, TINY, forget_accelerate
 
 from entrypoint import Failure, LaunchOptions, make_plan
+from train import session
 from train.cli import check
 from train.config import environment, load
 from train.config.load import keep_last_overrides
-from train.run import record, session
-from train.run.bell import Bell
-from train.run.seat import Seat
+from train.rank_context import RankContext
+from train.run import record
 
 HERE = (*TINY, "data.name=folder", "data.root=pets", "run.output_dir=runs", "run.name=run", "checkpoint.every_steps=4")
 IDLE = ("data.samples=80", "data.classes=2")  # of other data
@@ -38,8 +38,8 @@ def start(*settings: str) -> int:
     forget_accelerate()
     try:
         config = load.load_config(None, keep_last_overrides([*SETTINGS, *settings]))
-        seat = Seat(world=ALONE, folder=Path(config.run.output_dir, config.run.name))
-        return session.run(config, seat, environ, Bell(), found=found, argv=["train"], now=0.0)
+        context = RankContext(world=ALONE, folder=Path(config.run.output_dir, config.run.name))
+        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], now=0.0)
     finally:
         forget_accelerate()
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from jobs import ALONE, TINY, forget_accelerate
 
+from train import session
 from train.checkpoint import format
 from train.cli import check
 from train.cli.check import ResumePreview
 from train.config import environment, load
 from train.config.batches import StepCounts
-from train.run import lock, session
-from train.run.bell import Bell
-from train.run.seat import Seat
+from train.rank_context import RankContext
+from train.run import lock
 
 SCORES = {"accuracy": 0.9, "loss": 0.3, "samples": 10}
 
@@ -162,10 +162,12 @@ def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
     settings = [*TINY, f"run.output_dir={tmp_path}", "run.name=run"]
     environ: dict[str, str] = {}
     found = environment.remove_conflicting_variables(environ, download=False)
-    seat = Seat(world=ALONE, folder=tmp_path / "run")
+    context = RankContext(world=ALONE, folder=tmp_path / "run")
     forget_accelerate()
     try:
-        session.run(load.load_config(None, settings), seat, environ, Bell(), found=found, argv=["train"], now=0.0)
+        session.train_on_rank(
+            load.load_config(None, settings), context, environ, variables=found, argv=["train"], now=0.0
+        )
     finally:
         forget_accelerate()
     assert stands(tmp_path / "run", *settings, total=None).said.startswith("is finished (step 8 of 8)")

@@ -161,10 +161,12 @@ def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -
     config = RunConfig(data=DataConfig(name="folder", root=str(photos), image_size=8))
     before = told(photos)
     renamed(photos)
-    _, now = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
+    trainer = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
     ready: Any = HostRanks(world_size=2, gathered=lambda mine: [mine, heard(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
-        evaluate.open_evaluation_data(config, checkpoints.choose_checkpoint(str(now.saved)), ready, all_=False)
+        evaluate.open_evaluation_data(
+            config, checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)), ready, all_=False
+        )
     assert caught.value.code == ExitCode.DATA
 
 

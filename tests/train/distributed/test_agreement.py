@@ -55,7 +55,7 @@ def decide(way: Callable[[], Make], *wishes: Vote) -> list[Vote]:
     def one(rank: int) -> Vote:
         agreement = StopVote(make(rank, len(wishes)), lambda: wishes[rank])
         agreement.propose()
-        return agreement.decided()
+        return agreement.result()
 
     with ThreadPoolExecutor(len(wishes)) as pool:
         return list(pool.map(one, range(len(wishes))))
@@ -110,7 +110,7 @@ def test_ranks_of_any_speed_take_the_same_decision_at_the_same_step(way: Callabl
             agreement.propose()
             for _ in range(order[rank][step]):
                 threading.Event().wait(1e-4)
-            found.append(agreement.decided())
+            found.append(agreement.result())
         return found
 
     with ThreadPoolExecutor(ranks) as pool:
@@ -122,12 +122,12 @@ def test_a_rank_alone_decides_at_once() -> None:
     wishes = iter([STOP])
     agreement = StopVote(None, lambda: next(wishes))
     agreement.propose()
-    assert agreement.decided() == STOP
+    assert agreement.result() == STOP
 
 
 @ways
 def test_without_a_proposal_nothing_is_decided(way: Callable[[], Make]) -> None:
-    assert StopVote(way()(0, 1), lambda: STOP).decided() == QUIET
+    assert StopVote(way()(0, 1), lambda: STOP).result() == QUIET
 
 
 def test_a_rank_that_has_ended_is_not_waited_for() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import fit, opened, steps_of, trained
+from jobs import built, steps_of, trained
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import EvalConfig
@@ -59,16 +59,16 @@ def test_what_was_held_is_judged_by_the_target_of_today(accuracy: float, before:
 
 
 def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
-    todo, now = trained(tmp_path, "eval.target=0.0", "eval.patience=1")
-    assert (todo.state.step, todo.steps.total) == (4, 8)
-    assert now.saved == tmp_path / "checkpoints" / "step-00000004"
+    trainer = trained(tmp_path, "eval.target=0.0", "eval.patience=1")
+    assert (trainer.state.step, trainer.steps.total) == (4, 8)
+    assert trainer.loop.checkpoint == tmp_path / "checkpoints" / "step-00000004"
 
 
 def test_a_run_that_ended_at_its_target_does_nothing_when_it_is_started_again(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0")
     before = (tmp_path / metrics.METRICS_FILE).read_text()
-    todo, _ = trained(tmp_path, "eval.target=0.0")
-    assert todo.state.step == 4
+    trainer = trained(tmp_path, "eval.target=0.0")
+    assert trainer.state.step == 4
     assert (tmp_path / metrics.METRICS_FILE).read_text() == before
 
 
@@ -84,15 +84,15 @@ def test_patience_is_counted_over_a_restart(tmp_path: Path) -> None:
 
 
 def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:
-    with opened(tmp_path, "train.ema_decay=0.99", "eval.every_epochs=2") as todo:
-        average = todo.state.average
+    with built(tmp_path, "train.ema_decay=0.99", "eval.every_epochs=2") as trainer:
+        average = trainer.state.ema
         assert average is not None
         for tensor in average.tensors.values():
             tensor.zero_()
         average.update = lambda step: None  # type: ignore[method-assign]
-        fit(todo)
-        assert todo.state.result is not None
-        assert todo.state.result.loss == pytest.approx(0.6931, abs=1e-3)  # two classes, all logits 0
+        trainer.fit()
+        assert trainer.state.result is not None
+        assert trainer.state.result.loss == pytest.approx(0.6931, abs=1e-3)  # two classes, all logits 0
 
 
 def test_every_evaluation_is_written_once(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ def test_what_a_network_drew_from_the_runs_seed_is_drawn_again(tmp_path: Path, m
     (tmp_path / "drawing.py").write_text(DRAWS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    todo, _ = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
+    trainer = trained(tmp_path / "run", "model.name=drawing:Drawn", "run.seed=7", "train.max_steps=1")
     found = checkpoints.choose_checkpoint(str(tmp_path / "run"))
     export.export_model(
         checkpoints.load_config(found, None, ["model.name=drawing:Drawn"])[0], found, tmp_path / "model"
     )
-    images, network = torch.randn(2, 3, 8, 8), todo.state.network.eval()
+    images, network = torch.randn(2, 3, 8, 8), trainer.state.network.eval()
     loaded = export.load_exported(tmp_path / "model", factory=sys.modules["drawing"].Drawn)
     assert torch.equal(loaded.network(images), network(images))
     write_image(tmp_path / "image.png")

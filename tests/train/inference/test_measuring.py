@@ -121,9 +121,9 @@ def test_a_failing_rank_keeps_its_log_outside_of_the_run(run: Run, tmp_path: Pat
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """The checkpoint of a tiny run."""
-    _, now = trained(tmp_path / "run")
-    assert now.saved is not None
-    return now.saved
+    trainer = trained(tmp_path / "run")
+    assert trainer.loop.checkpoint is not None
+    return trainer.loop.checkpoint
 
 
 def measure(path: Path, *settings: str, as_json: bool = True, all_: bool = False) -> int:
@@ -229,13 +229,13 @@ def test_a_file_damaged_between_choosing_and_reading_is_found(small: Path) -> No
 def test_what_a_fine_tuned_model_began_with_need_not_be_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    todo, now = trained(tmp_path)
-    assert now.saved is not None
-    tensors, state = format.load_checkpoint(chosen_committed(now.saved))
+    trainer = trained(tmp_path)
+    assert trainer.loop.checkpoint is not None
+    tensors, state = format.load_checkpoint(chosen_committed(trainer.loop.checkpoint))
     state["config"]["model"]["weights"] = str(tmp_path / "gone.safetensors")
     format.save_checkpoint(tmp_path / "other", step=8, tensors=tensors, state=state, keep=1)
     assert measure(tmp_path / "other" / "step-00000008") == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] == todo.state.result.accuracy  # type: ignore[union-attr]
+    assert json.loads(capsys.readouterr().out)["accuracy"] == trainer.state.result.accuracy  # type: ignore[union-attr]
 
 
 def chosen_committed(path: Path) -> format.CommittedCheckpoint:
@@ -262,12 +262,12 @@ def test_a_broken_image_is_left_out_as_in_training(
     write_classes(tmp_path / "data" / "val", cat=5, dog=4)
     (tmp_path / "data" / "val" / "cat" / "002.png").write_bytes(b"no image")
     place = ("data.name=folder", f"data.root={tmp_path / 'data'}", "data.max_bad_images=1")
-    todo, _ = trained(tmp_path / "run", *place, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
+    trainer = trained(tmp_path / "run", *place, "eval.batch_size=4", f"data.loader={loader}", "data.workers=0")
     capsys.readouterr()
     assert measure(tmp_path / "run") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["left_out"], found["samples"]) == (1, 8)
-    assert found["loss"] == todo.state.best.loss  # type: ignore[union-attr]
+    assert found["loss"] == trainer.state.best.loss  # type: ignore[union-attr]
 
 
 @pytest.fixture

@@ -47,9 +47,9 @@ def refusal(before: DatasetFacts, there: DatasetFacts) -> str:
 
 
 def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) -> None:
-    _, now = train(tmp_path / "run")
-    assert now.saved is not None
-    found = checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(now.saved)))
+    trainer = train(tmp_path / "run")
+    assert trainer.loop.checkpoint is not None
+    found = checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)))
     assert found is not None
     assert (found.classes, found.training, found.held_out) == (("outline-0", "outline-1"), 64, 16)
     assert found.data.samples == 80
@@ -61,11 +61,11 @@ def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) ->
     [None, 5, {}, {"classes": ["a"]}, {"classes": 3, "training": 1, "held_out": 1}, ENDLESS, {**COUNTED, "digests": 5}],
 )
 def test_an_older_checkpoint_tells_nothing(tmp_path: Path, told: object) -> None:
-    _, now = train(tmp_path / "run")
-    assert now.saved is not None
-    state = json.loads((now.saved / "state.json").read_text()) | {"data": told}
-    plant(now.saved, "state.json", json.dumps(state).encode())
-    assert checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(now.saved))) is None
+    trainer = train(tmp_path / "run")
+    assert trainer.loop.checkpoint is not None
+    state = json.loads((trainer.loop.checkpoint / "state.json").read_text()) | {"data": told}
+    plant(trainer.loop.checkpoint, "state.json", json.dumps(state).encode())
+    assert checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.loop.checkpoint))) is None
 
 
 def test_other_classes_are_refused_with_both_lists() -> None:

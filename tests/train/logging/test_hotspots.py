@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch.autograd import DeviceType
-
 from train.run.profiler import OperationCost, ProfilerCosts, format_cost_table, sort_by_cost
 
 COSTS = [

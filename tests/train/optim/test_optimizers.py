@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import fit, opened
+from jobs import built
 from torch import nn
 
 from entrypoint import Failure
@@ -118,11 +118,11 @@ def test_a_run_of_any_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name:
 
 def weights(folder: Path, *settings: str) -> list[float]:
     """All weights and their averages after the last step."""
-    with opened(folder, *settings) as todo:
-        fit(todo)
-        average = todo.state.average
+    with built(folder, *settings) as trainer:
+        trainer.fit()
+        average = trainer.state.ema
         assert average is not None
-        tensors = [*todo.state.network.state_dict().values(), *average.tensors.values()]
+        tensors = [*trainer.state.network.state_dict().values(), *average.tensors.values()]
         return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
 
 

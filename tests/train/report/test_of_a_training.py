@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from jobs import ALONE, TINY, forget_accelerate
 
+from train import session
 from train.config import environment, load
 from train.inference import checkpoints, model_card
+from train.rank_context import RankContext
 from train.report import compare, page
 from train.report import read as reading
 from train.report.document import Report
 from train.report.read import RecordedRun
-from train.run import session
-from train.run.bell import Bell
-from train.run.seat import Seat
 
 
 def start(folder: Path) -> None:
@@ -27,7 +26,9 @@ def start(folder: Path) -> None:
     found = environment.remove_conflicting_variables(environ, download=False)
     forget_accelerate()
     try:
-        session.run(config, Seat(world=ALONE, folder=folder), environ, Bell(), found=found, argv=["train"], now=0.0)
+        session.train_on_rank(
+            config, RankContext(world=ALONE, folder=folder), environ, variables=found, argv=["train"], now=0.0
+        )
     finally:
         forget_accelerate()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import fit, opened
+from jobs import built
 from torch import nn
 from worlds import ALONE
 
@@ -70,7 +70,7 @@ def test_gradients_are_the_mean_over_micro_batches_and_zero_where_nothing_was_us
 def test_the_mode_trains_what_fast_trains_but_for_rounding(tmp_path: Path, settings: list[str]) -> None:
     found = []
     for mode in ("fast", "bitwise"):
-        with opened(tmp_path / mode, f"train.reproducible={mode}", *settings, "train.max_steps=2") as todo:
-            fit(todo)
-            found.append(torch.cat([weight.flatten() for weight in todo.state.network.state_dict().values()]))
+        with built(tmp_path / mode, f"train.reproducible={mode}", *settings, "train.max_steps=2") as trainer:
+            trainer.fit()
+            found.append(torch.cat([weight.flatten() for weight in trainer.state.network.state_dict().values()]))
     assert torch.allclose(*found, atol=1e-5)

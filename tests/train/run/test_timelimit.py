@@ -60,7 +60,7 @@ def test_another_scheduler_s_script_may_say_it_itself() -> None:
 
 
 def test_the_ranks_read_what_the_front_door_writes() -> None:
-    found = deadline.read(time_limit.deadline_variables("10", {}, now=NOW), now=NOW, clock=0.0)
+    found = deadline.read_deadline(time_limit.deadline_variables("10", {}, now=NOW), now=NOW, clock=0.0)
     assert found is not None
     assert found.at == 600
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import fit, opened, steps_of
+from jobs import built, steps_of
 from made_up_usage import GIB, gpu, process
 from processes import python
 from runs import TEN_STEPS
 
 from entrypoint import gauges
+from train import trainer as trainer_module
 from train.distributed.runtime import Runtime
 from train.logging import metrics, resources
 from train.logging.metrics import MetricsLogger
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, compute_devices, start_usage_recorder
-from train.run import loop
-from train.run.job import Job
+from train.trainer import Trainer
 
 DEVICE = torch.device("cuda", 0)
 
@@ -49,9 +49,8 @@ def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[MetricsLogger]:
-    record = MetricsLogger(folder, main=True, step=0, tensorboard=False, warn=pytest.fail)
-    yield record
-    record.close()
+    with MetricsLogger(folder, main=True, tensorboard=False, warn=pytest.fail).opened(step=0) as record:
+        yield record
 
 
 def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
@@ -62,8 +61,8 @@ def test_rank_0_writes_a_line_for_each_gpu_and_rank_once_it_is_time(
     with recorded(tmp_path) as record:
         for now[0] in (4.0, 5.0, 9.0, 10.0):
             parent.says(now[0])
-            used.note(used.beside())
-            used.write(record, step=round(now[0]))
+            used.receive(used.values_to_sum())
+            used.log(record, step=round(now[0]))
     lines = read(tmp_path, "gpu", "rank")
     assert [(line["event"], line["step"]) for line in lines] == [("gpu", 5), ("rank", 5), ("gpu", 10), ("rank", 10)]
     assert (lines[0]["gpu"], lines[0]["utilisation_percent"]) == ("node01/3", 50.0)
@@ -74,10 +73,10 @@ def test_of_many_ranks_lines_come_less_often(tmp_path: Path, monkeypatch: pytest
     parent, now = Parent(monkeypatch), [0.0]
     used = UsageRecorder(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0, clock=lambda: now[0])
     parent.says(1.0)
-    used.note(used.beside())
+    used.receive(used.values_to_sum())
     with recorded(tmp_path) as record:
         for now[0] in (19.0, 20.0):
-            used.write(record, step=round(now[0]))
+            used.log(record, step=round(now[0]))
     assert {line["step"] for line in read(tmp_path, "gpu", "rank")} == {20}
 
 
@@ -85,13 +84,13 @@ def test_the_end_tells_what_it_came_to(tmp_path: Path, monkeypatch: pytest.Monke
     parent = Parent(monkeypatch)
     used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE], every_s=0.5)
     parent.says(10.0)
-    used.note(used.beside())
+    used.receive(used.values_to_sum())
     with recorded(tmp_path) as record:
-        used.end(record, 8, images=1000)
+        used.finish(record, 8, images=1000)
     assert [line["event"] for line in read(tmp_path, "gpu", "rank", "usage")] == ["gpu", "rank", "usage"]
     (line,) = read(tmp_path, "usage")
     assert (line["images"], line["wh_per_1000_images"], line["gpu_utilisation_percent"]) == (1000, 0.8333, 50.0)
-    assert set(used.facts(1000)) == {"GPU use", "GPU memory", "energy", "CPU use", "memory"}
+    assert set(used.summary_rows(1000)) == {"GPU use", "GPU memory", "energy", "CPU use", "memory"}
 
 
 def test_a_run_of_few_looks_has_no_energy_by_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,16 +98,16 @@ def test_a_run_of_few_looks_has_no_energy_by_image(tmp_path: Path, monkeypatch: 
     used = UsageRecorder(parent.rank, hosts=["node"] * 64, devices=[DEVICE], every_s=5.0)
     for seconds, told in ((99.0, False), (100.0, True)):  # by the looks, not by how often many ranks are told of
         parent.says(seconds)
-        used.note([*used.beside()[: resources.values_per_rank(1)]] * 64)
-        assert ("Wh per 1,000 images" in used.facts(1000)["energy"]) is told
+        used.receive([*used.values_to_sum()[: resources.values_per_rank(1)]] * 64)
+        assert ("Wh per 1,000 images" in used.summary_rows(1000)["energy"]) is told
 
 
 def test_a_start_that_trains_on_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
     used = UsageRecorder(parent.rank, hosts=["node01"], devices=[DEVICE])
     parent.says(10.0)
-    used.note(used.beside(), trained=False)
-    assert used.facts(0) == {}
+    used.receive(used.values_to_sum(), trained=False)
+    assert used.summary_rows(0) == {}
 
 
 @pytest.mark.parametrize("every", [2, 3], ids=["a-log-point-at-the-end", "none"])
@@ -117,13 +116,14 @@ def test_the_last_evaluation_is_in_what_a_run_consumed(
 ) -> None:
     noted: list[tuple[float, ...]] = []
     measured: list[float] = []
-    real = loop.evaluate
-    monkeypatch.setattr(loop, "evaluate", lambda *args, **more: (measured.append(1), real(*args, **more))[1])
-    with opened(tmp_path, f"log.every_steps={every}") as todo:
+    real = trainer_module.evaluate
+    monkeypatch.setattr(trainer_module, "evaluate", lambda *args, **more: (measured.append(1), real(*args, **more))[1])
+    with built(tmp_path, f"log.every_steps={every}") as trainer:
         used = UsageRecorder(hosts=["node01"])
-        monkeypatch.setattr(used, "beside", lambda: [sum(measured)])
-        monkeypatch.setattr(used, "note", lambda everyone, *, trained: noted.append(everyone))
-        fit(replace(todo, usage=used))
+        monkeypatch.setattr(used, "values_to_sum", lambda: [sum(measured)])
+        monkeypatch.setattr(used, "receive", lambda everyone, *, trained: noted.append(everyone))
+        trainer.usage = used
+        trainer.fit()
     assert measured
     assert noted[-1] == (len(measured),)
 
@@ -132,17 +132,17 @@ def test_another_rank_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parent = Parent(monkeypatch)
     used = UsageRecorder(parent.rank, rank=1, hosts=["a", "b"], devices=[DEVICE])
     parent.says(10.0)
-    used.note(used.beside())
+    used.receive(used.values_to_sum())
     with recorded(tmp_path) as record:
-        used.write(record, 1)
-        used.end(record, 1, images=1)
+        used.log(record, 1)
+        used.finish(record, 1, images=1)
     assert read(tmp_path, "gpu", "rank", "usage") == []
 
 
 def test_a_rank_fills_its_own_place_only(monkeypatch: pytest.MonkeyPatch) -> None:
     parent = Parent(monkeypatch)
     parent.says(10.0)
-    sent = UsageRecorder(parent.rank, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).beside()
+    sent = UsageRecorder(parent.rank, rank=1, hosts=["a", "b", "c"], devices=[DEVICE]).values_to_sum()
     size = resources.values_per_rank(1)
     assert len(sent) == 3 * size
     assert sent[:size] == sent[2 * size :] == [0.0] * size
@@ -150,12 +150,12 @@ def test_a_rank_fills_its_own_place_only(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_on_a_cpu_torch_is_not_asked_for_memory() -> None:
-    sent = UsageRecorder(hosts=["a"]).beside()
+    sent = UsageRecorder(hosts=["a"]).values_to_sum()
     assert len(sent) == resources.values_per_rank(0)
     assert all(map(math.isnan, sent))
 
 
-def counted(todo: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]:
+def counted(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]:
     """How many numbers each sum of a short training has, and how many other exchanges there are.
 
     When these come depends on when the writer of a checkpoint has ended.
@@ -165,26 +165,25 @@ def counted(todo: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]
     for name in ("gathered", "shared", "barrier"):
         real = getattr(Runtime, name)
         monkeypatch.setattr(Runtime, name, lambda *args, real=real: (sizes.append(0), real(*args))[1])
-    fit(todo)
+    trainer.fit()
     return [size for size in sizes if size], sizes.count(0)
 
 
 def test_what_is_consumed_needs_no_exchange_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(tmp_path / "without") as todo:
-        without, others = counted(todo, monkeypatch)
+    with built(tmp_path / "without") as trainer:
+        without, others = counted(trainer, monkeypatch)
     monkeypatch.undo()
-    with opened(tmp_path / "with") as todo:
-        beside = counted(
-            replace(todo, usage=start_usage_recorder(todo.runtime, gauges.ResourceReader(), 5.0)), monkeypatch
-        )
+    with built(tmp_path / "with") as trainer:
+        trainer.usage = start_usage_recorder(trainer.runtime, gauges.ResourceReader(), 5.0)
+        beside = counted(trainer, monkeypatch)
     assert without.count(3) >= 4  # log points
     assert ([size + resources.values_per_rank(0) if size == 3 else size for size in without], others) == beside
 
 
 def test_switched_off_nothing_goes_along(tmp_path: Path) -> None:
-    with opened(tmp_path) as todo:
-        assert start_usage_recorder(todo.runtime, gauges.ResourceReader(), None) is NO_USAGE_RECORDER
-    assert (NO_USAGE_RECORDER.beside(), NO_USAGE_RECORDER.facts(1)) == ([], {})
+    with built(tmp_path) as trainer:
+        assert start_usage_recorder(trainer.runtime, gauges.ResourceReader(), None) is NO_USAGE_RECORDER
+    assert (NO_USAGE_RECORDER.values_to_sum(), NO_USAGE_RECORDER.summary_rows(1)) == ([], {})
 
 
 @pytest.mark.parametrize(("parallel", "number"), [("ddp", 1), ("none", 1), ("dp", 3)])
@@ -192,9 +191,9 @@ def test_a_rank_tells_of_the_gpus_that_it_computes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: str, number: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    with opened(tmp_path) as todo:
-        assert compute_devices(todo.runtime) == ()
-        found = compute_devices(replace(todo.runtime, device=DEVICE, parallel=parallel))
+    with built(tmp_path) as trainer:
+        assert compute_devices(trainer.runtime) == ()
+        found = compute_devices(replace(trainer.runtime, device=DEVICE, parallel=parallel))
     assert [device.index for device in found] == list(range(number))
 
 

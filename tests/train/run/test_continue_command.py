@@ -1,0 +1,87 @@
+"""How a run that is over is said to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train.config import load
+from train.config.batches import StepCounts, count_total_steps
+from train.run import continue_command
+from train.run.continue_command import FinishedRun
+
+
+def command_of(command: str, *settings: str, step: int = 40, stopped_early: bool = False) -> str:
+    """How a run of eight steps an epoch continues."""
+    config = load.load_config(None, ["train.epochs=5", *settings])
+    total = count_total_steps(8, epochs=config.train.epochs, max_steps=config.train.max_steps)
+    steps = StepCounts(per_epoch=8, total=total, dropped=0)
+    run = FinishedRun(config=config, steps=steps, step=step, stopped_early=stopped_early)
+    return continue_command.continue_command(run, command)
+
+
+def test_the_whole_command_is_named() -> None:
+    assert command_of("train --config my.yaml") == "train --config my.yaml train.epochs=10"
+
+
+def test_what_was_typed_for_the_same_key_is_replaced() -> None:
+    assert command_of("train train.epochs=5 run.name=a") == "train run.name=a train.epochs=10"
+
+
+@pytest.mark.parametrize("typed", ["train checkpoint.resume=never", "train --config begins-anew.yaml"])
+def test_a_run_that_was_begun_anew_is_not_begun_anew_once_more(typed: str) -> None:
+    command = command_of(typed, "checkpoint.resume=never")
+    assert "resume=never" not in command
+    assert command.endswith("train.epochs=10 checkpoint.resume=auto")
+
+
+def test_more_epochs_count_from_those_that_are_done() -> None:
+    assert command_of("train", step=400) == "train train.epochs=55"
+
+
+@pytest.mark.parametrize("step", [4, 16], ids=["in-its-warm-up", "later"])
+def test_a_target_reached_early_leaves_the_schedule_as_it_is(step: int) -> None:
+    command = command_of("train", "eval.target=0.5", step=step, stopped_early=True)
+    assert command == "train eval.target=null"
+
+
+def test_a_value_for_the_shell_stays_one() -> None:
+    assert "'run.name=a b'" in command_of("train 'run.name=a b'")
+
+
+def test_what_would_end_the_line_does_not() -> None:
+    assert "\n" not in command_of("train 'run.name=a\nb'")
+
+
+def test_a_program_goes_by_its_name_where_the_shell_finds_it(tmp_path: Path) -> None:
+    program = tmp_path / "train"
+    program.touch(mode=0o755)
+    assert continue_command.typed_command([str(program), "a.b=1"], str(tmp_path)) == "train a.b=1"
+    assert continue_command.typed_command([str(program), "a.b=1"], "/nowhere") == f"{program} a.b=1"
+
+
+def test_what_a_command_of_ours_started_goes_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "train").touch(0o755)
+    module = ["/any/where/train/__main__.py", "a.b=1"]
+    assert continue_command.typed_command(module, str(tmp_path), isolated=True) == "train a.b=1"
+
+
+def test_a_program_that_was_named_by_its_path_stays_so() -> None:
+    assert continue_command.typed_command([".venv/bin/train"], "/nowhere") == ".venv/bin/train"
+
+
+def test_a_module_is_named_as_one_types_it() -> None:
+    assert continue_command.typed_command(["/any/where/train/__main__.py", "a.b=1"], None) == "python -m train a.b=1"
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("train a.b=1", "train"),
+        ("python -m train --config my.yaml", "python -m train"),
+        ("'/my env/bin/train' a.b=1", "'/my env/bin/train'"),
+    ],
+)
+def test_the_program_is_what_was_typed_before_its_arguments(command: str, program: str) -> None:
+    assert continue_command.program_of(command) == program

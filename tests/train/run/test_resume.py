@@ -1,0 +1,164 @@
+"""What a start finds in the run's folder decides where it goes on, or that it does not."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import flip, plant
+from images import write_classes
+from jobs import after, built, refused, trained
+from torch.optim import SGD, Adam
+
+from entrypoint import ExitCode, Failure
+from train import build
+from train.checkpoint import format
+from train.run import resume
+from train.run.stop import StopSignals
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run, with checkpoints at steps 4 and 8."""
+    trained(tmp_path, "checkpoint.every_steps=4")
+    return tmp_path
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(run: Path) -> None:
+    with built(run, "train.epochs=4") as trainer:
+        assert trainer.state.step == 8
+        assert trainer.optimizer.state
+
+
+def test_a_damaged_checkpoint_is_skipped_and_said(run: Path) -> None:
+    flip(run / "checkpoints" / "step-00000008" / "model.safetensors")
+    with built(run) as trainer:
+        assert trainer.state.step == 4
+        assert "step-00000008" in trainer.notes[0]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(run: Path) -> None:
+    for path in (run / "checkpoints").glob("*/model.safetensors"):
+        flip(path)
+    assert refused(run).code == ExitCode.DATA
+
+
+@pytest.mark.parametrize("setting", ["optim.lr=0.02", "run.seed=1", "model.args.width=5", "data.samples=96"])
+def test_a_changed_configuration_is_refused_with_the_difference(run: Path, setting: str) -> None:
+    failure = refused(run, setting)
+    assert failure.code == ExitCode.DATA
+    assert setting.partition("=")[0].removesuffix(".width") in str(failure.found)
+
+
+def test_a_run_that_was_to_do_more_is_not_taken_for_finished(tmp_path: Path) -> None:
+    watch = StopSignals()
+    with built(tmp_path, "train.epochs=9", signals=watch) as trainer, pytest.MonkeyPatch.context() as patch:
+        after(5, lambda job: watch.handle(signal.SIGTERM), patch)
+        trainer.fit()
+    failure = refused(tmp_path, "train.epochs=1")
+    assert (failure.code, failure.found) == (ExitCode.DATA, "step 5, epoch 2")
+    assert failure.expected == "at most 4 steps (1 epoch); the last start was to do 36"
+    assert failure.fix.startswith("add train.epochs=9 to go on as the last start did")
+
+
+def test_what_ended_at_its_end_is_finished_wherever_that_is_today(run: Path) -> None:
+    with built(run, "train.epochs=1") as trainer:
+        assert trainer.state.step > trainer.steps.total
+
+
+def test_resume_never_moves_the_earlier_run_away_and_starts_over(run: Path) -> None:
+    with built(run, "checkpoint.resume=never", "optim.lr=0.02") as trainer:
+        assert trainer.state.step == 0
+        assert "before-1" in trainer.notes[0]
+    assert (run / "before-1" / "checkpoints" / "step-00000008").exists()
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_run_that_was_begun_anew_is_not_missed_by_a_requeued_job(tmp_path: Path, earlier: bool) -> None:
+    if earlier:
+        trained(tmp_path)
+    with built(tmp_path, "checkpoint.resume=never") as trainer:
+        assert ("before-1" in "".join(trainer.notes)) == earlier
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_what_cannot_be_started_over_leaves_the_earlier_run_where_it_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_loader(*rest: Any, **settings: Any) -> None:
+        raise Failure("no memory for the images", fix="free some", code=ExitCode.RESOURCE)
+
+    before = sorted(run.rglob("*"))
+    monkeypatch.setattr(build, "open_loader", no_loader)
+    assert refused(run, "checkpoint.resume=never").code == ExitCode.RESOURCE
+    assert sorted(run.rglob("*")) == before
+
+
+def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = format.load_checkpoint
+    monkeypatch.setattr(
+        format, "load_checkpoint", lambda *of, **groups: (real(*of)[0], real(*of)[1] | {"world_size": 4})
+    )
+    with built(run) as trainer:
+        assert "instead of 4" in trainer.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "named"),
+    [({"training": 65}, "training: 65"), ({"held_out": 0}, "held_out: 0"), ({"classes": ["cat", "dog"]}, "cat, dog")],
+    ids=["a-file-more", "a-side-less", "other-classes"],
+)
+def test_a_run_does_not_go_on_with_other_data(
+    run: Path, before: dict[str, object], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = format.load_checkpoint
+
+    def other(found: format.CommittedCheckpoint, **groups: Any) -> tuple[Any, dict[str, Any]]:
+        tensors, facts = real(found)
+        return tensors, facts | {"data": facts["data"] | before}
+
+    monkeypatch.setattr(format, "load_checkpoint", other)
+    failure = refused(run)
+    assert failure.code == ExitCode.DATA
+    assert named in str(failure.expected)
+
+
+def photos(folder: Path) -> tuple[str, ...]:
+    """Settings of a training on eighty images."""
+    return "data.name=folder", f"data.root={write_classes(folder / 'photos', ant=40, bee=40)}"
+
+
+def test_as_many_files_of_which_one_is_another_are_refused_with_the_split_in_the_fix(tmp_path: Path) -> None:
+    settings = photos(tmp_path)
+    trained(tmp_path / "run", *settings)
+    (tmp_path / "photos/ant/007.png").rename(tmp_path / "photos/ant/100.png")
+    failure = refused(tmp_path / "run", *settings)
+    assert (failure.code, str(failure.found)[:22]) == (ExitCode.DATA, "training: 64 as before")
+    assert "drawn anew" in failure.fix
+
+
+def test_the_same_files_at_another_place_go_on(tmp_path: Path) -> None:
+    trained(tmp_path / "run", *photos(tmp_path))
+    moved = (tmp_path / "photos").rename(tmp_path / "moved")
+    with built(tmp_path / "run", "data.name=folder", f"data.root={moved}") as trainer:
+        assert trainer.state.step == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "averaged", "copies"),
+    [(SGD, False, 2), (SGD, True, 3), (Adam, False, 3), (Adam, True, 4)],
+    ids=["sgd", "sgd-averaged", "adam", "adam-averaged"],
+)
+def test_room_is_asked_for_weights_moments_and_average(kind: type, averaged: bool, copies: int) -> None:
+    optimizer = kind([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    assert resume.copies_of_weights(optimizer, ema=averaged) == copies
+
+
+@pytest.mark.parametrize("told", ["[]", "{}", '{"config": [1]}', '{"config": {"optim": "x"}}'])
+def test_a_state_that_is_not_of_a_training_is_refused_and_not_stumbled_over(run: Path, told: str) -> None:
+    plant(run / "checkpoints" / "step-00000008", "state.json", told.encode())
+    failure = refused(run)
+    assert (failure.code, "step-00000008" in failure.what) == (ExitCode.DATA, True)

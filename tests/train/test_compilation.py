@@ -1,0 +1,212 @@
+"""train.compile: what is compiled, when, and what is said of it.
+
+Mostly with torch's tracing alone ("eager" makes no code): C++ takes a minute to compile. The last test makes some.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import after, built
+from processes import python
+from torch import nn
+
+from entrypoint import ExitCode, Failure
+from train import compilation, worker
+from train.config import load
+from train.data import augment
+from train.data.shape import Shape
+from train.logging import metrics
+from train.run.stop import StopSignals
+from train.trainer import Trainer
+
+# Three evaluations, whose last batch is smaller: 16 held-out samples in batches of 7.
+COMPILED = ("train.compile=default", "eval.batch_size=7", "train.epochs=3")
+
+
+@pytest.fixture(autouse=True)
+def _traced_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(compilation, "BACKEND", "eager")
+    yield
+    torch._dynamo.reset()
+
+
+def weights(folder: Path, *settings: str) -> list[float]:
+    with built(folder, *settings) as trainer:
+        trainer.fit()
+        return torch.cat([tensor.flatten() for tensor in trainer.state.network.state_dict().values()]).tolist()
+
+
+def recompiled(folder: Path) -> list[int]:
+    return [
+        event["step"] for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] == "compiled"
+    ]
+
+
+def test_steps_and_evaluations_are_compiled_before_the_first_step_and_not_again(tmp_path: Path) -> None:
+    with built(tmp_path, *COMPILED) as trainer:
+        assert trainer.compiled is not None
+        assert (trainer.compiled.graphs, trainer.compiled.breaks) == (2, 0)
+        before = compilation.count_compiled()["graphs"]
+        trainer.fit()
+    assert compilation.count_compiled()["graphs"] == before
+    assert recompiled(tmp_path) == []
+
+
+def test_with_autocast_too(tmp_path: Path) -> None:
+    with built(tmp_path, *COMPILED, "train.precision=bf16") as trainer:
+        trainer.fit()
+    assert trainer.compiled is not None
+    assert trainer.compiled.graphs == 2
+    assert recompiled(tmp_path) == []
+
+
+def test_without_held_out_samples_the_steps_alone_are_compiled(tmp_path: Path) -> None:
+    with built(tmp_path, *COMPILED, "data.val_fraction=0") as trainer:
+        assert trainer.compiled is not None
+        assert trainer.compiled.graphs == 1
+
+
+def test_a_compiled_network_keeps_names_numbers_and_its_weights_before_the_first_step(tmp_path: Path) -> None:
+    assert weights(tmp_path / "compiled", *COMPILED) == weights(tmp_path / "eager", *COMPILED, "train.compile=false")
+
+
+def test_a_run_goes_on_compiled_that_began_without(tmp_path: Path) -> None:
+    settings = (*COMPILED, "optim.schedule=constant", "optim.warmup_epochs=0")
+    weights(tmp_path / "run", *settings, "train.compile=false", "train.max_steps=3")
+    assert weights(tmp_path / "run", *settings) == weights(tmp_path / "whole", *settings)
+
+
+def test_what_is_compiled_after_the_first_step_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def another_size(trainer: Trainer) -> None:
+        trainer.state.network(torch.zeros(3, 3, 8, 8))
+
+    after(3, another_size, monkeypatch)
+    with built(tmp_path, *COMPILED) as trainer:
+        trainer.fit()
+    assert recompiled(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_what_is_rehearsed_lies_in_memory_as_the_loaders_images_do(channels: int) -> None:
+    shape = Shape(channels=channels, size=(8, 8))
+    pixels, rows = torch.zeros((5, 8, 8, channels), dtype=torch.uint8), torch.tensor([1, 2])
+    for images in (augment.normalize(pixels[rows]), augment.normalize(pixels[rows].clone())):
+        assert compilation.black_images(2, shape, torch.device("cpu")).stride() == images.stride()
+
+
+def prepared(network: nn.Module, folder: Path) -> compilation.Compiled:
+    with built(folder) as trainer:
+        rehearsed = compilation.SampleImages(training=torch.zeros(2, 3), evaluation=None)
+        return compilation.compile_model(
+            "default", trainer.runtime, network, network, samples=rehearsed, accumulation=1
+        )
+
+
+class Marked(nn.Linear):
+    """What dynamo may not look into."""
+
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_a_model_of_which_nothing_is_compiled_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="no part of the model was compiled") as caught:
+        prepared(Marked(3, 2), tmp_path)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_what_the_compiler_cannot_do_is_said_in_our_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(compilation, "BACKEND", broken)
+    with pytest.raises(Failure, match="cannot compile this model") as caught:
+        prepared(nn.Linear(3, 2), tmp_path)
+    assert "no C++ compiler" in str(caught.value)
+    assert "train.compile=false" in caught.value.fix
+
+
+@pytest.mark.parametrize("words", ["out of memory", "uncorrectable ECC error encountered"])
+def test_what_cuda_says_while_torch_compiles_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def fail(graph: Any, inputs: Any) -> Any:
+        raise torch.AcceleratorError(f"CUDA error: {words}")
+
+    monkeypatch.setattr(compilation, "BACKEND", fail)
+    with pytest.raises(torch.AcceleratorError, match=words):
+        prepared(nn.Linear(3, 2), tmp_path)
+
+
+def test_a_rehearsed_evaluation_that_does_not_fit_the_gpu_names_its_own_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")  # no GPU said it here
+
+    monkeypatch.setattr(compilation.evaluate, "warm_up", full)
+    with pytest.raises(Failure, match="in the evaluation") as caught, built(tmp_path, *COMPILED, "eval.batch_size=8"):
+        pass
+    assert "eval.batch_size=2 " in caught.value.fix
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["raised-by-the-signal", "wrapped-once-more"])
+def test_a_signal_while_torch_compiles_is_a_stop_and_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    signals = StopSignals()
+    signals.exit_on_signal(lambda failure: None)
+
+    def interrupted(graph: Any, inputs: Any) -> Any:
+        try:
+            signals.handle(signal.SIGINT)
+        except Failure:
+            if not wrapped:
+                raise
+            raise RuntimeError("gone")  # noqa: B904 (so that its context alone tells)
+
+    monkeypatch.setattr(compilation, "BACKEND", interrupted)
+    with pytest.raises(Failure, match="stopped by SIGINT before the first step") as caught:
+        prepared(nn.Linear(3, 2), tmp_path)
+    assert caught.value.code == ExitCode.STOPPED
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("default", "/there"), ("false", None)])
+def test_who_says_where_code_is_kept_is_heard(mode: str, kept: str | None, tmp_path: Path) -> None:
+    config = load.load_config(None, [f"train.compile={mode}"])
+    said = {worker.COMPILED_CODE_VARIABLE: "/there"} if kept else {}
+    worker.keep_compiled_code(said, config)
+    assert said.get(worker.COMPILED_CODE_VARIABLE) == kept
+    if kept:
+        own = {"XDG_CACHE_HOME": str(tmp_path)}
+        worker.keep_compiled_code(own, config)
+        assert own[worker.COMPILED_CODE_VARIABLE] == str(tmp_path / "train-image/compiled")
+
+
+@pytest.mark.slow
+def test_compiled_code_is_kept_and_found_by_the_next_start(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("machine: the command g++ is not there")
+    tiny = ("model.args.width=1", "model.args.blocks=0", "model.args.norm=none", "data.samples=40", "data.image_size=8")
+    short = ("train.max_steps=2", "train.global_batch_size=8", "data.val_fraction=0", "train.compile=default")
+    found = []
+    for name in ("cold", "warm"):
+        # Headers that are compiled ahead pay off with more kernels than two. The place: torch has set one, here.
+        quick = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_CACHE_DIR": ""}
+        environ = {"XDG_CACHE_HOME": str(tmp_path / "caches"), **quick}
+        run = ("-m", "train", "--device", "cpu", *tiny, *short, f"run.name={name}")
+        done = python(*run, cwd=tmp_path, environ=environ)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads((tmp_path / f"runs/{name}/run.json").read_text())["training"]["compiled"])
+    assert [code["graphs"] for code in found] == [1, 1]
+    assert [code["kept"] for code in found] == [0, found[0]["pieces"]]
+    assert found[1]["place"] == str(tmp_path / "caches/train-image/compiled")

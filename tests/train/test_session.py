@@ -1,0 +1,301 @@
+"""What one start says and leaves behind, from its banner to its last line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import ALONE, TINY, after, built, forget_accelerate
+from made_up_usage import rank, row
+
+from entrypoint import ExitCode, Failure
+from train import build, compilation, files, session
+from train.config import environment, load
+from train.config.environment import CallerVariables
+from train.config.load import keep_last_overrides
+from train.evaluation import metrics
+from train.logging import progress
+from train.logging.usage import UsageRecorder
+from train.rank_context import RankContext
+from train.run import exit_file, record
+from train.trainer import Trainer
+
+
+def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> int:
+    forget_accelerate()
+    place = (f"run.output_dir={folder.parent}", f"run.name={folder.name}")
+    config = load.load_config(None, keep_last_overrides([*TINY, *place, *settings]))
+    context = RankContext(world=ALONE, folder=folder)
+    try:
+        found = environment.remove_conflicting_variables(environ := dict(environ or {}), download=False)
+        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], now=0.0)
+    finally:
+        forget_accelerate()
+
+
+def lines(text: str) -> dict[str, str]:
+    """The banner's and the summary's rows."""
+    return {line.split("  ")[0]: line[14:].strip() for line in text.splitlines() if "  " in line}
+
+
+def test_the_banner_says_what_is_about_to_happen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run")
+    said = lines(capsys.readouterr().out)
+    assert said["world"] == "1 rank on 1 node"
+    assert said["precision"] == "fp32"
+    assert said["global batch"] == "16 = 8 micro x 2 accumulation x 1 rank"
+    assert said["data"].startswith("synthetic: 64 training and 16 validation images, 2 classes")
+    assert said["steps"] == "4 per epoch, 8 in all"
+    assert said["output"] == str(tmp_path / "run")
+    assert "parameters" in said["model"]
+
+
+@pytest.mark.parametrize("training", ["[1]", '"x"', '{"fit": [1]}'])
+def test_a_record_of_other_words_does_not_keep_a_run_from_going_on(tmp_path: Path, training: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.json").write_text(f'{{"starts": [], "training": {training}}}')
+    assert run(tmp_path / "run") == ExitCode.OK
+
+
+@pytest.mark.parametrize("text", ["nonsense", "[1]"])
+def test_sources_that_nobody_can_read_leave_a_record_without_them(tmp_path: Path, text: str) -> None:
+    assert run(tmp_path / "run", environ={"ENTRYPOINT_SOURCES": text}) == ExitCode.OK
+    assert (record.read_run(tmp_path / "run") or {})["sources"] == {}
+
+
+def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "run") == ExitCode.OK
+    text = capsys.readouterr().out
+    said = lines(text)
+    assert "of 16 held-out images" in said["accuracy"]
+    assert said["training"].startswith("8 steps in ")
+    assert said["checkpoint"].endswith("step-00000008")
+    folder = tmp_path / "run"
+    assert text.splitlines()[-3:] == [
+        f"report:        train report {folder}",
+        f"predict:       train predict {folder} IMAGES",
+        "continue:      train train.epochs=4",
+    ]
+
+
+def test_what_was_typed_is_said_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", environ={"ENTRYPOINT_TYPED": "train --config my.yaml train.epochs=2"})
+    assert "\ncontinue:      train --config my.yaml train.epochs=4\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "longer"),
+    [
+        (["train.max_steps=2"], "train.max_steps=null"),
+        (["train.max_steps=8"], "train.max_steps=null train.epochs=4"),
+        (["train.max_steps=9"], "train.epochs=4"),
+        (["eval.target=0.01"], "eval.target=null"),
+        (["eval.target=0.01", "eval.patience=2"], "eval.target=null train.epochs=4"),
+    ],
+    ids=["few-steps", "as-many-steps", "more-steps", "target-early", "target-at-the-end"],
+)
+def test_what_is_to_be_done_next_lifts_what_ended_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], longer: str
+) -> None:
+    run(tmp_path / "run", *settings)
+    assert capsys.readouterr().out.splitlines()[-1] == f"continue:      train {longer}"
+    assert run(tmp_path / "run", *settings, *longer.split()) == ExitCode.OK
+    assert "resumed" in lines(capsys.readouterr().out)
+
+
+def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run")
+    first = lines(capsys.readouterr().out)
+    assert run(tmp_path / "run") == ExitCode.OK
+    text = capsys.readouterr().out
+    assert text.startswith("this run was finished before (step 8)\n")
+    assert (lines(text)["accuracy"], lines(text).get("device")) == (first["accuracy"], None)
+    assert text.splitlines()[-1] == "continue:      train train.epochs=4"
+
+
+def test_the_end_says_which_evaluation_was_the_best_where_the_last_was_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
+    run(tmp_path / "run")
+    best = json.loads((tmp_path / "run/best.json").read_text())
+    place = tmp_path / "run/checkpoints/step-00000004"
+    assert lines(capsys.readouterr().out)["best"] == f"{best['accuracy']:.2%} at step 4 (epoch 1): {place}"
+    assert place.is_dir()
+
+
+@pytest.mark.parametrize("setting", ["train.max_steps=4", "data.val_fraction=0"])
+def test_nothing_is_said_of_a_best_evaluation_that_was_the_last_or_was_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    run(tmp_path / "run", setting)
+    assert "best" not in lines(capsys.readouterr().out)
+
+
+def test_a_run_finished_past_what_is_asked_for_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run")
+    kept = (tmp_path / "run/config.yaml").read_text()
+    capsys.readouterr()
+    assert run(tmp_path / "run", "train.epochs=1", environ={"ENTRYPOINT_TTY": "1"}) == ExitCode.OK
+    said = capsys.readouterr()
+    assert said.err.startswith("this run was finished before (step 8)\n")
+    assert ("step 8/" in said.out + said.err, "epoch 2/1" in said.err) == (False, False)
+    assert (tmp_path / "run/config.yaml").read_text() == kept
+
+
+def test_compiling_is_said_before_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def slow(*_: Any, **__: Any) -> None:
+        seen.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(compilation, "compile_model", slow)
+    run(tmp_path / "run", "train.compile=default", "train.max_steps=1")
+    assert seen == [f"{build.COMPILING}\n"]
+
+
+def test_samples_left_out_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run", "data.samples=90", "train.max_steps=1")
+    assert capsys.readouterr().out.count("the last 8 samples of an epoch are left out") == 1
+
+
+def test_a_variable_that_would_have_changed_the_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", "train.max_steps=1", environ={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_DEBUG": "INFO"})
+    text = capsys.readouterr().out
+    assert lines(text)["variables"] == "NCCL_DEBUG=INFO"
+    assert "note: NVIDIA_TF32_OVERRIDE: not used, train.tf32 decides" in text
+    recorded = record.read_run(tmp_path / "run") or {}
+    assert recorded["variables"] == {"acting": {"NCCL_DEBUG": "INFO"}, "removed": {"NVIDIA_TF32_OVERRIDE": "1"}}
+
+
+def test_a_variable_that_contradicts_the_config_ends_the_run_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="ACCELERATE_MIXED_PRECISION"):
+        run(tmp_path / "run", environ={"ACCELERATE_MIXED_PRECISION": "fp16"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_leaves_its_record(tmp_path: Path) -> None:
+    run(tmp_path / "run", environ={"ENTRYPOINT_HOSTS": "node01,node02", "ENTRYPOINT_LAUNCHER": "local"})
+    found = record.read_run(tmp_path / "run")
+    assert found is not None
+    assert (found["hosts"], found["launcher"]) == (["node01", "node02"], "local")
+    came_to = {"precision": "fp32", "micro_batch_size": 8, "training_images": 64, "loader": "memory"}
+    assert came_to.items() <= found["training"].items()
+    assert found["training"]["device"] == f"CPU, {progress.pluralize(torch.get_num_threads(), 'thread')} per rank"
+    assert load.load_config(str(tmp_path / "run" / "config.yaml")).train.epochs == 2
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=0, step=8, cause="finished")
+
+
+def moved(folder: Path) -> dict[str, Any]:
+    """The record of a run, as if all of it had been trained on eight GPUs."""
+    found = record.read_run(folder) or {}
+    found["training"] |= {"device": "NVIDIA H100", "precision": "bf16", "fit": {"micro": 512, "key": "of 8"}}
+    found["world"] |= {"world_size": 8, "local_world_size": 8}
+    told = found | {"versions": {"torch": "2.0"}, "git": "abc", "image": {"digest": "sha256:0"}, "hosts": ["node01"]}
+    files.write_json(folder / record.RUN_FILE, told)
+    return told
+
+
+def unlike(folder: Path, before: dict[str, Any]) -> set[str]:
+    """What is not as it was in the record of a run."""
+    after = record.read_run(folder) or {}
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
+
+def test_a_finished_run_started_again_elsewhere_keeps_the_record_of_its_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder)
+    before, config = moved(folder), (folder / "config.yaml").read_text()
+    assert run(folder, "log.every_steps=1", environ={"ENTRYPOINT_HOSTS": "login"}) == ExitCode.OK
+    assert unlike(folder, before) == {"starts"}
+    entry = (record.read_run(folder) or {})["starts"][-1]
+    assert (entry["idle"], entry["hosts"], entry.get("world_size")) == (True, ["login"], None)
+    assert (folder / "config.yaml").read_text() == config
+
+
+def test_a_start_that_is_stopped_before_its_first_step_leaves_the_record_of_the_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder, "train.epochs=1")
+    before = moved(folder)
+    assert run(folder, environ={"ENTRYPOINT_DEADLINE": "1"}) == ExitCode.STOPPED
+    assert unlike(folder, before) == {"starts"}
+    assert run(folder) == ExitCode.OK
+    assert {"training", "world", "versions"} < unlike(folder, before)
+    assert load.load_config(str(folder / "config.yaml")).train.epochs == 2
+
+
+def test_a_start_that_is_refused_leaves_the_record_of_the_training(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(folder)
+    before = moved(folder)
+    with pytest.raises(Failure, match="another"):
+        run(folder, "optim.lr=0.5", "train.epochs=3")
+    assert unlike(folder, before) == set()
+
+
+def test_a_signal_ends_with_75_and_the_next_start_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after(1, lambda trainer: trainer.signals.handle(signal.SIGUSR2), monkeypatch)
+    assert run(tmp_path / "run") == ExitCode.STOPPED
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=75, step=1, cause="SIGUSR2")
+    assert "stopped by SIGUSR2 at step 1 of 8" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert run(tmp_path / "run") == ExitCode.OK
+    assert lines(capsys.readouterr().out)["resumed"] == "at step 1 of 8"
+
+
+def test_a_run_whose_time_is_up_ends_with_75_and_names_the_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "run", environ={"ENTRYPOINT_DEADLINE": "1"}) == ExitCode.STOPPED
+    text = capsys.readouterr().out
+    assert lines(text)["time limit"].startswith("1970-01-01")
+    assert "stopped by the deadline 1970-01-01" in text
+    assert "this start had no time for a step" in text
+    assert exit_file.read_exit(tmp_path / "run") == exit_file.ExitRecord(code=75, step=0, cause="deadline")
+
+
+def test_what_became_of_the_start_before_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with built(tmp_path) as trainer:
+        assert "note: it was killed" in session.banner(
+            trainer, CallerVariables(acting={}, removed={}), previous_notes=["it was killed"]
+        )
+
+
+def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> None:
+    with built(tmp_path) as trainer:
+        trainer.begin()
+        trainer.signals.handle(signal.SIGTERM)
+        assert "stopped by SIGTERM at step 0 of 8: nothing was saved" in session.stopped_summary(trainer, "train")
+
+
+@pytest.mark.parametrize("summary", [session.stopped_summary, session.finished_summary])
+def test_the_summary_tells_what_a_start_has_consumed(tmp_path: Path, summary: Callable[[Trainer, str], str]) -> None:
+    with built(tmp_path) as trainer:
+        trainer.begin()
+        trainer.usage = UsageRecorder(hosts=["node00"])
+        trainer.usage.receive(row(rank()))
+        text = summary(trainer, "train")
+    assert lines(text)["CPU use"] == "1.5 cores per rank on average"
+    assert lines(text)["memory"] == "up to 2.0 GiB per rank"
+    assert text.splitlines()[-1].startswith("continue:")
+
+
+def test_a_requeued_job_that_began_anew_goes_on_with_what_it_has_begun(tmp_path: Path) -> None:
+    settings, job = ("checkpoint.resume=never", "train.max_steps=2"), {"SLURM_JOB_ID": "7"}
+    run(tmp_path / "run", *settings, environ=job)
+    run(tmp_path / "run", *settings, "train.max_steps=4", environ={**job, "SLURM_RESTART_COUNT": "1"})
+    found = record.read_run(tmp_path / "run") or {}
+    assert [start["step"] for start in found["starts"]] == [0, 2]

@@ -1,0 +1,240 @@
+"""`build_trainer` makes a complete `Trainer` from the config and a rank's runtime, set to where the run was left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch
+from torch import nn
+
+from entrypoint import Heartbeat, gauges
+from train import batch_size, compilation
+from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
+from train.compilation import Compiled, SampleImages
+from train.config import checks, schema
+from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
+from train.config.schema import RunConfig
+from train.data import statistics
+from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
+from train.data.registry import open_splits
+from train.data.sampler import BatchSampler
+from train.data.splits import DataSplits
+from train.distributed import shared_memory, sync_batchnorm
+from train.distributed.bitwise import Exact, refuse_hidden_state
+from train.distributed.runtime import Runtime
+from train.evaluation import early_stopping
+from train.evaluation.evaluate import max_batch_size, rank_batches
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import Progress
+from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
+from train.models import custom, registry, weights
+from train.optim import loss
+from train.optim.ema import EMA
+from train.optim.loss import Criterion
+from train.optim.optimizer import build_optimizer
+from train.optim.schedule import build_schedule
+from train.rank_context import RankContext
+from train.run import resume
+from train.state import TrainState
+from train.trainer import DatasetInfo, Trainer
+
+COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
+
+
+def build_trainer(
+    config: RunConfig,
+    runtime: Runtime,
+    context: RankContext,
+    *,
+    progress: Progress | None = None,
+    resources: gauges.ResourceReader | None = None,
+    micro_batch_cache: MicroBatchCache = NO_CACHE,
+    record_start: Callable[[int], None] = lambda step: None,
+    on_first_step: Callable[[Trainer], None] | None = None,
+) -> Trainer:
+    """Data, model, optimizer, and the state of the last checkpoint if the run resumes. All ranks call it together.
+
+    Args:
+        resources: what this rank's parent measures; None: nothing is measured.
+        record_start: called on rank 0 with the step to resume from, before anything is changed.
+        on_first_step: of a run that resumes, see `Trainer`.
+
+    Raises:
+        Failure: DATA, NO_INPUT, USAGE for what cannot be trained; OUTPUT, IO for a folder that cannot be written.
+    """
+    progress = progress or Progress(main=runtime.is_main, terminal=False)
+    folder, heartbeat, world = context.folder, context.heartbeat, runtime.world
+    checkpoints = folder / "checkpoints"
+    train, seed = config.train, config.run.seed
+    batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, world.world_size)
+
+    heartbeat.beat("data")
+    splits = open_splits(config.data)
+    dataset = _describe_dataset(config, runtime, splits)
+    num_classes = len(dataset.classes)
+    early_stopping.refuse_unusable_metric(config.eval, held_out=dataset.num_validation, classes=num_classes)
+    steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
+
+    network = registry.build_model(config.model, classes=num_classes, shape=splits.shape, seed=seed)
+    fused = runtime.accelerator.scaler is None
+    optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
+    resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
+    weight_notes = _load_initial_weights(config, network, is_new_run=resume_point.step is None)
+    runtime.same_weights(network)
+
+    loader = _open_loader(config, runtime, splits, heartbeat)
+    criterion = _build_criterion(config, splits, runtime.device)
+    trial_model = TrialModel(config=config, classes=num_classes, shape=splits.shape, criterion=criterion)
+    batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
+    _refuse_small_shared_memory(config, runtime, splits, loader, batches)
+
+    bitwise = _build_bitwise(config, runtime, network, batches)
+    if train.sync_batchnorm:
+        network = sync_batchnorm.convert_sync_batchnorm(network, runtime.device, runtime.control)
+    model, optimizer = runtime.prepare(network, optimizer)
+    network = runtime.unwrapped(model)
+    ema = None if train.ema_decay is None else EMA(network, train.ema_decay)
+    state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
+    resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
+
+    heartbeat.beat("start")  # the model is compiled in this phase, however long the data took
+    compiled = _run_model_once(config, runtime, model, state.network, batches, splits, progress, bitwise=bitwise)
+    resume_notes += resume.start_over(config, runtime, folder, record_start)
+    notes = (
+        *splits.notes,
+        *loader.notes,
+        *weight_notes,
+        *resume_notes,
+        *runtime.clocks(),
+        *context.faults.notes,
+    )
+    return Trainer(
+        config=config,
+        runtime=runtime,
+        folder=folder,
+        dataset=dataset,
+        loader=loader,
+        sampler=BatchSampler(batches=batches, steps=steps, samples=dataset.num_training, rank=world.rank, seed=seed),
+        batches=batches,
+        micro_batch=micro_batch,
+        steps=steps,
+        schedule=build_schedule(config.optim, steps, batches.global_),
+        model=model,
+        optimizer=optimizer,
+        criterion=criterion,
+        bitwise=bitwise,
+        compiled=compiled,
+        state=state,
+        faults=context.faults,
+        lock=context.lock,
+        heartbeat=heartbeat,
+        signals=context.signals,
+        usage=_start_usage_recorder(config, runtime, resources),
+        metrics=MetricsLogger(folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say),
+        progress=progress,
+        notes=notes,
+        class_table=_describe_classes(config, splits),
+        start_step=state.step,
+        on_first_step=on_first_step if state.step else None,
+    )
+
+
+def _start_usage_recorder(
+    config: RunConfig, runtime: Runtime, resources: gauges.ResourceReader | None
+) -> UsageRecorder:
+    if resources is None:
+        return NO_USAGE_RECORDER
+    return start_usage_recorder(runtime, resources, config.log.gpu_every_seconds)
+
+
+def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -> DatasetInfo:
+    """Raises Failure (DATA) if the ranks do not see the same data."""
+    fingerprint = statistics.data_fingerprint(splits, config.data.root)
+    statistics.refuse_different_data(fingerprint, config.data.name, runtime.gathered)
+    return DatasetInfo(
+        classes=splits.classes,
+        num_training=len(splits.training.labels),
+        num_validation=len(splits.held_out.labels),
+        fingerprint=fingerprint,
+    )
+
+
+def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
+    """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
+    lines = statistics.describe_class_balance(
+        splits.training.labels, splits.held_out.labels, splits.classes, config.optim.class_weights
+    )
+    return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
+
+
+def _load_initial_weights(config: RunConfig, network: nn.Module, *, is_new_run: bool) -> tuple[str, ...]:
+    """Load model.weights into the model of a new run; returns the notes for the banner."""
+    notes = weights.load_weights(network, config.model.weights) if config.model.weights and is_new_run else ()
+    if is_new_run and schema.is_factory(config.model.name):
+        custom.refuse_nonfinite_weights(config.model, network)
+    return (*notes, *custom.eval_mode_notes(network))
+
+
+def _open_loader(config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat) -> BatchLoader:
+    host_ranks = shared_memory.host_ranks(runtime.world, runtime.gathered)
+    return open_loader(
+        splits,
+        config.data,
+        seed=config.run.seed,
+        device=runtime.device,
+        cores=host_ranks.cores(),
+        pulse=heartbeat,
+        host=host_ranks,
+    )
+
+
+def _build_criterion(config: RunConfig, splits: DataSplits, device: torch.device) -> Criterion:
+    counts = statistics.class_counts(splits.training.labels, len(splits.classes)).tolist()
+    return loss.build_criterion(config.optim, counts).to(device)
+
+
+def _refuse_small_shared_memory(
+    config: RunConfig, runtime: Runtime, splits: DataSplits, loader: BatchLoader, batches: BatchSizes
+) -> None:
+    blocks = rank_batches(len(splits.held_out.labels), config.eval.batch_size, runtime.world)
+    num_images = batches.micro + max(map(len, blocks), default=0)
+    num_bytes = num_images * math.prod(splits.shape.stored)
+    refuse_small_shared_memory(loader.workers, num_bytes, ranks=runtime.world.local_world_size)
+
+
+def _build_bitwise(config: RunConfig, runtime: Runtime, network: nn.Module, batches: BatchSizes) -> Exact | None:
+    """The parent process has refused conflicts already; here the world is known for certain."""
+    checks.refuse_bitwise_conflicts(config, runtime.world.world_size)
+    if not checks.is_bitwise(config.train):
+        return None
+    return Exact(network, runtime.world, micro_batches=batches.global_ // batches.micro)
+
+
+def _run_model_once(
+    config: RunConfig,
+    runtime: Runtime,
+    model: nn.Module,
+    network: nn.Module,
+    batches: BatchSizes,
+    splits: DataSplits,
+    progress: Progress,
+    *,
+    bitwise: Exact | None,
+) -> Compiled | None:
+    """Compute with black images before training: DDP orders its buckets, torch compiles the model."""
+    images = partial(compilation.black_images, shape=splits.shape, device=runtime.device)
+    training = images(batches.micro)
+    if bitwise is not None:
+        refuse_hidden_state(model, training)
+    elif config.train.compile is not False:
+        progress.say(COMPILING)
+        batch_size = max_batch_size(len(splits.held_out.labels), config.eval.batch_size)
+        samples = SampleImages(training=training, evaluation=images(batch_size) if batch_size else None)
+        mode, accumulation = config.train.compile, batches.accumulation
+        return compilation.compile_model(mode, runtime, model, network, samples=samples, accumulation=accumulation)
+    else:
+        runtime.rehearse(model, training)
+    return None

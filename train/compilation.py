@@ -1,0 +1,198 @@
+"""`train.compile`: torch compiles the model before the first step, and keeps the code on disk.
+
+The model is compiled in place (nn.Module.compile), below DDP and above autocast: its state keeps its names, DDP's
+hooks still get each bucket of gradients early, and Accelerate's forward is compiled too (accelerate#3991 and #4188 are
+about other ways).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from entrypoint import ExitCode, Failure
+from train.data.shape import Shape
+from train.distributed.device import failure_from_error
+from train.distributed.runtime import Runtime
+from train.evaluation import evaluate
+
+BACKEND: Final = "inductor"
+CUDA_GRAPHS_MODE: Final = "reduce-overhead"
+CUDA_GRAPH_RUNS: Final = 3  # a CUDA graph is replayed from the third run on: one to warm up, one to record
+Mode = Literal["default", "reduce-overhead"] | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleImages:
+    """Images of the shapes that the model is compiled for: a micro batch, and an evaluation batch if there is one."""
+
+    training: Tensor
+    evaluation: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What was compiled before the first step; run.json holds these fields.
+
+    graphs: compiled graphs; breaks: where Python runs between two of them.
+    pieces: of code; kept: how many of them an earlier start had left in the folder `place`.
+    replayed: by CUDA graphs, so that each run overwrites the results of the one before.
+    stable: the gradients have memory of their own, because CUDA graphs would overwrite them while they add up.
+    """
+
+    mode: str
+    replayed: bool
+    stable: bool
+    place: str
+    graphs: int
+    breaks: int
+    pieces: int
+    kept: int
+    seconds: float
+
+    def __str__(self) -> str:
+        breaks = f", {self.breaks} breaks between them" if self.breaks else ""
+        return (
+            f"{self.mode}: graphs: {self.graphs}{breaks}, in {self.seconds:.1f} s; "
+            f"{self.kept} of {self.pieces} pieces of code were in {self.place}"
+        )
+
+
+def compile_model(
+    mode: Mode, runtime: Runtime, model: nn.Module, network: nn.Module, *, samples: SampleImages, accumulation: int
+) -> Compiled:
+    """Compile `network`, which `model` wraps, by computing with it once.
+
+    Raises:
+        Failure: USAGE for a model that torch cannot compile, or if there is no compiler.
+    """
+    torch._dynamo.reset()  # or a second network of the same class would be taken for compiled
+    began, before = time.monotonic(), count_compiled()
+    uses_cuda_graphs = mode == CUDA_GRAPHS_MODE and runtime.device.type == "cuda"
+    _set_up_compiler(network, str(mode), runtime)
+    for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
+        _explain_errors(partial(runtime.rehearse, model, samples.training, always=True))
+        if samples.evaluation is not None:
+            _explain_errors(partial(_evaluate, runtime, network, samples.evaluation))
+    _stop_compile_workers()
+    counts = {name: number - before[name] for name, number in count_compiled().items()}
+    if not counts["graphs"]:
+        raise _nothing_compiled_failure()
+    if keeps_gradients := uses_cuda_graphs and accumulation > 1:
+        for parameter in network.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    seconds = time.monotonic() - began
+    return Compiled(
+        mode=str(mode),
+        replayed=uses_cuda_graphs,
+        stable=keeps_gradients,
+        place=_code_folder(),
+        seconds=seconds,
+        **counts,
+    )
+
+
+def black_images(count: int, shape: Shape, device: torch.device) -> Tensor:
+    """Black images, laid out in memory as the loader's: code is compiled for one layout."""
+    channels, *size = shape.input
+    return torch.zeros((count, *size, channels), device=device).movedim(-1, 1)
+
+
+def count_compiled() -> dict[str, int]:
+    """Of this process so far: graphs, breaks between them, pieces of code, and those that came from the cache."""
+    from torch._dynamo.utils import counters
+
+    counts: Mapping[str, Any] = counters
+    hits, misses = (counts["inductor"][f"fxgraph_cache_{outcome}"] for outcome in ("hit", "miss"))
+    return {
+        "graphs": counts["stats"]["unique_graphs"],
+        "breaks": sum(counts["graph_break"].values()),
+        "pieces": hits + misses,
+        "kept": hits,
+    }
+
+
+def _set_up_compiler(network: nn.Module, mode: str, runtime: Runtime) -> None:
+    from torch._inductor import config
+
+    # Compile workers are processes with a torch of their own; torch starts as many per rank as the node has cores.
+    config.compile_threads = runtime.cores
+    config.deterministic = True  # no kernels chosen by timing: the same run again has the same bits
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no GPU
+    # Shows a traceback of every exception below it, even of a stop signal; `_explain_errors` says what it means.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    options = {"mode": mode} if BACKEND == "inductor" else {}
+    network.compile(backend=BACKEND, dynamic=False, **options)
+
+
+def _code_folder() -> str:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def _evaluate(runtime: Runtime, network: nn.Module, images: Tensor) -> None:
+    with runtime.accelerator.autocast(), evaluate.explain_out_of_memory(len(images)):
+        evaluate.warm_up(network, images)
+
+
+def _stop_compile_workers() -> None:
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()
+
+
+def _explain_errors(action: Callable[[], None]) -> None:
+    """Do it; what the compiler raises becomes a Failure."""
+    try:
+        action()
+    except Exception as error:
+        if failure := _wrapped_failure(error):
+            raise failure from None
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        inner = getattr(error, "inner_exception", error.__cause__)  # of a backend; torch names no cause then
+        if inner is not None and failure_from_error(inner):
+            raise inner from None
+        raise _cannot_compile_failure(error) from error
+
+
+def _wrapped_failure(error: BaseException) -> Failure | None:
+    """A Failure that was raised while torch compiled, for a stop signal, say: torch wraps it in its own error."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, Failure):
+            return current
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            waiting += [current.__context__, current.__cause__]
+    return None
+
+
+def _cannot_compile_failure(error: Exception) -> Failure:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return Failure(
+        "train.compile: torch cannot compile this model here",
+        found=" ".join(lines[:2])[:300] or type(error).__name__,
+        expected="a model without what torch.compile cannot follow, and a C++ compiler (g++)",
+        fix="set train.compile=false",
+        code=ExitCode.USAGE,
+    )
+
+
+def _nothing_compiled_failure() -> Failure:
+    return Failure(
+        "train.compile: no part of the model was compiled",
+        found="0 graphs; its forward is marked torch.compiler.disable, or has nothing that torch could take over",
+        fix="set train.compile=false, or take the mark away",
+        code=ExitCode.USAGE,
+    )

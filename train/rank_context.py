@@ -1,0 +1,39 @@
+"""What a rank needs to write its exit file at any time: its place in the world, the run folder, the last step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from entrypoint import Heartbeat, World
+from train.fault_injection import FaultInjector
+from train.run.lock import RunLock
+from train.run.stop import StopSignals
+
+if TYPE_CHECKING:
+    from train.trainer import Trainer
+
+
+@dataclass(slots=True, kw_only=True)
+class RankContext:
+    """One rank of one start. It exists before torch is loaded; `trainer` is set once there is one.
+
+    lock: of the run's folder, on rank 0. previous_stop: a note about the start before this one. nccl_log: the file to
+    which NCCL writes its warnings.
+    """
+
+    world: World
+    folder: Path
+    faults: FaultInjector = field(default_factory=FaultInjector)
+    lock: RunLock | None = None
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    signals: StopSignals = field(default_factory=StopSignals)
+    previous_stop: str | None = None
+    nccl_log: Path | None = None
+    trainer: Trainer | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The last finished step; None before there is a trainer."""
+        return self.trainer.state.step if self.trainer else None

@@ -1,0 +1,200 @@
+"""A run resumes from the newest committed checkpoint; rank 0 chooses it, and every rank loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from entrypoint import ExitCode, Failure
+from train import files
+from train.checkpoint import format
+from train.config import checks, resume_rules
+from train.config.batches import StepCounts
+from train.config.schema import RunConfig
+from train.distributed.device import describe_arithmetic
+from train.distributed.runtime import Runtime
+from train.evaluation import early_stopping
+from train.logging.progress import pluralize
+from train.run import record
+from train.state import TrainState
+
+NEVER: Final = "never"
+RecordStart = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """step: of the checkpoint to resume from, None for a new run. notes: for the banner."""
+
+    step: int | None
+    notes: tuple[str, ...]
+
+
+def find_resume_point(
+    config: RunConfig,
+    runtime: Runtime,
+    folder: Path,
+    network: nn.Module,
+    optimizer: Optimizer,
+    steps: StepCounts,
+    record_start: RecordStart,
+) -> ResumePoint:
+    """Rank 0 prepares the folder of checkpoints for saves of this size, and chooses where to resume.
+
+    record_start: gets the step on rank 0, before anything is done with the checkpoint.
+
+    Raises:
+        Failure: DATA for a changed configuration, a run past its end, or if no checkpoint is undamaged; OUTPUT, IO for
+            the folder.
+    """
+    bytes_needed = 2 * checkpoint_bytes(config, network, optimizer)
+    step, notes = runtime.shared(lambda: _choose_step(config, folder, bytes_needed, steps, record_start))
+    return ResumePoint(step=step, notes=tuple(notes))
+
+
+def start_over(config: RunConfig, runtime: Runtime, folder: Path, record_start: RecordStart) -> tuple[str, ...]:
+    """With checkpoint.resume=never, move the earlier run aside; returns the notes for the banner.
+
+    It is called last: until nothing else can keep the new run from training, the earlier one stays in its place.
+
+    Raises:
+        Failure: as in `files.ERRNO_MEANINGS`; whatever record_start raises.
+    """
+    if config.checkpoint.resume != NEVER:
+        return ()
+
+    def move_aside() -> Path | None:
+        moved_to = record.move_results_aside(folder)
+        files.prepare_folder(folder / "checkpoints")  # a requeued job takes a run without this folder for lost
+        record_start(0)
+        return moved_to
+
+    moved_to = runtime.shared(move_aside)
+    return (f"checkpoint.resume={NEVER}: the earlier run was moved to {moved_to}",) if moved_to else ()
+
+
+def restore(
+    config: RunConfig,
+    runtime: Runtime,
+    folder: Path,
+    resume_point: ResumePoint,
+    state: TrainState,
+    data_fingerprint: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Load the checkpoint into `state` on every rank; returns the notes for the banner.
+
+    data_fingerprint: see `statistics.data_fingerprint`.
+
+    Raises:
+        Failure: DATA if it does not fit, was damaged in the meantime, or belongs to a training on other data.
+    """
+    if resume_point.step is None:
+        return resume_point.notes
+    checkpoint = format.checkpoint_at_step(folder, resume_point.step)
+    tensors, facts = format.load_checkpoint(checkpoint)
+    with _refuse_malformed(checkpoint.path):
+        resume_rules.refuse_data_changes(facts.get("data"), data_fingerprint, folder.parent)
+        state.restore(tensors, facts["state"])
+        saved_target = facts["config"]["eval"].get("target")
+        state.target_streak = early_stopping.restore_target_streak(
+            config.eval, state.target_streak, state.result, saved_target
+        )
+        return (*resume_point.notes, *machine_notes(config, facts, runtime))
+
+
+def checkpoint_facts(
+    config: RunConfig, runtime: Runtime, data_fingerprint: Mapping[str, Any], state: TrainState
+) -> dict[str, Any]:
+    """state.json of a checkpoint: the state's numbers, and what a resumed run is compared with."""
+    return {
+        "state": state.numbers(),
+        "config": asdict(config),
+        "data": dict(data_fingerprint),
+        "world_size": runtime.world.world_size,
+        "arithmetic": describe_arithmetic(runtime.device),
+    }
+
+
+def checkpoint_bytes(config: RunConfig, network: nn.Module, optimizer: Optimizer) -> int:
+    """About how many bytes a checkpoint has."""
+    weights: int = sum(tensor.nbytes for tensor in network.state_dict().values())
+    unwrapped = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+    return weights * copies_of_weights(unwrapped, ema=config.train.ema_decay is not None)
+
+
+def copies_of_weights(optimizer: Optimizer, *, ema: bool) -> int:
+    """How many times the size of the weights a checkpoint has: the weights, one or two moments, their average."""
+    return 1 + (1 if isinstance(optimizer, SGD) else 2) + ema
+
+
+def machine_notes(config: RunConfig, facts: Mapping[str, Any], runtime: Runtime) -> list[str]:
+    """Notes for a run that resumes with another number of ranks or on another kind of machine.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT, with train.reproducible bitwise, for a machine that computes other bits.
+    """
+    bitwise, world_size = checks.is_bitwise(config.train), runtime.world.world_size
+    current = describe_arithmetic(runtime.device)
+    saved = facts.get("arithmetic") or current  # the first versions did not save it
+    changed = [key for key in current | saved if current.get(key) != saved.get(key)]
+    if bitwise and changed:
+        raise _other_arithmetic_failure(changed[0], saved, current)
+    notes = []
+    if facts["world_size"] != world_size:
+        same = "same bits" if bitwise else "same samples, same learning rates, other rounding"
+        notes.append(f"the run goes on with {pluralize(world_size, 'rank')} instead of {facts['world_size']}: {same}")
+    notes += [
+        f"{key} is {current.get(key)}, and was {saved.get(key)}: numbers may round differently" for key in changed
+    ]
+    return notes
+
+
+def _choose_step(
+    config: RunConfig, folder: Path, bytes_needed: int, steps: StepCounts, record_start: RecordStart
+) -> tuple[int | None, list[str]]:
+    removed = format.prepare_folder(folder, need=bytes_needed)
+    notes = [f"removed {name}, which an interrupted save left" for name in removed]
+    if config.checkpoint.resume == NEVER:
+        return None, notes
+    checkpoint = format.newest_checkpoint(folder)
+    if checkpoint is None:
+        record_start(0)
+        return None, notes
+    notes += [f"skipped a damaged checkpoint: {reason}" for reason in checkpoint.skipped]
+    _, facts = format.load_checkpoint(checkpoint, groups=())
+    with _refuse_malformed(checkpoint.path):
+        resume_rules.refuse_config_changes(facts["config"], asdict(config))
+        early_stopping.refuse_run_past_end(facts, config, steps)
+    record_start(checkpoint.step)
+    return checkpoint.step, notes
+
+
+def _other_arithmetic_failure(key: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> Failure:
+    fix = f"set OMP_NUM_THREADS={saved.get(key)}" if key == "threads" else "use the same image on the same kind of node"
+    return Failure(
+        "train.reproducible bitwise cannot go on here: the numbers would round differently",
+        found=f"{key}: {current.get(key)}",
+        expected=f"{key}: {saved.get(key)}, as in the checkpoint",
+        fix=f"{fix}; or start a new run from its weights: model.weights=RUN and another run.name",
+        code=ExitCode.LAUNCH_CONFLICT,
+    )
+
+
+@contextmanager
+def _refuse_malformed(path: Path) -> Iterator[None]:
+    """Turns what a malformed state.json raises into a Failure: its hash is right, but no training wrote it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise Failure(
+            f"the checkpoint {path} does not hold the state of a training",
+            found=f"state.json: {type(error).__name__} {error}",
+            fix=f"delete it, so that the one before is taken, or start over with checkpoint.resume={NEVER}",
+            code=ExitCode.DATA,
+        ) from error

@@ -1,0 +1,318 @@
+"""`train_on_rank` is one start of a run on one rank: banner, training, summary, exit code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from entrypoint import ExitCode, gauges, preload_mapped_files
+from train import files
+from train.batch_size import MicroBatchCache
+from train.build import build_trainer
+from train.config import checks
+from train.config.batches import compute_batch_sizes
+from train.config.environment import CallerVariables, refuse_contradicting_variables
+from train.config.schema import RunConfig
+from train.distributed import runtime, shared_folder
+from train.distributed.device import describe_precision
+from train.distributed.runtime import Runtime
+from train.evaluation.metrics import describe_best
+from train.files import one_line
+from train.logging.progress import Progress, format_rows, format_summary, pluralize
+from train.models import registry
+from train.rank_context import RankContext
+from train.run import deadline, exit_file, record, resume
+from train.run.continue_command import (
+    TYPED_COMMAND_VARIABLE,
+    FinishedRun,
+    continue_command,
+    program_of,
+)
+from train.trainer import Trainer
+
+
+def train_on_rank(
+    config: RunConfig,
+    context: RankContext,
+    environ: MutableMapping[str, str],
+    *,
+    variables: CallerVariables,
+    argv: Sequence[str],
+    now: float,
+) -> int:
+    """Train on this rank; returns the exit code (OK or STOPPED).
+
+    Args:
+        variables: of the caller, those that were taken out of `environ` and those that act.
+        now: seconds since 1970.
+
+    Raises:
+        Failure: whatever keeps this run from training.
+    """
+    signals, folder = context.signals, context.folder
+    signals.deadline = deadline.read_deadline(environ, now=now, clock=time.monotonic())
+    rank_runtime = _start_runtime(config, context, environ, variables)
+    launch_id = context.lock.token() if context.lock else None
+    config = _resume_after_restart(config, rank_runtime, folder, environ, launch_id)
+    write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables)
+    progress = Progress(main=rank_runtime.is_main, terminal=environ.get("ENTRYPOINT_TTY") == "1")
+    trainer = context.trainer = build_trainer(
+        config,
+        rank_runtime,
+        context,
+        progress=progress,
+        resources=gauges.attach_resources(environ),
+        micro_batch_cache=MicroBatchCache(
+            folder=files.cache_folder(environ),
+            record=_recorded_micro_batch(folder) if rank_runtime.is_main else {},
+        ),
+        record_start=partial(record.add_start, folder, environ=environ, launch=launch_id, now=now),
+        on_first_step=write_facts,
+    )
+    was_finished = trainer.is_finished
+    rank_runtime.shared(lambda: _write_start(trainer, environ, now, is_idle=was_finished))
+    if trainer.state.step == 0:  # else on the first step: until then the record describes an earlier start
+        rank_runtime.shared(lambda: write_facts(trainer))
+    notes = (context.previous_stop,) if context.previous_stop else ()
+    if was_finished:
+        progress.say(_finished_before(trainer, notes))
+    else:
+        progress.say(banner(trainer, variables, previous_notes=notes) + "\n")
+        progress.start(step=trainer.state.step, total=trainer.steps.total)
+    preload_mapped_files()  # the image's file server may end with the signal that asks for the last save
+    signals.record_only()
+    try:
+        trainer.fit()
+    finally:
+        progress.close()
+    code = _finish(trainer, typed=environ.get(TYPED_COMMAND_VARIABLE) or "train")
+    rank_runtime.close()
+    return code
+
+
+def _start_runtime(
+    config: RunConfig, context: RankContext, environ: MutableMapping[str, str], variables: CallerVariables
+) -> Runtime:
+    train = config.train
+    batches = compute_batch_sizes(train.global_batch_size, train.micro_batch_size, context.world.world_size)
+    rank_runtime = runtime.start(config, context.world, environ, accumulation=batches.accumulation)
+    refuse_contradicting_variables(
+        variables.removed,
+        device=rank_runtime.device.type,
+        precision=rank_runtime.precision,
+        accumulation=batches.accumulation,
+    )
+    shared_folder.refuse_unshared_folder(rank_runtime, context.folder)
+    return rank_runtime
+
+
+def _resume_after_restart(
+    config: RunConfig, rank_runtime: Runtime, folder: Path, environ: Mapping[str, str], launch_id: str | None
+) -> RunConfig:
+    """With checkpoint.resume=never, a restarted job resumes: it has started over once already."""
+    if config.checkpoint.resume == resume.NEVER and rank_runtime.shared(
+        lambda: record.is_restart_of_run(folder, environ, launch_id)
+    ):
+        return replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
+    return config
+
+
+# What the console shows
+
+
+def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequence[str] = ()) -> str:
+    """What is about to happen; settings at their defaults are left out. previous_notes: about the start before."""
+    config, world, rank_runtime = trainer.config, trainer.runtime.world, trainer.runtime
+    dataset, steps = trainer.dataset, trainer.steps
+    rows: dict[str, object] = {
+        "data": f"{config.data.name}: {dataset.num_training:,} training and {dataset.num_validation:,} validation "
+        f"images, {len(dataset.classes)} classes, loader: {trainer.loader.kind}",
+        "model": f"{config.model.name}, {registry.count_parameters(trainer.state.network):,} parameters",
+        "output": trainer.folder,
+        "world": f"{pluralize(world.world_size, 'rank')} on {pluralize(world.num_nodes, 'node')}",
+        "device": _describe_device(rank_runtime),
+        "precision": describe_precision(rank_runtime.precision, rank_runtime.device, tf32=config.train.tf32),
+        "global batch": trainer.batches,
+        "steps": f"{steps.per_epoch} per epoch, {steps.total} in all{_describe_dropped(steps.dropped)}",
+    }
+    if checks.is_bitwise(config.train):
+        rows["reproducible"] = checks.describe_reproducibility(config.train)
+    if config.train.parallel != "ddp":
+        rows["parallel"] = checks.describe_parallel(config.train, world.world_size)
+    if trainer.compiled:
+        rows["compiled"] = trainer.compiled
+    if variables.acting:
+        rows["variables"] = variables.shown()
+    rows |= deadline.banner_row(trainer.signals.deadline)
+    if trainer.state.step:
+        rows["resumed"] = f"at step {trainer.state.step} of {steps.total}"
+    notes = [*_notes(trainer, previous_notes), *(f"note: {note}" for note in variables.notes())]
+    return "\n".join([format_rows(rows), *trainer.class_table, *notes])
+
+
+def _finished_before(trainer: Trainer, previous_notes: Sequence[str]) -> str:
+    """In place of the banner: nothing is trained."""
+    heading = f"this run was finished before (step {trainer.state.step})"
+    return "\n".join([heading, format_rows({"output": trainer.folder}), *_notes(trainer, previous_notes)])
+
+
+def _notes(trainer: Trainer, previous_notes: Sequence[str]) -> list[str]:
+    return [f"note: {note}" for note in (*previous_notes, *trainer.notes)]
+
+
+def _describe_device(rank_runtime: Runtime) -> str:
+    if rank_runtime.device.type == "cpu":
+        return f"CPU, {pluralize(rank_runtime.cores, 'thread')} per rank"
+    return f"{torch.cuda.get_device_name(rank_runtime.device)} (rank 0: {rank_runtime.device})"
+
+
+def _describe_dropped(dropped: int) -> str:
+    if not dropped:
+        return ""
+    are = "is" if dropped == 1 else "are"
+    return f"; the last {pluralize(dropped, 'sample')} of an epoch {are} left out (shuffled)"
+
+
+def _finish(trainer: Trainer, *, typed: str) -> int:
+    """Everything is committed: write the exit file, print the summary, and wait: srun ends all when one rank leaves."""
+    is_stopped = not trainer.is_finished
+    code = ExitCode.STOPPED if is_stopped else ExitCode.OK
+    if trainer.runtime.is_main:
+        cause = trainer.loop.stop.cause if is_stopped else "finished"
+        exit_file.write_exit(trainer.folder, code=code, step=trainer.state.step, cause=cause)
+    trainer.progress.say("\n" + (stopped_summary(trainer, typed) if is_stopped else finished_summary(trainer, typed)))
+    trainer.runtime.barrier()
+    return int(code)
+
+
+def stopped_summary(trainer: Trainer, typed: str) -> str:
+    """Why training stopped, where, what it consumed, and how it continues."""
+    stop, step = trainer.loop.stop, trainer.state.step
+    saved = trainer.loop.checkpoint or "nothing was saved: no step was done"
+    lines = [f"stopped by {stop} at step {step} of {trainer.steps.total}: {saved}"]
+    if stop.cause == exit_file.DEADLINE_CAUSE and step == trainer.start_step:
+        lines.append("note: this start had no time for a step: give it more")
+    if usage := trainer.usage.summary_rows(trainer.images_trained):
+        lines.append(format_rows(usage))
+    return "\n".join([*lines, format_rows({"continue:": typed})])
+
+
+def finished_summary(trainer: Trainer, typed: str) -> str:
+    """What came out, what it consumed, and the commands that a user needs next."""
+    state, config = trainer.state, trainer.config
+    stopped_early = trainer.has_reached_target
+    lines = [
+        format_summary(
+            result=state.result,
+            classes=trainer.dataset.classes,
+            steps=state.step,
+            seconds=state.seconds,
+            images=state.step * trainer.batches.global_,
+            checkpoint=trainer.loop.checkpoint,
+            consumed=trainer.usage.summary_rows(trainer.images_trained),
+            best=_describe_best(trainer),
+        )
+    ]
+    if unreadable := trainer.loader.broken.told:
+        lines.append(format_rows({"skipped": unreadable}))
+    if stopped_early and state.step < trainer.steps.total:
+        wanted, evaluations = config.eval, pluralize(config.eval.patience, "evaluation")
+        lines.append(f"ended early: {wanted.metric} reached eval.target {wanted.target:g} in {evaluations}")
+    run = FinishedRun(config=config, steps=trainer.steps, step=state.step, stopped_early=stopped_early)
+    program = program_of(typed)
+    folder = shlex.quote(one_line(str(trainer.folder)))
+    commands = {
+        "report:": f"{program} report {folder}",
+        "predict:": f"{program} predict {folder} IMAGES",
+        "continue:": continue_command(run, typed),
+    }
+    return "\n".join([*lines, format_rows(commands)])
+
+
+def _describe_best(trainer: Trainer) -> str | None:
+    """The evaluation whose weights `train eval`, `predict` and `export` take, if it is not the last step's."""
+    state = trainer.state
+    if state.best is None or state.best_step is None or state.best_step == state.step:
+        return None
+    step, epoch = state.best_step, -(-state.best_step // trainer.steps.per_epoch)
+    best = describe_best(state.best, trainer.config.eval.metric, step=step, epoch=epoch)
+    return f"{best}: {trainer.checkpoint_path(step)}"
+
+
+# What the run folder records
+
+
+def _write_start(trainer: Trainer, environ: Mapping[str, str], now: float, *, is_idle: bool) -> None:
+    """Add this start to run.json, on rank 0. is_idle: it will train nothing."""
+    world_size = None if is_idle else trainer.runtime.world.world_size
+    place = _hosts_and_launcher(environ)
+    record.complete_start(
+        trainer.folder, step=trainer.state.step, world_size=world_size, **place, environ=environ, now=now
+    )
+
+
+def _write_facts(
+    trainer: Trainer, *, environ: Mapping[str, str], argv: Sequence[str], variables: CallerVariables
+) -> None:
+    """Write config.yaml, and what run.json says of the training, on rank 0."""
+    record.write_config(trainer.folder, trainer.config)
+    record.write_run(
+        trainer.folder,
+        world=trainer.runtime.world,
+        **_hosts_and_launcher(environ),
+        sources=_sources(environ),
+        argv=argv,
+        environ=environ,
+        variables=variables.record(),
+        training=_training_facts(trainer),
+    )
+
+
+def _hosts_and_launcher(environ: Mapping[str, str]) -> Mapping[str, Any]:
+    hosts = [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
+    return {"hosts": hosts, "launcher": environ.get("ENTRYPOINT_LAUNCHER", "unknown")}
+
+
+def _sources(environ: Mapping[str, str]) -> dict[str, str]:
+    """Which variable each fact came from; nonsense from whoever starts a worker without its parent is ignored."""
+    try:
+        return dict(json.loads(environ.get("ENTRYPOINT_SOURCES", "{}")))
+    except (ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _recorded_micro_batch(folder: Path) -> Mapping[str, Any]:
+    """What an earlier start of this run has found, so that it continues with the same micro batch and the same bits."""
+    training = (record.read_run(folder) or {}).get("training")
+    fit = training.get("fit") if isinstance(training, dict) else None
+    return fit if isinstance(fit, dict) else {}
+
+
+def _training_facts(trainer: Trainer) -> dict[str, Any]:
+    """What `auto` was decided to be, and the amounts of data and steps: `train report` compares runs by them."""
+    batches, dataset, device = trainer.batches, trainer.dataset, trainer.runtime.device
+    is_cpu = device.type == "cpu"
+    return {
+        "device": _describe_device(trainer.runtime) if is_cpu else torch.cuda.get_device_name(device),
+        "precision": trainer.runtime.precision,
+        "global_batch_size": batches.global_,
+        "micro_batch_size": batches.micro,
+        "fit": asdict(trainer.micro_batch) if trainer.micro_batch else None,
+        "accumulation": batches.accumulation,
+        "compiled": asdict(trainer.compiled) if trainer.compiled else None,
+        "parameters": registry.count_parameters(trainer.state.network),
+        "training_images": dataset.num_training,
+        "held_out_images": dataset.num_validation,
+        "classes": len(dataset.classes),
+        "loader": trainer.loader.kind,
+        "steps_per_epoch": trainer.steps.per_epoch,
+        "steps": trainer.steps.total,
+    }

@@ -1,0 +1,202 @@
+"""`TrainState` is everything that a checkpoint saves and a resumed run needs.
+
+Random numbers are keyed by seed, epoch and sample, so it holds no generator's state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from entrypoint import ExitCode, Failure
+from train.checkpoint import format
+from train.evaluation.metrics import EvaluationResult
+from train.optim.ema import EMA
+
+TensorGroups = Mapping[str, Mapping[str, Tensor]]
+COUNTERS: Final = ("step", "evaluated", "held", "rollbacks")
+MAX_COUNTER: Final = 1 << 62
+SUMS_PER_RANK: Final = 3  # of a log window: see `running_mean.RunningMean.sums`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogWindow:
+    """Each rank's sums since the last log point, and the training time (seconds) at which they began."""
+
+    sums: list[list[float]]
+    since: float
+
+    def sums_of(self, rank: int, world_size: int) -> list[float]:
+        """The sums that a rank continues with. In a world of another size rank 0 takes all of them."""
+        if len(self.sums) == world_size:
+            return self.sums[rank]
+        return [sum(column) if rank == 0 else 0.0 for column in zip(*self.sums, strict=True)]
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """Only the Trainer changes it.
+
+    network: the model without its DDP wrapper.
+    step: finished optimizer steps. With the config it determines the next samples and learning rate.
+    seconds: training time of all starts, without evaluations and saves.
+    evaluated: the step of the last evaluation; result: what it measured.
+    best, best_step: the best evaluation so far, by eval.metric.
+    ema: with train.ema_decay.
+    target_streak: how many evaluations in a row have reached eval.target.
+    rollbacks: how often the run went back to a checkpoint because its loss had jumped.
+    window: the sums since the last log point, when this state was saved.
+    """
+
+    network: nn.Module
+    optimizer: Optimizer
+    scaler: GradScaler | None
+    ema: EMA | None = None
+    step: int = 0
+    seconds: float = 0.0
+    evaluated: int = 0
+    result: EvaluationResult | None = None
+    best: EvaluationResult | None = None
+    best_step: int | None = None
+    target_streak: int = 0
+    rollbacks: int = 0
+    window: LogWindow | None = None
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The checkpoint's tensors, by group."""
+        moments, _ = format.pack_state(self.optimizer.state_dict())
+        ema = {"ema": self.ema.tensors} if self.ema else {}
+        return {"model": dict(self.network.state_dict()), "optimizer": moments, **ema}
+
+    def numbers(self) -> dict[str, Any]:
+        """Everything else, as JSON values for the checkpoint's state.json."""
+        _, optimizer = format.pack_state(self.optimizer.state_dict())
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "evaluated": self.evaluated,
+            "result": asdict(self.result) if self.result else None,
+            "best": asdict(self.best) if self.best else None,
+            "best_step": self.best_step,
+            "held": self.target_streak,
+            "rollbacks": self.rollbacks,
+            "window": asdict(self.window) if self.window else None,
+            "optimizer": optimizer,
+            "scaler": self.scaler.state_dict() if self.scaler else None,
+        }
+
+    def restore(self, tensors: TensorGroups, numbers: Mapping[str, Any]) -> None:
+        """Load what `tensors` and `numbers` returned.
+
+        Raises:
+            Failure: DATA, if the checkpoint belongs to another model or optimizer.
+        """
+        try:
+            check_numbers(numbers)
+            self.network.load_state_dict(dict(tensors["model"]))
+            settings = [dict(group) for group in self.optimizer.param_groups]
+            saved = format.unpack_state(tensors["optimizer"], numbers["optimizer"])
+            self.optimizer.load_state_dict(_keep_kernel_choice(self.optimizer, saved))
+            check_optimizer(self.optimizer, settings)
+            if self.ema:
+                self.ema.restore(tensors["ema"])
+            if self.scaler and numbers["scaler"]:
+                self.scaler.load_state_dict(numbers["scaler"])
+            self.step, self.seconds = int(numbers["step"]), float(numbers["seconds"])
+            self.evaluated, self.best_step = int(numbers["evaluated"]), numbers["best_step"]
+            # Checkpoints of the first versions do not have the next three.
+            self.target_streak, self.rollbacks = int(numbers.get("held", 0)), int(numbers.get("rollbacks", 0))
+            self.window = LogWindow(**window) if (window := numbers.get("window")) else None
+            self.result, self.best = _result(numbers["result"]), _result(numbers["best"])
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise Failure(
+                "the checkpoint does not fit this model and optimizer",
+                found=str(error).splitlines()[0],
+                fix="continue with the version that wrote it, or start over with checkpoint.resume=never",
+                code=ExitCode.DATA,
+            ) from error
+
+
+def _keep_kernel_choice(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer's kernels (fused, foreach) suit this start's device; the checkpoint may come from another."""
+    for group, own_group in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        group.update({name: own_group[name] for name in ("fused", "foreach") if name in own_group})
+    return saved
+
+
+def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
+    return EvaluationResult(**values) if values else None
+
+
+# Hashes show that a checkpoint is complete, not that a training wrote it: the values are checked too.
+
+
+def check_numbers(numbers: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the first value that no training writes."""
+    counters = {name: numbers.get(name, 0) for name in COUNTERS} | {"best_step": numbers["best_step"] or 0}
+    for name, value in counters.items():
+        _require(type(value) is int and 0 <= value < MAX_COUNTER, name, value)
+    seconds = numbers["seconds"]
+    _require(_is_number(seconds) and 0 <= seconds < math.inf, "seconds", seconds)
+    for name in ("result", "best"):
+        _require(numbers[name] is None or _is_result(numbers[name]), name, numbers[name])
+    window = numbers.get("window")
+    _require(window is None or _is_window(window), "window", window)
+
+
+def check_optimizer(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if the optimizer got settings or moments that it cannot step with.
+
+    settings: of each parameter group, before the checkpoint was loaded.
+    """
+    for before, after in zip(settings, optimizer.param_groups, strict=True):
+        for name in before.keys() - {"params"}:
+            valid = name in after and _is_alike(before[name], after[name])
+            _require(valid, f"optimizer {name}", after.get(name))
+    for moments in optimizer.state.values():
+        _require(isinstance(moments, dict), "optimizer state", moments)
+        for name, value in moments.items():
+            _require(value is None or isinstance(value, Tensor) or _is_number(value), f"optimizer {name}", value)
+
+
+def _require(condition: bool, name: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(f"{name} is {value!r:.60}")
+
+
+def _is_alike(before: Any, after: Any) -> bool:
+    """Whether a setting has a type that may take the other's place. torch's versions write None or a bool for some."""
+    if isinstance(before, tuple):
+        return isinstance(after, tuple) and len(after) == len(before) and all(map(_is_alike, before, after))
+    if _is_number(before):
+        return _is_number(after) or isinstance(after, Tensor)
+    return not isinstance(after, str | list | dict)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_result(values: Any) -> bool:
+    if not isinstance(values, dict):
+        return False
+    recall = values.get("recall") or []
+    scalars = [value for name, value in values.items() if name != "recall"]
+    numbers = scalars + (recall if isinstance(recall, list) else [recall])
+    return isinstance(recall, list) and all(value is None or _is_number(value) for value in numbers)
+
+
+def _is_window(values: Any) -> bool:
+    if not isinstance(values, dict) or not _is_number(values.get("since")):
+        return False
+    sums = values.get("sums")
+    ranks = sums if isinstance(sums, list) else []
+    return bool(ranks) and all(
+        isinstance(rank, list) and len(rank) == SUMS_PER_RANK and all(map(_is_number, rank)) for rank in ranks
+    )

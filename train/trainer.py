@@ -1,0 +1,848 @@
+"""The `Trainer` trains a model on one rank, together with the other ranks.
+
+`fit` is the table of contents of training; `train_step` is one optimizer step.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from entrypoint import Failure, Heartbeat
+from train import compilation, files, rng
+from train.batch_size import MicroBatchFit
+from train.checkpoint import format, store
+from train.checkpoint.format import SnapshotBuffers
+from train.checkpoint.writer import BackgroundWriter
+from train.compilation import Compiled
+from train.config.batches import BatchSizes, StepCounts
+from train.config.schema import RunConfig
+from train.data.loader import Batch, BatchLoader
+from train.data.sampler import BatchSampler, MicroBatch
+from train.distributed import replica_check, shared_memory
+from train.distributed.bitwise import Exact
+from train.distributed.runtime import Runtime, refuse_unused_parameters
+from train.distributed.vote import StopVote, Vote, open_vote_exchange
+from train.evaluation import early_stopping, metrics
+from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.metrics import EvaluationResult
+from train.fault_injection import FaultInjector
+from train.logging import running_mean
+from train.logging.metrics import MetricsLogger
+from train.logging.progress import EpochStats, EpochStatsCounter, Progress, pluralize
+from train.logging.running_mean import RunningMean, StepMetrics, TrainingStopwatch
+from train.logging.usage import UsageRecorder
+from train.loss_monitor import (
+    MAX_SKIPPED_STEPS,
+    DivergenceRecord,
+    LossJump,
+    LossJumped,
+    RecentLosses,
+    diverged_failure,
+    losses_by_step,
+    no_checkpoint_failure,
+    steps_since_log_point,
+)
+from train.optim.loss import Criterion
+from train.optim.optimizer import set_learning_rate
+from train.optim.schedule import Schedule
+from train.profiler import StepProfiler, steps_to_profile
+from train.run import exit_file, resume
+from train.run.deadline import Durations, estimate_first_save
+from train.run.lock import RunLock
+from train.run.stop import StopRequest, StopSignals
+from train.state import LogWindow, TrainState
+
+T = TypeVar("T")
+BatchStream = Iterator[tuple[MicroBatch, Batch]]
+BEST_FILE: Final = "best.json"
+CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
+NO_VOTE: Final = Vote()
+NO_STATS: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
+SYNC_GRADIENTS: Final = nullcontext()
+# Only an optimizer step changes these tensors: the writer may still copy them while the next step computes.
+COPIED_LATER: Final = ("optimizer", "ema")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """num_training, num_validation: images. fingerprint: a resumed run must have the same."""
+
+    classes: tuple[str, ...]
+    num_training: int
+    num_validation: int
+    fingerprint: Mapping[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingSave:
+    """A checkpoint that is being written: the step and the last evaluation that it holds.
+
+    stalled: seconds for which training stood still for the snapshot; waited: and later, for tensors that the writer
+    had not copied before the next update.
+    """
+
+    step: int
+    evaluated: int
+    stalled: float
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """A committed checkpoint, and the seconds it took."""
+
+    path: Path
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopState:
+    """What the training loop remembers from step to step, and no checkpoint holds. Each start has a new one.
+
+    saved_at is a time of the clock; logged_at and stepped_at are of the stopwatch. checkpoint: the newest committed
+    one; checkpoint_evaluated: the step of the last evaluation that it holds. copied: set once the writer reads nothing
+    more that an update changes. finished_epoch: not printed yet. skipped_steps: in a row, by fp16's scaler. graphs:
+    compiled so far. stop_noted: that the last save has begun.
+    """
+
+    running_mean: RunningMean
+    stopwatch: TrainingStopwatch
+    durations: Durations
+    epoch_stats: EpochStatsCounter
+    recent_losses: RecentLosses
+    stop: StopRequest
+    saved_at: float
+    logged_at: float
+    stepped_at: float
+    checkpoint: Path | None
+    checkpoint_evaluated: int
+    graphs: int
+    writer: BackgroundWriter[SavedCheckpoint | None] = field(default_factory=BackgroundWriter)
+    snapshot_buffers: SnapshotBuffers = field(default_factory=SnapshotBuffers)
+    pending_save: PendingSave | None = None
+    copied: threading.Event | None = None
+    finished_epoch: EpochStats | None = None
+    skipped_steps: int = 0
+    stop_noted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """All ranks call the same methods in the same order. `build_trainer` makes one.
+
+    `state` is what checkpoints hold, `loop` what they do not; both change with each step. model and optimizer are as
+    Accelerate wrapped them. micro_batch: what trials found, with train.micro_batch_size=auto on a GPU. on_first_step:
+    called on rank 0 once this start has trained a step, and then belongs to the run.
+    """
+
+    config: RunConfig
+    runtime: Runtime
+    folder: Path
+    dataset: DatasetInfo
+    loader: BatchLoader
+    sampler: BatchSampler
+    batches: BatchSizes
+    micro_batch: MicroBatchFit | None
+    steps: StepCounts
+    schedule: Schedule
+    model: nn.Module
+    optimizer: Optimizer
+    criterion: Criterion
+    bitwise: Exact | None
+    compiled: Compiled | None
+    state: TrainState
+    faults: FaultInjector
+    lock: RunLock | None
+    heartbeat: Heartbeat
+    signals: StopSignals
+    usage: UsageRecorder
+    metrics: MetricsLogger
+    progress: Progress
+    notes: tuple[str, ...]
+    class_table: tuple[str, ...]
+    start_step: int
+    on_first_step: Callable[[Trainer], None] | None = None
+    clock: Callable[[], float] = time.monotonic
+    loop: LoopState = field(init=False)
+
+    # Training, from the first step to the last
+
+    def fit(self) -> None:
+        """Train from `state.step` to the end, or to the step at which all ranks agree to stop. Then all is committed.
+
+        `is_finished` tells which of the two it was. With train.spike=rollback it trains again from the last checkpoint
+        after a jump of the loss.
+
+        Raises:
+            Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
+        """
+        jump: LossJump | None = None
+        while True:
+            with self.metrics.opened(step=self.state.step, evaluated=self.state.evaluated):
+                if jump is not None:
+                    self._log_rollback(jump)
+                jump = self._fit_until_jump()
+                if jump is None:
+                    self.usage.finish(self.metrics, self.state.step, images=self.images_trained)
+                    return
+            self._roll_back(jump)
+
+    def _fit_until_jump(self) -> LossJump | None:
+        self.begin()
+        self.runtime.shared(self._write_best_file)
+        profiler = self._build_profiler()
+        try:
+            with self._finish_pending_save():
+                self._train(profiler)
+                if not self.is_finished:
+                    self._note_stop()
+                self.save()
+                self.wait_for_save()
+        except LossJumped as error:
+            return error.jump  # not the exception: its frames hold the stream of batches
+        finally:
+            profiler.close(self.state.step)
+        return None
+
+    def begin(self) -> None:
+        """Start the clocks and counters where `state` stands."""
+        state, world = self.state, self.runtime.world
+        stopwatch = TrainingStopwatch(state.seconds, clock=self.clock)
+        num_bytes = resume.checkpoint_bytes(self.config, state.network, self.optimizer)
+        durations = Durations({"save": estimate_first_save(num_bytes)})
+        sums = state.window.sums_of(world.rank, world.world_size) if state.window else (0.0, 0.0, 0.0)
+        self.loop = LoopState(
+            running_mean=RunningMean(self.runtime.device, sums),
+            stopwatch=stopwatch,
+            durations=durations,
+            epoch_stats=self._begin_epoch_stats(stopwatch.seconds),
+            recent_losses=RecentLosses(len(self.dataset.classes)),
+            stop=StopRequest(self.signals, durations, is_main=self.runtime.is_main, clock=self.clock),
+            saved_at=self.clock(),
+            logged_at=state.window.since if state.window else stopwatch.seconds,
+            stepped_at=stopwatch.seconds,
+            checkpoint=self.checkpoint_path(state.step) if state.step else None,
+            checkpoint_evaluated=state.evaluated,
+            graphs=compilation.count_compiled()["graphs"] if self.compiled else 0,
+        )
+
+    def _train(self, profiler: StepProfiler) -> None:
+        """Train, log, evaluate and save until the run is finished, or until all ranks agree to stop."""
+        state, first_step = self.state, self.state.step
+        host_ranks = shared_memory.host_ranks(self.runtime.world, self.runtime.gathered)
+        vote = StopVote(open_vote_exchange(self.runtime.control, host_ranks), self._vote)
+        batches = self.loader.train(self.sampler.pieces(state.step))
+        while True:
+            self.heartbeat.beat("step", "agreement", step=state.step)
+            decision = vote.result()
+            if decision.written and self.loop.pending_save is not None:
+                self.wait_for_save()
+            if decision.stop or (self._evaluation_is_due() and not self.evaluate()) or self.is_finished:
+                return
+            if decision.save or self._save_is_due():
+                self.save()
+            vote.propose()
+            profiler.before_step(state.step + 1)
+            self.train_step(batches)
+            profiler.after_step(state.step)
+            if state.step == first_step + 1:
+                self._record_first_step()
+            self.progress.step()
+            self._compare_replicas()
+            if state.step % self.config.log.every_steps == 0:
+                self.log_step()
+            if state.step % self.steps.per_epoch == 0 or state.step == self.steps.total:
+                self.end_epoch()
+            self._measure_step()
+
+    # One optimizer step
+
+    def train_step(self, batches: BatchStream) -> None:
+        """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients, one update."""
+        state = self.state
+        self.faults.strike("step", state.step)
+        self.faults.flip_parameter_bit(state.step, state.network)
+        set_learning_rate(self.optimizer, self.schedule(state.step))
+        if self.bitwise is None:
+            self._accumulate_gradients(batches)
+        else:
+            self._accumulate_gradients_bitwise(batches, self.bitwise)
+        self._update_parameters()
+        state.step += 1
+        if state.ema is not None:
+            state.ema.update(state.step)
+        if state.scaler is not None:
+            was_skipped = self.optimizer.step_was_skipped  # type: ignore[attr-defined]
+            self.loop.skipped_steps = self.loop.skipped_steps + 1 if was_skipped else 0
+
+    def _accumulate_gradients(self, batches: BatchStream) -> None:
+        """Gradients add up in .grad; DDP exchanges them during the last backward pass."""
+        last = self.batches.accumulation - 1
+        for number in range(self.batches.accumulation):
+            batch = self._next_batch(batches)
+            with SYNC_GRADIENTS if number == last else self.runtime.accelerator.no_sync(self.model):
+                loss, correct = self._forward_backward(batch)
+            self.loop.running_mean.add(loss, correct, batch.labels.numel())
+        refuse_unused_parameters(self.model)
+
+    def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: Exact) -> None:
+        """Gradients add up in one tree over all micro batches, whichever rank computes them."""
+        bitwise.open()
+        for _ in range(self.batches.accumulation):
+            batch = self._next_batch(batches)
+            loss, correct = self._forward_backward(batch)
+            bitwise.add(running_mean.sum_micro_batch(loss, correct, batch.labels.numel()))
+        loss, correct, _ = bitwise.close()
+        if self.runtime.is_main:  # every rank has the sums over all ranks: only one may count them
+            self.loop.running_mean.add(loss / self.batches.global_, correct, self.batches.global_)
+
+    def _next_batch(self, batches: BatchStream) -> Batch:
+        """The next micro batch. Dropout's generator is seeded by its place in the run."""
+        self.heartbeat.beat("step", "reads data")
+        self.faults.strike("data", self.state.step)
+        micro_batch, batch = next(batches)
+        seed = self.config.run.seed
+        self.runtime.seed(rng.derive_seed(rng.DROPOUT, seed, micro_batch.step, micro_batch.number))
+        return batch
+
+    def _forward_backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The mean loss [] and the number of correct predictions [], on the device."""
+        self.heartbeat.at("forward")
+        self.faults.strike("fwd", self.state.step)
+        if self.compiled is not None and self.compiled.replayed:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        logits = self.model(batch.images)
+        loss = self.faults.corrupt_loss(self.state.step, self.criterion(logits, batch.labels))
+        self.heartbeat.at("backward")
+        self.faults.strike("bwd", self.state.step)
+        self.runtime.backward(loss)
+        return loss.detach(), running_mean.count_correct(logits.detach(), batch.labels)
+
+    def _update_parameters(self) -> None:
+        """Clip the gradients if the config says so, step the optimizer, and drop the gradients."""
+        self.heartbeat.at("optimizer")
+        self._await_copy()
+        if self.config.train.clip_grad_norm is not None:
+            # Unscaled by Accelerate, clipped by torch: Accelerate's clipping imports sharded tensors first.
+            self.runtime.accelerator.unscale_gradients()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.train.clip_grad_norm)
+        optimizer = unwrap_optimizer(self.optimizer)
+        optimizer.step()
+        if self.compiled is not None and self.compiled.stable:
+            optimizer.zero_grad(set_to_none=False)
+        else:
+            drop_gradients(optimizer)
+
+    def _measure_step(self) -> None:
+        before, self.loop.stepped_at = self.loop.stepped_at, self.loop.stopwatch.seconds
+        self.loop.durations.add("step", self.loop.stepped_at - before)
+
+    def _record_first_step(self) -> None:
+        on_first_step = self.on_first_step
+        if on_first_step is not None:
+            with self.loop.stopwatch.paused():
+                self.runtime.shared(lambda: on_first_step(self))
+
+    # Logging
+
+    def log_step(self) -> None:
+        """Read the sums since the last log point, on all ranks; write and print their means."""
+        state, loop = self.state, self.loop
+        self.heartbeat.beat("step", step=state.step)
+        means = self.check_finite_loss()
+        loop.running_mean.clear()
+        if means is None:
+            return
+        self._warn_of_jump(means.loss)
+        self._warn_of_recompilation()
+        unreadable = self._count_unreadable()
+        seconds, loop.logged_at = loop.stopwatch.seconds - loop.logged_at, loop.stopwatch.seconds
+        epoch, images_per_s = self._epoch_of(state.step), means.samples / seconds
+        self.metrics.write(
+            "train",
+            step=state.step,
+            epoch=epoch,
+            loss=means.loss,
+            accuracy=means.accuracy,
+            lr=self.schedule(state.step - 1),
+            images_per_s=images_per_s,
+            **unreadable,
+        )
+        self.usage.log(self.metrics, state.step)
+        epochs = self.config.train.epochs
+        self.progress.log_point(step=state.step, epoch=epoch, epochs=epochs, loss=means.loss, images_per_s=images_per_s)
+
+    def end_epoch(self) -> None:
+        """Close the epoch's statistics. If it ends with an evaluation, its line is printed after that."""
+        self.heartbeat.beat("step", step=self.state.step)
+        self.check_finite_loss()
+        self.loop.finished_epoch = self.loop.epoch_stats.close(
+            self.state.step, self.loop.stopwatch.seconds, epoch=self.steps.per_epoch
+        )
+        if not self._evaluation_is_due():
+            self._print_epoch()
+
+    def check_finite_loss(self) -> StepMetrics | None:
+        """The means since the last log point, after all ranks have seen that they are finite.
+
+        None if nothing was trained since then. With fp16 a single infinite loss only makes the scaler skip a step.
+
+        Raises:
+            Failure: DIVERGED.
+            LossJumped: with train.spike=rollback.
+        """
+        means = self.loop.running_mean.read(self.runtime.total, self.usage.values_to_sum())
+        self.usage.receive(means.extra_sums, trained=means.samples > 0)
+        if not means.samples:
+            return None
+        fp16 = self.state.scaler is not None
+        if (self.loop.skipped_steps >= MAX_SKIPPED_STEPS) if fp16 else not math.isfinite(means.loss):
+            raise self._diverged(f"mean loss {means.loss} over the last {means.samples} samples")
+        if self.config.train.spike == "rollback":
+            self._refuse_jump(means.loss)
+        self.loop.epoch_stats.read(self.state.step, means.loss, means.samples)
+        return means
+
+    def _refuse_jump(self, loss: float) -> None:
+        jump = self.loop.recent_losses.find_jump(self.state.step, loss)
+        if jump is None:
+            return
+        if self.state.rollbacks:
+            raise self._diverged(f"{jump}, for the second time")
+        raise LossJumped(jump)
+
+    def _warn_of_jump(self, loss: float) -> None:
+        jump = self.loop.recent_losses.add(self.state.step, loss)
+        if jump and self.config.train.spike == "warn":
+            self.metrics.write("spike", step=jump.step, loss=jump.loss, usual=jump.usual)
+            self.progress.say(f"warning: {jump}; train.spike=rollback would go back to the last checkpoint")
+
+    def _warn_of_recompilation(self) -> None:
+        """Code that is compiled after the first step makes all ranks wait, seconds to minutes."""
+        if self.compiled is None or (graphs := compilation.count_compiled()["graphs"]) == self.loop.graphs:
+            return
+        new_graphs, self.loop.graphs = graphs - self.loop.graphs, graphs
+        self.metrics.write("compiled", step=self.state.step, graphs=new_graphs)
+        self.progress.say(
+            f"warning: graphs compiled again by step {self.state.step}: {new_graphs}; the model's code depends on what "
+            "changes from step to step (TORCH_LOGS=recompiles says on what), or set train.compile=false"
+        )
+
+    def _diverged(self, found: str) -> Failure:
+        """All ranks come here together, and leave errors/diverged.json behind."""
+        steps = steps_since_log_point(self.state.step, self.config.log.every_steps)
+        losses_per_step = 1 if self.bitwise else self.batches.accumulation
+        own_losses = losses_by_step(self.loop.running_mean.losses(), steps, losses_per_step)
+        losses = self.runtime.gathered(own_losses)
+        if self.bitwise:  # rank 0 has counted for all ranks
+            losses = losses[:1] * len(losses)
+        if self.runtime.is_main:
+            paths = self.loader.paths
+            record = DivergenceRecord(found=found, steps=steps, losses=losses, sampler=self.sampler, paths=paths)
+            record.write(self.folder)
+        return diverged_failure(self.state.step, found, self.loop.checkpoint)
+
+    def _count_unreadable(self) -> dict[str, int]:
+        """Count the unreadable images of all ranks, so that all ranks end alike if there are too many."""
+        if self.config.data.max_bad_images == 0:
+            return {}
+        log = self.loader.broken
+        for known in self.runtime.gathered(log.known):
+            log.merge(known)
+        return {"bad_images": len(log.known)}
+
+    def _print_epoch(self, metrics_text: str | None = None) -> None:
+        """Print the line of the epoch that ends with this step, or of the part of one that training ends with.
+
+        A start that has trained none of its steps knows the evaluation only.
+        """
+        step = self.state.step
+        stats, self.loop.finished_epoch = self.loop.finished_epoch or NO_STATS, None
+        self.progress.epoch(
+            step=step,
+            epoch=self._epoch_of(step),
+            epochs=self.config.train.epochs,
+            is_complete=step % self.steps.per_epoch == 0,
+            stats=stats,
+            metrics_text=metrics_text,
+        )
+
+    def _begin_epoch_stats(self, seconds: float) -> EpochStatsCounter:
+        """A counter that continues the epoch that `state` stands in."""
+        window = self.state.window
+        columns = list(zip(*window.sums, strict=True)) if window else [(0.0,)] * 3
+        loss, _, samples = map(sum, columns)
+        return EpochStatsCounter(self.state.step, seconds, batch=self.batches.global_, loss=loss, samples=samples)
+
+    # Evaluation
+
+    def evaluate(self) -> bool:
+        """Evaluate on the validation images, and save a checkpoint if it is the best so far.
+
+        False if a rank had to stop before the end.
+        """
+        state, loop, batch_size = self.state, self.loop, self.config.eval.batch_size
+        num_validation = self.dataset.num_validation
+        own_samples = rank_batches(num_validation, batch_size, self.runtime.world)
+        batches = self._until_stop(self.heartbeat.each("evaluation", self.loader.evaluate(own_samples)))
+        self.heartbeat.beat("evaluation", step=state.step)
+        self.faults.strike("eval", state.step)
+        began = self.clock()
+        largest = max_batch_size(num_validation, batch_size)
+        ema_weights = state.ema.applied() if state.ema else nullcontext()
+        autocast = self.runtime.accelerator.autocast()  # with DataParallel, state.network has none itself
+        with loop.stopwatch.paused(), ema_weights, autocast, explain_out_of_memory(largest):
+            evaluation = evaluate(
+                state.network,
+                batches,
+                self.runtime,
+                classes=len(self.dataset.classes),
+                whole=largest if self.compiled else None,
+            )
+        self._count_unreadable()
+        if any(self.runtime.gathered(loop.stop.is_made())):
+            return False
+        loop.durations.add("evaluation", self.clock() - began)
+        state.result, state.evaluated = evaluation.result, state.step
+        self._log_evaluation(evaluation)
+        self._compare_with_best(evaluation.result)
+        if state.best_step == state.step:
+            self._write_confusion(BEST_CONFUSION_FILE, evaluation)
+            self.save()
+        return True
+
+    def _until_stop(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches of an evaluation until this rank must stop: an evaluation may outlast the grace time."""
+        for batch in batches:
+            yield batch
+            if self.loop.stop.is_made():
+                break
+
+    def _log_evaluation(self, evaluation: Evaluation) -> None:
+        """Never fails: what cannot be written is counted and printed."""
+        step, result = self.state.step, evaluation.result
+        self.metrics.write("eval", step=step, epoch=self._epoch_of(step), **metrics.metrics_to_log(result))
+        self._write_confusion(CONFUSION_FILE, evaluation)
+        self._print_epoch(metrics.format_epoch_line(result, self.config.eval.metric))
+
+    def _write_confusion(self, name: str, evaluation: Evaluation) -> None:
+        if evaluation.confusion is not None and self.runtime.is_main:
+            classes, matrix = self.dataset.classes, evaluation.confusion.tolist()
+            self.metrics.replace(name, metrics.confusion_json(self.state.step, classes, matrix))
+
+    def _compare_with_best(self, result: EvaluationResult) -> None:
+        """Whether this evaluation is the best, and reaches the target. Rank 0 decides, so that no rank stops alone."""
+        state, config = self.state, self.config.eval
+        decision = (
+            metrics.is_better(config.metric, result, state.best),
+            early_stopping.count_target_streak(config, state.target_streak, result),
+        )
+        is_best, state.target_streak = self.runtime.shared(lambda: decision)
+        if is_best:
+            state.best, state.best_step = result, state.step
+
+    # Checkpoints
+
+    def save(self) -> None:
+        """Take a snapshot and let it be written while training continues; `wait_for_save` waits for it.
+
+        Does nothing if the state is saved already. Never saves numbers that are not finite. One save at a time.
+        """
+        state, loop = self.state, self.loop
+        self.check_finite_loss()
+        if state.step == 0 or not self.has_unsaved_progress:
+            return
+        self.wait_for_save()
+        self._refuse_bad_buffers()
+        self.heartbeat.beat("save", step=state.step)
+        with loop.stopwatch.paused():
+            began = loop.saved_at = self.clock()
+            state.seconds = loop.stopwatch.seconds
+            sums = self.runtime.gathered(loop.running_mean.sums())
+            state.window = LogWindow(sums=sums, since=loop.logged_at)
+            if self.runtime.is_main:
+                loop.writer.begin(self._take_snapshot(began))
+            stalled = self.clock() - began
+        loop.pending_save = PendingSave(step=state.step, evaluated=state.evaluated, stalled=stalled)
+
+    def wait_for_save(self) -> None:
+        """Wait until the pending checkpoint is committed. All ranks learn of it, or of what went wrong.
+
+        Raises:
+            Failure: as `format.write_snapshot`; DIVERGED for weights that are not finite.
+        """
+        loop, pending = self.loop, self.loop.pending_save
+        if pending is None:
+            return
+        loop.pending_save = None
+        self.heartbeat.beat("save", step=self.state.step)
+        with loop.stopwatch.paused():
+            saved = self.runtime.shared(lambda: loop.writer.result(self._note_stop_while_waiting))
+        if saved is None:
+            raise self._diverged("weights that are not finite")
+        loop.checkpoint, loop.checkpoint_evaluated = saved.path, pending.evaluated
+        loop.durations.add("save", saved.seconds)
+        stalled = pending.stalled + pending.waited
+        self.metrics.write("checkpoint", step=pending.step, seconds=saved.seconds, stalled_seconds=stalled)
+
+    def _take_snapshot(self, began: float) -> Callable[[], SavedCheckpoint | None]:
+        """Copy the state; returns the action that commits it, for the writer. On rank 0 only.
+
+        best.json names a checkpoint only once it is committed, and older checkpoints are deleted after that. The action
+        returns None for weights that are not finite: then nothing was written.
+        """
+        step, best_step, keep = self.state.step, self.state.best_step, self.config.checkpoint.keep
+        facts = resume.checkpoint_facts(self.config, self.runtime, self.dataset.fingerprint, self.state)
+        pending = format.begin_snapshot(
+            step, self.state.tensors(), facts, self.loop.snapshot_buffers, later=COPIED_LATER
+        )
+        self.loop.copied, best = pending.copied, self._best_record()
+
+        def commit() -> SavedCheckpoint | None:
+            snapshot = pending.finish()
+            self.faults.strike("save", step)
+            if not format.all_finite(snapshot.files[f"model{format.TENSORS_SUFFIX}"]):
+                return None
+            if self.lock:
+                self.lock.refuse_lost()
+            path = format.write_snapshot(self.checkpoints, snapshot)
+            if best is not None and best_step == step:
+                files.write_json(self.folder / BEST_FILE, best)
+            store.prune_checkpoints(self.checkpoints, keep=keep, best=best_step, trusted=step)
+            return SavedCheckpoint(path=path, seconds=self.clock() - began)
+
+        return commit
+
+    def _await_copy(self) -> None:
+        """Before an update, wait until the writer has copied what the update changes."""
+        loop = self.loop
+        if loop.copied is None:
+            return
+        began = self.clock()
+        with loop.stopwatch.paused():
+            loop.copied.wait()
+        loop.copied = None
+        if loop.pending_save is not None:
+            loop.pending_save.waited += self.clock() - began
+
+    @contextmanager
+    def _finish_pending_save(self) -> Iterator[None]:
+        """However training ends inside, the pending checkpoint is finished first, and the error names it."""
+        writer = self.loop.writer
+        try:
+            with writer:
+                try:
+                    yield
+                finally:
+                    self.heartbeat.beat("save", step=self.state.step)  # the writer may outlast a step's time-out
+        except Failure as failure:
+            with suppress(Failure, RuntimeError):  # it failed too, or there was none
+                saved = writer.result()
+                failure.kept = str(saved.path) if saved else failure.kept
+            raise
+
+    def _write_best_file(self) -> None:
+        """Make best.json agree with `state`. On rank 0 only.
+
+        A kill may have come between the checkpoint and the file, or the run went back to before there was a best.
+        """
+        best = self._best_record()
+        if best is None:
+            files.remove(self.folder / BEST_FILE)
+        else:
+            files.write_json(self.folder / BEST_FILE, best)
+
+    def _best_record(self) -> dict[str, Any] | None:
+        step, best = self.state.best_step, self.state.best
+        if step is None or best is None:
+            return None
+        path = self.checkpoint_path(step).relative_to(self.folder)
+        return {"step": step, "checkpoint": str(path), **asdict(best)}
+
+    def _refuse_bad_buffers(self) -> None:
+        """A checkpoint has rank 0's weights and buffers: compare the replicas, if the config asks for that.
+
+        BatchNorm's statistics differ from rank to rank: all ranks end as soon as one has bad ones. The writer checks
+        the weights.
+
+        Raises:
+            Failure: DIVERGED; NODE or PEER, see `replica_check.check_replicas`.
+        """
+        network = self.state.network
+        saved_names = network.state_dict().keys()  # other buffers, such as masks, may hold anything
+        buffers = [
+            buffer for name, buffer in network.named_buffers() if name in saved_names and buffer.is_floating_point()
+        ]
+        if buffers:
+            norm = self.runtime.total(torch.stack(torch._foreach_norm(buffers)).sum())
+            if not math.isfinite(norm.item()):
+                raise self._diverged("running statistics that are not finite")
+        if self.config.train.check_replicas_every_steps is not None:
+            replica_check.check_replicas(self.runtime, network, self.optimizer, self.state.step)
+
+    def _compare_replicas(self) -> None:
+        """Raises Failure: NODE or PEER, see `replica_check.check_replicas`."""
+        every = self.config.train.check_replicas_every_steps
+        if every is not None and self.state.step % every == 0:
+            self.heartbeat.beat("step", step=self.state.step)
+            replica_check.check_replicas(self.runtime, self.state.network, self.optimizer, self.state.step)
+
+    # Rollback
+
+    def _roll_back(self, jump: LossJump) -> None:
+        """Load the last checkpoint on every rank; from now on it records that the run went back to it.
+
+        The next step is the one after that checkpoint, with the same samples.
+
+        Raises:
+            Failure: DIVERGED if there is no checkpoint; IO and others if it cannot be written.
+        """
+        state = self.state
+        self.heartbeat.beat("save")
+        self.heartbeat.beat("save", step=state.step)  # reading one takes about as long as a save
+        step = self.runtime.shared(lambda: self._last_checkpoint_step(jump))
+        tensors, facts = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step))
+        state.restore(tensors, facts["state"])
+        self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it
+        state.rollbacks += 1
+        facts = facts | {"state": facts["state"] | {"rollbacks": state.rollbacks}}
+
+        def rewrite() -> None:
+            if self.lock:
+                self.lock.refuse_lost()
+            format.write_snapshot(self.checkpoints, format.take_snapshot(step, tensors, facts))
+
+        self.runtime.shared(rewrite)
+
+    def _last_checkpoint_step(self, jump: LossJump) -> int:
+        checkpoint = format.newest_checkpoint(self.checkpoints)
+        if checkpoint is None:
+            raise no_checkpoint_failure(jump)
+        return checkpoint.step
+
+    def _log_rollback(self, jump: LossJump) -> None:
+        """The metrics were opened again, without the steps after the checkpoint."""
+        step = self.state.step
+        self.metrics.write("rollback", step=step, seen_at=jump.step, loss=jump.loss, usual=jump.usual)
+        self.progress.rewind(step)
+        lost = pluralize(jump.step - step, "step")
+        self.progress.say(
+            f"warning: {jump}; back by {lost} to {self.checkpoint_path(step)}, once in a run (train.spike: rollback)"
+        )
+
+    # When to evaluate, to save and to stop
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are trained and evaluated, or eval.target was reached."""
+        is_done = self.state.step >= self.steps.total and not self._evaluation_is_due()
+        return is_done or self.has_reached_target
+
+    @property
+    def has_reached_target(self) -> bool:
+        """Whether eval.target was reached often enough in a row."""
+        return early_stopping.should_stop(self.config.eval, self.state.target_streak)
+
+    @property
+    def has_unsaved_progress(self) -> bool:
+        """Whether this step, or its evaluation, is in no checkpoint, not even in the pending one."""
+        state, loop = self.state, self.loop
+        if loop.pending_save is not None:
+            return (loop.pending_save.step, loop.pending_save.evaluated) != (state.step, state.evaluated)
+        is_saved = loop.checkpoint is not None and loop.checkpoint.name == store.step_folder_name(state.step)
+        return state.step > 0 and not (is_saved and loop.checkpoint_evaluated == state.evaluated)
+
+    def _evaluation_is_due(self, steps_ahead: int = 0) -> bool:
+        """After every eval.every_epochs epochs and at the end; not twice for a run that resumed after one."""
+        step = self.state.step + steps_ahead
+        every = self.steps.per_epoch * self.config.eval.every_epochs
+        is_due = step % every == 0 or step >= self.steps.total
+        return is_due and self.dataset.num_validation > 0 and self.state.evaluated < step
+
+    def _save_is_due(self) -> bool:
+        every = self.config.checkpoint.every_steps
+        return every is not None and self.state.step > 0 and self.state.step % every == 0
+
+    def _vote(self) -> Vote:
+        """This rank's vote. Each rank looks at its signals; rank 0 also at the clock and at its writer."""
+        loop, minutes = self.loop, self.config.checkpoint.every_minutes
+        save = self.runtime.is_main and minutes is not None and self.clock() - loop.saved_at >= 60 * minutes
+        has_deadline = self.signals.deadline is not None
+        # An evaluation may come before all ranks have agreed.
+        evaluation = has_deadline and any(self._evaluation_is_due(ahead) for ahead in range(3))
+        stop = loop.stop.is_made(evaluation=evaluation)
+        written = loop.pending_save is not None and loop.writer.over
+        return Vote(stop=stop, save=save, written=written) if stop or save or written else NO_VOTE
+
+    def _note_stop(self) -> None:
+        """Note on disk that the last save has begun: if no exit.json follows, the grace time was too short."""
+        is_locked_out = self.lock is not None and self.lock.is_lost()
+        if self.runtime.is_main and self.has_unsaved_progress and not is_locked_out:
+            save_s = self.loop.durations.longest("save")
+            exit_file.write_stopping(self.folder, by=self.loop.stop.cause, save_s=save_s)
+        self.loop.stop_noted = True
+
+    def _note_stop_while_waiting(self) -> None:
+        """A stop signal may come while a save is waited for, and the grace time may end before the wait does."""
+        if self.loop.stop.is_made() and not self.loop.stop_noted:
+            self._note_stop()
+
+    # Paths and numbers
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    def checkpoint_path(self, step: int) -> Path:
+        """The folder of the checkpoint of a step."""
+        return self.checkpoints / store.step_folder_name(step)
+
+    @property
+    def images_trained(self) -> int:
+        """By this start."""
+        return (self.state.step - self.start_step) * self.batches.global_
+
+    def _epoch_of(self, step: int) -> int:
+        """The epoch that contains finished step `step`; both count from 1."""
+        return -(-step // self.steps.per_epoch)
+
+    def _build_profiler(self) -> StepProfiler:
+        wanted, say = self.config.profile.steps, self.progress.say
+        steps = steps_to_profile(wanted, done=self.state.step, total=self.steps.total, say=say)
+        return StepProfiler(
+            steps,
+            runtime=self.runtime,
+            folder=self.folder,
+            stopwatch=self.loop.stopwatch,
+            heartbeat=self.heartbeat,
+            say=say,
+        )
+
+
+def drop_gradients(optimizer: Optimizer) -> None:
+    """As zero_grad, which also tells torch's profiler twice: that costs more than the rest."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside Accelerate's wrapper, unless that scales losses.
+
+    In each step the wrapper looks on disk for an optimizer that nobody uses (`is_lomo_available`: 8 system calls) and
+    reads the signature of zero_grad.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return optimizer if getattr(optimizer, "scaler", None) else inner
