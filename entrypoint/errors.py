@@ -9,33 +9,51 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from entrypoint.redaction import redact
 
+REQUEUE: Final = True
+
 
 class ExitCode(IntEnum):
-    """Why a run ended, as its exit status.
+    """Why a run ended, as its exit status: number, meaning, and whether batch scripts requeue it.
 
-    64-78 follow BSD's sysexits where one fits; 90-93 are ours. Batch scripts requeue on 69, 75, 78 and 91 only.
+    This is the only definition of a code. 64-78 follow BSD's sysexits where one fits; 90-93 are
+    ours. docs/reference.md is written from it, and a test compares it with the job scripts.
+
+    Attributes:
+        meaning: one line for people.
+        requeue: whether a batch script puts its job back into the queue: the next start may succeed.
     """
 
-    OK = 0
-    USAGE = 64  # config or command line
-    DATA = 65  # bad data or checkpoint, or a changed config
-    NO_INPUT = 66  # an input is missing
-    PEER = 69  # a peer died, or rendezvous or network failed
-    BUG = 70  # ours: the only one with a traceback
-    RESOURCE = 71  # memory (host or GPU), shm, file limits
-    OUTPUT = 73  # output unusable or locked
-    IO = 74  # disk full, quota, input/output error
-    STOPPED = 75  # stopped cleanly after a signal or before the deadline
-    LAUNCH_CONFLICT = 76  # launch facts disagree
-    SECURITY = 77  # security refusal
-    NODE = 78  # GPU or node unusable, replicas diverged
-    DIVERGED = 90  # not a number
-    HANG = 91  # alive but silent
-    NO_PROGRESS = 93  # no progress over the last starts of this job
+    meaning: str
+    requeue: bool
+
+    OK = 0, "done"
+    USAGE = 64, "config or command line"
+    DATA = 65, "bad data or checkpoint, or a changed config"
+    NO_INPUT = 66, "an input is missing"
+    PEER = 69, "a peer died, or rendezvous or network failed", REQUEUE
+    BUG = 70, "a bug of ours, the only code with a traceback"
+    RESOURCE = 71, "out of memory (host or GPU), shared memory, processes or open files"
+    IMAGE_MISMATCH = 72, "the driver or the type of GPU does not fit this image"
+    OUTPUT = 73, "output unusable, or another start uses it"
+    IO = 74, "disk full, quota, input/output error"
+    STOPPED = 75, "stopped cleanly after a signal or before the deadline", REQUEUE
+    LAUNCH_CONFLICT = 76, "the launcher's facts disagree"
+    SECURITY = 77, "refused for security"
+    NODE = 78, "GPU or node unusable, replicas diverged", REQUEUE
+    DIVERGED = 90, "training diverged: the loss is not finite"
+    HANG = 91, "a hang: alive but silent", REQUEUE
+    NO_PROGRESS = 93, "no progress over the last starts of this job"
+
+    # A default, so that type checkers accept `ExitCode(75)`. A test refuses a member without one.
+    def __new__(cls, number: int, meaning: str = "", requeue: bool = False) -> Self:
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.meaning, code.requeue = meaning, requeue
+        return code
 
 
 # Control characters but the newline, as Python writes them.

@@ -27,7 +27,8 @@ OUT_OF_MEMORY_PATTERN: Final = re.compile(
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*DEVICE_ALLOCATION_FAILED"
 )
 CUDA_ERROR_PATTERN: Final = re.compile(
-    r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: )([^\n']+)"
+    r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: "
+    r"|(?=The NVIDIA driver on your system is too old))([^\n']+)"  # torch's own words, in c10
 )
 SHARED_MEMORY_PATTERN: Final = re.compile(r"shared memory (?:segment|file)|/dev/shm/nccl|No space left on device")
 # What torch's two NCCL backends write. That of torch 2.11 (NCCLUtils.hpp; in 2.15 with TORCH_DIST_USE_NCCL2=0) raises
@@ -90,6 +91,19 @@ DEVICE_ERROR_KINDS: Final = (
         what="there is no code for this kind of GPU",
         fix="take other GPUs, or an image whose torch was built for these (torch.cuda.get_arch_list() tells); build "
         "kernels of your own for these too",
+        code=ExitCode.IMAGE_MISMATCH,
+    ),
+    DeviceErrorKind(
+        signs=(
+            "CUDA driver version is insufficient",
+            "driver on your system is too old",
+            "compiled with an unsupported toolchain",
+            "forward compatibility was attempted",
+        ),
+        what="its driver does not run this image's CUDA",
+        fix="entrypoint doctor names the driver that this image needs: ask the administrator for it, "
+        "or use an image with an older CUDA",
+        code=ExitCode.IMAGE_MISMATCH,
     ),
     DeviceErrorKind(
         signs=("invalid device ordinal", "no CUDA-capable device is detected"),
@@ -103,9 +117,6 @@ DEVICE_ERROR_KINDS: Final = (
             "initialization error",
             "system not yet initialized",
             "unsupported display driver / cuda driver combination",
-            "CUDA driver version is insufficient",
-            "compiled with an unsupported toolchain",
-            "forward compatibility was attempted",
             "the launch timed out and was terminated",
             "MPS client",
             "MPS server",
@@ -132,7 +143,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def failure_from_error(error: BaseException, index: int | None = None) -> Failure | None:
     """The failure that `error` is; None where neither CUDA nor NCCL reported it.
 
-    RESOURCE for want of memory, NODE or DATA as in the table, PEER for all else that NCCL reports.
+    RESOURCE if memory is short, the table's code, PEER for all else that NCCL reports.
 
     index: the GPU's, where it was not taken yet.
     """
