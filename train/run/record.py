@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, World, redact_words
+from entrypoint import ExitCode, Failure, World, job_info_from_environ, redact_words
 from train import files
 from train.config import load
 from train.config.schema import RunConfig
@@ -207,9 +207,11 @@ def _is_not_empty(path: Path) -> bool:
 
 
 def scheduler_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The scheduler's name for this start: the same job id again is a requeue."""
-    nouns = {"job": "SLURM_JOB_ID", "restart": "SLURM_RESTART_COUNT"}
-    return {noun: environ[variable] for noun, variable in nouns.items() if environ.get(variable)}
+    """Return the scheduler's job id and restart count, as run.json keeps them: the same id again is a requeue."""
+    job = job_info_from_environ(environ)
+    if job is None:
+        return {}
+    return {"job": job.id} | ({"restart": str(job.restart)} if job.restart else {})
 
 
 def installed_version(package: str) -> str | None:
