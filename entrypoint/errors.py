@@ -88,7 +88,7 @@ class Failure(Exception):
         kept: str | None = None,
         also: Sequence[str] = (),
     ) -> None:
-        what = redact(what)  # here, since each part of it is shown and written in several places
+        what = redact(what)  # here, since several places show and write it
         super().__init__(what)
         self.what, self.fix, self.code = what, redact(fix), ExitCode(code)
         self.found, self.expected, self.kept = (text and redact(text) for text in (found, expected, kept))
@@ -97,18 +97,18 @@ class Failure(Exception):
     def __str__(self) -> str:
         """The block a user reads: `ERROR[code] what`, and one indented line for each fact. A clean stop is no error."""
         stop = self.code == ExitCode.STOPPED
-        mend = "next" if stop else "fix"
-        facts = [("found", self.found), ("expected", self.expected), (mend, self.fix), ("kept", self.kept)]
+        fix_label = "next" if stop else "fix"
+        facts = [("found", self.found), ("expected", self.expected), (fix_label, self.fix), ("kept", self.kept)]
         facts += [("also", other) for other in self.also[:MAX_ALSO_LINES]]
         facts += [("also", "more, once these are mended")] if len(self.also) > MAX_ALSO_LINES else []
-        # A value that brings lines along may not look like further facts.
+        # A value of several lines must not look like further facts.
         lines = [f"  {name}: {value.translate(NEWLINE_ESCAPE)}" for name, value in facts if value is not None]
-        # A file's name may hold anything, what a terminal would obey included.
+        # A file's name may hold anything, even a terminal's control sequences.
         head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
         return "\n".join([head, *lines]).translate(CONTROL_ESCAPES)
 
     def arguments(self) -> dict[str, Any]:
-        """Plain values that another process makes the same failure of: `Failure(**arguments)`."""
+        """Plain values for another process, which builds the same failure: `Failure(**arguments)`."""
         named = {name: getattr(self, name) for name in ("what", "fix", "found", "expected", "kept", "also")}
         return named | {"code": int(self.code)}
 
@@ -118,7 +118,7 @@ class Failure(Exception):
         return {"code": int(self.code), "what": self.what, "fix": self.fix} | {k: v for k, v in facts.items() if v}
 
 
-# By what an OSError holds, and by what libraries write where they keep no number: Python's threads, gloo's, torch's.
+# By errno, and by message where Python's threads, gloo or torch keep no errno.
 LIMIT_BY_ERRNO: Final = {errno.EAGAIN: "processes", errno.EMFILE: "files", errno.ENFILE: "files"}
 LIMIT_BY_MESSAGE: Final = {
     "can't start new thread": "processes",
@@ -140,11 +140,12 @@ LIMIT_FAILURES: Final = {
 
 
 def resource_limit_failure(error: BaseException) -> Failure | None:
-    """The failure that `error` is, where a limit was met; None where it is anything else."""
-    kind = LIMIT_BY_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
-    if kind is None and isinstance(error, RuntimeError):
-        kind = next((kind for text, kind in LIMIT_BY_MESSAGE.items() if text in str(error)), None)
-    if kind is None:
+    """Translate an error of a process, thread or file limit into a Failure; None for any other error."""
+    limit = LIMIT_BY_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
+    if limit is None and isinstance(error, RuntimeError):
+        message = str(error)
+        limit = next((limit for text, limit in LIMIT_BY_MESSAGE.items() if text in message), None)
+    if limit is None:
         return None
-    what, fix = LIMIT_FAILURES[kind]
+    what, fix = LIMIT_FAILURES[limit]
     return Failure(what, found=str(error).strip().partition("\n")[0], fix=fix, code=ExitCode.RESOURCE)
