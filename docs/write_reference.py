@@ -99,17 +99,8 @@ def patterns() -> dict[str, list[str]]:
 
 
 def code_rows() -> list[Row]:
-    """A row for each exit code: meaning from the code's own comment, requeued as the job scripts do it."""
-    source = (ROOT / "entrypoint" / "errors.py").read_text()
-    said = dict(re.findall(r"^    ([A-Z_]+) = \d+  # (.+)$", source, re.M)) | {"OK": "done"}
-    again = requeued()
-    return [[str(int(one)), f"`{one.name}`", said[one.name], "yes" if one in again else "no"] for one in ExitCode]
-
-
-def requeued() -> set[int]:
-    """The codes on which a job script puts its job back into the queue."""
-    found = re.search(r"=~ \^\(([\d|]+)\)\$", (ROOT / "launch" / "multinode.sh").read_text())
-    return {int(code) for code in found[1].split("|")} if found else set()
+    """A row for each exit code. A test compares `requeue` with the job scripts."""
+    return [[str(int(code)), f"`{code.name}`", code.meaning, "yes" if code.requeue else "no"] for code in ExitCode]
 
 
 def sections() -> dict[str, str]:

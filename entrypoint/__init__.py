@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from entrypoint.errors import ExitCode, Failure, resource_limit_failure
     from entrypoint.hang import HangTimeouts, SupervisionPolicy
     from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, Heartbeat, attach_heartbeat
+    from entrypoint.job import JobInfo, job_info_from_environ
     from entrypoint.launch import run_plan
     from entrypoint.machine import is_ephemeral_path, num_usable_cores, unmounted_path_failure
     from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
@@ -30,6 +31,7 @@ __all__ = [
     "Failure",
     "HangTimeouts",
     "Heartbeat",
+    "JobInfo",
     "LaunchOptions",
     "Plan",
     "SupervisionPolicy",
@@ -39,6 +41,7 @@ __all__ = [
     "die_with_parent",
     "gauges",
     "is_ephemeral_path",
+    "job_info_from_environ",
     "make_plan",
     "network",
     "num_usable_cores",
@@ -80,6 +83,10 @@ EXPORTS_BY_MODULE = {
         "Heartbeat",
         "SIGNAL_REPEAT_WINDOW_S",
         "attach_heartbeat",
+    ),
+    "job": (
+        "JobInfo",
+        "job_info_from_environ",
     ),
     "launch": ("run_plan",),
     "machine": (

@@ -9,33 +9,51 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from entrypoint.redaction import redact
 
+REQUEUE: Final = True
+
 
 class ExitCode(IntEnum):
-    """Why a run ended, as its exit status.
+    """Why a run ended, as its exit status: number, meaning, and whether batch scripts requeue it.
 
-    64-78 follow BSD's sysexits where one fits; 90-93 are ours. Batch scripts requeue on 69, 75, 78 and 91 only.
+    This is the only definition of a code. 64-78 follow BSD's sysexits where one fits; 90-93 are
+    ours. docs/reference.md is written from it, and a test compares it with the job scripts.
+
+    Attributes:
+        meaning: one line for people.
+        requeue: whether a batch script puts its job back into the queue: the next start may succeed.
     """
 
-    OK = 0
-    USAGE = 64  # config or command line
-    DATA = 65  # bad data or checkpoint, or a changed config
-    NO_INPUT = 66  # an input is missing
-    PEER = 69  # a peer died, or rendezvous or network failed
-    BUG = 70  # ours: the only one with a traceback
-    RESOURCE = 71  # memory (host or GPU), shm, file limits
-    OUTPUT = 73  # output unusable or locked
-    IO = 74  # disk full, quota, input/output error
-    STOPPED = 75  # stopped cleanly after a signal or before the deadline
-    LAUNCH_CONFLICT = 76  # launch facts disagree
-    SECURITY = 77  # security refusal
-    NODE = 78  # GPU or node unusable, replicas diverged
-    DIVERGED = 90  # not a number
-    HANG = 91  # alive but silent
-    NO_PROGRESS = 93  # no progress over the last starts of this job
+    meaning: str
+    requeue: bool
+
+    OK = 0, "done"
+    USAGE = 64, "config or command line"
+    DATA = 65, "bad data or checkpoint, or a changed config"
+    NO_INPUT = 66, "an input is missing"
+    PEER = 69, "a peer died, or rendezvous or network failed", REQUEUE
+    BUG = 70, "a bug of ours, the only code with a traceback"
+    RESOURCE = 71, "out of memory (host or GPU), shared memory, processes or open files"
+    IMAGE_MISMATCH = 72, "the driver or the type of GPU does not fit this image"
+    OUTPUT = 73, "output unusable, or another start uses it"
+    IO = 74, "disk full, quota, input/output error"
+    STOPPED = 75, "stopped cleanly after a signal or before the deadline", REQUEUE
+    LAUNCH_CONFLICT = 76, "the launcher's facts disagree"
+    SECURITY = 77, "refused for security"
+    NODE = 78, "GPU or node unusable, replicas diverged", REQUEUE
+    DIVERGED = 90, "training diverged: the loss is not finite"
+    HANG = 91, "a hang: alive but silent", REQUEUE
+    NO_PROGRESS = 93, "no progress over the last starts of this job"
+
+    # A default, so that type checkers accept `ExitCode(75)`. A test refuses a member without one.
+    def __new__(cls, number: int, meaning: str = "", requeue: bool = False) -> Self:
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.meaning, code.requeue = meaning, requeue
+        return code
 
 
 # Control characters but the newline, as Python writes them.
@@ -70,7 +88,7 @@ class Failure(Exception):
         kept: str | None = None,
         also: Sequence[str] = (),
     ) -> None:
-        what = redact(what)  # here, since each part of it is shown and written in several places
+        what = redact(what)  # here, since several places show and write it
         super().__init__(what)
         self.what, self.fix, self.code = what, redact(fix), ExitCode(code)
         self.found, self.expected, self.kept = (text and redact(text) for text in (found, expected, kept))
@@ -79,18 +97,18 @@ class Failure(Exception):
     def __str__(self) -> str:
         """The block a user reads: `ERROR[code] what`, and one indented line for each fact. A clean stop is no error."""
         stop = self.code == ExitCode.STOPPED
-        mend = "next" if stop else "fix"
-        facts = [("found", self.found), ("expected", self.expected), (mend, self.fix), ("kept", self.kept)]
+        fix_label = "next" if stop else "fix"
+        facts = [("found", self.found), ("expected", self.expected), (fix_label, self.fix), ("kept", self.kept)]
         facts += [("also", other) for other in self.also[:MAX_ALSO_LINES]]
         facts += [("also", "more, once these are mended")] if len(self.also) > MAX_ALSO_LINES else []
-        # A value that brings lines along may not look like further facts.
+        # A value of several lines must not look like further facts.
         lines = [f"  {name}: {value.translate(NEWLINE_ESCAPE)}" for name, value in facts if value is not None]
-        # A file's name may hold anything, what a terminal would obey included.
+        # A file's name may hold anything, even a terminal's control sequences.
         head = self.what if stop else f"ERROR[{int(self.code)}] {self.what}"
         return "\n".join([head, *lines]).translate(CONTROL_ESCAPES)
 
     def arguments(self) -> dict[str, Any]:
-        """Plain values that another process makes the same failure of: `Failure(**arguments)`."""
+        """Plain values for another process, which builds the same failure: `Failure(**arguments)`."""
         named = {name: getattr(self, name) for name in ("what", "fix", "found", "expected", "kept", "also")}
         return named | {"code": int(self.code)}
 
@@ -100,7 +118,7 @@ class Failure(Exception):
         return {"code": int(self.code), "what": self.what, "fix": self.fix} | {k: v for k, v in facts.items() if v}
 
 
-# By what an OSError holds, and by what libraries write where they keep no number: Python's threads, gloo's, torch's.
+# By errno, and by message where Python's threads, gloo or torch keep no errno.
 LIMIT_BY_ERRNO: Final = {errno.EAGAIN: "processes", errno.EMFILE: "files", errno.ENFILE: "files"}
 LIMIT_BY_MESSAGE: Final = {
     "can't start new thread": "processes",
@@ -122,11 +140,12 @@ LIMIT_FAILURES: Final = {
 
 
 def resource_limit_failure(error: BaseException) -> Failure | None:
-    """The failure that `error` is, where a limit was met; None where it is anything else."""
-    kind = LIMIT_BY_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
-    if kind is None and isinstance(error, RuntimeError):
-        kind = next((kind for text, kind in LIMIT_BY_MESSAGE.items() if text in str(error)), None)
-    if kind is None:
+    """Translate an error of a process, thread or file limit into a Failure; None for any other error."""
+    limit = LIMIT_BY_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
+    if limit is None and isinstance(error, RuntimeError):
+        message = str(error)
+        limit = next((limit for text, limit in LIMIT_BY_MESSAGE.items() if text in message), None)
+    if limit is None:
         return None
-    what, fix = LIMIT_FAILURES[kind]
+    what, fix = LIMIT_FAILURES[limit]
     return Failure(what, found=str(error).strip().partition("\n")[0], fix=fix, code=ExitCode.RESOURCE)

@@ -22,6 +22,7 @@ LAYERS = {
         "threads",
         "console",
         "world",
+        "job",
         "hostlist",
         "machine",
         "options",
@@ -190,6 +191,18 @@ def test_train_uses_only_what_entrypoint_offers() -> None:
         for module, names in imports(path)
         if package_of(path) == "train" and module.split(".")[0] == "entrypoint"
         if module != "entrypoint" or not set(names) <= OFFERED
+    ]
+    assert wrong == []
+
+
+def test_train_names_no_variable_of_a_scheduler() -> None:
+    """`entrypoint.JobInfo` says what a scheduler's job is; a new scheduler is one entry in entrypoint/job.py."""
+    variable = re.compile(r"\b(?:SLURMD?|PBS|LSB|SGE|FLUX|COBALT|_CONDOR)_[A-Z]*")
+    wrong = [
+        f"{name_of(path)}: {name}"
+        for path in MODULES
+        if package_of(path) == "train"
+        for name in variable.findall(path.read_text())
     ]
     assert wrong == []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint import ExitCode
 from train.config import load
 
 LAUNCH = Path(__file__).parents[1] / "launch"
@@ -73,6 +74,12 @@ def test_a_script_asks_for_the_shape_that_its_name_says(script: Path) -> None:
 def test_a_script_survives_preemption_and_a_requeue(script: Path) -> None:
     signal = "TERM" if script.stem == "torchrun" else "USR1"
     assert {"--open-mode=append", "--requeue", f"--signal={signal}@120"} <= set(options(script))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_a_script_requeues_the_codes_that_say_so(script: Path) -> None:
+    codes = re.findall(r"=~ \^\(([\d|]+)\)\$ ", script.read_text())
+    assert codes == ["|".join(str(int(code)) for code in ExitCode if code.requeue)]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)

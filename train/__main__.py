@@ -29,7 +29,8 @@ from train.config.load import suggest_config_option
 from train.run import continue_command, time_limit
 from train.run.record import installed_version
 
-EXAMPLES = """examples:
+EXIT_CODES = "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode)
+EXAMPLES = f"""examples:
   train                                     the quickstart: drawn images, any machine
   train --config cfg.yaml                   your configuration
   train --config cfg.yaml optim.lr=0.01 train.epochs=20
@@ -46,10 +47,7 @@ EXAMPLES = """examples:
   train --device cpu --procs-per-node 2     two processes on the CPU
 
 Start it in the same way under docker, apptainer, srun, torchrun, accelerate launch or mpirun.
-Exit codes: 0 done; 64-66 config, data or checkpoint; 69 a peer died; 70 a bug of ours; 71 memory; 73 output unusable \
-or in use; 74 disk full; 75 stopped and saved (start again to go on); 76 the launcher's facts disagree; 77 refused for \
-security; 78 GPU or node unusable; 90 the loss is not a number; 91 a hang; 93 no progress in three starts; 130 a \
-second Ctrl-C.
+Exit codes: {EXIT_CODES}; 130 a second Ctrl-C.
 The code of train check tells of configuration and data alone: with a WARNING that a run would be refused it is 0.
 """
 

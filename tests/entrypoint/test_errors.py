@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
@@ -31,9 +32,30 @@ def test_the_json_form_holds_code_what_and_fix() -> None:
     assert failure.as_json() == {"code": 65, "what": "broken", "fix": "mend it", "found": "x"}
 
 
-@pytest.mark.parametrize(("name", "number"), [("PEER", 69), ("STOPPED", 75), ("LAUNCH_CONFLICT", 76), ("DIVERGED", 90)])
-def test_codes_that_batch_scripts_know_keep_their_numbers(name: str, number: int) -> None:
-    assert ExitCode[name] == number
+@pytest.mark.parametrize(
+    ("name", "number", "requeue"),
+    [
+        ("PEER", 69, True),
+        ("IMAGE_MISMATCH", 72, False),
+        ("STOPPED", 75, True),
+        ("LAUNCH_CONFLICT", 76, False),
+        ("NODE", 78, True),
+        ("DIVERGED", 90, False),
+        ("HANG", 91, True),
+    ],
+)
+def test_codes_that_batch_scripts_know_keep_number_and_requeue(name: str, number: int, requeue: bool) -> None:
+    assert (ExitCode[name], ExitCode[name].requeue) == (number, requeue)
+
+
+def test_every_code_says_what_it_means_in_one_line() -> None:
+    assert [code for code in ExitCode if not code.meaning or "\n" in code.meaning] == []
+
+
+def test_a_code_is_found_by_its_number_alone() -> None:
+    assert ExitCode(75) is ExitCode.STOPPED
+    assert pickle.loads(pickle.dumps(ExitCode.STOPPED)) is ExitCode.STOPPED
+    assert f"{ExitCode.STOPPED} {json.dumps(ExitCode.STOPPED)}" == "75 75"
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:

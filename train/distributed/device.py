@@ -20,14 +20,16 @@ import torch
 from entrypoint import ExitCode, Failure
 from train.config.environment import SET_BY_PARENT_VARIABLE
 
-# torch has a type only for its own allocator's lack of memory. The others' words are those of libcudart, libcublas and
-# libcudnn (9) themselves, as torch 2.11 to 2.15 hand them on: AcceleratorError, a RuntimeError, or NCCL's last error.
+# torch has an exception type only for its own allocator. The other messages are those of libcudart,
+# libcublas and libcudnn (9), which torch 2.11 to 2.15 pass on: in an AcceleratorError, a RuntimeError,
+# or as NCCL's last error.
 OUT_OF_MEMORY_PATTERN: Final = re.compile(
     r"CUDA[^\n]*out of memory|Cuda failure[^\n]*'out of memory'"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_\w*DEVICE_ALLOCATION_FAILED"
 )
 CUDA_ERROR_PATTERN: Final = re.compile(
-    r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: )([^\n']+)"
+    r"(?:CUDA (?:driver )?error: |Cuda failure (?:\d+ )?'|Triton Error \[CUDA\]: "
+    r"|(?=The NVIDIA driver on your system is too old))([^\n']+)"  # torch's own words, in c10
 )
 SHARED_MEMORY_PATTERN: Final = re.compile(r"shared memory (?:segment|file)|/dev/shm/nccl|No space left on device")
 # What torch's two NCCL backends write. That of torch 2.11 (NCCLUtils.hpp; in 2.15 with TORCH_DIST_USE_NCCL2=0) raises
@@ -45,24 +47,29 @@ LIBRARY_FOLDERS: Final = tuple(Path(torch.__file__).parents[1] / name for name i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceErrorKind:
-    """Errors with one remedy. signs: CUDA's words. line: the program may be the reason, so that its line is told."""
+    """CUDA errors that one fix mends.
 
-    signs: tuple[str, ...]
+    Attributes:
+        messages: parts of CUDA's messages.
+        show_line: whether the user's code may be the cause, so that its line is shown.
+    """
+
+    messages: tuple[str, ...]
     what: str
     fix: str
     code: ExitCode = ExitCode.NODE
-    line: bool = False
+    show_line: bool = False
 
 
 EXCLUDE_NODE_FIX: Final = "leave this node out (srun --exclude={host})"
 DEVICE_ERROR_KINDS: Final = (
     DeviceErrorKind(
-        signs=("uncorrectable ECC error", "uncorrectable NVLink error", "over nvlink or a hardware error"),
+        messages=("uncorrectable ECC error", "uncorrectable NVLink error", "over nvlink or a hardware error"),
         what="its hardware reports an error that it cannot correct",
         fix=EXCLUDE_NODE_FIX + " and report it: nvidia-smi -q -d ECC shows its memory; a reset of the GPU may help",
     ),
     DeviceErrorKind(
-        signs=(
+        messages=(
             "unspecified launch failure",
             "an illegal memory access was encountered",
             "an illegal instruction was encountered",
@@ -77,35 +84,45 @@ DEVICE_ERROR_KINDS: Final = (
         + " and look "
         "for Xid in its dmesg; where CUDA or Triton kernels of your own ran, they are: with CUDA_LAUNCH_BLOCKING=1 the "
         "line that is named is where it failed, and theirs fail on other nodes too",
-        line=True,
+        show_line=True,
     ),
     DeviceErrorKind(
-        signs=("busy or unavailable", "exclusive-thread device already in use"),
+        messages=("busy or unavailable", "exclusive-thread device already in use"),
         what="it is busy or does not answer",
         fix="end the other program on it (nvidia-smi), or start one rank per GPU: in the compute mode "
         "EXCLUSIVE_PROCESS (nvidia-smi -q -d COMPUTE) it takes one process; where nobody uses it, " + EXCLUDE_NODE_FIX,
     ),
     DeviceErrorKind(
-        signs=("no kernel image is available", "device kernel image is invalid"),
+        messages=("no kernel image is available", "device kernel image is invalid"),
         what="there is no code for this kind of GPU",
         fix="take other GPUs, or an image whose torch was built for these (torch.cuda.get_arch_list() tells); build "
         "kernels of your own for these too",
+        code=ExitCode.IMAGE_MISMATCH,
     ),
     DeviceErrorKind(
-        signs=("invalid device ordinal", "no CUDA-capable device is detected"),
+        messages=(
+            "CUDA driver version is insufficient",
+            "driver on your system is too old",
+            "compiled with an unsupported toolchain",
+            "forward compatibility was attempted",
+        ),
+        what="its driver does not run this image's CUDA",
+        fix="entrypoint doctor names the driver that this image needs: ask the administrator for it, "
+        "or use an image with an older CUDA",
+        code=ExitCode.IMAGE_MISMATCH,
+    ),
+    DeviceErrorKind(
+        messages=("invalid device ordinal", "no CUDA-capable device is detected"),
         what="CUDA does not find it",
         fix="compare nvidia-smi -L with CUDA_VISIBLE_DEVICES; where a GPU is missing from the list, "
         + EXCLUDE_NODE_FIX,
     ),
     DeviceErrorKind(
-        signs=(
+        messages=(
             "unknown error",
             "initialization error",
             "system not yet initialized",
             "unsupported display driver / cuda driver combination",
-            "CUDA driver version is insufficient",
-            "compiled with an unsupported toolchain",
-            "forward compatibility was attempted",
             "the launch timed out and was terminated",
             "MPS client",
             "MPS server",
@@ -114,12 +131,12 @@ DEVICE_ERROR_KINDS: Final = (
         fix="entrypoint doctor compares the driver with torch's CUDA; " + EXCLUDE_NODE_FIX,
     ),
     DeviceErrorKind(
-        signs=("device-side assert triggered",),
+        messages=("device-side assert triggered",),
         what="an index was out of range there (a device-side assert)",
         fix="labels must be 0 to classes - 1 (train data check --config FILE); in a model or data of your own look at "
         "indexes, embeddings and outputs: with CUDA_LAUNCH_BLOCKING=1 the line that is named is where it failed",
         code=ExitCode.DATA,
-        line=True,
+        show_line=True,
     ),
 )
 
@@ -130,11 +147,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def failure_from_error(error: BaseException, index: int | None = None) -> Failure | None:
-    """The failure that `error` is; None where neither CUDA nor NCCL reported it.
+    """Translate an error of CUDA or NCCL into a Failure; None if neither of them reported it.
 
-    RESOURCE for want of memory, NODE or DATA as in the table, PEER for all else that NCCL reports.
+    The code is RESOURCE if memory is short, else the table's, else PEER for what NCCL reports.
 
-    index: the GPU's, where it was not taken yet.
+    index: the GPU's index, if this rank has not set its device yet.
     """
     if is_out_of_memory(error):
         fix = "end the other program that holds its memory (nvidia-smi), or take another GPU (CUDA_VISIBLE_DEVICES)"
@@ -146,13 +163,25 @@ def failure_from_error(error: BaseException, index: int | None = None) -> Failur
         )
     if is_nccl_error(error) and SHARED_MEMORY_PATTERN.search(summarize_error(error)):
         return _shared_memory_failure(error)
-    told = CUDA_ERROR_PATTERN.search(str(error))
-    kind = next((one for one in DEVICE_ERROR_KINDS if told and any(sign in told[1] for sign in one.signs)), None)
-    if kind is None:
+    error_kind = _match_device_error(error)
+    if error_kind is None:
         return _nccl_failure(error) if is_nccl_error(error) else None
-    found = summarize_error(error) + (_last_user_line(error) if kind.line else "")
-    fix = kind.fix.format(host=socket.gethostname())
-    return Failure(f"{describe_gpu(index)}: {kind.what}", found=found, fix=fix, code=kind.code)
+    return Failure(
+        f"{describe_gpu(index)}: {error_kind.what}",
+        found=summarize_error(error) + (_last_user_line(error) if error_kind.show_line else ""),
+        fix=error_kind.fix.format(host=socket.gethostname()),
+        code=error_kind.code,
+    )
+
+
+def _match_device_error(error: BaseException) -> DeviceErrorKind | None:
+    match = CUDA_ERROR_PATTERN.search(str(error))
+    if match is None:
+        return None
+    for error_kind in DEVICE_ERROR_KINDS:
+        if any(message in match[1] for message in error_kind.messages):
+            return error_kind
+    return None
 
 
 def is_nccl_error(error: BaseException) -> bool:
@@ -161,18 +190,18 @@ def is_nccl_error(error: BaseException) -> bool:
 
 
 def add_nccl_warning(error: Exception, warnings: str) -> Exception:
-    """NCCL's error, with the last of NCCL's own `warnings` as its reason where torch gave none.
+    """Add the last of NCCL's own `warnings` to an NCCL error without a reason.
 
-    While NCCL starts, torch 2.15 tells only the kind of the error.
+    While NCCL starts, torch 2.15 gives only the type of the error.
     """
-    own = NCCL_WARNING_PATTERN.findall(warnings)
-    if not own or not is_nccl_error(error) or NCCL_LAST_ERROR_PATTERN.search(str(error)):
+    reasons = NCCL_WARNING_PATTERN.findall(warnings)
+    if not reasons or not is_nccl_error(error) or NCCL_LAST_ERROR_PATTERN.search(str(error)):
         return error
-    return RuntimeError(f"{error}\nNCCL Last Error: {own[-1]}").with_traceback(error.__traceback__)
+    return RuntimeError(f"{error}\nNCCL Last Error: {reasons[-1]}").with_traceback(error.__traceback__)
 
 
 def summarize_error(error: BaseException) -> str:
-    """The error in one line: of NCCL's the reason, which stands below its kind and its version."""
+    """The error in one line. NCCL writes the reason below the type of the error and the version."""
     text = str(error).strip() or type(error).__name__
     if is_nccl_error(error) and (reason := NCCL_LAST_ERROR_PATTERN.search(text)):
         return f"NCCL: {reason[1].strip()}"
@@ -180,19 +209,20 @@ def summarize_error(error: BaseException) -> str:
 
 
 def describe_gpu(index: int | None = None) -> str:
-    """This rank's GPU and host by name, as far as CUDA still tells them."""
+    """This rank's GPU and host by name, if CUDA still answers."""
     name = "GPU" if index is None else f"GPU {index}"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        with suppress(RuntimeError):  # after an error it may answer with the same one
-            number = torch.cuda.current_device()
-            facts = torch.cuda.get_device_properties(number)
-            name = f"GPU {number} ({facts.name}, GPU-{facts.uuid})"
+        with suppress(RuntimeError):  # after an error, CUDA may report it again
+            current = torch.cuda.current_device()
+            properties = torch.cuda.get_device_properties(current)
+            name = f"GPU {current} ({properties.name}, GPU-{properties.uuid})"
     return f"{name} of {socket.gethostname()}"
 
 
 def _last_user_line(error: BaseException) -> str:
-    """The last line that is not torch's: kernels run later than they are called, so it is not sure."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not _is_library_file(one.filename)]
+    """The last line outside torch. It is a guess: kernels run later than they are called."""
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if not _is_library_file(frame.filename)]
     return f"; noticed at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
@@ -229,13 +259,14 @@ def _nccl_failure(error: BaseException) -> Failure:
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 
-def choose_device(kind: str, local_rank: int) -> torch.device:
-    """This rank's device. Where a rank sees one GPU only, it is its own, whatever local_rank says.
+def choose_device(device_type: str, local_rank: int) -> torch.device:
+    """Set and return this rank's device. A rank that sees only one GPU uses it, whatever local_rank is.
 
     Raises:
-        Failure: NODE, where CUDA finds no GPU for this rank or cannot use it; RESOURCE, where others fill it.
+        Failure: NODE if CUDA finds no GPU for this rank or cannot use it; IMAGE_MISMATCH if the
+            driver does not run this image's CUDA; RESOURCE if other programs fill its memory.
     """
-    if kind == "cpu":
+    if device_type == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
     index = 0 if count == 1 else local_rank
@@ -248,7 +279,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
             code=ExitCode.NODE,
         )
     try:
-        torch.cuda.set_device(index)  # the first that CUDA itself is asked for
+        torch.cuda.set_device(index)  # the first call that initializes CUDA
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         raise failure_from_error(error, index) or _unusable_gpu_failure(index, error) from error
     return torch.device("cuda", index)
@@ -263,70 +294,70 @@ def _unusable_gpu_failure(index: int, error: Exception) -> Failure:
     )
 
 
-def choose_precision(wanted: str, device: torch.device) -> str:
-    """The precision in effect: auto is bf16 on GPUs that have it, else fp32.
+def choose_precision(requested: str, device: torch.device) -> str:
+    """Return the precision in effect: auto is bf16 on GPUs that have it, else fp32.
 
     Raises:
-        Failure: USAGE for one that the device would ignore or emulate.
+        Failure: USAGE for a precision that the device would ignore or emulate.
     """
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if wanted == "auto":
+    if requested == "auto":
         return "bf16" if has_bf16 else "fp32"
-    missing = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
-    if missing.get(wanted, False):
+    unsupported = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
+    if unsupported.get(requested, False):
         raise Failure(
-            f"train.precision {wanted} is not possible on this device",
+            f"train.precision {requested} is not possible on this device",
             found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             fix="set train.precision to auto, which takes the best that every device has "
             "(in a new run: another run.name)",
             code=ExitCode.USAGE,
         )
-    return wanted
+    return requested
 
 
 def describe_precision(precision: str, device: torch.device, *, tf32: bool) -> str:
-    """The precision in effect and what it means, for the banner."""
+    """Describe the precision in effect for the banner."""
     if precision == "fp32" and device.type == "cpu":
         return "fp32"
     fp32 = "TF32 on: train.tf32" if tf32 else "TF32 off"
-    means = {"fp32": fp32, "bf16": "autocast; weights in fp32", "fp16": "autocast, loss scaling; weights in fp32"}
-    return f"{precision} ({means[precision]})"
+    autocast = {"bf16": "autocast; weights in fp32", "fp16": "autocast, loss scaling; weights in fp32"}
+    return f"{precision} ({fp32 if precision == 'fp32' else autocast[precision]})"
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Say for all of CUDA's products and convolutions whether TF32 may stand in for fp32: torch's own defaults differ.
+    """Allow or forbid TF32 for all of CUDA's matrix products and convolutions: torch's defaults differ.
 
-    Set by the older two switches: torch 2.15 then answers questions in its old and its new words (fp32_precision),
-    but raises in code that asks in the old ones after the new were used. The CPU is not touched.
+    The two older switches are set: after them, torch 2.15 answers through its old and its new names
+    (fp32_precision). After the new ones, code that reads the old names raises. The CPU is not touched.
     """
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
 
 def use_deterministic_cudnn(device: torch.device) -> None:
-    """The same run on the same number of ranks and threads gives the same bits: no kernels chosen by a stopwatch."""
+    """Give the same bits for the same run, ranks and threads: cuDNN then chooses no kernel by timing."""
     if device.type == "cuda":
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
-def use_bitwise_arithmetic(kind: str, environ: MutableMapping[str, str]) -> None:
-    """The same run on another number of ranks gives the same bits. To be called before CUDA starts.
+def use_bitwise_arithmetic(device_type: str, environ: MutableMapping[str, str]) -> None:
+    """Give the same bits for the same run on another number of ranks. Call it before CUDA is initialized.
 
-    On GPUs by kernels that always add in the same order, or refuse. On the CPU by always the same number of threads:
-    the user's own, else 1, since what our parent sets follows the number of ranks.
+    GPUs use kernels that always add in the same order, or refuse. The CPU always uses the same number
+    of threads: the user's, else 1, since the number that our parent sets depends on the ranks.
     """
-    if kind == "cuda":
+    if device_type == "cuda":
         environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
-        # On, it costs a kernel for each new tensor, and finds mistakes that would show anyway.
+        # It would cost a kernel for each new tensor and find only mistakes that show anyway.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     elif THREADS_VARIABLE not in environ or THREADS_VARIABLE in environ.get(SET_BY_PARENT_VARIABLE, "").split(","):
         torch.set_num_threads(1)
 
 
 def describe_arithmetic(device: torch.device) -> dict[str, str | int]:
-    """What the bits of a computation depend on beside the program: kind of device, threads, torch."""
+    """What the bits of a computation depend on besides the program: device, threads, torch."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-    kind = f"CPU, {torch.backends.cpu.get_cpu_capability()}"
-    return {"device": kind, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"device": f"CPU, {capability}", "threads": torch.get_num_threads(), "torch": torch.__version__}

@@ -370,7 +370,7 @@ def describe_status(run: RecordedRun) -> str:
         return f"unfinished, {at}: {run.cut_off or 'it is at work, or was killed'}"
     if run.ending.code == 0:
         return f"finished {at}"
-    how = "stopped" if run.ending.code == 75 else "failed"
+    how = "stopped" if run.ending.code == ExitCode.STOPPED else "failed"
     return f"{how} {at} (exit code {run.ending.code}): {run.ending.cause}"
 
 

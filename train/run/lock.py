@@ -1,6 +1,6 @@
-"""The run's folder is used by one start at a time.
+"""A lock lets only one start at a time use the run's folder.
 
-Every task looks at the lock; the task that starts rank 0 holds it. A node that turns out to be
+Every task reads the lock; the task that starts rank 0 holds it. A node that turns out to be
 unusable leaves `errors/node-HOST.json` for the job script, because srun shows another exit code.
 """
 
@@ -15,37 +15,39 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, job_info_from_environ
 from train import file_lock, files
 from train.file_lock import LockHolder, WaitOutcome
 from train.run import exit_file
 
 LOCK_NAME: Final = ".lease"
-HOLDER_NAME_TIMEOUT_S: Final = 3.0  # for a lease to have its holder's name, as NFS shows it
+HOLDER_NAME_TIMEOUT_S: Final = 3.0  # until a new lock file shows its holder's name on NFS
+# A node that fails with one of these leaves its name.
+NODE_FAILURE_CODES: Final = (ExitCode.NODE, ExitCode.IMAGE_MISMATCH)
 
 LogFunction = Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True)
 class RunLock:
-    """The lease of a run's folder, by its number. lost: whether another start was seen to have taken it over."""
+    """The held lock of a run's folder, by its number. lost: whether another start has taken it over."""
 
     folder: Path
     number: int
     lost: bool = field(default=False)
 
     def is_lost(self) -> bool:
-        """Whether it is another start's, or nobody's, by now; looks."""
+        """Read the files: whether another start holds the lock by now, or nobody."""
         self.lost = self.lost or not file_lock.is_still_held(self.folder / LOCK_NAME, self.number)
         return self.lost
 
     def token(self) -> str | None:
-        """One name for everything that the parent process does under this lease; None where it cannot be read."""
+        """The holder's token: all restarts of this parent process share it. None if it cannot be read."""
         holder = file_lock.read_holder(self.folder / LOCK_NAME, self.number)
         return holder.token if holder else None
 
     def refuse_lost(self) -> None:
-        """To be called before a commit: a machine that slept may have been given up, and its run gone on elsewhere.
+        """Refuse to commit without the lock: while this machine slept, another start may have continued the run.
 
         Raises:
             Failure: OUTPUT.
@@ -60,26 +62,22 @@ class RunLock:
 
 
 def this_start_as_holder(environ: Mapping[str, str], *, launch: str, now: float) -> LockHolder:
-    """This process, as others are to read it. `launch` is the same on all tasks of this start and on no other."""
+    """This process as a lock's holder. `launch` is the same on all tasks of this start and on no other."""
+    job = job_info_from_environ(environ)
     return file_lock.this_process_as_holder(
         launch=launch,
-        job=environ.get("SLURM_JOB_ID", ""),
-        restart=restart_count(environ),
+        job=job.id if job else "",
+        restart=job.restart if job else 0,
         since=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
     )
 
 
-def restart_count(environ: Mapping[str, str]) -> int:
-    """How often the scheduler has put this job back into its queue."""
-    count = environ.get("SLURM_RESTART_COUNT", "")
-    return int(count) if count.isdecimal() else 0
-
-
-def wait_until_unlocked(folder: Path, me: LockHolder, tell: LogFunction, *, first: bool) -> WaitOutcome | None:
-    """Return once no other living start holds `folder`; only reads. What was waited for is for `lock_run_folder`.
+def wait_until_unlocked(folder: Path, me: LockHolder, log: LogFunction, *, first: bool) -> WaitOutcome | None:
+    """Return once no other living start holds `folder`; only reads. `lock_run_folder` takes the result.
 
     Args:
-        first: whether this task starts rank 0, and holds the folder then; the others know it by `me.launch`.
+        first: whether this task starts rank 0 and will hold the lock. The other tasks of this start
+            recognise its lock by `me.launch`.
 
     Raises:
         Failure: OUTPUT, naming the other start; LAUNCH_CONFLICT for a second rank 0 of the same start.
@@ -90,14 +88,15 @@ def wait_until_unlocked(folder: Path, me: LockHolder, tell: LogFunction, *, firs
             number, holder = _wait_for_holder_name(path)
         if number == 0 or (holder and not first and holder.launch == me.launch):
             return waited
-        waited = _wait_out_holder(path, holder, me, tell)
-        now, successor = file_lock.read_current_lock(path)
-        if now == 0 or (now == number and (successor is None or successor.token == waited.token)):
+        waited = _wait_out_holder(path, holder, me, log)
+        new_number, successor = file_lock.read_current_lock(path)
+        same_holder = successor is None or successor.token == waited.token
+        if new_number == 0 or (new_number == number and same_holder):
             return waited
 
 
 def refuse_living_holder(folder: Path) -> str | None:
-    """Look once, without waiting. Returns who else holds `folder`, where only a wait would show whether it lives.
+    """Read once, without waiting. Return who holds `folder`, if only a wait would show whether it lives.
 
     Raises:
         Failure: OUTPUT, as `wait_until_unlocked`, where a living process of this machine holds it.
@@ -111,8 +110,8 @@ def refuse_living_holder(folder: Path) -> str | None:
     return _describe_holder(holder)
 
 
-def lock_run_folder(folder: Path, me: LockHolder, waited: WaitOutcome | None, tell: LogFunction) -> file_lock.FileLock:
-    """Take the lease of `folder`, which is made if it is not there. For the task that starts rank 0.
+def lock_run_folder(folder: Path, me: LockHolder, waited: WaitOutcome | None, log: LogFunction) -> file_lock.FileLock:
+    """Acquire the lock of `folder`, and create the folder if need be. For the task that starts rank 0.
 
     Raises:
         Failure: OUTPUT, naming another start that was faster; as in `files.ERRNO_MEANINGS`.
@@ -120,64 +119,71 @@ def lock_run_folder(folder: Path, me: LockHolder, waited: WaitOutcome | None, te
     while True:
         with files.translate_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            held = file_lock.acquire_lock(folder / LOCK_NAME, waited, me)
-        if held is not None:
-            return held
-        waited = wait_until_unlocked(folder, me, tell, first=True)
+            lock = file_lock.acquire_lock(folder / LOCK_NAME, waited, me)
+        if lock is not None:
+            return lock
+        waited = wait_until_unlocked(folder, me, log, first=True)
 
 
 @contextmanager
 def keep_run_lock(held: file_lock.FileLock, lost: Callable[[], None]) -> Iterator[RunLock]:
-    """Keep the lease until the block ends. `lost` is called, from another thread, if another start took over.
+    """Keep the lock until the block ends. `lost` is called, from another thread, if another start took over.
 
     Raises:
-        Failure: OUTPUT at the end of the block, if the lease was lost.
+        Failure: OUTPUT at the end of the block, if the lock was lost.
     """
-    claim = RunLock(folder=held.path.parent, number=held.number)
+    run_lock = RunLock(folder=held.path.parent, number=held.number)
 
-    def note() -> None:
-        claim.lost = True
+    def mark_lost() -> None:
+        run_lock.lost = True
         lost()
 
-    with held.held(note):
-        yield claim
-        claim.refuse_lost()
+    with held.held(mark_lost):
+        yield run_lock
+        run_lock.refuse_lost()
 
 
 def is_locked_by_another_job(folder: Path, environ: Mapping[str, str]) -> bool:
-    """Whether the folder seems to be another job's just now: to be asked where nobody can wait."""
+    """Whether another job seems to hold the folder; for callers that cannot wait."""
     number, holder = file_lock.read_current_lock(folder / LOCK_NAME)
-    mine = holder is not None and holder.job == environ.get("SLURM_JOB_ID", "")
-    return number > 0 and not mine and not file_lock.has_ended(holder)
+    job = job_info_from_environ(environ)
+    same_job = holder is not None and holder.job == (job.id if job else "")
+    return number > 0 and not same_job and not file_lock.has_ended(holder)
 
 
 def _wait_for_holder_name(path: Path) -> tuple[int, LockHolder | None]:
-    """The present lease. A name is written a moment after the file is made: without it, tasks would take the lease of
-    their own start for a stranger's."""
-    found, until = file_lock.read_current_lock(path), time.monotonic() + HOLDER_NAME_TIMEOUT_S
-    while found[0] and found[1] is None and time.monotonic() < until:
+    """Return the current lock's number and holder.
+
+    The name is written a moment after the file is created: without it, tasks would take the lock of
+    their own start for another start's.
+    """
+    number, holder = file_lock.read_current_lock(path)
+    until = time.monotonic() + HOLDER_NAME_TIMEOUT_S
+    while number and holder is None and time.monotonic() < until:
         time.sleep(file_lock.POLL_S)
-        found = file_lock.read_current_lock(path)
-    return found
+        number, holder = file_lock.read_current_lock(path)
+    return number, holder
 
 
-def _wait_out_holder(path: Path, holder: LockHolder | None, me: LockHolder, tell: LogFunction) -> WaitOutcome:
-    """Until the holder is gone, silent, or an earlier start of this very job."""
+def _wait_out_holder(path: Path, holder: LockHolder | None, me: LockHolder, log: LogFunction) -> WaitOutcome:
+    """Wait until the holder is gone or silent; not at all if it is an earlier start of this job."""
     if holder and me.job and holder.job == me.job and holder.restart < me.restart:
-        tell(f"taken over from {_describe_holder(holder)}: an earlier start of this job")
+        log(f"taken over from {_describe_holder(holder)}: an earlier start of this job")
         return file_lock.assume_stale(path)
     if not file_lock.is_alive_here(holder) and not file_lock.has_ended(holder):
-        tell(
+        log(
             f"{_describe_holder(holder)} holds the run's folder: waiting for a sign of life, "
             f"{file_lock.STALE_S:.0f} s at most"
         )
     waited = file_lock.wait_for_release(
-        path, lambda now: _refuse_living_process(path, now, me), beat=lambda now: _raise_locked(path, now, me)
+        path,
+        lambda current: _refuse_living_process(path, current, me),
+        beat=lambda current: _raise_locked(path, current, me),
     )
     if waited.silent:
-        tell(f"taken over from {_describe_holder(holder)}: no sign of life for {file_lock.STALE_S:.0f} s")
+        log(f"taken over from {_describe_holder(holder)}: no sign of life for {file_lock.STALE_S:.0f} s")
     elif file_lock.has_ended(holder):
-        tell(f"taken over from {_describe_holder(holder)}, which has ended without giving the run's folder back")
+        log(f"taken over from {_describe_holder(holder)}, which has ended without giving the run's folder back")
     return waited
 
 
@@ -196,12 +202,13 @@ def _raise_locked(path: Path, holder: LockHolder | None, me: LockHolder | None) 
             code=ExitCode.LAUNCH_CONFLICT,
         )
     job = holder.job if holder else ""
-    end = f"scancel {job}" if job else f"kill {holder.pid} on {holder.host}" if holder else "end it"
+    kill = f"kill {holder.pid} on {holder.host}" if holder else "end it"
+    end_command = f"scancel {job}" if job else kill
     raise Failure(
         f"another start of this run is at work in {path.parent}",
         found=_describe_holder(holder),
         expected="one start of a run at a time",
-        fix=f"wait for it, or end it ({end}); for a run of its own set run.name",
+        fix=f"wait for it, or end it ({end_command}); for a run of its own set run.name",
         code=ExitCode.OUTPUT,
     )
 
@@ -220,33 +227,28 @@ def _describe_holder(holder: LockHolder | None) -> str:
 
 @contextmanager
 def record_node_failure(run_folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
-    """Leave `errors/node-HOST.json` where the block finds this node unusable, in a Slurm job only; raise all the same.
+    """Write `errors/node-HOST.json` if the block cannot use this node, in a scheduler's job only; re-raise.
 
-    With several nodes, srun ends the others and returns their 143; the job script has to know which node to leave out.
-    Nothing is left in a folder that another job is at work in: it is that job's script that reads it.
+    With several nodes, srun ends the other tasks and returns their 143; the job script needs the
+    exit code, and the name of the node to leave out. If another job uses the folder, nothing is
+    written: that job's script would read it.
     """
     try:
         yield
     except Failure as failure:
-        if (
-            failure.code == ExitCode.NODE
-            and _in_slurm_job(environ)
-            and not is_locked_by_another_job(run_folder, environ)
-        ):
-            exit_file.write_node_failure(run_folder, failure, host=_slurm_node_name(environ))
+        host = _node_of_job(environ)
+        if host and failure.code in NODE_FAILURE_CODES and not is_locked_by_another_job(run_folder, environ):
+            exit_file.write_node_failure(run_folder, failure, host=host)
         raise
 
 
 def forget_node_failure(run_folder: Path, environ: Mapping[str, str]) -> None:
-    """Remove what the last start said of this node, which can be used again."""
-    if _in_slurm_job(environ):
-        exit_file.clear_node_failure(run_folder, host=_slurm_node_name(environ))
+    """Remove the last start's failure of this node, which can be used again."""
+    if host := _node_of_job(environ):
+        exit_file.clear_node_failure(run_folder, host=host)
 
 
-def _in_slurm_job(environ: Mapping[str, str]) -> bool:
-    return bool(environ.get("SLURM_JOB_ID"))
-
-
-def _slurm_node_name(environ: Mapping[str, str]) -> str:
-    """The name by which Slurm leaves it out."""
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+def _node_of_job(environ: Mapping[str, str]) -> str | None:
+    """The name by which the scheduler leaves this node out; None outside a job."""
+    job = job_info_from_environ(environ)
+    return (job.node or socket.gethostname()) if job else None

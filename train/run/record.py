@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from entrypoint import ExitCode, Failure, World, redact_words
+from entrypoint import ExitCode, Failure, World, job_info_from_environ, redact_words
 from train import files
 from train.config import load
 from train.config.schema import RunConfig
@@ -30,24 +30,27 @@ from train.run.exit_file import ExitRecord
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 IMAGE_FACTS_FILE = Path("/opt/image.json")  # written when the image is built
-# Where a container's engine says which file or image it runs.
+# Container engines set one of these to the image or its file.
 IMAGE_NAME_VARIABLES = ("ENTRYPOINT_IMAGE", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
-IMAGE_DIGEST_VARIABLE = "ENTRYPOINT_IMAGE_DIGEST"  # an image cannot hold its own: the job scripts say it
+IMAGE_DIGEST_VARIABLE = "ENTRYPOINT_IMAGE_DIGEST"  # job scripts set it: an image cannot hold its own digest
 GIT_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def image_facts(environ: Mapping[str, str], path: Path = IMAGE_FACTS_FILE) -> dict[str, Any] | None:
-    """What the image says about itself, and what its start says (its file, its digest); None outside one."""
+    """Return the image's own facts, and its file and digest as its start gave them; None outside an image."""
     facts: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):
         facts |= json.loads(path.read_bytes())
-    started = next((environ[variable] for variable in IMAGE_NAME_VARIABLES if environ.get(variable)), None)
-    said = {"started_from": started, "digest": environ.get(IMAGE_DIGEST_VARIABLE)}
-    return facts | {name: value for name, value in said.items() if value} or None
+    names = (environ.get(variable) for variable in IMAGE_NAME_VARIABLES)
+    start = {
+        "started_from": next(filter(None, names), None),
+        "digest": environ.get(IMAGE_DIGEST_VARIABLE),
+    }
+    return facts | {name: value for name, value in start.items() if value} or None
 
 
 def git_commit(project: Path = PROJECT_ROOT) -> str | None:
-    """The checked-out commit's hash, read from `.git` itself: the image has no git. None outside a checkout."""
+    """Read the checked-out commit's hash from `.git`: the image has no git. None outside a checkout."""
     with suppress(OSError, ValueError):
         git = _git_folder(project / ".git")
         head = (git / "HEAD").read_text().strip()
@@ -61,12 +64,12 @@ def _git_folder(path: Path) -> Path:
 
 
 def _resolve_ref(git: Path, name: str) -> str | None:
-    """The hash that a branch stands for, loose or packed, in this folder or in the one it shares with others."""
+    """Return a branch's hash, loose or packed, from this folder or from the one shared by worktrees."""
     shared = git / "commondir"
     common = git / shared.read_text().strip() if shared.is_file() else git
-    for place in (git, common):
-        if (place / name).is_file():
-            return _valid_hash((place / name).read_text().strip())
+    for folder in (git, common):
+        if (folder / name).is_file():
+            return _valid_hash((folder / name).read_text().strip())
     lines = (common / "packed-refs").read_text().splitlines()
     return next((_valid_hash(line.split()[0]) for line in lines if line.endswith(f" {name}")), None)
 
@@ -78,7 +81,7 @@ def _valid_hash(text: str) -> str | None:
 RUN_FILE, CONFIG_FILE = "run.json", "config.yaml"
 PROJECT_PACKAGE = "train-image"
 RECORDED_PACKAGES = (PROJECT_PACKAGE, "torch", "torchvision", "accelerate", "safetensors", "numpy")
-# What belongs to a training that is not continued; the configuration and the record of it go with it.
+# checkpoint.resume=never moves these aside, with the configuration and the record of that training.
 RESULT_NAMES = (
     "checkpoints",
     "best.json",
@@ -113,11 +116,11 @@ def complete_start(
     environ: Mapping[str, str],
     now: float,
 ) -> None:
-    """Complete the entry of this start in `starts` of `run.json`, where `add_start` has begun one. On rank 0.
+    """Complete this start's entry in `starts` of `run.json`, which `add_start` may have begun. On rank 0.
 
     Args:
-        step: the step that this start goes on from (0: from the start).
-        world_size: None for a start that finds the run finished and trains nothing: its place is not the training's.
+        step: the step that this start continues from (0: from the start).
+        world_size: None for a start that trains nothing because the run is finished.
         now: seconds since 1970.
 
     Raises:
@@ -125,10 +128,12 @@ def complete_start(
     """
     ranks = {"idle": True} if world_size is None else {"world_size": world_size}
     start = {"at": format_utc(now), "step": step, **ranks, "hosts": [*hosts], "launcher": launcher}
-    found = read_run(run_folder) or {}
-    before = found.get("starts", [])
-    begun = before.pop() if before and not {"world_size", "idle"} & before[-1].keys() else {}  # a moment ago
-    files.write_json(run_folder / RUN_FILE, found | {"starts": [*before, {**begun, **start, **scheduler_job(environ)}]})
+    run = read_run(run_folder) or {}
+    starts = run.get("starts", [])
+    incomplete = bool(starts) and not {"world_size", "idle"} & starts[-1].keys()
+    begun = starts.pop() if incomplete else {}  # by `add_start`, a moment ago
+    starts = [*starts, {**begun, **start, **scheduler_job(environ)}]
+    files.write_json(run_folder / RUN_FILE, run | {"starts": starts})
 
 
 def write_run(
@@ -143,12 +148,13 @@ def write_run(
     variables: Mapping[str, Mapping[str, str]],
     training: Mapping[str, Any],
 ) -> None:
-    """Write what `run.json` says of the training: the facts of this start in place of an earlier one's. On rank 0.
+    """Write the training's facts to `run.json`: this start's replace those of an earlier one. On rank 0.
 
     Args:
-        hosts: one name per node; `sources`: for each fact the variable it came from.
-        variables: of the caller: those that act, and those that were not used.
-        training: what `auto`, the data and the model came to: runs are compared by it.
+        hosts: one name per node.
+        sources: for each fact of the world the variable it came from.
+        variables: the caller's environment: variables that act, and variables that were not used.
+        training: the values chosen for `auto`, the data and the model; runs are compared by it.
 
     Raises:
         Failure: as in `files.ERRNO_MEANINGS`.
@@ -162,44 +168,44 @@ def write_run(
         "training": dict(training),
         "sources": dict(sources),
         "argv": redact_words(argv),
-        "variables": {kind: dict(found) for kind, found in variables.items()},
+        "variables": {use: dict(values) for use, values in variables.items()},
         "starts": (read_run(run_folder) or {}).get("starts", []),
     }
     files.write_json(run_folder / RUN_FILE, {"hosts": [*hosts], "launcher": launcher} | facts)
 
 
 def read_run(run_folder: Path) -> dict[str, Any] | None:
-    """What `write_run` left; None when there is none or it is unreadable."""
+    """Read `run.json`; None if it is missing or unreadable."""
     try:
-        found = files.read_json(run_folder / RUN_FILE)
+        run = files.read_json(run_folder / RUN_FILE)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("starts"), list) else None
+    return run if isinstance(run, dict) and isinstance(run.get("starts"), list) else None
 
 
 def package_versions() -> dict[str, str | None]:
-    """Python's, this project's and its packages' versions; None for one that is not installed as a package."""
+    """Versions of Python, this project and its packages; None for what is not installed as a package."""
     return {"python": platform.python_version()} | {name: installed_version(name) for name in RECORDED_PACKAGES}
 
 
 def move_results_aside(run_folder: Path) -> Path | None:
-    """Move an earlier run's results to `before-N/` (checkpoint.resume=never); the folder, or None if there were none.
+    """Move an earlier run's results to `before-N/` (checkpoint.resume=never). Return that folder, if any.
 
     Raises:
         Failure: as in `files.ERRNO_MEANINGS`.
     """
     with files.translate_os_errors(run_folder, "read"):
-        there = [name for name in RESULT_NAMES if _is_not_empty(run_folder / name)]
-    if not there:
+        names = [name for name in RESULT_NAMES if _is_not_empty(run_folder / name)]
+    if not names:
         return None
-    places = (run_folder / f"before-{number}" for number in itertools.count(1))
-    place = next(place for place in places if not place.exists())
-    with files.translate_os_errors(place):
-        place.mkdir()
-        for name in there:
-            os.rename(run_folder / name, place / name)
+    folders = (run_folder / f"before-{number}" for number in itertools.count(1))
+    target = next(folder for folder in folders if not folder.exists())
+    with files.translate_os_errors(target):
+        target.mkdir()
+        for name in names:
+            os.rename(run_folder / name, target / name)
         files.fsync_folder(run_folder)
-    return place
+    return target
 
 
 def _is_not_empty(path: Path) -> bool:
@@ -207,13 +213,15 @@ def _is_not_empty(path: Path) -> bool:
 
 
 def scheduler_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The scheduler's name for this start: the same job id again is a requeue."""
-    nouns = {"job": "SLURM_JOB_ID", "restart": "SLURM_RESTART_COUNT"}
-    return {noun: environ[variable] for noun, variable in nouns.items() if environ.get(variable)}
+    """Return the scheduler's job id and restart count, as run.json keeps them: the same id again is a requeue."""
+    job = job_info_from_environ(environ)
+    if job is None:
+        return {}
+    return {"job": job.id} | ({"restart": str(job.restart)} if job.restart else {})
 
 
 def installed_version(package: str) -> str | None:
-    """Its version; None where it is not installed as a package. Nothing of it is imported."""
+    """A package's version; None if it is not installed as a package. Nothing of it is imported."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -221,12 +229,12 @@ def installed_version(package: str) -> str | None:
 
 
 def format_utc(seconds: float) -> str:
-    """For people."""
+    """A time in seconds since 1970 as an ISO date and time."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-MAX_STARTS_WITHOUT_PROGRESS: Final = 3  # so many starts of one job from one step, and the next one is refused
-# Done, or stopped by somebody: no sign of a run that cannot go on.
+MAX_STARTS_WITHOUT_PROGRESS: Final = 3  # after so many starts of one job from one step, refuse the next
+# Finished or stopped: these do not count as starts without progress.
 NORMAL_EXIT_CODES: Final = (ExitCode.OK, ExitCode.STOPPED)
 UNKNOWN_CAUSE: Final = "no cause told"
 
@@ -234,10 +242,11 @@ StartRecord = Mapping[str, Any]
 
 
 def add_start(run_folder: Path, step: int, *, environ: Mapping[str, str], launch: str | None, now: float) -> None:
-    """Add this start to the record, unless it is the fourth in a row of a job that gets nowhere. On rank 0.
+    """Add this start to `run.json`; refuse the fourth start in a row without progress. On rank 0.
 
     Args:
-        step: the step that it goes on from; launch: one name for all restarts in place of one parent process.
+        step: the step that it continues from.
+        launch: one name for all restarts in place of one parent process.
         now: seconds since 1970.
 
     Raises:
@@ -250,21 +259,22 @@ def add_start(run_folder: Path, step: int, *, environ: Mapping[str, str], launch
 
 
 def refuse_no_progress(before: Sequence[StartRecord], start: StartRecord, run_folder: Path) -> None:
-    """Refuse `start` where the last starts of its job began at its step, and none ended in order or committed more.
+    """Refuse `start` if the last starts of its job began at the same step and none ended normally.
 
-    One that died before its step was known counts for every step.
+    A start that died before its step was known counts for every step.
 
     Raises:
         Failure: NO_PROGRESS.
     """
     last = [other for other in before if not _exited_normally(_start_exit(other))][-MAX_STARTS_WITHOUT_PROGRESS:]
-    alike = [other for other in last if _same_job(other, start) and other.get("step") in (start["step"], None)]
-    if len(alike) < MAX_STARTS_WITHOUT_PROGRESS:
+    steps = (start["step"], None)
+    same = [other for other in last if _same_job(other, start) and other.get("step") in steps]
+    if len(same) < MAX_STARTS_WITHOUT_PROGRESS:
         return
     raise Failure(
         f"no progress: the last {MAX_STARTS_WITHOUT_PROGRESS} starts of this job began at step {start['step']}, "
         "and none committed a later one",
-        found="; ".join(f"at {other.get('at')}: {_describe_exit(other)}" for other in alike),
+        found="; ".join(f"at {other.get('at')}: {_describe_exit(other)}" for other in same),
         fix=f"mend the cause ({run_folder}/errors, {run_folder}/logs), then start or submit it anew: a new job is not "
         "refused. If nothing but time was short, lower checkpoint.every_minutes",
         code=ExitCode.NO_PROGRESS,
@@ -272,48 +282,55 @@ def refuse_no_progress(before: Sequence[StartRecord], start: StartRecord, run_fo
 
 
 def is_restart_of_run(run_folder: Path, environ: Mapping[str, str], launch: str | None) -> bool:
-    """Whether this start is the next one of a job, or of a parent, that has begun this run already."""
-    begun = [other for other in read_starts(run_folder) if other.get("step") is not None]
-    if not begun:
+    """Whether this job or this parent process has started this run before."""
+    starts = [start for start in read_starts(run_folder) if start.get("step") is not None]
+    if not starts:
         return False
-    last, mine = begun[-1], scheduler_job(environ)
-    requeued = "job" in mine and last.get("job") == mine["job"] and last.get("restart") != mine.get("restart")
+    last, job = starts[-1], scheduler_job(environ)
+    same_job = "job" in job and last.get("job") == job["job"]
+    requeued = same_job and last.get("restart") != job.get("restart")
     return requeued or (launch is not None and last.get("launch") == launch)
 
 
 def write_start_exit(run_folder: Path, code: int, me: LockHolder) -> None:
-    """Note how this start, or one of its restarts in place, ended. By the process that outlives the ranks, while it
-    holds the folder. Never fails."""
-    said = exit_file.read_exit(run_folder)
-    ended = {"code": int(code), "cause": said.cause if said and said.code == code else None}
+    """Record how this start, or one of its restarts in place, ended. Never fails.
+
+    The process that outlives the ranks calls it while it holds the folder.
+    """
+    exit_record = exit_file.read_exit(run_folder)
+    cause = exit_record.cause if exit_record and exit_record.code == code else None
+    ended = {"code": int(code), "cause": cause}
     before = read_starts(run_folder)
     with suppress(Failure, OSError, ValueError):
         if before and before[-1].get("launch") == me.token and not _start_exit(before[-1]):
             _write_starts(run_folder, [*before[:-1], {**before[-1], "ended": ended}])
         elif code not in NORMAL_EXIT_CODES:  # it died before its step was known
-            who = {"job": me.job, "restart": str(me.restart)} if me.job else {}
-            _write_starts(
-                run_folder, [*before, {"at": me.since, "step": None, **who, "launch": me.token, "ended": ended}]
-            )
+            job = {"job": me.job, "restart": str(me.restart)} if me.job else {}
+            start = {"at": me.since, "step": None, **job, "launch": me.token, "ended": ended}
+            _write_starts(run_folder, [*before, start])
 
 
-def last_training_exit(starts: Sequence[StartRecord], said: ExitRecord | None) -> ExitRecord | None:
-    """How the last start ended that really trained, as far as somebody said so; where none did, what was said last.
+def last_training_exit(starts: Sequence[StartRecord], exit_record: ExitRecord | None) -> ExitRecord | None:
+    """Return how the last start that trained ended; if none trained, the content of errors/exit.json.
 
-    A start that was refused, or stopped before its step was known, ends itself and not the run. One that found the run
-    finished, and ended so, says it of the run: whoever trained may have been killed after the last commit.
+    A start that was refused, or stopped before its step was known, did not end the run. A start that
+    found the run finished did: the start that trained may have been killed after the last commit.
 
     Args:
-        starts: all, oldest first. said: what stands in errors/exit.json: of the last of them.
+        starts: all starts, oldest first.
+        exit_record: errors/exit.json, which belongs to the last start.
     """
-    last = said.code if said else None
-    tell = [start for start in starts if _ends_the_run(start, last if start is starts[-1] else None)]
-    trained = [start for start in tell if start.get("step") is not None]
+    last_code = exit_record.code if exit_record else None
+    trained = [
+        start
+        for start in starts
+        if _ends_the_run(start, last_code if start is starts[-1] else None) and start.get("step") is not None
+    ]
     if not trained:
-        return said
+        return exit_record
     ended = _start_exit(trained[-1])
-    if said is not None and trained[-1] is starts[-1] and ended.get("code") in (None, said.code):
-        return said
+    if exit_record and trained[-1] is starts[-1] and ended.get("code") in (None, exit_record.code):
+        return exit_record
     code = ended.get("code")
     return (
         ExitRecord(code=code, step=None, cause=str(ended.get("cause") or UNKNOWN_CAUSE))
@@ -323,7 +340,7 @@ def last_training_exit(starts: Sequence[StartRecord], said: ExitRecord | None) -
 
 
 def read_starts(run_folder: Path) -> list[dict[str, Any]]:
-    """All starts so far, oldest first."""
+    """Return all starts so far, oldest first."""
     starts = (read_run(run_folder) or {}).get("starts", [])
     return [start for start in starts if isinstance(start, dict)]
 
@@ -332,15 +349,17 @@ def _write_starts(run_folder: Path, starts: Sequence[StartRecord]) -> None:
     files.write_json(run_folder / RUN_FILE, (read_run(run_folder) or {}) | {"starts": [*starts]})
 
 
-def _ends_the_run(start: StartRecord, said: int | None) -> bool:
-    """Whether its end is the run's. said: the code in errors/exit.json, where that is this start's."""
-    return "world_size" in start or (bool(start.get("idle")) and _start_exit(start).get("code", said) == ExitCode.OK)
+def _ends_the_run(start: StartRecord, exit_code: int | None) -> bool:
+    """Whether the end of `start` is the run's end. exit_code: of errors/exit.json, if it belongs to `start`."""
+    if "world_size" in start:
+        return True
+    return bool(start.get("idle")) and _start_exit(start).get("code", exit_code) == ExitCode.OK
 
 
-def _same_job(one: StartRecord, other: StartRecord) -> bool:
-    """The scheduler's job; without one, restarts in place of one parent process."""
-    noun = "job" if other.get("job") else "launch"
-    return other.get(noun) is not None and one.get(noun) == other.get(noun)
+def _same_job(first: StartRecord, second: StartRecord) -> bool:
+    """Whether both belong to one job of the scheduler; without one, to one parent process."""
+    key = "job" if second.get("job") else "launch"
+    return second.get(key) is not None and first.get(key) == second.get(key)
 
 
 def _start_exit(start: StartRecord) -> Mapping[str, Any]:
@@ -349,7 +368,7 @@ def _start_exit(start: StartRecord) -> Mapping[str, Any]:
 
 
 def _exited_normally(ended: Mapping[str, Any]) -> bool:
-    """Not where its own time was up: it is as short next time, and a start that used it came to a later step."""
+    """Whether it finished or was stopped. A deadline is not normal: the next start has no more time."""
     return ended.get("code") in NORMAL_EXIT_CODES and ended.get("cause") != exit_file.DEADLINE_CAUSE
 
 

@@ -14,21 +14,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, job_info_from_environ
 from train import files
-from train.run import lock, record
+from train.run import record
 
-REQUEUED_EXIT_CODES: Final = (ExitCode.PEER, ExitCode.STOPPED, ExitCode.NODE, ExitCode.HANG)
-MARKER_LIFETIME_S: Final = 90 * 86_400.0  # marks of jobs that nobody has put back for so long are removed
+REQUEUED_EXIT_CODES: Final = frozenset(code for code in ExitCode if code.requeue)
+MARKER_LIFETIME_S: Final = 90 * 86_400.0  # older markers are removed: nobody requeues such a job
 
 
 def refuse_missing_run(run_folder: Path, environ: Mapping[str, str], *, host: str) -> str | None:
-    """Return where the run of a requeued job is where it was; else what is to be said where that cannot be known.
+    """Refuse a requeued job whose run is missing. Return a warning if nothing shows whether it is.
 
     Raises:
-        Failure: NO_INPUT, where an earlier start of this job had the folder and it is not here.
+        Failure: NO_INPUT, if an earlier start of this job had the folder and it is not here.
     """
-    if lock.restart_count(environ) == 0:
+    job = job_info_from_environ(environ)
+    if job is None or job.restart == 0:
         return None
     if run_folder.is_dir():
         _refuse_without_checkpoints(run_folder)
@@ -36,7 +37,7 @@ def refuse_missing_run(run_folder: Path, environ: Mapping[str, str], *, host: st
     earlier = _read_job_marker(_job_marker_path(run_folder, environ))
     if earlier is None:
         return (
-            f"start {lock.restart_count(environ) + 1} of this job begins at step 0: "
+            f"start {job.restart + 1} of this job begins at step 0: "
             f"{run_folder.absolute()} is not there, "
             "and nothing shows that an earlier start had made it. fix: if one had, cancel the job and look for it"
         )
@@ -52,31 +53,31 @@ def refuse_missing_run(run_folder: Path, environ: Mapping[str, str], *, host: st
 
 
 def _refuse_without_checkpoints(run_folder: Path) -> None:
-    begun = [start for start in record.read_starts(run_folder) if start.get("step") is not None]
-    if begun and not (run_folder / "checkpoints").is_dir():
+    starts = [start for start in record.read_starts(run_folder) if start.get("step") is not None]
+    if starts and not (run_folder / "checkpoints").is_dir():
         raise Failure(
             "the checkpoints of this requeued job are not here: it would begin at step 0 again",
-            found=f"{run_folder.absolute()} holds the record of {len(begun)} starts, and no folder checkpoints",
+            found=f"{run_folder.absolute()} holds the record of {len(starts)} starts, and no folder checkpoints",
             fix="put the folder checkpoints back; or to begin anew, submit with checkpoint.resume=never",
             code=ExitCode.NO_INPUT,
         )
 
 
 def write_job_marker(run_folder: Path, environ: Mapping[str, str], *, host: str, now: float) -> None:
-    """Leave word that this job has made its run's folder. Without a home that lasts there is none, and no failure.
+    """Record that this job has created its run's folder. Without a cache folder it does nothing.
 
     Raises:
         Failure: STOPPED, for a signal meanwhile.
     """
-    place = _job_marker_path(run_folder, environ)
-    if place is None:
+    path = _job_marker_path(run_folder, environ)
+    if path is None:
         return
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        for other in place.parent.iterdir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for other in path.parent.iterdir():
             if other.stat().st_mtime < now - MARKER_LIFETIME_S:
                 files.remove(other)
-        files.write_json(place, {"folder": str(run_folder.absolute()), "host": host})
+        files.write_json(path, {"folder": str(run_folder.absolute()), "host": host})
     except OSError:
         return
     except Failure as failure:
@@ -85,24 +86,23 @@ def write_job_marker(run_folder: Path, environ: Mapping[str, str], *, host: str,
 
 
 def remove_job_marker(run_folder: Path, environ: Mapping[str, str], code: int) -> None:
-    """Remove the mark of a job that ended with a code for which no job is put back."""
-    if code not in REQUEUED_EXIT_CODES and (place := _job_marker_path(run_folder, environ)):
-        files.remove(place)
+    """Remove the marker of a job that ended with an exit code that is not requeued."""
+    if code not in REQUEUED_EXIT_CODES and (path := _job_marker_path(run_folder, environ)):
+        files.remove(path)
 
 
 def _job_marker_path(run_folder: Path, environ: Mapping[str, str]) -> Path | None:
-    """One file for each job and run, in the caller's cache folder. None outside a job, or without such a folder."""
-    ours = files.cache_folder(environ)
-    if not environ.get("SLURM_JOB_ID") or ours is None:
+    """One file for each job and run, in the user's cache folder. None outside a job or without such a folder."""
+    job, cache = job_info_from_environ(environ), files.cache_folder(environ)
+    if job is None or cache is None:
         return None
-    whose = f"{environ.get('SLURM_CLUSTER_NAME', '')} {run_folder}"
-    name = f"{environ['SLURM_JOB_ID']}-{hashlib.sha256(os.fsencode(whose)).hexdigest()[:16]}.json"
-    return ours / "jobs" / name
+    digest = hashlib.sha256(os.fsencode(f"{job.cluster or ''} {run_folder}")).hexdigest()
+    return cache / "jobs" / f"{job.id}-{digest[:16]}.json"
 
 
-def _read_job_marker(place: Path | None) -> dict[str, str] | None:
+def _read_job_marker(path: Path | None) -> dict[str, str] | None:
     try:
-        found = files.read_json(place) if place else None
-        return {noun: str(found[noun]) for noun in ("folder", "host")} if found else None
+        marker = files.read_json(path) if path else None
+        return {name: str(marker[name]) for name in ("folder", "host")} if marker else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

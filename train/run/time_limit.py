@@ -1,4 +1,4 @@
-"""--time-limit, ENTRYPOINT_DEADLINE and SLURM_JOB_END_TIME determine one deadline for all ranks."""
+"""--time-limit, ENTRYPOINT_DEADLINE and the end of the scheduler's job determine one deadline for all ranks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, job_info_from_environ
 from train.run import deadline
 
-SLURM_END_TIME_VARIABLE: Final = "SLURM_JOB_END_TIME"  # UNIX seconds; not set by Slurm 22.05
-MAX_TIME_LIMIT_S: Final = 360 * 86_400.0  # without a limit Slurm says a year ahead
+MAX_TIME_LIMIT_S: Final = 360 * 86_400.0  # a job without a limit ends in a year, says Slurm
 # sbatch --time's own forms.
 TIME_LIMIT_PATTERNS: Final = (
     r"(?P<minutes>\d+)",
@@ -24,39 +23,42 @@ SECONDS_PER_UNIT: Final = {"days": 86_400, "hours": 3600, "minutes": 60, "second
 
 
 def deadline_variables(limit: str | None, environ: Mapping[str, str], *, now: float) -> dict[str, str]:
-    """What to give to the ranks; nothing where no end is known.
+    """Return the variable that tells the ranks the deadline; nothing if there is none.
 
-    limit: the command line's, which counts from `now` (seconds since 1970) and comes before what the environment says.
+    Args:
+        limit: the command line's, which counts from `now` and wins over the environment.
+        now: seconds since 1970.
 
     Raises:
         Failure: USAGE.
     """
     if limit is not None:
         return {deadline.VARIABLE: f"{now + parse_time_limit(limit):.0f}"}
-    said = environ.get(SLURM_END_TIME_VARIABLE, "")
-    if (
-        environ.get(deadline.VARIABLE)
-        or not re.fullmatch(r"\d{1,12}", said, re.ASCII)
-        or float(said) - now > MAX_TIME_LIMIT_S
-    ):
+    job = job_info_from_environ(environ)
+    if environ.get(deadline.VARIABLE) or job is None or job.ends_at is None:
         return {}
-    return {deadline.VARIABLE: said}
+    return {deadline.VARIABLE: str(job.ends_at)} if job.ends_at - now <= MAX_TIME_LIMIT_S else {}
 
 
 def deadline_row(limit: str | None, environ: Mapping[str, str], *, now: float) -> dict[str, str]:
-    """For the plan, in the words of a start. Raises Failure (USAGE) as that does."""
-    until = deadline.read_deadline({**environ, **deadline_variables(limit, environ, now=now)}, now=now, clock=0.0)
-    return deadline.banner_row(until)
+    """Return the deadline as a row of the plan, in the words that a start uses.
+
+    Raises:
+        Failure: USAGE, as a start does.
+    """
+    variables = {**environ, **deadline_variables(limit, environ, now=now)}
+    return deadline.banner_row(deadline.read_deadline(variables, now=now, clock=0.0))
 
 
 def parse_time_limit(text: str) -> int:
-    """Of a time limit in one of sbatch's forms.
+    """Return the seconds of a time limit that is written in one of sbatch's forms.
 
     Raises:
         Failure: USAGE.
     """
-    found = next((match for form in TIME_LIMIT_PATTERNS if (match := re.fullmatch(form, text[:21], re.ASCII))), None)
-    total = sum(int(n) * SECONDS_PER_UNIT[unit] for unit, n in found.groupdict().items()) if found else 0
+    matches = (re.fullmatch(pattern, text[:21], re.ASCII) for pattern in TIME_LIMIT_PATTERNS)
+    parts = next((match.groupdict() for match in matches if match), {})
+    total = sum(int(number) * SECONDS_PER_UNIT[unit] for unit, number in parts.items())
     if not 0 < total < MAX_TIME_LIMIT_S:
         raise Failure(
             "--time-limit is no time",

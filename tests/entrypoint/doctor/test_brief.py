@@ -99,12 +99,14 @@ def test_what_may_still_work_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert told(alone())[0] == "FAIL  memory  100 MiB"
 
 
-@pytest.mark.parametrize("name", preflight.FATAL_FINDINGS)
-def test_what_is_certain_to_fail_is_refused_by_each_task(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(("name", "code"), [("driver", ExitCode.IMAGE_MISMATCH), ("compute mode", ExitCode.NODE)])
+def test_what_is_certain_to_fail_is_refused_by_each_task(
+    monkeypatch: pytest.MonkeyPatch, name: str, code: ExitCode
+) -> None:
     only(monkeypatch, TIGHT, fail(name, "too old", "take another"))
     with pytest.raises(Failure, match="too old") as refused:
         told(of("per-gpu/task-3@node02"))
-    assert (refused.value.code, refused.value.fix) == (ExitCode.NODE, "take another")
+    assert (refused.value.code, refused.value.fix) == (code, "take another")
 
 
 def test_it_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,8 @@ def test_memory_that_a_neighbour_task_may_have_taken_is_not(monkeypatch: pytest.
 def test_a_driver_that_is_too_old_ends_the_start_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failure, match="the driver is too old") as refused:
         with_gpus(monkeypatch, FakeGpu(), ranks=1, cuda=12_080)
-    assert (refused.value.code, str(gpus.MIN_DRIVER_BY_CUDA[13]) in refused.value.fix) == (ExitCode.NODE, True)
+    assert refused.value.code == ExitCode.IMAGE_MISMATCH
+    assert str(gpus.MIN_DRIVER_BY_CUDA[13]) in refused.value.fix
 
 
 def test_a_home_that_cannot_be_written_is_said_once_on_each_node(tmp_path: Path) -> None:

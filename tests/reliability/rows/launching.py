@@ -99,7 +99,7 @@ def old_driver(seed: int, folder: Path) -> Trial:
     ended = command(folder, *TRAIN, *TINY, **found).ended(30)
     words = (f"driver {major}.82.01 knows CUDA 11.4", "the driver is too old", "fix:", "or newer")
     also = early(ended) | {"nothing is written": not (folder / "runs").exists()}
-    return verdict(ended, 78, *words, injector="a made-up libnvidia-ml.so.1", process="the start", also=also)
+    return verdict(ended, 72, *words, injector="a made-up libnvidia-ml.so.1", process="the start", also=also)
 
 
 def taken_ports(seed: int, folder: Path) -> Trial:

@@ -147,22 +147,23 @@ def test_a_node_that_the_doctor_refuses_starts_nothing_and_writes_nothing(
     launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object, **__: object) -> tuple[str, ...]:
-        raise Failure("the driver is too old", fix="another", code=ExitCode.NODE)
+        raise Failure("the driver is too old", fix="another", code=ExitCode.IMAGE_MISMATCH)
 
     monkeypatch.setattr(launch, "run_preflight", refuse)
-    assert front.run_command(CPU, {}) == ExitCode.NODE
+    assert front.run_command(CPU, {}) == ExitCode.IMAGE_MISMATCH
     assert (launched, list(tmp_path.iterdir())) == ({}, [])
 
 
+@pytest.mark.parametrize("code", [ExitCode.NODE, ExitCode.IMAGE_MISMATCH])
 def test_a_job_script_learns_which_node_the_doctor_refused(
-    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: ExitCode
 ) -> None:
     def refuse(*_: object, **__: object) -> tuple[str, ...]:
-        raise Failure("the driver is too old", fix="another", code=ExitCode.NODE)
+        raise Failure("not here", fix="another", code=code)
 
     monkeypatch.setattr(launch, "run_preflight", refuse)
     front.run_command(CPU, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node02", "HOME": str(tmp_path)})
-    assert json.loads((tmp_path / "runs/quickstart/errors/node-node02.json").read_text())["code"] == ExitCode.NODE
+    assert json.loads((tmp_path / "runs/quickstart/errors/node-node02.json").read_text())["code"] == code
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_no_key_is_given_to_the_workers_twice(launched: dict[str, Any], tmp_path
 
 
 def test_the_ranks_are_told_when_the_time_is_up(launched: dict[str, Any]) -> None:
-    front.run_command([*CPU, "--time-limit", "10"], {"SLURM_JOB_END_TIME": "1"})
+    front.run_command([*CPU, "--time-limit", "10"], {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1"})
     assert 590 < float(launched["environ"]["ENTRYPOINT_DEADLINE"]) - time.time() <= 601
 
 

@@ -29,11 +29,18 @@ NODE = {
     "an illegal memory access was encountered": "CUDA_LAUNCH_BLOCKING=1",
     "misaligned address": "CUDA_LAUNCH_BLOCKING=1",
     "CUDA-capable device(s) is/are busy or unavailable": "EXCLUSIVE_PROCESS",
-    "no kernel image is available for execution on the device": "get_arch_list",
     "invalid device ordinal": "CUDA_VISIBLE_DEVICES",
     "no CUDA-capable device is detected": "CUDA_VISIBLE_DEVICES",
     "system not yet initialized": "entrypoint doctor",
     "unknown error": "entrypoint doctor",
+}
+IMAGE = {  # alike on all nodes that have this driver or this type of GPU
+    "CUDA error: no kernel image is available for execution on the device": "get_arch_list",
+    "Triton Error [CUDA]: device kernel image is invalid": "get_arch_list",
+    "CUDA error: CUDA driver version is insufficient for CUDA runtime version": "entrypoint doctor",
+    "CUDA error: the provided PTX was compiled with an unsupported toolchain.": "entrypoint doctor",
+    "CUDA error: forward compatibility was attempted on non supported HW": "entrypoint doctor",
+    "The NVIDIA driver on your system is too old (found version 11040).": "entrypoint doctor",
 }
 FULL: tuple[Exception, ...] = (
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -104,6 +111,13 @@ def test_a_fault_of_the_gpu_names_gpu_and_host_and_leaves_the_node(words: str, f
     assert (failure.code, failure.what.startswith(f"GPU of {HOST}: ")) == (78, True)
     assert str(failure.found).startswith(f"CUDA error: {words}")
     assert "\n" not in str(failure.found)
+    assert fix in failure.fix
+
+
+@pytest.mark.parametrize(("text", "fix"), IMAGE.items())
+def test_an_image_that_does_not_fit_driver_or_gpu_is_not_the_node_s_fault(text: str, fix: str) -> None:
+    failure = understood(RuntimeError(f"{text}{BELOW}"))
+    assert (failure.code, failure.what.startswith(f"GPU of {HOST}: ")) == (72, True)
     assert fix in failure.fix
 
 

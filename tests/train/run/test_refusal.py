@@ -34,6 +34,10 @@ def test_the_code_stands_before_the_host_as_job_scripts_read_it(tmp_path: Path) 
     assert text.index('"code": 78') < text.index('"host"')
 
 
+def test_a_node_that_does_not_fit_the_image_leaves_the_code_that_srun_hides(tmp_path: Path) -> None:
+    assert fail(tmp_path, ExitCode.IMAGE_MISMATCH, IN_A_JOB) == [NAME]
+
+
 @pytest.mark.parametrize("code", [ExitCode.USAGE, ExitCode.LAUNCH_CONFLICT])
 def test_what_is_wrong_on_every_node_is_not_said_of_one(tmp_path: Path, code: ExitCode) -> None:
     assert fail(tmp_path, code, IN_A_JOB) == []

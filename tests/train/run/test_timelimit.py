@@ -10,6 +10,13 @@ from entrypoint import ExitCode, Failure
 from train.run import deadline, time_limit
 
 NOW = 1_700_000_000.0
+
+
+def job_until(text: str) -> dict[str, str]:
+    """A job of Slurm's that ends then."""
+    return {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": text}
+
+
 FORMS = {
     "90": 5400,
     "01:30": 90,
@@ -37,25 +44,23 @@ def test_nonsense_is_refused_with_the_forms(text: str) -> None:
 
 
 def test_the_command_line_counts_from_now() -> None:
-    given = {time_limit.SLURM_END_TIME_VARIABLE: f"{NOW + 60:.0f}", deadline.VARIABLE: "5"}
+    given = {**job_until(f"{NOW + 60:.0f}"), deadline.VARIABLE: "5"}
     assert time_limit.deadline_variables("10", given, now=NOW) == {deadline.VARIABLE: "1700000600"}
 
 
 def test_slurm_s_end_of_the_job_is_taken_without_it() -> None:
-    found = time_limit.deadline_variables(None, {time_limit.SLURM_END_TIME_VARIABLE: "1700003600"}, now=NOW)
+    found = time_limit.deadline_variables(None, job_until("1700003600"), now=NOW)
     assert found == {deadline.VARIABLE: "1700003600"}
 
 
 @pytest.mark.parametrize("said", [None, "", f"{NOW + 365 * 86_400:.0f}", "Unknown", "-1", "1e9"])
 def test_what_is_no_limit_is_none(said: str | None) -> None:
-    assert (
-        time_limit.deadline_variables(None, {} if said is None else {time_limit.SLURM_END_TIME_VARIABLE: said}, now=NOW)
-        == {}
-    )
+    environ = {"SLURM_JOB_ID": "7"} if said is None else job_until(said)
+    assert time_limit.deadline_variables(None, environ, now=NOW) == {}
 
 
 def test_another_scheduler_s_script_may_say_it_itself() -> None:
-    given = {time_limit.SLURM_END_TIME_VARIABLE: "1700003600", deadline.VARIABLE: "1700000100"}
+    given = {**job_until("1700003600"), deadline.VARIABLE: "1700000100"}
     assert time_limit.deadline_variables(None, given, now=NOW) == {}
 
 
@@ -68,7 +73,7 @@ def test_the_ranks_read_what_the_front_door_writes() -> None:
 def test_the_plan_shows_when_the_time_is_up() -> None:
     (shown,) = time_limit.deadline_row("1:00:00", {}, now=0.0).values()
     assert shown.startswith(f"{datetime.fromtimestamp(3600).astimezone().isoformat(sep=' ')}: the run is saved")
-    assert time_limit.deadline_row(None, {time_limit.SLURM_END_TIME_VARIABLE: "3600"}, now=0.0) == {"time limit": shown}
+    assert time_limit.deadline_row(None, job_until("3600"), now=0.0) == {"time limit": shown}
 
 
 def test_the_plan_shows_no_time_where_none_is_known() -> None:

@@ -1,0 +1,66 @@
+"""A JobInfo says which scheduler's job this process belongs to, read from environment variables.
+
+One table lists the variables of each scheduler. No other module needs them to know the job's id,
+its restarts or its end. Without a scheduler there is no job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+# Scheduler -> field of JobInfo -> environment variable. Only `id` is required. A field without a
+# variable is absent: a scheduler that does not restart jobs needs no line for `restart`.
+SCHEDULER_VARIABLES: Final[Mapping[str, Mapping[str, str]]] = {
+    # Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
+    "slurm": {
+        "id": "SLURM_JOB_ID",
+        "restart": "SLURM_RESTART_COUNT",  # not set before the first requeue
+        "ends_at": "SLURM_JOB_END_TIME",  # not set by Slurm 22.05
+        "cluster": "SLURM_CLUSTER_NAME",
+        "node": "SLURMD_NODENAME",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """The scheduler's job that this process belongs to.
+
+    Attributes:
+        launcher: the scheduler, as the table names it.
+        id: unique within the cluster; a requeued job keeps it.
+        restart: how often the scheduler has put this job back into its queue.
+        ends_at: when the job's time is up, in seconds since 1970; None if the scheduler does not say.
+        cluster: the cluster that gave the id; None if the scheduler does not say.
+        node: the scheduler's name of this node; None if it does not say.
+    """
+
+    launcher: str
+    id: str
+    restart: int = 0
+    ends_at: int | None = None
+    cluster: str | None = None
+    node: str | None = None
+
+
+def job_info_from_environ(environ: Mapping[str, str]) -> JobInfo | None:
+    """Return the job that `environ` belongs to; None outside a job. Unreadable numbers are absent."""
+    for launcher, variables in SCHEDULER_VARIABLES.items():
+        values = {field: environ.get(variable) or None for field, variable in variables.items()}
+        if job_id := values["id"]:
+            return JobInfo(
+                launcher=launcher,
+                id=job_id,
+                restart=_whole_number(values.get("restart")) or 0,
+                ends_at=_whole_number(values.get("ends_at")),
+                cluster=values.get("cluster"),
+                node=values.get("node"),
+            )
+    return None
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"\d{1,12}", text, re.ASCII) else None

@@ -1,0 +1,51 @@
+"""The scheduler's job is read from the variables of one table."""
+
+from __future__ import annotations
+
+import pytest
+from machines import captured
+
+from entrypoint import JobInfo, job, job_info_from_environ
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_RESTART_COUNT": "2",
+    "SLURM_JOB_END_TIME": "1700003600",
+    "SLURM_CLUSTER_NAME": "alpha",
+    "SLURMD_NODENAME": "gpu007",
+}
+
+
+def test_all_that_slurm_says_of_a_job_is_read() -> None:
+    assert job_info_from_environ(SLURM) == JobInfo(
+        launcher="slurm", id="7", restart=2, ends_at=1_700_003_600, cluster="alpha", node="gpu007"
+    )
+
+
+@pytest.mark.parametrize("environ", [{}, {**SLURM, "SLURM_JOB_ID": ""}, {"SLURM_JOB_END_TIME": "1700003600"}])
+def test_without_a_job_id_there_is_no_job(environ: dict[str, str]) -> None:
+    assert job_info_from_environ(environ) is None
+
+
+def test_a_job_needs_nothing_but_its_id() -> None:
+    assert job_info_from_environ({"SLURM_JOB_ID": "7"}) == JobInfo(launcher="slurm", id="7")
+
+
+@pytest.mark.parametrize("text", ["", "Unknown", "-1", "1e9", "٣", "9" * 13])
+def test_a_number_that_cannot_be_read_is_absent(text: str) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": text, "SLURM_JOB_END_TIME": text}
+    assert job_info_from_environ(environ) == JobInfo(launcher="slurm", id="7")
+
+
+def test_a_captured_task_of_a_requeued_job_has_all_facts() -> None:
+    info = job_info_from_environ(captured("requeued/task-0@node01"))
+    assert info is not None
+    assert (info.launcher, info.restart, info.node) == ("slurm", 1, "node01")
+    assert None not in (info.ends_at, info.cluster)
+
+
+def test_a_scheduler_with_an_id_and_an_end_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {**job.SCHEDULER_VARIABLES, "made-up": {"id": "MADE_UP_JOB", "ends_at": "MADE_UP_END"}}
+    monkeypatch.setattr(job, "SCHEDULER_VARIABLES", table)
+    info = job_info_from_environ({"MADE_UP_JOB": "a.1", "MADE_UP_END": "1700003600"})
+    assert info == JobInfo(launcher="made-up", id="a.1", ends_at=1_700_003_600)
