@@ -60,25 +60,30 @@ class MetricsLogger:
 
     @contextmanager
     def opened(self, *, step: int, evaluated: int | None = None) -> Iterator[Self]:
+        """`open`, and `close` at the end."""
+        self.open(step=step, evaluated=evaluated)
+        try:
+            yield self
+        finally:
+            self.close()
+
+    def open(self, *, step: int, evaluated: int | None = None) -> None:
         """Open the files to continue after `step` (0: from the start), and after the evaluation of step `evaluated`.
 
         Lines of later steps are dropped, since these steps are computed again: each step is in the file once.
         TensorBoard is told to hide them.
         """
-        if self._main:
-            last = {"eval": step if evaluated is None else evaluated}
-            with self._surviving(METRICS_FILE):
-                self._lines = JsonLinesFile(self._folder / METRICS_FILE, step=step, last=last)
-            if self._tensorboard:
-                with self._surviving(TENSORBOARD_FOLDER):
-                    # TensorBoard's library takes 0.3 s to load: only for those who want it.
-                    from train.logging.tensorboard import TensorBoardWriter
+        if not self._main:
+            return
+        last = {"eval": step if evaluated is None else evaluated}
+        with self._surviving(METRICS_FILE):
+            self._lines = JsonLinesFile(self._folder / METRICS_FILE, step=step, last=last)
+        if self._tensorboard:
+            with self._surviving(TENSORBOARD_FOLDER):
+                # TensorBoard's library takes 0.3 s to load: only for those who want it.
+                from train.logging.tensorboard import TensorBoardWriter
 
-                    self._curves = TensorBoardWriter(self._folder / TENSORBOARD_FOLDER, step=step, now=self._clock())
-        try:
-            yield self
-        finally:
-            self._close()
+                self._curves = TensorBoardWriter(self._folder / TENSORBOARD_FOLDER, step=step, now=self._clock())
 
     def write(self, event: str, *, step: int, **values: Any) -> None:
         """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
@@ -109,7 +114,8 @@ class MetricsLogger:
             with self._surviving(name):
                 files.write_atomic(self._folder / name, text.encode())
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the files. Never fails, and may be called twice."""
         for name, writer in ((METRICS_FILE, self._lines), (TENSORBOARD_FOLDER, self._curves)):
             if writer is not None:
                 with self._surviving(name):

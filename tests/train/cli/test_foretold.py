@@ -244,7 +244,7 @@ def test_the_end_of_a_run_gives_the_advice_that_check_gives(capsys: pytest.Captu
     shorter = ("train.max_steps=4",)
     start(*shorter)
     more = "train.max_steps=null train.epochs=4"
-    assert f"\nnext: train {more} goes on" in capsys.readouterr().out
+    assert f"\ncontinue:      train {more}\n" in capsys.readouterr().out
     assert f"; add {more} to go on" in described(*shorter)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torch.autograd import DeviceType
-from train.run.profiler import OperationCost, ProfilerCosts, format_cost_table, sort_by_cost
+
+from train.profiler import OperationCost, ProfilerCosts, format_cost_table, sort_by_cost
 
 COSTS = [
     OperationCost(name="aten::mm", calls=1200, cpu_ms=30.0, gpu_ms=10.0),

@@ -21,10 +21,9 @@ def opened(
     folder: Path, *, step: int = 0, main: bool = True, tensorboard: bool = False
 ) -> tuple[MetricsLogger, list[str]]:
     warnings: list[str] = []
-    opened = MetricsLogger(
-        folder, main=main, step=step, tensorboard=tensorboard, warn=warnings.append, clock=lambda: 5.0
-    )
-    return opened, warnings
+    logger = MetricsLogger(folder, main=main, tensorboard=tensorboard, warn=warnings.append, clock=lambda: 5.0)
+    logger.open(step=step)
+    return logger, warnings
 
 
 def written(folder: Path, *steps: int, resumed: int = 0) -> list[int]:
@@ -262,7 +261,8 @@ def test_an_evaluation_that_is_made_again_stands_there_once(tmp_path: Path) -> N
     for event in ("train", "eval"):
         record.write(event, step=10)
     record.close()
-    again = MetricsLogger(tmp_path, main=True, step=10, evaluated=5, tensorboard=False, warn=print)
+    again = MetricsLogger(tmp_path, main=True, tensorboard=False, warn=print)
+    again.open(step=10, evaluated=5)
     again.write("eval", step=10)
     again.close()
     assert [event["event"] for event in metrics.read_events(tmp_path / "metrics.jsonl")] == ["train", "eval"]

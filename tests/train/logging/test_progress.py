@@ -21,16 +21,19 @@ def shown(
     *, main: bool = True, terminal: bool = False, total: int = 10, columns: int = 80
 ) -> tuple[Progress, io.StringIO, list[float]]:
     out, now = io.StringIO(), [0.0]
-    made = Progress(main=main, terminal=terminal, total=total, step=0, out=out, clock=lambda: now[0], columns=columns)
-    return made, out, now
+    progress = Progress(main=main, terminal=terminal, out=out, clock=lambda: now[0], columns=columns)
+    progress.start(step=0, total=total)
+    return progress, out, now
 
 
 def measure(progress: Progress, step: int = 4) -> None:
-    progress.measured(step=step, epoch=1, epochs=2, loss=0.5, images_per_s=1234.5)
+    progress.log_point(step=step, epoch=1, epochs=2, loss=0.5, images_per_s=1234.5)
 
 
-def end_epoch(progress: Progress, figures: EpochStats = FIGURES, *, whole: bool = True, measured: str | None) -> None:
-    progress.epoch(step=5, epoch=1, epochs=2, whole=whole, figures=figures, measured=measured)
+def end_epoch(
+    progress: Progress, stats: EpochStats = FIGURES, *, is_complete: bool = True, metrics_text: str | None
+) -> None:
+    progress.epoch(step=5, epoch=1, epochs=2, is_complete=is_complete, stats=stats, metrics_text=metrics_text)
 
 
 @pytest.mark.parametrize(
@@ -82,48 +85,48 @@ def test_after_going_back_the_time_is_unknown_again() -> None:
     for step, seconds in ((10, 20.0), (20, 40.0), (10, 60.0)):
         now[0] = seconds
         if step == 10:
-            progress.back(0)
+            progress.rewind(0)
         measure(progress, step)
     assert ["left" in line for line in out.getvalue().splitlines()] == [False, True, False]
 
 
 def test_an_epoch_has_one_line_with_what_was_measured() -> None:
     progress, out, _ = shown()
-    end_epoch(progress, measured="accuracy 95.12%, loss 0.123")
+    end_epoch(progress, metrics_text="accuracy 95.12%, loss 0.123")
     said = "accuracy 95.12%, loss 0.123, train loss 0.346, 3 min 20 s, 1,234 images/s"
     assert out.getvalue() == f"epoch 1/2: {said}\n"
 
 
 def test_an_epoch_without_an_evaluation_has_a_line_too() -> None:
     progress, out, _ = shown()
-    end_epoch(progress, measured=None)
+    end_epoch(progress, metrics_text=None)
     assert out.getvalue() == "epoch 1/2: train loss 0.346, 3 min 20 s, 1,234 images/s\n"
 
 
 @pytest.mark.parametrize(("columns", "told"), [(80, True), (50, False)])
 def test_a_narrow_terminal_has_the_speed_beside_its_bar_only(columns: int, told: bool) -> None:
     progress, out, _ = shown(terminal=True, columns=columns)
-    end_epoch(progress, measured=None)
+    end_epoch(progress, metrics_text=None)
     line = next(line for line in out.getvalue().replace("\r", "\n").splitlines() if line.startswith("epoch"))
     assert line.endswith("3 min 20 s, 1,234 images/s" if told else "3 min 20 s")
 
 
 def test_what_is_not_known_is_not_said() -> None:
     progress, out, _ = shown()
-    end_epoch(progress, UNKNOWN, measured="accuracy 95.12%")
+    end_epoch(progress, UNKNOWN, metrics_text="accuracy 95.12%")
     assert out.getvalue() == "epoch 1/2: accuracy 95.12%\n"
 
 
 def test_a_training_that_ends_inside_an_epoch_does_not_claim_it() -> None:
     progress, out, _ = shown()
-    end_epoch(progress, UNKNOWN, whole=False, measured="accuracy 95.12%")
+    end_epoch(progress, UNKNOWN, is_complete=False, metrics_text="accuracy 95.12%")
     assert out.getvalue() == "step 5/10, in epoch 1/2: accuracy 95.12%\n"
 
 
 def test_no_line_follows_an_epochs_at_once() -> None:
     progress, out, now = shown()
     now[0] = 99.0
-    end_epoch(progress, measured=None)
+    end_epoch(progress, metrics_text=None)
     measure(progress)
     assert out.getvalue().count("\n") == 1
 
@@ -133,7 +136,7 @@ def test_other_ranks_show_nothing() -> None:
     now[0] = 99.0
     measure(progress)
     progress.say("text")
-    end_epoch(progress, measured="accuracy 95.12%")
+    end_epoch(progress, metrics_text="accuracy 95.12%")
     progress.close()
     assert out.getvalue() == ""
 
@@ -155,7 +158,7 @@ def drawn(columns: int, *, total: int) -> str:
     progress, out, now = shown(terminal=True, total=total, columns=columns)
     for number in (1, 2):
         now[0] = 3000.0 * number
-        progress.measured(step=number, epoch=12, epochs=200, loss=0.5, images_per_s=123456.0)
+        progress.log_point(step=number, epoch=12, epochs=200, loss=0.5, images_per_s=123456.0)
     progress.say("a line above it")
     bar = out.getvalue().rpartition("\r")[2]
     progress.close()

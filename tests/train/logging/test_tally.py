@@ -15,7 +15,7 @@ LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
 def tally(*losses: float) -> RunningMean:
     found = RunningMean(torch.device("cpu"))
     for loss in losses:
-        found.take(torch.tensor(loss), count_correct(LOGITS, torch.tensor([0, 1, 1])), 3)
+        found.add(torch.tensor(loss), count_correct(LOGITS, torch.tensor([0, 1, 1])), 3)
     return found
 
 
@@ -33,7 +33,7 @@ def test_ranks_are_summed_before_the_division() -> None:
 def test_other_numbers_are_summed_in_the_same_exchange() -> None:
     exchanges: list[int] = []
     means = tally(1.0).read(lambda total: (exchanges.append(len(total)), total.mul_(4))[1], [7.0, math.nan, 0.5])
-    assert (means.loss, means.beside[0], means.beside[2]) == (1.0, 28.0, 2.0)
+    assert (means.loss, means.extra_sums[0], means.extra_sums[2]) == (1.0, 28.0, 2.0)
     assert exchanges == [6]
 
 
@@ -46,16 +46,16 @@ def test_one_bad_loss_is_still_seen_at_the_next_reading(bad: float) -> None:
 def test_sums_do_not_depend_on_where_they_were_read_between() -> None:
     losses = [1 / (1 + number) for number in range(50)]
     whole, first = tally(*losses), tally(*losses[:20])
-    rest = RunningMean(torch.device("cpu"), first.numbers())
+    rest = RunningMean(torch.device("cpu"), first.sums())
     for loss in losses[20:]:
-        rest.take(torch.tensor(loss), torch.tensor(2), 3)
-    assert rest.numbers() == whole.numbers()
+        rest.add(torch.tensor(loss), torch.tensor(2), 3)
+    assert rest.sums() == whole.sums()
 
 
 def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.logging.running_mean.MAX_KEPT_LOSSES", 4)
     found = tally(*[1.0] * 9, 3.0)
-    assert found.numbers() == [36.0, 20.0, 30.0]
+    assert found.sums() == [36.0, 20.0, 30.0]
     assert found.losses()[-1] == 3.0
 
 
@@ -67,7 +67,7 @@ def test_an_empty_tally_has_no_means_and_still_exchanges_other_numbers() -> None
     found = tally(1.0)
     found.clear()
     means = found.read(lambda total: total.mul_(2), [7.0])
-    assert (means.samples, means.beside) == (0, (14.0,))
+    assert (means.samples, means.extra_sums) == (0, (14.0,))
     assert math.isnan(means.loss)
     assert math.isnan(means.accuracy)
 
