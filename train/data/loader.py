@@ -21,7 +21,7 @@ from train.data import augment, decoded_cache
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
-from train.data.splits import DataSource, DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.data.workers import (
     PREFETCH_FACTOR,
     SHARED_MEMORY_FOLDER,
@@ -60,7 +60,7 @@ class BatchLoader:
     """
 
     training: SplitReader
-    held_out: SplitReader
+    validation: SplitReader
     shape: Shape
     mirror: bool
     data: DataConfig
@@ -82,7 +82,7 @@ class BatchLoader:
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         """Each block of held-out samples, as they are."""
-        for pixels, rows, labels in self.held_out.take(blocks):
+        for pixels, rows, labels in self.validation.take(blocks):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
 
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def open_loader(
         raise _shared_file_failure(sets.shared, data)
     broken = UnreadableLog(data.max_bad_images, say or _write_to_stderr)
 
-    def pool(name: str, source: DataSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
+    def pool(name: str, source: SampleSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
         side = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
         if kind == "memory":
             return load_in_memory(side, sets.shape.stored, device, cores, pulse, host)
@@ -138,7 +138,7 @@ def open_loader(
     training = pool("training", sets.training, replace=True)
     return BatchLoader(
         training=training,
-        held_out=pool("held out", sets.held_out, replace=False),
+        validation=pool("held out", sets.validation, replace=False),
         shape=sets.shape,
         mirror=sets.mirror,
         data=data,

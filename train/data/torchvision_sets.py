@@ -45,11 +45,11 @@ def open_torchvision_set(data: DataConfig) -> DataSplits:
         _read_cifar if "cifar" in data.name else _read_mnist
     )
     *sides, classes = read(kind, Path(data.root))
-    training, held_out = (arrays.array_source(*side, data.name, data.image_size) for side in sides)
+    training, validation = (arrays.array_source(*side, data.name, data.image_size) for side in sides)
     channels = training.pixels.shape[-1]
     return DataSplits(
         training=training,
-        held_out=held_out,
+        validation=validation,
         classes=tuple(classes),
         shape=Shape(channels=channels, size=(data.image_size, data.image_size)),
         mirror=data.name != "mnist",  # most digits mirrored are no digits
@@ -63,8 +63,8 @@ def _read_cifar(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels
             sides = [kind(root, train=train, download=False) for train in (True, False)]
     except RuntimeError as error:
         raise _changed_file_failure(kind, root) from error
-    training, held_out = ((torch.from_numpy(side.data), torch.tensor(side.targets)) for side in sides)
-    return training, held_out, sides[0].classes
+    training, validation = ((torch.from_numpy(side.data), torch.tensor(side.targets)) for side in sides)
+    return training, validation, sides[0].classes
 
 
 def _changed_file_failure(kind: Any, root: Path) -> Failure:
@@ -80,8 +80,8 @@ def _changed_file_failure(kind: Any, root: Path) -> Failure:
 def _read_mnist(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
     """Bytes behind a header. Read file by file: torchvision's class would prefer an older cache beside them."""
     folder = root / kind.__name__ / "raw"
-    training, held_out = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
-    return training, held_out, kind.classes
+    training, validation = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
+    return training, validation, kind.classes
 
 
 def _read_idx_pair(folder: Path, name: str) -> ImagesAndLabels:

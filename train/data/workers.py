@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
-from train.data.splits import DataSource, SampleIndices
+from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
 MAX_LISTED_IMAGES: Final = 10
@@ -158,7 +158,7 @@ class Split:
     """One side of the data. most: how many of its images may be broken; replace: or left out."""
 
     name: str
-    source: DataSource
+    source: SampleSource
     ledger: UnreadableLog
     most: int
     replace: bool

@@ -107,7 +107,7 @@ def open_job(
     """
     pulse.beat("data")
     sets, data = _opened(config, runtime)
-    early_stopping.refuse_unusable_metric(config.eval, held_out=len(sets.held_out.labels), classes=len(sets.classes))
+    early_stopping.refuse_unusable_metric(config.eval, held_out=len(sets.validation.labels), classes=len(sets.classes))
     samples, checkpoints = len(sets.training.labels), folder / "checkpoints"
     counted = count_steps(batches, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
     net = registry.build_model(config.model, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
@@ -131,7 +131,7 @@ def open_job(
         classes=sets.classes,
         data=data,
         images=samples,
-        held_out=len(sets.held_out.labels),
+        held_out=len(sets.validation.labels),
         batches=batches,
         fit=fit,
         steps=counted,
@@ -172,7 +172,7 @@ def _opened(config: RunConfig, runtime: Runtime) -> tuple[DataSplits, Mapping[st
 def _told(config: RunConfig, sets: DataSplits) -> tuple[str, ...]:
     """Of the classes: how often each is seen, and what looks like a slip in them."""
     lines = statistics.describe_class_balance(
-        sets.training.labels, sets.held_out.labels, sets.classes, config.optim.class_weights
+        sets.training.labels, sets.validation.labels, sets.classes, config.optim.class_weights
     )
     return (*lines, *(f"WARNING: {warning}" for warning in sets.warnings))
 
@@ -193,7 +193,7 @@ def _rehearse(
         refuse_hidden_state(model, training)
     elif config.train.compile is not False:
         tell(COMPILING)
-        size = max_batch_size(len(sets.held_out.labels), config.eval.batch_size)
+        size = max_batch_size(len(sets.validation.labels), config.eval.batch_size)
         held_out = compiling.images(size, sets.shape, runtime.device) if size else None
         rehearsed = Rehearsed(training=training, held_out=held_out)
         wanted, parts = config.train.compile, batches.accumulation
@@ -214,7 +214,7 @@ def _fitted(
     aimed = loss.build_criterion(config.optim, counts).to(device)
     tried = Model(config=config, classes=classes, shape=sets.shape, criterion=aimed)
     batches, fit = batch_size.fitted(tried, runtime, batches, notebook, pulse)
-    blocks = rank_batches(len(sets.held_out.labels), config.eval.batch_size, runtime.world)
+    blocks = rank_batches(len(sets.validation.labels), config.eval.batch_size, runtime.world)
     images = batches.micro + max(map(len, blocks), default=0)
     refuse_small_shared_memory(
         loader.workers, images * math.prod(sets.shape.stored), ranks=runtime.world.local_world_size

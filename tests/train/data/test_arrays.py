@@ -104,13 +104,13 @@ def test_two_files_are_two_sides(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=IMAGES, labels=LABELS)
     np.savez(tmp_path / "test.npz", x=IMAGES[:6], y=LABELS[:6])
     sets = find(tmp_path, name="npz")
-    assert (len(sets.training.labels), len(sets.held_out.labels)) == (40, 6)
+    assert (len(sets.training.labels), len(sets.validation.labels)) == (40, 6)
 
 
 def test_one_file_may_hold_both_sides(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:6], y_test=LABELS[:6])
     sets = find(tmp_path / "mnist.npz")
-    assert (len(sets.training.labels), len(sets.held_out.labels)) == (40, 6)
+    assert (len(sets.training.labels), len(sets.validation.labels)) == (40, 6)
 
 
 def test_what_is_not_meant_is_not_read(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def test_workers_give_the_same_batches_as_memory(workers: int) -> None:
 @pytest.mark.parametrize("kind", ["memory", "workers"])
 def test_evaluation_gives_the_images_as_they_are(kind: str) -> None:
     (batch,) = opened(loader=kind, workers=0).evaluate([np.array([2, 0])])
-    raw = registry.open_splits(DataConfig(samples=12, image_size=16, val_fraction=0.25)).held_out.read(np.array([2, 0]))
+    raw = registry.open_splits(DataConfig(samples=12, image_size=16, val_fraction=0.25)).validation.read(
+        np.array([2, 0])
+    )
     assert torch.equal(batch.images, raw.permute(0, 3, 1, 2).float().sub(127.5).div(63.75))
 
 
