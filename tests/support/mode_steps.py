@@ -50,7 +50,7 @@ def measure(place: Path, config: Path, world: World, settings: list[str], kept: 
     """The seconds of each step of one job."""
     with opened(place, *settings, config=config, world=world, environ=os.environ) as todo:
         current = now.begin(todo, Watch(), time.monotonic)
-        stream = todo.loader.train(todo.course.pieces(0))
+        stream = todo.loader.train(todo.course.micro_batches(0))
         for at in range(todo.steps.total):
             wall, cpu = time.monotonic(), time.process_time()
             step.take(todo, current, stream)

@@ -62,7 +62,7 @@ class Blocks:
     def __init__(self, todo: Job, kept: Now, metrics: MetricsLogger) -> None:
         self._todo, self._kept, self._metrics = todo, kept, metrics
         self._room: list[Tensor] = []
-        self._stream: Stream = todo.loader.train(todo.course.pieces(0))
+        self._stream: Stream = todo.loader.train(todo.course.micro_batches(0))
 
     def timed(self, steps: int, *, save: bool) -> dict[str, float]:
         """Seconds of all; how long training stood for the checkpoint; and until it was committed.

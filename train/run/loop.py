@@ -51,7 +51,7 @@ def _train(todo: Job, now: Now, metrics: MetricsLogger, progress: Progress, take
     state, host = todo.state, shared_memory.host_ranks(todo.runtime.world, todo.runtime.gathered)
     begun = state.step
     agreement = StopVote(open_vote_exchange(todo.runtime.control, host), lambda: _wishes(todo, now))
-    stream = todo.loader.train(todo.course.pieces(state.step))
+    stream = todo.loader.train(todo.course.micro_batches(state.step))
     while True:
         todo.pulse.beat("step", "agreement", step=state.step)
         decision = agreement.decided()

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import arrays
+from train.data import arrays, registry
 from train.data.arrays import ArraySource
 from train.data.splits import DataSplits
 
@@ -65,7 +65,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 def find(root: Path, **settings: Any) -> DataSplits:
     kind = "npz" if root.suffix == ".npz" else "tensor"
-    return arrays.open_arrays(DataConfig(**{"name": kind, "root": str(root)} | settings))
+    return registry.open_splits(DataConfig(**{"name": kind, "root": str(root)} | settings))
 
 
 def stored(source: object) -> ArraySource:
