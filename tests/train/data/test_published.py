@@ -16,7 +16,7 @@ from made_up import idx, pixels, with_made_up_cifar, write_mnist
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import torchvision_sets
+from train.data import registry
 from train.data.splits import DataSplits
 
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -30,7 +30,7 @@ def write(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(name: str, root: Path, **settings: object) -> DataSplits:
-    return torchvision_sets.open_torchvision_set(DataConfig(name=name, root=str(root), **settings))  # type: ignore[arg-type]
+    return registry.open_splits(DataConfig(name=name, root=str(root), **settings))  # type: ignore[arg-type]
 
 
 EXPECTED = {"cifar10": (100, 20, 10, 3), "cifar100": (20, 20, 100, 3), "mnist": (100, 20, 10, 1)}

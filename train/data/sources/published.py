@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from train.data.splits import DataSplits
 
 
-def open_splits(data: DataConfig) -> DataSplits:
-    from train.data import torchvision_sets  # torch
+def published_source(class_name: str, *, training: int, classes: int, channels: int, mirror: bool = True) -> DataSource:
+    """The entry of a data set whose files `download.PUBLISHED_ARCHIVES` lists.
 
-    return torchvision_sets.open_torchvision_set(data)
+    Args:
+        class_name: in torchvision.datasets. training: images of the published training set. mirror: as in `DataSplits`.
+    """
 
+    def open_splits(data: DataConfig) -> DataSplits:
+        from train.data import torchvision_sets  # torch
 
-def published_source(*, training: int, classes: int, channels: int) -> DataSource:
-    """An entry. training: how many images the published training set has."""
+        return torchvision_sets.open_torchvision_set(data, class_name, mirror=mirror)
 
     def count(data: DataConfig) -> int:
         if not data.download:
@@ -49,7 +52,8 @@ def published_source(*, training: int, classes: int, channels: int) -> DataSourc
     )
 
 
-CIFAR10: Final = published_source(training=50_000, classes=10, channels=3)
-CIFAR100: Final = published_source(training=50_000, classes=100, channels=3)
-MNIST: Final = published_source(training=60_000, classes=10, channels=1)
-FASHION_MNIST: Final = published_source(training=60_000, classes=10, channels=1)
+CIFAR10: Final = published_source("CIFAR10", training=50_000, classes=10, channels=3)
+CIFAR100: Final = published_source("CIFAR100", training=50_000, classes=100, channels=3)
+# Most digits mirrored are no digits.
+MNIST: Final = published_source("MNIST", training=60_000, classes=10, channels=1, mirror=False)
+FASHION_MNIST: Final = published_source("FashionMNIST", training=60_000, classes=10, channels=1)
