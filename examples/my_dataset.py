@@ -33,5 +33,5 @@ class Stripes:
 
 def make(data):
     """Called by `train`. data: the section `data` of the config, so that data.root says where your files are."""
-    training, held_out = range(400), range(400, 500)  # no image may be in both
-    return Stripes(training), Stripes(held_out)  # with None for the second, data.val_fraction of the first is held out
+    training, validation = range(400), range(400, 500)  # no image may be in both
+    return Stripes(training), Stripes(validation)  # None instead: data.val_fraction of the first

@@ -157,7 +157,7 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
     return DatasetInfo(
         classes=splits.classes,
         num_training=len(splits.training.labels),
-        num_validation=len(splits.held_out.labels),
+        num_validation=len(splits.validation.labels),
         fingerprint=fingerprint,
     )
 
@@ -165,7 +165,7 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
     lines = statistics.describe_class_balance(
-        splits.training.labels, splits.held_out.labels, splits.classes, config.optim.class_weights
+        splits.training.labels, splits.validation.labels, splits.classes, config.optim.class_weights
     )
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
 
@@ -199,7 +199,7 @@ def _build_criterion(config: RunConfig, splits: DataSplits, device: torch.device
 def _refuse_small_shared_memory(
     config: RunConfig, runtime: Runtime, splits: DataSplits, loader: BatchLoader, batches: BatchSizes
 ) -> None:
-    blocks = rank_batches(len(splits.held_out.labels), config.eval.batch_size, runtime.world)
+    blocks = rank_batches(len(splits.validation.labels), config.eval.batch_size, runtime.world)
     num_images = batches.micro + max(map(len, blocks), default=0)
     num_bytes = num_images * math.prod(splits.shape.stored)
     refuse_small_shared_memory(loader.workers, num_bytes, ranks=runtime.world.local_world_size)
@@ -231,7 +231,7 @@ def _run_model_once(
         refuse_hidden_state(model, training)
     elif config.train.compile is not False:
         progress.say(COMPILING)
-        batch_size = max_batch_size(len(splits.held_out.labels), config.eval.batch_size)
+        batch_size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
         samples = SampleImages(training=training, evaluation=images(batch_size) if batch_size else None)
         mode, accumulation = config.train.compile, batches.accumulation
         return compilation.compile_model(mode, runtime, model, network, samples=samples, accumulation=accumulation)

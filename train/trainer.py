@@ -242,7 +242,7 @@ class Trainer:
         state, first_step = self.state, self.state.step
         host_ranks = shared_memory.host_ranks(self.runtime.world, self.runtime.gathered)
         vote = StopVote(open_vote_exchange(self.runtime.control, host_ranks), self._vote)
-        batches = self.loader.train(self.sampler.pieces(state.step))
+        batches = self.loader.train(self.sampler.micro_batches(state.step))
         while True:
             self.heartbeat.beat("step", "agreement", step=state.step)
             decision = vote.result()

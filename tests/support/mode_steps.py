@@ -48,7 +48,7 @@ def measure(place: Path, config: Path, world: World, settings: list[str], kept: 
     """The seconds of each step of one job."""
     with built(place, *settings, config=config, world=world, environ=os.environ) as trainer:
         trainer.begin()
-        stream = trainer.loader.train(trainer.sampler.pieces(0))
+        stream = trainer.loader.train(trainer.sampler.micro_batches(0))
         for at in range(trainer.steps.total):
             wall, cpu = time.monotonic(), time.process_time()
             trainer.train_step(stream)

@@ -39,7 +39,7 @@ def drawn(settings: DataConfig, *, ranks: int, first: int = 0) -> Stream:
         sets = registry.open_splits(settings)
         assert len(sets.training.labels) == SAMPLES
         loader = open_loader(sets, settings, seed=SEED, device=torch.device("cpu"), cores=1, say=lambda line: None)
-        for piece, given in loader.train(course.pieces(first)):
+        for piece, given in loader.train(course.micro_batches(first)):
             assert (piece.step, piece.number) not in stream
             stream[piece.step, piece.number] = fingerprint(piece, given)
     return dict(sorted(stream.items()))

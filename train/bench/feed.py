@@ -55,7 +55,7 @@ def drawn(batch: int, samples: int, size: int) -> Iterator[tuple[MicroBatch, Bat
     course = BatchSampler(
         batches=cut, steps=count_steps(cut, samples, epochs=FOREVER, max_steps=None), samples=samples, rank=0, seed=0
     )
-    return loader.train(course.pieces(0))
+    return loader.train(course.micro_batches(0))
 
 
 def _block(stream: Iterator[object], number: int) -> dict[str, float]:

@@ -29,10 +29,10 @@ class Noise:
 
 def images(data: DataConfig) -> DataSplits:
     """`data.samples` images for training and an eighth as many held out, the same each time."""
-    held_out = max(1, data.samples // 8) if data.val_fraction else 0
+    validation = max(1, data.samples // 8) if data.val_fraction else 0
     return DataSplits(
         training=_drawn(data, data.samples, 0),
-        held_out=_drawn(data, held_out, 1),
+        validation=_drawn(data, validation, 1),
         classes=tuple(map(str, range(data.classes))),
         shape=Shape(channels=3, size=(data.image_size, data.image_size)),
     )

@@ -56,7 +56,7 @@ class Blocks:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._copies: list[Tensor] = []
-        self._batches = trainer.loader.train(trainer.sampler.pieces(0))
+        self._batches = trainer.loader.train(trainer.sampler.micro_batches(0))
 
     def timed(self, steps: int, *, save: bool) -> dict[str, float]:
         """Seconds of all steps; how long training stood still for the checkpoint; and until it was committed.

@@ -26,11 +26,12 @@ from train.cli.launch import (
     check_config,
     count_planned_steps,
 )
-from train.config import batches, checks, load, resume_rules, schema
+from train.config import batches, checks, load, resume_rules
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.schema import RunConfig, RunSection
-from train.data.describe import array_split_sizes, describe_data, scan_image_folder
+from train.data import registry
+from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.metrics import EvaluationResult
 from train.optim import schedule
@@ -193,14 +194,13 @@ def describe_plan(
     """The effective plan, one fact per line. also: more of them, of what the config does not say.
 
     Raises:
-        Failure: what `possible` and `count_steps` raise.
+        Failure: as `check_config`, `DataSource.describe` and `count_planned_steps`.
     """
     batch = check_config(config, plan.world.world_size)
-    found = scan_image_folder(config.data) if config.data.name == schema.FOLDER_SOURCE else None
-    counted, folder = count_planned_steps(config, batch, found), run_folder(config)
-    rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan) | training_rows(config, plan, batch)
-    if found is not None:
-        rows["data"] += f", {found.row()}"
+    data = registry.find_source(config.data.name).describe(config.data)
+    counted, folder = count_planned_steps(config, batch, data.training), run_folder(config)
+    rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
+    rows |= training_rows(config, plan, batch, data)
     rows |= {"steps": KNOWN_AT_START, "learning rate": KNOWN_AT_START}
     if counted is not None:
         rows |= {"steps": f"{counted.per_epoch:,} per epoch, {counted.total:,} in all; {_describe_dropped(counted)}"}
@@ -208,11 +208,8 @@ def describe_plan(
             "learning rate": schedule.describe_schedule(schedule.build_schedule(config.optim, counted, batch.global_))
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
-    warnings = [*plan.warnings, *(found.warnings if found else ())]
-    notes = [note, *((found.note(), found.aside) if found else ())]
-    if so_far := preview_resume(
-        config, folder, steps=counted, data=found.facts() if found else array_split_sizes(config.data)
-    ):
+    warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes]
+    if so_far := preview_resume(config, folder, steps=counted, data=data.facts):
         rows |= {} if so_far.refused else {"this run": so_far.said}
         warnings += [f"this run {so_far.said}"] if so_far.refused else []
     lines = [f"{name:<14} {value}" for name, value in (rows | dict(also)).items()]
@@ -233,9 +230,9 @@ def launch_rows(plan: Plan) -> dict[str, str]:
     }
 
 
-def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes) -> dict[str, str]:
+def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes, data: DataSummary) -> dict[str, str]:
     """What they will do."""
-    data, optim = config.data, config.optim
+    optim = config.optim
     shares = {
         "optim.weight_decay": f"weight decay {optim.weight_decay:g}",
         "optim.momentum": f"momentum {optim.momentum:g}",
@@ -244,7 +241,7 @@ def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes) -> dict[str,
     optimizer = [optim.name, *(words for key, words in shares.items() if key not in without)]
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
-        "data": describe_data(data),
+        "data": data.description,
         "model": _format_with_arguments(config.model.name, config.model.args),
         "precision": auto if config.train.precision == "auto" else config.train.precision,
         "global batch": str(batch) + _describe_batch_search(config, plan),

@@ -16,7 +16,7 @@ from train.cli import launch
 from train.config import environment, load
 from train.config.batches import compute_batch_sizes
 from train.config.schema import RunConfig
-from train.data import download
+from train.data import download, registry
 from train.data.download import StatusLine
 
 CommandResult = tuple[str, Failure | None]
@@ -60,7 +60,7 @@ def run_command(
 
 def check_data(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> CommandResult:
     """`train data check`: read everything once, in this process; on a terminal say how far it is."""
-    launch.refuse_group_without_folder(config.data)
+    registry.refuse_unused_key(config.data, "group")
     from train.cli import data_check  # torch
 
     teller = StatusLine(console)
@@ -81,7 +81,7 @@ def fetch_data(config: RunConfig, file: str | None, as_json: bool, console: Text
 
 def profile_data(config: RunConfig, file: str | None, as_json: bool, place: DeviceAndRanks) -> CommandResult:
     """`train data profile`: time reading, augmenting, copying and the step, here."""
-    launch.refuse_group_without_folder(config.data)
+    registry.refuse_unused_key(config.data, "group")
     device, ranks, world_size = place
     micro = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
     from train.cli import data_profile  # torch

@@ -29,7 +29,7 @@ from train.data import decode, registry, statistics
 from train.data.decode import MAX_16_BIT_VALUE
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSource, DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 
 FILES_PER_CHUNK: Final = 64  # of one thread
 BYTES_PER_CHUNK: Final = 32 * 2**20
@@ -54,7 +54,7 @@ class InspectedSample:
     broken: str | None = None
 
 
-def inspect_source(source: DataSource, shape: Shape, threads: int) -> Iterator[InspectedSample]:
+def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator[InspectedSample]:
     """Read every sample once, `threads` at a time; in order, with a few chunks in memory.
 
     Raises:
@@ -85,7 +85,7 @@ def inspect_file(path: Path, sample: int) -> InspectedSample:
     return InspectedSample(sample=sample, size=size, mode=mode, highest=highest, digest=digest, seconds=seconds)
 
 
-def inspect_samples(source: DataSource, shape: Shape, samples: SampleIndices) -> list[InspectedSample]:
+def inspect_samples(source: SampleSource, shape: Shape, samples: SampleIndices) -> list[InspectedSample]:
     """Look at samples that are no files."""
     began = time.perf_counter()
     try:
@@ -109,7 +109,7 @@ def inspect_samples(source: DataSource, shape: Shape, samples: SampleIndices) ->
     ]
 
 
-def _chunk_inspector(source: DataSource, shape: Shape) -> Callable[[SampleIndices], list[InspectedSample]]:
+def _chunk_inspector(source: SampleSource, shape: Shape) -> Callable[[SampleIndices], list[InspectedSample]]:
     if isinstance(source, ImageFileSource):
         paths = source.paths
         return lambda chunk: [inspect_file(Path(str(paths[sample])), int(sample)) for sample in chunk]
@@ -338,13 +338,13 @@ def check_samples(config: RunConfig, *, beside: str | None, tell: Callable[[str]
     """
     plugin.add_config_folder_to_path(beside, config.data.name, config.model.name)
     sets = registry.open_splits(config.data)
-    total = len(sets.training.labels) + len(sets.held_out.labels)
+    total = len(sets.training.labels) + len(sets.validation.labels)
     least = config.data.image_size if isinstance(sets.training, ImageFileSource) else 0
     training, held_out = (
         _make_split_findings("training", sets.training, least),
-        _make_split_findings("held-out", sets.held_out, least),
+        _make_split_findings("held-out", sets.validation, least),
     )
-    for side, source, other in ((training, sets.training, None), (held_out, sets.held_out, training)):
+    for side, source, other in ((training, sets.training, None), (held_out, sets.validation, training)):
         for look in inspect_source(source, sets.shape, num_usable_cores()):
             side.add(look, other)
             tell(f"{training.samples + held_out.samples:,} of {total:,} samples read")
@@ -355,8 +355,8 @@ def _make_findings(
     config: RunConfig, sets: DataSplits, training: SplitFindings, held_out: SplitFindings
 ) -> DataFindings:
     where = f" ({config.data.root})" if isinstance(sets.training, ImageFileSource) else ""
-    labels = sets.training.labels, sets.held_out.labels
-    one, other = (_class_counts(sets, side) for side in (sets.training, sets.held_out))
+    labels = sets.training.labels, sets.validation.labels
+    one, other = (_class_counts(sets, side) for side in (sets.training, sets.validation))
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
         title=f"{config.data.name}{where}: {len(sets.classes)} classes",
@@ -367,7 +367,7 @@ def _make_findings(
     )
 
 
-def _make_split_findings(name: str, source: DataSource, least: int) -> SplitFindings:
+def _make_split_findings(name: str, source: SampleSource, least: int) -> SplitFindings:
     labels = source.labels.tolist()
 
     def name_of(sample: int) -> str:
@@ -376,6 +376,6 @@ def _make_split_findings(name: str, source: DataSource, least: int) -> SplitFind
     return SplitFindings(name_of=name_of, label_of=labels.__getitem__, least=least)
 
 
-def _class_counts(sets: DataSplits, source: DataSource) -> dict[str, int]:
+def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:
     counted = statistics.class_counts(source.labels, len(sets.classes))
     return {name: int(count) for name, count in zip(sets.classes, counted, strict=True)}

@@ -251,7 +251,7 @@ def measure_stages(
         augment=augmented,
         copy=copy,
         step=step,
-        images=len(sets.training.labels) + len(sets.held_out.labels),
+        images=len(sets.training.labels) + len(sets.validation.labels),
         bytes_=sets.bytes_,
         fits=sets.bytes_ <= loader.MAX_IN_MEMORY_BYTES,
         cacheable=cacheable and config.data.cache is None,
@@ -262,10 +262,10 @@ def measure_stages(
 
 def _use_complete_cache(sets: DataSplits, config: RunConfig) -> tuple[DataSplits, Sequence[str]]:
     """Read from data.cache where it is whole: to fill one takes as long as an epoch, and is not asked for here."""
-    folder, training, held_out = config.data.cache, sets.training, sets.held_out
-    if folder is None or not (isinstance(training, ImageFileSource) and isinstance(held_out, ImageFileSource)):
+    folder, training, validation = config.data.cache, sets.training, sets.validation
+    if folder is None or not (isinstance(training, ImageFileSource) and isinstance(validation, ImageFileSource)):
         return sets, ()
-    files, _ = decoded_cache.combine_files(training, held_out)
+    files, _ = decoded_cache.combine_files(training, validation)
     path = Path(folder) / f"{decoded_cache.cache_key(files, config.data, Heartbeat())}.pixels"
     if decoded_cache.open_cache(path, len(files.paths), files.size) is None:
         return sets, ("read is from the image files: data.cache does not hold them yet; the first training fills it",)

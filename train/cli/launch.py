@@ -32,11 +32,10 @@ from entrypoint import (
     unmounted_path_failure,
 )
 from train.checkpoint import store
-from train.config import checks, environment, schema
+from train.config import checks, environment
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
-from train.data import class_folders, download
-from train.data.describe import ImageFolderSummary, count_training_samples, refuse_inapplicable_keys, scan_image_folder
+from train.data import download, registry
 from train.optim import schedule
 from train.run import exit_file
 from train.run.folder import run_folder
@@ -51,23 +50,20 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     """
     checks.refuse_unknown_arguments(config.model, config.optim)
     schedule.schedule_arguments(config.optim)
-    refuse_inapplicable_keys(config.data)
+    registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)
     refuse_impossible_target(config.eval)
     if config.data.download:
         download.refuse_unpublished(config.data)
-    refuse_group_without_folder(config.data)
-    checks.refuse_dimension_mismatch(
-        config.model.name, checks.sample_dimensions(config.data), f"data.name: {config.data.name}"
-    )
+    registry.refuse_unused_key(config.data, "group")
+    shape = registry.configured_shape(config.data)
+    dims = None if shape is None else len(shape.size)
+    checks.refuse_dimension_mismatch(config.model.name, dims, f"data.name: {config.data.name}")
     refuse_missing_weights(config)
     checks.refuse_bitwise_conflicts(config, world_size)
     checks.refuse_compiled_data_parallel(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)
-    if config.data.name == "folder":
-        class_folders.find_layout(Path(config.data.root))
-    else:
-        count_planned_steps(config, batch)
+    count_planned_steps(config, batch, registry.find_source(config.data.name).count(config.data))
     return batch
 
 
@@ -77,24 +73,9 @@ def refuse_unmounted_data(data: DataConfig) -> None:
     Raises:
         Failure: NO_INPUT.
     """
-    local = data.name != schema.SYNTHETIC_SOURCE and not schema.is_factory(data.name) and not data.download
+    local = registry.find_source(data.name).origin == "files" and not data.download
     if local and (failure := unmounted_path_failure("data.root", Path(data.root))):
         raise failure
-
-
-def refuse_group_without_folder(data: DataConfig) -> None:
-    """Only files have paths in which a group could be found.
-
-    Raises:
-        Failure: USAGE.
-    """
-    if data.group is not None and data.name != schema.FOLDER_SOURCE:
-        raise Failure(
-            f"data.group does not go with data.name: {data.name}",
-            found=f"data.group: {data.group}",
-            fix="leave data.group out, or set data.name to folder",
-            code=ExitCode.USAGE,
-        )
 
 
 def refuse_impossible_target(wanted: EvalConfig) -> None:
@@ -135,26 +116,15 @@ def refuse_missing_weights(config: RunConfig) -> None:
     raise unmounted_path_failure("model.weights", Path(path)) or missing
 
 
-def count_planned_steps(
-    config: RunConfig, batch: BatchSizes, found: ImageFolderSummary | None = None
-) -> StepCounts | None:
-    """Steps of the run; None where only its start can tell how many samples there are (.pt files, the user's own data).
-
-    For image folders this lists every file: only `train check` does it, once.
+def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | None) -> StepCounts | None:
+    """Steps of the run; None where `samples`, how many are trained on, is not known before a start.
 
     Raises:
-        Failure: USAGE, where an epoch would have no step; NO_INPUT for classes without images; DATA for groups that
-            cannot be kept on one side.
+        Failure: USAGE, where an epoch would have no step.
     """
-    samples = found.training if found else num_training_samples(config.data)
     if samples is None:
         return None
     return count_steps(batch, samples, epochs=config.train.epochs, max_steps=config.train.max_steps)
-
-
-def num_training_samples(data: DataConfig) -> int | None:
-    """Samples that are trained on: all but the held-out ones. None as in `count_steps`."""
-    return scan_image_folder(data).training if data.name == schema.FOLDER_SOURCE else count_training_samples(data)
 
 
 class TrainArgumentParser(argparse.ArgumentParser):
@@ -240,8 +210,8 @@ def plan_launch(config: RunConfig, asked: LaunchOptions, environ: Mapping[str, s
 
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
     """The plan, and what is to be said of the configuration."""
-    said = (*checks.parallel_warnings(config.train.parallel), *checks.unused_key_warnings(config))
-    return replace(plan, warnings=(*plan.warnings, *said))
+    unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
+    return replace(plan, warnings=(*plan.warnings, *checks.parallel_warnings(config.train.parallel), *unused))
 
 
 def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
@@ -272,7 +242,8 @@ def print_preflight_findings(plan: Plan, config: RunConfig, environ: Mapping[str
 
 def _requested_workers(data: DataConfig) -> int | None:
     """None where they count the processors by themselves, or are not used."""
-    unused = data.loader == "memory" or (data.loader == "auto" and data.name == schema.SYNTHETIC_SOURCE)
+    computed = registry.find_source(data.name).origin == "computed"
+    unused = data.loader == "memory" or (data.loader == "auto" and computed)
     return None if data.workers == "auto" or unused else data.workers
 
 

@@ -13,11 +13,14 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.load import nearest_name
-from train.config.schema import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 
 def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
-    """One line for each key that was set and does nothing. A key at its default claims nothing."""
+    """One line for each key that was set and does nothing. A key at its default claims nothing.
+
+    Without the keys of the data section: `registry.unused_key_warnings` knows them.
+    """
     set_, defaults = asdict(config), asdict(RunConfig())
     told = []
     for key, (idle, why) in UNUSED_KEY_CHECKS.items():
@@ -29,34 +32,12 @@ def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
 
 
 def unused_keys(config: RunConfig) -> frozenset[str]:
-    """The keys that do nothing here, at their defaults too: what is told of a run is better told without them."""
-    everything = {**{key: idle for key, (idle, _) in UNUSED_KEY_CHECKS.items()}, **UNUSED_DEFAULT_CHECKS}
-    return frozenset(key for key, idle in everything.items() if idle(config))
-
-
-def _is_synthetic(config: RunConfig) -> bool:
-    return config.data.name == schema.SYNTHETIC_SOURCE
-
-
-def _has_fixed_sample_count(config: RunConfig) -> bool:
-    return not _is_synthetic(config) and not schema.is_factory(config.data.name)
+    """The keys that do nothing here, at their defaults too; those of the data section: `registry.unused_keys`."""
+    return frozenset(key for key, (idle, _) in UNUSED_KEY_CHECKS.items() if idle(config))
 
 
 # What may be idle: when, and what to do about it.
 UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
-    "data.root": (
-        _is_synthetic,
-        "set data.name to what lies there (folder, npz, cifar10, ...); synthetic reads nothing",
-    ),
-    "data.samples": (_has_fixed_sample_count, "leave it out: all samples that are there are used"),
-    "data.val_fraction": (
-        lambda config: config.data.name in schema.PUBLISHED_SOURCES,
-        "leave it out: the published test images are held out",
-    ),
-    "data.cache": (
-        lambda config: config.data.name != schema.FOLDER_SOURCE and not schema.is_factory(config.data.name),
-        "leave it out: only image folders are decoded into it",
-    ),
     "optim.momentum": (
         lambda config: config.optim.name.lower() != "sgd",
         "leave it out, or set what this optimizer calls it in optim.args",
@@ -74,15 +55,6 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
         lambda config: config.eval.target is None,
         "set eval.target, the value that ends the run once it was held so often, or leave it out",
     ),
-}
-# Refused, or a claim that is compared, where they are set for other data: only their defaults can be idle.
-UNUSED_DEFAULT_CHECKS: Final[Mapping[str, Callable[[RunConfig], bool]]] = {
-    "data.classes": lambda config: _has_fixed_sample_count(config) and config.data.classes == RunConfig().data.classes,
-    "data.frames": lambda config: not _is_synthetic(config),
-    "data.imbalance": lambda config: not _is_synthetic(config),
-    "data.group": lambda config: config.data.name != schema.FOLDER_SOURCE,
-    "data.download": lambda config: config.data.name not in schema.PUBLISHED_SOURCES,
-    "data.mirror": lambda config: config.data.name not in schema.PUBLISHED_SOURCES,
 }
 
 
@@ -140,13 +112,6 @@ def _refuse_unlisted(key: str, name: str, given: Mapping[str, Any], known: Seque
 
 SAMPLE_NOUNS: Final = {2: "images", 3: "clips"}  # by the number of directions in a sample: with or without frames
 CLIP_MODELS: Final = ("cnn3d",)  # those of ours that take clips; all others but a factory's take images
-
-
-def sample_dimensions(data: DataConfig) -> int | None:
-    """Of a sample, where the name of the data tells it."""
-    if data.name in schema.ARRAY_SOURCES or schema.is_factory(data.name):
-        return None
-    return 3 if data.frames is not None else 2
 
 
 def refuse_dimension_mismatch(model: str, dims: int | None, found: str) -> None:

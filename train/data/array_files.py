@@ -122,14 +122,14 @@ ArrayNamePair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySummary:
-    """What headers alone tell: the shape of all training images, and whether there is a held-out side beside them.
+    """What headers alone tell: the shape of all training images, and whether there is a validation split beside them.
 
-    beside: how many images that side has; None where only its data tell.
+    validation_images: how many images that split has; None where only its data tell.
     """
 
     shape: tuple[int, ...]
-    held_out: bool
-    beside: int | None = None
+    validation: bool
+    validation_images: int | None = None
 
 
 def find_array_files(root: Path, kind: str) -> tuple[Path, Path | None]:
@@ -142,12 +142,12 @@ def find_array_files(root: Path, kind: str) -> tuple[Path, Path | None]:
         return _require_suffix(root, kind), None
     listed = _list_array_files(root, kind)
     training = [path for path in listed if path.stem.lower() in TRAINING_NAMES]
-    held_out = [path for stem in VALIDATION_NAMES for path in listed if path.stem.lower() == stem]
+    validation = [path for stem in VALIDATION_NAMES for path in listed if path.stem.lower() == stem]
     if not training and len(listed) == 1:
         return listed[0], None
     if len(training) != 1:
         raise _missing_files_failure(f"data.root holds {len(training) or 'no'} training files", kind, root, listed)
-    return training[0], next(iter(held_out), None)
+    return training[0], next(iter(validation), None)
 
 
 def find_array_names(keys: Iterable[str], file: Path) -> tuple[ArrayNamePair, ArrayNamePair | None]:
@@ -184,18 +184,22 @@ def read_array_summary(root: Path, kind: str) -> ArraySummary | None:
     Raises:
         Failure: NO_INPUT for what is not there, DATA for what is no such file.
     """
-    training, held_out = find_array_files(root, kind)
+    training, validation = find_array_files(root, kind)
     if training.suffix not in SHAPE_READERS:
         return None
     shapes = read_shapes(training)
     (images, _), others = find_array_names(shapes, training)
-    beside = None
-    if others is not None and held_out is None:
-        beside = next(iter(shapes[others[0]]), None)
-    elif held_out is not None and held_out.suffix in SHAPE_READERS:
-        theirs = read_shapes(held_out)
-        beside = next(iter(theirs[find_array_names(theirs, held_out)[0][0]]), None)
-    return ArraySummary(shape=shapes[images], held_out=others is not None or held_out is not None, beside=beside)
+    validation_images = None
+    if others is not None and validation is None:
+        validation_images = next(iter(shapes[others[0]]), None)
+    elif validation is not None and validation.suffix in SHAPE_READERS:
+        theirs = read_shapes(validation)
+        validation_images = next(iter(theirs[find_array_names(theirs, validation)[0][0]]), None)
+    return ArraySummary(
+        shape=shapes[images],
+        validation=others is not None or validation is not None,
+        validation_images=validation_images,
+    )
 
 
 def _require_suffix(path: Path, kind: str) -> Path:

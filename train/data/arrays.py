@@ -212,7 +212,7 @@ def checked_labels(labels: Tensor, name: str) -> Tensor:
     return flat
 
 
-def count_classes(name: str, claimed: int | None, training: Tensor, held_out: Tensor | None) -> int:
+def count_classes(name: str, claimed: int | None, training: Tensor, validation: Tensor | None) -> int:
     """How many classes these labels are of: `claimed`, or, where nobody says it, as many as there are labels.
 
     A class without a training sample is taken for a mistake (labels that begin with 1), unless the number is claimed.
@@ -220,7 +220,7 @@ def count_classes(name: str, claimed: int | None, training: Tensor, held_out: Te
     Raises:
         Failure: DATA.
     """
-    found = max(int(labels.max()) for labels in (training, held_out) if labels is not None and len(labels)) + 1
+    found = max(int(labels.max()) for labels in (training, validation) if labels is not None and len(labels)) + 1
     if claimed is not None and found > claimed:
         fix = f"set data.classes to {found}, or leave it out"
         raise bad_data_failure(
@@ -350,27 +350,27 @@ def validation_fraction_mask(data: DataConfig, labels: Tensor) -> Tensor:
     return torch.from_numpy(image_folder.validation_mask(labels.numpy(), count))
 
 
-def build_splits(data: DataConfig, training: ArraySource, held_out: ArraySource | None) -> DataSplits:
+def build_splits(data: DataConfig, training: ArraySource, validation: ArraySource | None) -> DataSplits:
     """Both sides; where nothing is held out, data.val_fraction of every class is.
 
     Raises:
         Failure: DATA, where the sides do not fit together, or not to the config.
     """
     shape = _sample_shape(training)
-    if held_out is not None:
-        _refuse_different_splits(training, held_out)
-    others = held_out.labels if held_out else None
+    if validation is not None:
+        _refuse_different_splits(training, validation)
+    others = validation.labels if validation else None
     classes = count_classes(training.name, configured_class_count(data), training.labels, others)
     _refuse_other_image_size(data, shape, training.name)
-    if held_out is None:
+    if validation is None:
         chosen = validation_fraction_mask(data, training.labels)
-        training, held_out = select_samples(training, ~chosen), select_samples(training, chosen)
+        training, validation = select_samples(training, ~chosen), select_samples(training, chosen)
     names = tuple(str(label) for label in range(classes))
     content = "clips" if len(shape.size) == 3 else "images"
     note = f"{training.name} holds {content} of {shape}, {_describe_dtype(training.pixels)}"
     return DataSplits(
         training=training,
-        held_out=held_out,
+        validation=validation,
         classes=names,
         shape=shape,
         notes=(note,),
@@ -402,7 +402,7 @@ def _describe_dtype(pixels: Tensor) -> str:
     return "bytes" if pixels.dtype == torch.uint8 else "floats, which go to the model as they are"
 
 
-def open_arrays(data: DataConfig) -> DataSplits:
+def open_arrays(data: DataConfig, *, channels_first: bool) -> DataSplits:
     """Both sides, as they are stored: nothing is resized. See `tensors.laid_out` for the axes.
 
     Of files as numpy.savez and torch write them only what is used is read, and ranks share it in memory.
@@ -411,7 +411,7 @@ def open_arrays(data: DataConfig) -> DataSplits:
         Failure: NO_INPUT for missing files, DATA for arrays that are no data set, SECURITY for pickled objects.
     """
     file, other = array_files.find_array_files(Path(data.root), data.name)
-    loaded, first = _load_arrays(file), data.name == "tensor"
+    loaded, first = _load_arrays(file), channels_first
     notes = [*_unshared_memory_notes(file, loaded)]
     mine, theirs = array_files.find_array_names(loaded, file)
     training = checked_array_source(loaded[mine[0]], loaded[mine[1]], str(file), channels_first=first)
@@ -419,8 +419,8 @@ def open_arrays(data: DataConfig) -> DataSplits:
         loaded, file = _load_arrays(other), other
         notes += _unshared_memory_notes(file, loaded)
         theirs, _ = array_files.find_array_names(loaded, other)
-    held_out = theirs and checked_array_source(loaded[theirs[0]], loaded[theirs[1]], str(file), channels_first=first)
-    sets = build_splits(data, training, held_out or None)
+    validation = theirs and checked_array_source(loaded[theirs[0]], loaded[theirs[1]], str(file), channels_first=first)
+    sets = build_splits(data, training, validation or None)
     return replace(sets, notes=(*sets.notes, *notes))
 
 
@@ -441,8 +441,8 @@ def _load_arrays(file: Path) -> Mapping[str, Tensor]:
     """The arrays that are meant, by name."""
 
     def pick(keys: Iterable[str]) -> list[str]:
-        training, held_out = array_files.find_array_names(list(keys), file)
-        return list(chain(training, held_out or ()))
+        training, validation = array_files.find_array_names(list(keys), file)
+        return list(chain(training, validation or ()))
 
     with _translate_load_errors(file):
         return LOADERS[file.suffix](file, pick)

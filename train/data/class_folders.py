@@ -29,14 +29,14 @@ VALIDATION_FOLDER_NAMES = ("val", "valid", "validation", "dev", "test", "testing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderLayout:
-    """Folders of class folders. held_out is None where the held-out images are a part of the training images.
+    """Folders of class folders. validation is None where the held-out images are a part of the training images.
 
     `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/` beside it, or `root/CLASS/` alone. aside: folders
     beside the two that look like images to learn from or to measure on, and are not read.
     """
 
     training: Path
-    held_out: Path | None
+    validation: Path | None
     classes: tuple[str, ...]
     aside: tuple[str, ...] = ()
 
@@ -56,13 +56,13 @@ def find_layout(root: Path) -> FolderLayout:
         raise _too_few_classes_failure(root, training, classes)
     if side is None:
         _refuse_validation_without_training(root, classes)
-        return FolderLayout(training=root, held_out=None, classes=classes)
-    held_out = _find_validation_folder(root, beside)
-    if held_out:
-        _refuse_different_classes(training, classes, held_out, class_names(held_out))
-    others = (name for name in beside if name != side and (held_out is None or name != held_out.name))
+        return FolderLayout(training=root, validation=None, classes=classes)
+    validation = _find_validation_folder(root, beside)
+    if validation:
+        _refuse_different_classes(training, classes, validation, class_names(validation))
+    others = (name for name in beside if name != side and (validation is None or name != validation.name))
     aside = tuple(name for name in others if _looks_like_image_folder(root / name, classes))
-    return FolderLayout(training=training, held_out=held_out, classes=classes, aside=aside)
+    return FolderLayout(training=training, validation=validation, classes=classes, aside=aside)
 
 
 def _find_training_folder(root: Path, names: Collection[str]) -> str | None:
@@ -250,20 +250,20 @@ def count_files_outside_classes(root: Path, found: FolderLayout, unread: Counter
     Raises:
         Failure: NO_INPUT, where a folder cannot be listed.
     """
-    for folder in {root, found.training, found.held_out or found.training}:
+    for folder in {root, found.training, found.validation or found.training}:
         for name in list_entries(folder, os.DirEntry.is_file):
             if not is_hidden(name):
                 unread[suffix_label(name) + (OUTSIDE_CLASS_FOLDERS if is_image(name) else "")] += 1
 
 
 def _refuse_different_classes(
-    training: Path, classes: tuple[str, ...], held_out: Path, others: tuple[str, ...]
+    training: Path, classes: tuple[str, ...], validation: Path, others: tuple[str, ...]
 ) -> None:
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
         found = (
             f"only in {training.absolute()}: {_abbreviate(only_here)}; "
-            f"only in {held_out.absolute()}: {_abbreviate(only_there)}"
+            f"only in {validation.absolute()}: {_abbreviate(only_there)}"
         )
         same = f"let both folders in data.root have the same: {_abbreviate(sorted({*classes, *others}))}"
         fix = f"{same}; or, if the second is nothing to measure on, move it out of data.root"
@@ -353,20 +353,20 @@ def describe_ignored_folders(found: FolderLayout) -> str | None:
     listed = ", ".join(map(one_line, found.aside[:MAX_LISTED]))
     more = f" and {len(found.aside) - MAX_LISTED:,} more" if len(found.aside) > MAX_LISTED else ""
     learned = one_line(found.training.name)
-    measured = one_line(found.held_out.name) if found.held_out else f"a part of {learned}"
+    measured = one_line(found.validation.name) if found.validation else f"a part of {learned}"
     return f"beside {learned}, which is trained on, and {measured}, which is held out, not read: {listed}{more}"
 
 
 def missing_validation_warnings(
-    classes: Sequence[str], training: Sequence[int], held_out: Sequence[int]
+    classes: Sequence[str], training: Sequence[int], validation: Sequence[int]
 ) -> tuple[str, ...]:
     """A warning where classes are too small for an image to be set aside: nothing measures them.
 
     Args:
-        training, held_out: images of each class.
+        training, validation: images of each class.
     """
     missed = [
-        (one_line(name), count) for name, count, other in zip(classes, training, held_out, strict=True) if not other
+        (one_line(name), count) for name, count, other in zip(classes, training, validation, strict=True) if not other
     ]
     if not missed:
         return ()

@@ -36,7 +36,7 @@ from train.data import arrays, decode
 from train.data.arrays import move_channels_last
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSource, DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 
 NUM_CHECKED_ITEMS: Final = 8  # items that are read twice
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not stand several threads
@@ -412,7 +412,7 @@ def _open_file_descriptors() -> list[int]:
 
 SPLIT_NAMES: Final = ("training", "held-out")
 FACTORY_CONTRACT: Final = (
-    "train.data.splits.DataSplits, or (training, held_out): datasets with len() whose items are (image, label)"
+    "train.data.splits.DataSplits, or (training, validation): datasets with len() whose items are (image, label)"
 )
 
 
@@ -459,7 +459,7 @@ def _as_splits(made: Any, data: DataConfig) -> DataSplits:
     renew_copies(made)
     return DataSplits(
         training=training,
-        held_out=others,
+        validation=others,
         classes=tuple(map(str, names or range(count))),
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=kind.is_floating_point,
@@ -510,7 +510,7 @@ def _read_labels(dataset: Any, name: str) -> Tensor:
 
 def _check_splits(made: DataSplits, data: DataConfig) -> DataSplits:
     """The user's own Sets: labels within the classes, and a first sample of the promised shape."""
-    for side in (made.training, made.held_out):
+    for side in (made.training, made.validation):
         if not (isinstance(getattr(side, "labels", None), Tensor) and callable(getattr(side, "read", None))):
             raise _contract_failure(data, f"a {type(side).__name__} without a tensor of labels, or without read()")
         found = arrays.checked_labels(side.labels, data.name)
@@ -519,9 +519,9 @@ def _check_splits(made: DataSplits, data: DataConfig) -> DataSplits:
     if not len(made.training.labels):
         raise _contract_failure(data, "no training samples")
     sides, shared = make_fork_safe(
-        [made.training, made.held_out], lambda side, row: side.read(np.array([row % len(side.labels)]))
+        [made.training, made.validation], lambda side, row: side.read(np.array([row % len(side.labels)]))
     )
-    training, held_out = (
+    training, validation = (
         side
         if isinstance(side, ImageFileSource)
         else CheckedSource(side, arrays.checked_labels(side.labels, data.name), made.shape, data)
@@ -532,7 +532,7 @@ def _check_splits(made: DataSplits, data: DataConfig) -> DataSplits:
     return replace(
         made,
         training=training,
-        held_out=held_out,
+        validation=validation,
         floats=first.is_floating_point(),
         shared=shared,
     )
@@ -542,7 +542,7 @@ def _check_splits(made: DataSplits, data: DataConfig) -> DataSplits:
 class CheckedSource:
     """A source of the user's own, held to what it says in every read: one row too few would be given to all samples."""
 
-    source: DataSource
+    source: SampleSource
     labels: Tensor
     shape: Shape
     data: DataConfig

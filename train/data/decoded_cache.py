@@ -270,20 +270,20 @@ def use_cache(sets: DataSplits, data: DataConfig, host: HostRanks, pulse: Heartb
         Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder, also where another user
             keeps it for himself; what reading the files raises where it is no broken image.
     """
-    if data.cache is None or isinstance(sets.held_out, CachedSource):
+    if data.cache is None or isinstance(sets.validation, CachedSource):
         return sets
-    if not (isinstance(sets.training, ImageFileSource) and isinstance(sets.held_out, ImageFileSource)):
+    if not (isinstance(sets.training, ImageFileSource) and isinstance(sets.validation, ImageFileSource)):
         return replace(
             sets, notes=(*sets.notes, "data.cache does nothing here: only image folders are decoded into it")
         )
     _refuse_cache_in_data_root(Path(data.cache), Path(data.root))
-    files, rows = combine_files(sets.training, sets.held_out)
+    files, rows = combine_files(sets.training, sets.validation)
     name = host.first(lambda: cache_key(files, data, pulse))
     images = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)
     count = len(sets.training.labels)
     training = CachedSource(sets.training, rows[:count], images)
-    held_out = CachedSource(sets.held_out, rows[count:], images)
-    return replace(sets, training=training, held_out=held_out, notes=(*sets.notes, f"data.cache: {images.path}"))
+    validation = CachedSource(sets.validation, rows[count:], images)
+    return replace(sets, training=training, validation=validation, notes=(*sets.notes, f"data.cache: {images.path}"))
 
 
 def _refuse_cache_in_data_root(cache: Path, root: Path) -> None:
@@ -297,13 +297,13 @@ def _refuse_cache_in_data_root(cache: Path, root: Path) -> None:
         )
 
 
-def combine_files(training: ImageFileSource, held_out: ImageFileSource) -> tuple[ImageFileSource, SampleIndices]:
+def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tuple[ImageFileSource, SampleIndices]:
     """All files once, in one order, however they are split; and where in it those of each side are, int64 [count].
 
     Their labels do not matter.
     """
     every, rows = path_list.merge_paths(
-        path_list.as_packed_paths(training.paths), path_list.as_packed_paths(held_out.paths)
+        path_list.as_packed_paths(training.paths), path_list.as_packed_paths(validation.paths)
     )
     return ImageFileSource(every, torch.zeros(len(every), dtype=torch.int64), training.size), rows
 

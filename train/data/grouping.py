@@ -106,13 +106,13 @@ def describe_split(groups: Sequence[str], chosen: SampleMask, asked: int) -> str
     )
 
 
-def refuse_leak(training: Sequence[str], held_out: Sequence[str]) -> None:
+def refuse_leak(training: Sequence[str], validation: Sequence[str]) -> None:
     """With folders of their own for both sides.
 
     Raises:
         Failure: DATA for groups that are on both.
     """
-    both = sorted(set(training) & set(held_out))
+    both = sorted(set(training) & set(validation))
     if both:
         more = f" and {len(both) - MAX_LISTED_GROUPS:,} more" if len(both) > MAX_LISTED_GROUPS else ""
         what = f"{len(both):,} groups are on both sides: trained on, and held out to measure with"

@@ -21,6 +21,8 @@ from train import rng
 from train.config import batches
 from train.config.schema import DataConfig
 from train.data import class_folders, decode, grouping, path_list
+from train.data.shape import Shape
+from train.data.splits import DataSplits
 
 
 def validation_mask(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
@@ -66,10 +68,26 @@ class ImageFolderSplits:
     """Both sides, the names of the classes, and what is worth saying of the split."""
 
     training: ImageFileSource
-    held_out: ImageFileSource
+    validation: ImageFileSource
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+def open_image_folder(data: DataConfig) -> DataSplits:
+    """Both splits. Raises Failure: as `list_splits`."""
+    listed = list_splits(data)
+    return DataSplits(
+        training=listed.training,
+        validation=listed.validation,
+        classes=listed.classes,
+        shape=Shape(channels=3, size=(data.image_size, data.image_size)),
+        notes=listed.notes,
+        warnings=(
+            *listed.warnings,
+            *decode.bit_depth_warnings(decode.highest_values(listed.training.paths), f"data.root {data.root}"),
+        ),
+    )
 
 
 def list_splits(data: DataConfig) -> ImageFolderSplits:
@@ -84,27 +102,27 @@ def list_splits(data: DataConfig) -> ImageFolderSplits:
     unread, inside = Counter[str](), {name: set[str]() for name in layout.classes}
     training = _list_files(layout.training, layout.classes, data.image_size, unread, inside)
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
-    if layout.held_out is not None:
-        held_out = _list_files(layout.held_out, layout.classes, data.image_size, unread, {})
+    if layout.validation is not None:
+        validation = _list_files(layout.validation, layout.classes, data.image_size, unread, {})
         if data.group is not None:
-            grouping.refuse_leak(_group_names(training, data), _group_names(held_out, data))
-        return _image_folder_splits(layout, training, held_out, unread, class_folders.split_folder_warnings(inside))
+            grouping.refuse_leak(_group_names(training, data), _group_names(validation, data))
+        return _image_folder_splits(layout, training, validation, unread, class_folders.split_folder_warnings(inside))
     chosen, notes = _choose_validation_files(training, data)
-    held_out, training = _select_files(training, chosen), _select_files(training, ~chosen)
+    validation, training = _select_files(training, chosen), _select_files(training, ~chosen)
     warnings = class_folders.split_folder_warnings(inside)
     if data.val_fraction > 0:
-        counted = (np.bincount(side.labels.numpy(), minlength=len(layout.classes)) for side in (training, held_out))
+        counted = (np.bincount(side.labels.numpy(), minlength=len(layout.classes)) for side in (training, validation))
         warnings = (
             *warnings,
             *class_folders.missing_validation_warnings(layout.classes, *(one.tolist() for one in counted)),
         )
-    return _image_folder_splits(layout, training, held_out, unread, warnings, notes)
+    return _image_folder_splits(layout, training, validation, unread, warnings, notes)
 
 
 def _image_folder_splits(
     layout: class_folders.FolderLayout,
     training: ImageFileSource,
-    held_out: ImageFileSource,
+    validation: ImageFileSource,
     unread: Counter[str],
     warnings: tuple[str, ...],
     notes: tuple[str, ...] = (),
@@ -112,7 +130,7 @@ def _image_folder_splits(
     told = (class_folders.describe_unread_files(unread), class_folders.describe_ignored_folders(layout))
     return ImageFolderSplits(
         training=training,
-        held_out=held_out,
+        validation=validation,
         classes=layout.classes,
         notes=(*notes, *filter(None, told)),
         warnings=warnings,

@@ -20,32 +20,31 @@ from torch import Tensor
 
 from entrypoint import Failure, Heartbeat
 from train.data.splits import SampleIndices
-from train.data.workers import PixelBatch, Split, to_device
+from train.data.workers import PixelBatch, Request, Split, to_device
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 IMAGES_PER_CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
 MAX_ITEMSIZE_BYTES: Final = 4  # bytes of one number, at most: what is never written of an area takes no memory
-FREE_GPU_MEMORY_FRACTION: Final = (
-    0.25  # of a GPU's free memory, for the images of one side: what is computed of them needs the rest
-)
+# Of a GPU's free memory, for the images of one split: what is computed of them needs the rest.
+FREE_GPU_MEMORY_FRACTION: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDataset:
-    """Every image, decoded, on the device. `whole` says which rows hold one; None: all."""
+    """Every image, decoded, on the device. readable: which rows hold one, bool [N]; None: all."""
 
     pixels: Tensor
     labels: Tensor
-    whole: npt.NDArray[np.bool_] | None = None
+    readable: npt.NDArray[np.bool_] | None = None
 
     def __str__(self) -> str:
         return "memory" if self.pixels.device.type == "cpu" else "memory, on the GPU"
 
-    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
-        """Give all images each time, and which rows are meant."""
-        for there in _readable_samples(wanted, self.whole):
-            rows = to_device(there, self.pixels.device)
-            yield self.pixels, rows, self.labels.index_select(0, rows)
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
+        """Give the pixels of all images each time, and the rows of the samples."""
+        for request, samples in _readable_requests(requests, self.readable):
+            rows = to_device(samples, self.pixels.device)
+            yield request, (self.pixels, rows, self.labels.index_select(0, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +53,25 @@ class HostDataset:
 
     pixels: Tensor
     labels: Tensor
-    whole: npt.NDArray[np.bool_] | None
+    readable: npt.NDArray[np.bool_] | None
     device: torch.device
 
     def __str__(self) -> str:
         return "memory, of the host: copied one batch ahead"
 
-    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
-        """Give the images that are meant, and all their rows."""
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
+        """Give the pixels of the samples alone, and all their rows."""
         lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        ahead: _PendingCopy | None = None
-        for there in _readable_samples(wanted, self.whole):
-            ready, ahead = ahead, self._sent(there, lane)
+        pending: tuple[Request, _PendingCopy] | None = None
+        for request, samples in _readable_requests(requests, self.readable):
+            ready, pending = pending, (request, self._start_copy(samples, lane))
             if ready is not None:
-                yield ready.read()
-        if ahead is not None:
-            yield ahead.read()
+                yield ready[0], ready[1].wait()
+        if pending is not None:
+            yield pending[0], pending[1].wait()
 
-    def _sent(self, samples: SampleIndices, lane: torch.cuda.Stream | None) -> _PendingCopy:
-        """Gathered in pinned memory, and on its way beside what the device computes."""
+    def _start_copy(self, samples: SampleIndices, lane: torch.cuda.Stream | None) -> _PendingCopy:
+        """Gather the samples in pinned memory, and copy them while the device computes."""
         rows, pinned = torch.from_numpy(samples), lane is not None
         images = torch.empty((len(rows), *self.pixels.shape[1:]), dtype=self.pixels.dtype, pin_memory=pinned)
         torch.index_select(self.pixels, 0, rows, out=images)
@@ -93,7 +92,7 @@ class _PendingCopy:
     labels: Tensor
     copied: torch.cuda.Event | None
 
-    def read(self) -> PixelBatch:
+    def wait(self) -> PixelBatch:
         """The device waits, not the host; and keeps the memory until it has used it."""
         if self.copied is not None:
             stream = torch.cuda.current_stream(self.images.device)
@@ -103,16 +102,18 @@ class _PendingCopy:
         return self.images, torch.arange(len(self.labels), device=self.images.device), self.labels
 
 
-def _readable_samples(wanted: Iterable[SampleIndices], whole: npt.NDArray[np.bool_] | None) -> Iterable[SampleIndices]:
-    """Of each array of samples those that can be read, where there are any."""
-    if whole is None:
-        return wanted
-    there = (samples[whole[samples]] for samples in wanted)
-    return (samples for samples in there if len(samples))
+def _readable_requests(
+    requests: Iterable[tuple[Request, SampleIndices]], readable: npt.NDArray[np.bool_] | None
+) -> Iterable[tuple[Request, SampleIndices]]:
+    """Each request with those of its samples that can be read; without the requests that have none."""
+    if readable is None:
+        return requests
+    left = ((request, samples[readable[samples]]) for request, samples in requests)
+    return ((request, samples) for request, samples in left if len(samples))
 
 
 def load_in_memory(
-    side: Split,
+    split: Split,
     stored: tuple[int, ...],
     device: torch.device,
     threads: int,
@@ -128,21 +129,21 @@ def load_in_memory(
     Raises:
         Failure: DATA or NO_INPUT, naming the images.
     """
-    count = len(side.source.labels)
+    count = len(split.source.labels)
     area = host.area(MAX_ITEMSIZE_BYTES * count * math.prod(stored))
     part = _RankShare(pixels=_PixelBuffer((count, *stored), area.memory))
     mine = _sample_chunks(count)[area.ranks.index(host.rank) :: len(area.ranks)]
     if host.world_size == 1:
-        part.read(side, mine, threads, pulse)
+        part.read(split, mine, threads, pulse)
         found = [part.found]
     else:
         with suppress(Failure):
-            part.read(side, mine, threads, pulse)
+            part.read(split, mine, threads, pulse)
         everywhere = host.gathered(part.found)
         _raise_first_failure(everywhere)
         found = [everywhere[rank] for rank in area.ranks]
-    labels, whole = _merge_reports(side, found)
-    return _place_dataset(part.pixels.of(found), labels, whole, device)
+    labels, readable = _merge_reports(split, found)
+    return _place_dataset(part.pixels.of(found), labels, readable, device)
 
 
 def _sample_chunks(count: int) -> list[SampleIndices]:
@@ -197,27 +198,27 @@ class _RankShare:
     pixels: _PixelBuffer
     found: _ReadReport = field(default_factory=_ReadReport)
 
-    def read(self, side: Split, chunks: Sequence[SampleIndices], threads: int, pulse: Heartbeat | None) -> None:
+    def read(self, split: Split, chunks: Sequence[SampleIndices], threads: int, pulse: Heartbeat | None) -> None:
         """Fill the rows of these chunks; a failure is noted too."""
         with ThreadPoolExecutor(threads) as pool:
-            results = pool.map(lambda chunk: side.tolerant().read(chunk), chunks)
+            results = pool.map(lambda chunk: split.tolerant().read(chunk), chunks)
             try:
                 for chunk in (pulse or Heartbeat()).each("data", chunks):
-                    self._take(side, chunk, results)
+                    self._take(split, chunk, results)
             finally:
                 results.close()  # type: ignore[attr-defined]  # a generator: what was not begun is not read any more
 
     def _take(
-        self, side: Split, chunk: SampleIndices, results: Iterator[tuple[Tensor | None, SampleIndices, dict[int, str]]]
+        self, split: Split, chunk: SampleIndices, results: Iterator[tuple[Tensor | None, SampleIndices, dict[int, str]]]
     ) -> None:
         try:
             read, taken, bad = next(results)
-            side.ledger.add(side.name, bad)
+            split.ledger.add(split.name, bad)
         except Failure as failure:
             self.found.failure = (int(chunk[0]), failure.arguments())
             raise
         self.found.bad |= bad
-        rows = chunk if side.replace else taken
+        rows = chunk if split.replace else taken
         self.found.missing += np.setdiff1d(chunk, rows).tolist()
         other = rows != taken
         self.found.moved |= dict(zip(rows[other].tolist(), taken[other].tolist(), strict=True))
@@ -233,19 +234,19 @@ def _raise_first_failure(found: Sequence[_ReadReport]) -> None:
         raise Failure(**min(failures, key=lambda failure: failure[0])[1])
 
 
-def _merge_reports(side: Split, found: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
+def _merge_reports(split: Split, found: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
     """Labels, and which rows hold an image."""
-    labels, whole = side.source.labels.clone(), np.ones(len(side.source.labels), bool)
+    labels, readable = split.source.labels.clone(), np.ones(len(split.source.labels), bool)
     for part in found:
-        side.ledger.add(side.name, part.bad)
-        whole[part.missing] = False
-        labels[list(part.moved)] = side.source.labels[list(part.moved.values())]
-    return labels, None if whole.all() else whole
+        split.ledger.add(split.name, part.bad)
+        readable[part.missing] = False
+        labels[list(part.moved)] = split.source.labels[list(part.moved.values())]
+    return labels, None if readable.all() else readable
 
 
 def _place_dataset(
-    pixels: Tensor, labels: Tensor, whole: npt.NDArray[np.bool_] | None, device: torch.device
+    pixels: Tensor, labels: Tensor, readable: npt.NDArray[np.bool_] | None, device: torch.device
 ) -> DeviceDataset | HostDataset:
     if device.type == "cuda" and pixels.nbytes > FREE_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]:
-        return HostDataset(pixels, labels, whole, device)
-    return DeviceDataset(pixels.to(device), labels.to(device), whole)
+        return HostDataset(pixels, labels, readable, device)
+    return DeviceDataset(pixels.to(device), labels.to(device), readable)

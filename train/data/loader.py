@@ -21,11 +21,12 @@ from train.data import augment, decoded_cache
 from train.data.in_memory import DeviceDataset, HostDataset, load_in_memory
 from train.data.sampler import MicroBatch
 from train.data.shape import Shape
-from train.data.splits import DataSource, DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.data.workers import (
     PREFETCH_FACTOR,
     SHARED_MEMORY_FOLDER,
     PixelBatch,
+    Request,
     Split,
     UnreadableLog,
     WorkerLoader,
@@ -33,34 +34,37 @@ from train.data.workers import (
 )
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
-MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # bytes of pixels, both sides together
+MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # bytes of pixels, both splits together
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `Piece`."""
+    """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `MicroBatch`."""
 
     images: Tensor
     labels: Tensor
 
 
 class SplitReader(Protocol):
-    """Where the pixels of one side of the data come from."""
+    """Where the pixels of one split come from."""
 
-    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
-        """For each array of samples (pixels [N, *stored], rows [n] of them, labels [n]) on the device."""
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
+        """For each (what they belong to, samples): the first as it came, and the pixels of the samples.
+
+        A request of which no sample can be read is left out, in evaluation alone.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLoader:
-    """Both sides of the data, ready to be drawn from.
+    """Both splits of the data, ready to be drawn from.
 
     workers: processes that read. broken: the files that this rank has skipped so far. paths: of the training samples,
     where they are files. notes: what the user should know of data.cache.
     """
 
     training: SplitReader
-    held_out: SplitReader
+    validation: SplitReader
     shape: Shape
     mirror: bool
     data: DataConfig
@@ -71,30 +75,29 @@ class BatchLoader:
     workers: int = 0
     notes: tuple[str, ...] = ()
 
-    def train(self, pieces: Sequence[MicroBatch] | Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
+    def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
-        kept: list[MicroBatch] = []
-        still = augment.is_identity(self.data.augment)
-        for pixels, rows, labels in self.training.take(_iterate_samples(pieces, kept)):
-            piece = kept.pop(0)
-            images = self._plain(pixels, rows) if still else self._augmented(piece, pixels, rows)
-            yield piece, Batch(images=images, labels=labels)
+        unchanged = augment.is_identity(self.data.augment)
+        requests = ((micro_batch, micro_batch.samples) for micro_batch in micro_batches)
+        for micro_batch, (pixels, rows, labels) in self.training.read(requests):
+            images = self._plain(pixels, rows) if unchanged else self._augmented(micro_batch, pixels, rows)
+            yield micro_batch, Batch(images=images, labels=labels)
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
-        """Each block of held-out samples, as they are."""
-        for pixels, rows, labels in self.held_out.take(blocks):
+        """Each block of validation samples, as they are."""
+        for _, (pixels, rows, labels) in self.validation.read(enumerate(blocks)):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
 
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
         return augment.normalize(pixels.index_select(0, rows))
 
-    def _augmented(self, piece: MicroBatch, pixels: Tensor, rows: Tensor) -> Tensor:
+    def _augmented(self, micro_batch: MicroBatch, pixels: Tensor, rows: Tensor) -> Tensor:
         moves = augment.draw_parameters(
             self.data.augment,
-            piece.samples,
+            micro_batch.samples,
             shape=self.shape,
             seed=self.seed,
-            epoch=piece.epoch,
+            epoch=micro_batch.epoch,
             mirror=self.mirror,
         )
         shifts = to_device(moves.packed(), rows.device)
@@ -129,16 +132,16 @@ def open_loader(
         raise _shared_file_failure(sets.shared, data)
     broken = UnreadableLog(data.max_bad_images, say or _write_to_stderr)
 
-    def pool(name: str, source: DataSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
-        side = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
+    def open_reader(name: str, source: SampleSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
+        split = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
         if kind == "memory":
-            return load_in_memory(side, sets.shape.stored, device, cores, pulse, host)
-        return WorkerLoader(side, workers, device, stay=not replace)
+            return load_in_memory(split, sets.shape.stored, device, cores, pulse, host)
+        return WorkerLoader(split, workers, device, stay=not replace)
 
-    training = pool("training", sets.training, replace=True)
+    training = open_reader("training", sets.training, replace=True)
     return BatchLoader(
         training=training,
-        held_out=pool("held out", sets.held_out, replace=False),
+        validation=open_reader("validation", sets.validation, replace=False),
         shape=sets.shape,
         mirror=sets.mirror,
         data=data,
@@ -171,12 +174,6 @@ def _shared_file_failure(path: str, data: DataConfig) -> Failure:
 def _write_to_stderr(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-def _iterate_samples(pieces: Iterable[MicroBatch], kept: list[MicroBatch]) -> Iterator[SampleIndices]:
-    for piece in pieces:
-        kept.append(piece)
-        yield piece.samples
 
 
 MIB: Final = 2**20

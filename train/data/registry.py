@@ -1,73 +1,168 @@
-"""Opens the training and validation splits of the data source that `data.name` names."""
+"""Finds the one entry that holds all that is known about a data source, by its name `data.name`.
+
+An entry answers without torch, so that a mistake is reported before any process starts; only `open`
+loads it. A new source is a module in `train/data/sources/` with its entry, and a line in
+`schema.DATA_SOURCES`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import numpy as np
-import torch
-
-from train.config import batches, schema
+from entrypoint import ExitCode, Failure
+from train.config import schema
 from train.config.schema import DataConfig
-from train.data import arrays, custom, decode, image_folder, synthetic, torchvision_sets
 from train.data.shape import Shape
-from train.data.splits import DataSource, DataSplits, SampleIndices
 
-__all__ = ["DataSource", "DataSplits", "SampleIndices", "open_splits"]
+if TYPE_CHECKING:
+    from train.data.splits import DataSplits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    """What `train check` says of data that it does not open.
+
+    training: how many samples are trained on; None where only opening the data counts them. facts: what a resumed run
+    compares with what it began with.
+    """
+
+    description: str
+    training: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _accept(data: DataConfig) -> None:
+    """Refuse nothing."""
+
+
+def _has_no_validation(data: DataConfig) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """All that is known about one `data.name` before its data is opened.
+
+    Functions:
+        open: both splits, reading no more than a few images. Raises Failure: NO_INPUT or DATA, naming the folder, file
+            or sample; USAGE for what the config itself rules out.
+        count: the training samples, where that is cheap: every task asks it before a start; None where it is not, or
+            where only opening tells. Raises Failure: NO_INPUT for data that is not there, DATA for broken files.
+        describe: what `train check` says; may walk through all files. Raises Failure: as `count`.
+        check: refuses values of its own keys. Raises Failure: USAGE.
+        has_validation: whether data.root holds a validation split of its own, which data.val_fraction does not divide.
+
+    Facts:
+        keys: those of OPTIONAL_KEYS that act on it.
+        origin: computed from the sample's number, read from files at data.root, or from what a factory returns.
+        channels: 1 for gray images and 3 for RGB; None where only the data tells, and with it the size.
+        has_class_names: whether classes have names; else they may be numbers only.
+        hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
+    """
+
+    open: Callable[[DataConfig], DataSplits]
+    count: Callable[[DataConfig], int | None]
+    describe: Callable[[DataConfig], DataSummary]
+    check: Callable[[DataConfig], None] = _accept
+    has_validation: Callable[[DataConfig], bool] = _has_no_validation
+    keys: frozenset[str]
+    origin: Literal["computed", "files", "factory"]
+    channels: int | None = None
+    has_class_names: bool = False
+    hashes_paths: bool = False
+
+
+# Keys of the data section that act on some sources only. All others act on every source.
+OPTIONAL_KEYS: Final = (
+    "root",
+    "download",
+    "mirror",
+    "frames",
+    "classes",
+    "samples",
+    "imbalance",
+    "val_fraction",
+    "group",
+    "cache",
+)
+# What to do about a key that is set and does nothing. The others are refused then, or compared with the data.
+UNUSED_KEY_FIXES: Final = {
+    "root": "set data.name to what lies there (folder, npz, cifar10, ...); {name} reads nothing",
+    "samples": "leave it out: all samples that are there are used",
+    "val_fraction": "leave it out: the published test images are held out",
+    "cache": "leave it out: only image folders are decoded into it",
+}
+
+
+def find_source(name: str) -> DataSource:
+    """The entry of this `data.name`; any name that is not in the table is package.module:factory."""
+    module, _, entry = schema.DATA_SOURCES.get(name, schema.FACTORY_SOURCE).partition(":")
+    found: DataSource = getattr(import_module(f"train.data.sources.{module}"), entry)
+    return found
 
 
 def open_splits(data: DataConfig) -> DataSplits:
-    """List both sides, reading no more than a few images.
+    """Open both splits of the data. Raises Failure: as `DataSource.open`."""
+    return find_source(data.name).open(data)
+
+
+def configured_shape(data: DataConfig) -> Shape | None:
+    """Of one sample, where it follows from the configuration."""
+    channels = find_source(data.name).channels
+    if channels is None:
+        return None
+    frames = () if data.frames is None else (data.frames,)
+    return Shape(channels=channels, size=(*frames, data.image_size, data.image_size))
+
+
+def unused_keys(data: DataConfig) -> frozenset[str]:
+    """The keys of the data section that do nothing here, whatever their value."""
+    idle = {key for key in OPTIONAL_KEYS if key not in find_source(data.name).keys}
+    if data.classes != DataConfig().classes:  # a claim, which is compared with the data
+        idle.discard("classes")
+    return frozenset(f"data.{key}" for key in idle)
+
+
+def unused_key_warnings(data: DataConfig) -> tuple[str, ...]:
+    """One line for each key that was set and does nothing. A key at its default claims nothing."""
+    acting, default = find_source(data.name).keys, DataConfig()
+    return tuple(
+        f"data.{key}: {value} does nothing here. fix: {fix.format(name=data.name)}"
+        for key, fix in UNUSED_KEY_FIXES.items()
+        if key not in acting and (value := getattr(data, key)) != getattr(default, key)
+    )
+
+
+def refuse_inapplicable_keys(data: DataConfig) -> None:
+    """Refuse keys that belong to another data source, and values that this one cannot have.
 
     Raises:
-        Failure: NO_INPUT or DATA, naming the folder, file or sample; USAGE for what the config itself rules out.
+        Failure: USAGE.
     """
-    return OPENERS.get(data.name, custom.open_custom)(data)  # any other name is package.module:factory
+    refuse_unused_key(data, "imbalance")
+    refuse_unused_key(data, "frames")
+    find_source(data.name).check(data)
 
 
-def _open_synthetic(data: DataConfig) -> DataSplits:
-    held_out = batches.num_validation_samples(data.samples, data.val_fraction)
-    training = data.samples - held_out
-    shape = (data.image_size, data.image_size)
-    return DataSplits(
-        training=_synthetic_source(data, 0, training),
-        held_out=_synthetic_source(data, training, held_out),
-        classes=tuple(_synthetic_class_name(data, label) for label in range(data.classes)),
-        shape=Shape(channels=3, size=shape if data.frames is None else (data.frames, *shape)),
-        mirror=data.frames is None,  # a clip's class is the way that its outline turns
+def refuse_unused_key(data: DataConfig, key: str) -> None:
+    """Raises Failure (USAGE), where this key is set and acts on other data sources only."""
+    value = getattr(data, key)
+    if value == getattr(DataConfig(), key) or key in find_source(data.name).keys:
+        return
+    others = " or ".join(name for name in schema.DATA_SOURCES if key in find_source(name).keys)
+    raise inapplicable_key_failure(data, key, f"leave data.{key} out, or set data.name to {others}")
+
+
+def inapplicable_key_failure(data: DataConfig, key: str, fix: str) -> Failure:
+    """This key, or its value, belongs to another data source."""
+    return Failure(
+        f"data.{key} does not go with data.name: {data.name}",
+        found=f"data.{key}: {getattr(data, key)}",
+        fix=fix,
+        code=ExitCode.USAGE,
     )
-
-
-def _synthetic_class_name(data: DataConfig, label: int) -> str:
-    if data.frames is None:
-        return f"outline-{label}"
-    return f"outline-{label // 2}-{'right' if label % 2 else 'left'}"
-
-
-def _synthetic_source(data: DataConfig, first: int, count: int) -> synthetic.SyntheticSource:
-    labels = synthetic.labels(np.arange(first, first + count), data.classes, data.imbalance)
-    return synthetic.SyntheticSource(first, torch.from_numpy(labels), data.image_size, data.frames)
-
-
-def _open_image_folder(data: DataConfig) -> DataSplits:
-    found = image_folder.list_splits(data)
-    return DataSplits(
-        training=found.training,
-        held_out=found.held_out,
-        classes=found.classes,
-        shape=Shape(channels=3, size=(data.image_size, data.image_size)),
-        notes=found.notes,
-        warnings=(
-            *found.warnings,
-            *decode.bit_depth_warnings(decode.highest_values(found.training.paths), f"data.root {data.root}"),
-        ),
-    )
-
-
-OPENERS: Final[Mapping[str, Callable[[DataConfig], DataSplits]]] = {
-    schema.SYNTHETIC_SOURCE: _open_synthetic,
-    schema.FOLDER_SOURCE: _open_image_folder,
-    **dict.fromkeys(schema.PUBLISHED_SOURCES, torchvision_sets.open_torchvision_set),
-    **dict.fromkeys(schema.ARRAY_SOURCES, arrays.open_arrays),
-}

@@ -38,7 +38,7 @@ class BatchSampler:
     rank: int
     seed: int
 
-    def pieces(self, first: int) -> Iterator[MicroBatch]:
+    def micro_batches(self, first: int) -> Iterator[MicroBatch]:
         """From optimizer step `first` (counted from 0) to the run's end."""
         order, ordered = np.empty(0, np.int64), -1
         epochs = range(first // self.steps.per_epoch, -(-self.steps.total // self.steps.per_epoch))
@@ -49,8 +49,8 @@ class BatchSampler:
                 order, ordered = next(orders), epoch
             batch = order[place * self.batches.global_ : (place + 1) * self.batches.global_]
             for number in self._numbers():
-                mine = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
-                yield MicroBatch(step=step, epoch=epoch, number=number, samples=mine)
+                samples = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
+                yield MicroBatch(step=step, epoch=epoch, number=number, samples=samples)
 
     def global_batch(self, step: int) -> SampleIndices:
         """The samples of all ranks in optimizer step `step` (counted from 0), in the order of their micro batches."""

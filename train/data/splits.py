@@ -16,7 +16,7 @@ FLOAT32_BYTES: Final = 4  # bytes of a number, of whatever width it was before i
 SampleIndices = npt.NDArray[np.int64]
 
 
-class DataSource(Protocol):
+class SampleSource(Protocol):
     """Images or clips by number, without randomness. Forked into worker processes, so nothing in it may be copied."""
 
     @property
@@ -29,7 +29,7 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
-    """Both sides of the data. held_out may be empty (data.val_fraction: 0).
+    """Both sides of the data. validation may be empty (data.val_fraction: 0).
 
     floats: whether samples are read as float32, and not as bytes. notes, warnings: what the user should know of how
     they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show
@@ -37,8 +37,8 @@ class DataSplits:
     move for each other.
     """
 
-    training: DataSource
-    held_out: DataSource
+    training: SampleSource
+    validation: SampleSource
     classes: tuple[str, ...]
     shape: Shape
     notes: tuple[str, ...] = ()
@@ -50,5 +50,5 @@ class DataSplits:
     @property
     def bytes_(self) -> int:
         """Of all samples as they are read."""
-        count = len(self.training.labels) + len(self.held_out.labels)
+        count = len(self.training.labels) + len(self.validation.labels)
         return count * math.prod(self.shape.stored) * (FLOAT32_BYTES if self.floats else 1)

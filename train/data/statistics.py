@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.config import schema
-from train.data import path_list
+from train.data import path_list, registry
 from train.data.arrays import ArraySource
 from train.data.image_folder import ImageFileSource
 from train.data.path_list import PackedPaths
-from train.data.splits import DataSource, DataSplits
+from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
 
 MAX_EVEN_RATIO: Final = 1.5  # largest to smallest class: up to here one line says enough
@@ -60,21 +59,21 @@ def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence
 
 
 def describe_class_balance(
-    training: Tensor, held_out: Tensor, classes: Sequence[str], class_weights: ClassWeights
+    training: Tensor, validation: Tensor, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[str]:
     """For the banner: one line where the classes are about as large as each other, else a short table too.
 
     Args:
-        training: labels int64 [n], held_out: likewise, may be empty.
+        training: labels int64 [n], validation: likewise, may be empty.
         class_weights: optim.class_weights.
     """
     rows = _class_rows(
-        class_counts(training, len(classes)), class_counts(held_out, len(classes)), classes, class_weights
+        class_counts(training, len(classes)), class_counts(validation, len(classes)), classes, class_weights
     )
     least, most = min(row.training for row in rows), max(row.training for row in rows)
     first = f"{'classes':<14} {_format_range([row.training for row in rows])} samples of each for training"
-    if len(held_out):
-        first += f", {_format_range([row.held_out for row in rows])} held out"
+    if len(validation):
+        first += f", {_format_range([row.validation for row in rows])} held out"
     if most <= MAX_EVEN_RATIO * least:
         return [first]
     return [f"{first}; {_describe_imbalance(least, most)}", *_format_table(rows, class_weights)]
@@ -84,12 +83,12 @@ def describe_class_balance(
 class _ClassRow:
     name: str
     training: int
-    held_out: int
+    validation: int
     weight: float | None
 
 
 def _class_rows(
-    training: ClassCounts, held_out: ClassCounts, classes: Sequence[str], class_weights: ClassWeights
+    training: ClassCounts, validation: ClassCounts, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[_ClassRow]:
     """The largest class first. The weights are the given ones, or those that `balanced_class_weights` would give."""
     weights: Sequence[float | None] = [None] * len(classes)
@@ -99,7 +98,7 @@ def _class_rows(
         weights = balanced_class_weights(training)
     rows = [
         _ClassRow(
-            name=one_line(name), training=int(training[label]), held_out=int(held_out[label]), weight=weights[label]
+            name=one_line(name), training=int(training[label]), validation=int(validation[label]), weight=weights[label]
         )
         for label, name in enumerate(classes)
     ]
@@ -122,7 +121,7 @@ def _format_table(rows: Sequence[_ClassRow], class_weights: ClassWeights) -> lis
 
 def _format_row(row: _ClassRow, width: int) -> str:
     weight = "-" if row.weight is None else f"{row.weight:.4g}"
-    return f"  {row.name[:40]:<{width}} {row.training:>10,} {row.held_out:>10,}  {weight}"
+    return f"  {row.name[:40]:<{width}} {row.training:>10,} {row.validation:>10,}  {weight}"
 
 
 def _format_range(numbers: Sequence[int]) -> str:
@@ -158,15 +157,15 @@ def data_fingerprint(sets: DataSplits, root: str) -> dict[str, Any]:
     order. So the folder may move. Of arrays it is of a few samples too. It is not of what all samples hold: to read
     them takes as long as an epoch. `all`: however files are divided into sides.
     """
-    training, held_out = sets.training, sets.held_out
-    digests = {"training": _split_digest(training, root), "held_out": _split_digest(held_out, root)}
+    training, validation = sets.training, sets.validation
+    digests = {"training": _split_digest(training, root), "held_out": _split_digest(validation, root)}
     if (
         isinstance(training, ImageFileSource)
-        and isinstance(held_out, ImageFileSource)
-        and (every := _undivided_paths(training, held_out))
+        and isinstance(validation, ImageFileSource)
+        and (every := _undivided_paths(training, validation))
     ):
         digests["all"] = _sha256(every.pieces())
-    sizes = {"training": len(training.labels), "held_out": len(held_out.labels)}
+    sizes = {"training": len(training.labels), "held_out": len(validation.labels)}
     return {"classes": list(sets.classes), **sizes, "digests": digests}
 
 
@@ -196,7 +195,7 @@ def _different_data_failure(name: str, found: str) -> Failure:
         "the ranks see different data",
         found=found,
         expected="the same classes and the same samples in the same order on all ranks",
-        fix=DIFFERENT_DATA_FIXES[schema.is_factory(name)],
+        fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
         code=ExitCode.DATA,
     )
 
@@ -207,7 +206,7 @@ def _list_ranks(ranks: list[str]) -> str:
     )
 
 
-def _split_digest(side: DataSource, root: str) -> str:
+def _split_digest(side: SampleSource, root: str) -> str:
     digest = hashlib.sha256(np.ascontiguousarray(side.labels.numpy(), "<i8").data)
     if isinstance(side, ImageFileSource):
         for piece in _relative_paths(side, root).pieces():
@@ -224,13 +223,13 @@ def _relative_paths(side: ImageFileSource, root: str) -> PackedPaths:
     return path_list.pack_paths(str(path).removeprefix(root) for path in side.paths)
 
 
-def _undivided_paths(training: ImageFileSource, held_out: ImageFileSource) -> PackedPaths | None:
+def _undivided_paths(training: ImageFileSource, validation: ImageFileSource) -> PackedPaths | None:
     """The list of which both are parts, in its order; None where each has one of its own."""
-    if not (isinstance(training.paths, PackedPaths) and isinstance(held_out.paths, PackedPaths)):
+    if not (isinstance(training.paths, PackedPaths) and isinstance(validation.paths, PackedPaths)):
         return None
-    if training.paths.letters is not held_out.paths.letters:
+    if training.paths.letters is not validation.paths.letters:
         return None
-    every = path_list.concatenate_paths(training.paths, held_out.paths)
+    every = path_list.concatenate_paths(training.paths, validation.paths)
     return every.part(np.argsort(every.starts))
 
 

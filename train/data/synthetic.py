@@ -14,7 +14,11 @@ import numpy.typing as npt
 import torch
 
 from train import rng
+from train.config.batches import num_validation_samples
+from train.config.schema import DataConfig
 from train.data import long_tail
+from train.data.shape import Shape
+from train.data.splits import DataSplits
 
 OUTLINE_ANGLES: Final = 720  # entries of an outline's table
 HARMONICS: Final = np.arange(2, 6)  # lobes per turn; 1 would only shift the outline
@@ -24,6 +28,31 @@ MIN_TURN_RADIANS, MAX_TURN_RADIANS = np.float32(np.pi / 2), np.float32(np.pi)
 
 Float32Array = npt.NDArray[np.float32]
 Int64Array = npt.NDArray[np.int64]
+
+
+def open_synthetic(data: DataConfig) -> DataSplits:
+    """Both splits: the first samples are trained on, the last are for validation."""
+    validation = num_validation_samples(data.samples, data.val_fraction)
+    training = data.samples - validation
+    shape = (data.image_size, data.image_size)
+    return DataSplits(
+        training=_make_source(data, 0, training),
+        validation=_make_source(data, training, validation),
+        classes=tuple(_class_name(data, label) for label in range(data.classes)),
+        shape=Shape(channels=3, size=shape if data.frames is None else (data.frames, *shape)),
+        mirror=data.frames is None,  # a clip's class is the way that its outline turns
+    )
+
+
+def _class_name(data: DataConfig, label: int) -> str:
+    if data.frames is None:
+        return f"outline-{label}"
+    return f"outline-{label // 2}-{'right' if label % 2 else 'left'}"
+
+
+def _make_source(data: DataConfig, first: int, count: int) -> SyntheticSource:
+    numbers = labels(np.arange(first, first + count), data.classes, data.imbalance)
+    return SyntheticSource(first, torch.from_numpy(numbers), data.image_size, data.frames)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,16 @@ from train.data import arrays, download
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 
-# torchvision's names of them.
-TORCHVISION_CLASSES: Final = {
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-    "mnist": "MNIST",
-    "fashion_mnist": "FashionMNIST",
-}
 READ_ERRORS: Final = (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 ImagesAndLabels = tuple[Tensor, Tensor]  # uint8 [N, height, width, channels], int64 [N]
 
 
-def open_torchvision_set(data: DataConfig) -> DataSplits:
-    """The published training set, and the published test set as the held-out side. Resized to data.image_size.
+def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> DataSplits:
+    """The published training set, and the published test set for validation. Resized to data.image_size.
+
+    Args:
+        class_name: in torchvision.datasets. mirror: as in `DataSplits`.
 
     Raises:
         Failure: NO_INPUT, naming a file that is missing; DATA, naming one that is not what was published.
@@ -40,19 +36,17 @@ def open_torchvision_set(data: DataConfig) -> DataSplits:
     download.refuse_missing_files(data)
     from torchvision import datasets  # takes a second, and only this source needs it
 
-    kind = getattr(datasets, TORCHVISION_CLASSES[data.name])
-    read: Callable[[Any, Path], tuple[ImagesAndLabels, ImagesAndLabels, list[str]]] = (
-        _read_cifar if "cifar" in data.name else _read_mnist
-    )
-    *sides, classes = read(kind, Path(data.root))
-    training, held_out = (arrays.array_source(*side, data.name, data.image_size) for side in sides)
+    dataset = getattr(datasets, class_name)
+    read = _read_cifar if issubclass(dataset, datasets.CIFAR10) else _read_mnist  # each is the others' base class
+    *splits, classes = read(dataset, Path(data.root))
+    training, validation = (arrays.array_source(*split, data.name, data.image_size) for split in splits)
     channels = training.pixels.shape[-1]
     return DataSplits(
         training=training,
-        held_out=held_out,
+        validation=validation,
         classes=tuple(classes),
         shape=Shape(channels=channels, size=(data.image_size, data.image_size)),
-        mirror=data.name != "mnist",  # most digits mirrored are no digits
+        mirror=mirror,
     )
 
 
@@ -63,8 +57,8 @@ def _read_cifar(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels
             sides = [kind(root, train=train, download=False) for train in (True, False)]
     except RuntimeError as error:
         raise _changed_file_failure(kind, root) from error
-    training, held_out = ((torch.from_numpy(side.data), torch.tensor(side.targets)) for side in sides)
-    return training, held_out, sides[0].classes
+    training, validation = ((torch.from_numpy(side.data), torch.tensor(side.targets)) for side in sides)
+    return training, validation, sides[0].classes
 
 
 def _changed_file_failure(kind: Any, root: Path) -> Failure:
@@ -80,8 +74,8 @@ def _changed_file_failure(kind: Any, root: Path) -> Failure:
 def _read_mnist(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
     """Bytes behind a header. Read file by file: torchvision's class would prefer an older cache beside them."""
     folder = root / kind.__name__ / "raw"
-    training, held_out = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
-    return training, held_out, kind.classes
+    training, validation = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
+    return training, validation, kind.classes
 
 
 def _read_idx_pair(folder: Path, name: str) -> ImagesAndLabels:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,14 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from entrypoint import ExitCode, Failure, die_with_parent
 from train import rng
-from train.data.splits import DataSource, SampleIndices
+from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
 MAX_LISTED_IMAGES: Final = 10
 
 
 class SkipUnreadable:
-    """Reads samples of one side. A broken image is one whose read fails with DATA; any other failure ends the run.
+    """Reads samples of one split. A broken image is one whose read fails with DATA; any other failure ends the run.
 
     In training the next readable sample by number takes a broken one's place, with its own label and moved as the
     broken one would have been: the batch keeps its size, and nothing depends on who found out first. In evaluation
@@ -98,7 +98,7 @@ class SkipUnreadable:
 
 
 class UnreadableLog:
-    """The broken images that this rank has met, on both sides: each said once, and all of them counted."""
+    """The broken images that this rank has met, in both splits: each logged once, and all of them counted."""
 
     def __init__(self, most: int, say: Callable[[str], None]) -> None:
         self._most, self._say = most, say
@@ -114,13 +114,13 @@ class UnreadableLog:
         images = "1 broken image" if len(self.known) == 1 else f"{len(self.known):,} broken images"
         return f"{images} skipped (data.max_bad_images: {self._most})" if self.known else None
 
-    def add(self, side: str, bad: Mapping[int, str]) -> None:
-        """Count what was found on a side, by sample.
+    def add(self, split: str, bad: Mapping[int, str]) -> None:
+        """Count the broken images of a split, by sample.
 
         Raises:
             Failure: DATA, where there are more than data.max_bad_images.
         """
-        self.merge({(side, sample): text for sample, text in bad.items()})
+        self.merge({(split, sample): text for sample, text in bad.items()})
 
     def merge(self, known: Mapping[tuple[str, int], str]) -> None:
         """The same with what other ranks know."""
@@ -145,20 +145,19 @@ def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
 
 
 PREFETCH_FACTOR: Final = 2  # batches that each worker process has ready
-PixelBatch = tuple[
-    Tensor, Tensor, Tensor
-]  # pixels [N, *stored], rows int64 [n] of them, labels int64 [n], on the device
-SHARED_MEMORY_FOLDER: Final = (
-    "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container, unless it is told otherwise
-)
+# Pixels [N, *stored], rows int64 [n] of them, labels int64 [n], on the device.
+PixelBatch = tuple[Tensor, Tensor, Tensor]
+Request = TypeVar("Request")  # what samples are read for, which comes back with their pixels: a micro batch, a number
+SHARED_MEMORY_FOLDER: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One side of the data. most: how many of its images may be broken; replace: or left out."""
+    """The training or the validation samples. most: how many images may be broken. replace: whether another image
+    takes a broken one's place; else it is left out."""
 
     name: str
-    source: DataSource
+    source: SampleSource
     ledger: UnreadableLog
     most: int
     replace: bool
@@ -169,22 +168,22 @@ class Split:
 
 
 class _CurrentStreamSampler:
-    """The samples of the stream that is read now: workers that stay are given one stream after the other."""
+    """The requests of the current stream: workers that stay are given one stream after the other."""
 
-    now: Iterable[SampleIndices] = ()
+    requests: Iterable[tuple[Any, SampleIndices]] = ()
 
-    def __iter__(self) -> Iterator[SampleIndices]:
-        return iter(self.now)
+    def __iter__(self) -> Iterator[tuple[Any, SampleIndices]]:
+        return iter(self.requests)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoader:
     """Images decoded by `workers` processes (0: by this one), a few batches ahead.
 
-    stay: whether they wait for the next stream, as between evaluations; else they end with theirs.
+    stay: whether the workers wait for the next stream, as between evaluations; else they end with the stream.
     """
 
-    side: Split
+    split: Split
     workers: int
     device: torch.device
     stay: bool = False
@@ -193,52 +192,53 @@ class WorkerLoader:
     def __str__(self) -> str:
         return f"{self.workers} worker" + "s" * (self.workers != 1)
 
-    def take(self, wanted: Iterable[SampleIndices]) -> Iterator[PixelBatch]:
-        """One stream for all that is wanted: the workers are started once, not once per epoch.
+    def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
+        """One stream for all requests: the workers are started once, not once per epoch. A request goes through the
+        worker with its samples, so that nothing here depends on the order in which batches come back.
 
-        What a source of the user's own draws in them is keyed by the first samples: they are others for another seed
-        of the run, another rank and another step to go on from.
+        Random numbers that a user's own source draws in the workers are seeded by the first request's samples, which
+        differ by the seed of the run, the rank and the step that a resumed run begins with.
         """
-        wanted = iter(wanted)
-        if (first := next(wanted, None)) is None:
+        requests = iter(requests)
+        if (first := next(requests, None)) is None:
             return
-        wanted, seed = itertools.chain([first], wanted), rng.derive_seed(rng.WORKERS, *first.tolist())
+        requests, seed = itertools.chain([first], requests), rng.derive_seed(rng.WORKERS, *first[1].tolist())
         try:
-            for read in _iterate_batches(
-                self._ready(wanted, seed)
-            ):  # nothing else holds it: a failure ends its workers
-                if isinstance(read, dict):
-                    raise Failure(**read)
-                pixels, taken, bad = read
-                self.side.ledger.add(self.side.name, bad)
+            # Nothing else holds this iterator: a failure ends its workers.
+            for batch in _iterate_batches(self._dataloader(requests, seed)):
+                if isinstance(batch, dict):
+                    raise Failure(**batch)
+                request, pixels, samples, bad = batch
+                self.split.ledger.add(self.split.name, bad)
                 if pixels is not None:
-                    labels = self.side.source.labels[taken]
+                    labels = self.split.source.labels[samples]
                     rows = torch.arange(len(labels), device=self.device)
-                    yield pixels.to(self.device, non_blocking=True), rows, to_device(labels, self.device)
+                    yield request, (pixels.to(self.device, non_blocking=True), rows, to_device(labels, self.device))
         except Exception:
-            self._kept.clear()  # nor does this pool
+            self._kept.clear()  # nor does this loader
             raise
 
-    def _ready(self, wanted: Iterable[SampleIndices], seed: int) -> DataLoader[Any]:
+    def _dataloader(self, requests: Iterable[tuple[Any, SampleIndices]], seed: int) -> DataLoader[Any]:
+        """For these requests: the one whose workers stayed, or a new one."""
         if not self._kept:
-            source = _CurrentStreamSampler()
-            self._kept.append((self._loader(source), source))
-        ready, source = self._kept[0]
-        source.now = wanted
-        ready.generator.manual_seed(seed)
+            sampler = _CurrentStreamSampler()
+            self._kept.append((self._new_dataloader(sampler), sampler))
+        dataloader, sampler = self._kept[0]
+        sampler.requests = requests
+        dataloader.generator.manual_seed(seed)
         if not self.stay:
             self._kept.clear()
-        return ready
+        return dataloader
 
-    def _loader(self, wanted: _CurrentStreamSampler) -> DataLoader[Any]:
+    def _new_dataloader(self, sampler: _CurrentStreamSampler) -> DataLoader[Any]:
         if self.workers:
             # `train` has compared them with the processors before it started, and has told a fix.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
             get_temp_dir()  # theirs too, then: what a worker that is killed leaves there goes with this process
         return DataLoader(
-            _SplitDataset(self.side),
+            _SplitDataset(self.split),
             batch_size=None,
-            sampler=wanted,
+            sampler=sampler,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             prefetch_factor=PREFETCH_FACTOR if self.workers else None,
@@ -255,20 +255,20 @@ def to_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> 
 
 
 class _SplitDataset(Dataset[Any]):
-    """What a worker process does for one array of samples. A Failure comes back as its facts: torch's way of
-    handing exceptions on can only make those that take one text."""
+    """What a worker process does for one request. A Failure comes back as its arguments: torch can only rebuild
+    exceptions that take one text."""
 
-    def __init__(self, side: Split) -> None:
-        self._source = side.tolerant()
+    def __init__(self, split: Split) -> None:
+        self._source = split.tolerant()
 
     def __getitem__(
-        self, samples: SampleIndices
-    ) -> tuple[Tensor | None, SampleIndices, dict[int, str]] | dict[str, Any]:
+        self, request: tuple[Any, SampleIndices]
+    ) -> tuple[Any, Tensor | None, SampleIndices, dict[int, str]] | dict[str, Any]:
         try:
-            pixels, taken, bad = self._source.read(samples)
+            pixels, samples, bad = self._source.read(request[1])
             if pixels is not None and get_worker_info():
                 move_to_shared_memory(pixels)
-            return pixels, taken, bad
+            return request[0], pixels, samples, bad
         except Failure as failure:
             return failure.arguments()
 

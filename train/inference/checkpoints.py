@@ -19,9 +19,10 @@ from entrypoint import ExitCode, Failure
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
-from train.config import load, resume_rules, schema
+from train.config import load, resume_rules
 from train.config.schema import DataConfig, RunConfig
-from train.data import array_files, class_folders
+from train.data import class_folders, registry
+from train.data.registry import DataSource
 from train.files import shorten_name
 from train.logging import progress
 
@@ -248,11 +249,6 @@ def _exported_model_failure(given: str) -> Failure:
 
 MAX_LISTED_CLASSES: Final = 8  # names of classes in a line
 SEEN_IMAGES_CAVEAT: Final = "the result does not tell how new images are answered"
-SOURCES_WITH_CLASS_NAMES: Final = (
-    schema.SYNTHETIC_SOURCE,
-    schema.FOLDER_SOURCE,
-    *schema.PUBLISHED_SOURCES,
-)  # what else there is may know its classes by number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,9 +273,14 @@ class DatasetFacts:
         return f"all {count} of {self.place}" if whole else f"the {self.held_out:,} held-out of {count} of {self.place}"
 
     @property
+    def source(self) -> DataSource:
+        """What is known about data of this name."""
+        return registry.find_source(self.data.name)
+
+    @property
     def place(self) -> str:
         """Where they come from, in a word."""
-        return self.data.root if _is_on_disk(self.data) else self.data.name
+        return self.data.root if self.source.origin == "files" else self.data.name
 
 
 def training_dataset_facts(found: ChosenCheckpoint) -> DatasetFacts | None:
@@ -302,7 +303,9 @@ def training_dataset_facts(found: ChosenCheckpoint) -> DatasetFacts | None:
 def without_class_count(data: DataConfig, trained: DatasetFacts | None) -> DataConfig:
     """Without the number of class folders that the training's file may state: their names are compared, which says
     more."""
-    return replace(data, classes=DataConfig().classes) if trained and data.name == schema.FOLDER_SOURCE else data
+    source = registry.find_source(data.name)
+    named = source.has_class_names and "classes" not in source.keys
+    return replace(data, classes=DataConfig().classes) if trained and named else data
 
 
 def refuse_other_classes(trained: DatasetFacts, there: DatasetFacts) -> None:
@@ -314,7 +317,7 @@ def refuse_other_classes(trained: DatasetFacts, there: DatasetFacts) -> None:
     """
     if trained.classes == there.classes or _match_by_number(trained, there):
         return
-    where = "data.classes, data.frames" if there.data.name == schema.SYNTHETIC_SOURCE else "data.root, data.name"
+    where = "data.classes, data.frames" if there.source.origin == "computed" else "data.root, data.name"
     raise Failure(
         "the data has other classes than the model was trained on",
         found=f"{_describe_classes(there.classes, trained.classes)} (in {there.place})",
@@ -338,8 +341,8 @@ def evaluation_caveats(trained: DatasetFacts, there: DatasetFacts, *, whole: boo
 def _match_by_number(trained: DatasetFacts, there: DatasetFacts) -> bool:
     """Whether there are as many, and one side has no names for them: arrays have labels alone."""
     nameless = [
-        one.data.name not in SOURCES_WITH_CLASS_NAMES and one.classes == _numbers_as_names(one.classes)
-        for one in (trained, there)
+        not facts.source.has_class_names and facts.classes == _numbers_as_names(facts.classes)
+        for facts in (trained, there)
     ]
     return any(nameless) and len(trained.classes) == len(there.classes)
 
@@ -375,15 +378,13 @@ def _seen_images_caveat(trained: DatasetFacts, there: DatasetFacts, *, whole: bo
         return None
     if _data_location(trained.data) != _data_location(there.data) and not _are_same_files(trained, there):
         return _other_location_caveat(trained, there, whole=whole)
-    if not whole and not _is_split_by_fraction(there.data):
+    if not whole and there.source.has_validation(there.data):
         return _moved_images_caveat(trained, there)
     measured = there.images if whole else there.held_out
     why = SEEN_IMAGES_CAVEAT if whole else f"the split is not the training's ({_describe_split_change(trained, there)})"
     if (count := _count_seen_images(trained, there, whole=whole)) is not None:
         return f"{count:,} of these {measured:,} images were trained on: {why}" if count else None
-    sure = (
-        "are" if there.data.name in SOURCES_WITH_CLASS_NAMES else "may be"
-    )  # nobody but their author knows how others are divided
+    sure = "are" if there.source.has_class_names else "may be"  # nobody but their author knows how others are divided
     return f"images that the model was trained on {sure} among these {measured:,}: {why}"
 
 
@@ -394,7 +395,7 @@ def _same_split(trained: DatasetFacts, there: DatasetFacts) -> bool:
         for side, sizes in _split_sizes(trained, there)
     }
     return (all(same.values()) and trained.data.group == there.data.group) or (
-        same["training"] and not _is_split_by_fraction(there.data)
+        same["training"] and there.source.has_validation(there.data)
     )
 
 
@@ -412,7 +413,8 @@ def _are_same_files(trained: DatasetFacts, there: DatasetFacts) -> bool:
     """Whether these are surely the same files, wherever they lie now. Arrays of the same digest may be others."""
     parts = ("all",) if "all" in trained.digests else resume_rules.SPLIT_NAMES
     same = (trained.digests.get(part, "?") == there.digests.get(part) for part in parts)
-    return (trained.data.name, there.data.name) == (schema.FOLDER_SOURCE, schema.FOLDER_SOURCE) and all(same)
+    comparable = trained.data.name == there.data.name and there.source.hashes_paths
+    return comparable and all(same)
 
 
 def _files_changed(trained: DatasetFacts, there: DatasetFacts) -> bool:
@@ -431,13 +433,13 @@ def _describe_split_change(trained: DatasetFacts, there: DatasetFacts) -> str:
 
 def _count_seen_images(trained: DatasetFacts, there: DatasetFacts, *, whole: bool) -> int | None:
     """How many of the measured images of the same source were trained on, where that can be told."""
-    if there.data.name == schema.SYNTHETIC_SOURCE:  # numbered: the first are trained on, the last are held out
+    if there.source.origin == "computed":  # numbered: the first are trained on, the last are held out
         return max(0, min(trained.training, there.images) - (0 if whole else there.training))
     if trained.images != there.images or _files_changed(trained, there):
         return None
     if whole:
         return trained.training
-    if trained.data.group or there.data.group or ":" in there.data.name:
+    if trained.data.group or there.data.group or there.source.origin == "factory":
         return None
     return max(0, there.held_out - trained.held_out)  # see data/split.py: the smaller part lies in the larger one
 
@@ -461,7 +463,7 @@ def _other_location_caveat(trained: DatasetFacts, there: DatasetFacts, *, whole:
         return f"these are the images that the model was trained on: {SEEN_IMAGES_CAVEAT}"
     if whole and (trained.training, trained.held_out) == (there.training, there.held_out):
         return f"as many images as in the training: if they are its own, {trained.training:,} of them were trained on"
-    if whole or not _is_split_by_fraction(there.data):
+    if whole or there.source.has_validation(there.data):
         return None
     return (
         f"{there.held_out:,} of the {there.images:,} images in {there.place} are measured, by a split of their own: "
@@ -481,22 +483,9 @@ def _possible_training_folders(root: str) -> list[str]:
     return [os.path.join(root, name) for name in named]
 
 
-def _is_split_by_fraction(data: DataConfig) -> bool:
-    """Whether the held-out images are a part of all, and not a side of their own; True where nobody knows."""
-    if data.name == schema.FOLDER_SOURCE:
-        return class_folders.find_layout(Path(data.root)).held_out is None
-    if data.name in schema.ARRAY_SOURCES:
-        seen = array_files.read_array_summary(Path(data.root), data.name)
-        return seen is None or not seen.held_out
-    return data.name not in schema.PUBLISHED_SOURCES
-
-
 def _data_location(data: DataConfig) -> tuple[str, str | None]:
-    return data.name, None if data.name == schema.SYNTHETIC_SOURCE else os.path.realpath(data.root)
-
-
-def _is_on_disk(data: DataConfig) -> bool:
-    return data.name in (schema.FOLDER_SOURCE, *schema.PUBLISHED_SOURCES, *schema.ARRAY_SOURCES)
+    computed = registry.find_source(data.name).origin == "computed"
+    return data.name, None if computed else os.path.realpath(data.root)
 
 
 def _describe_classes(classes: Sequence[str], others: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from train.config.schema import RunConfig
 from train.data import path_list, registry, statistics
 from train.data.image_folder import ImageFileSource
 from train.data.loader import BatchLoader, open_loader
-from train.data.splits import DataSource, DataSplits, SampleIndices
+from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
@@ -36,10 +36,10 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
 
     Class folders alone have names that somebody chose: elsewhere a class is a number.
     """
-    training, held_out = sets.training, sets.held_out
+    training, validation = sets.training, sets.validation
     if not (
         isinstance(training, ImageFileSource)
-        and isinstance(held_out, ImageFileSource)
+        and isinstance(validation, ImageFileSource)
         and set(sets.classes) < set(classes)
     ):
         return sets
@@ -48,7 +48,7 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
     return replace(
         sets,
         training=replace(training, labels=numbers[training.labels]),
-        held_out=replace(held_out, labels=numbers[held_out.labels]),
+        validation=replace(validation, labels=numbers[validation.labels]),
         classes=tuple(classes),
     )
 
@@ -57,8 +57,8 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
 class ConcatSource:
     """The samples of one source, and behind them those of another. labels: int64 [count] of all."""
 
-    first: DataSource
-    second: DataSource
+    first: SampleSource
+    second: SampleSource
     labels: Tensor
 
     def read(self, samples: SampleIndices) -> Tensor:
@@ -77,10 +77,10 @@ class ConcatSource:
 
 def use_all_for_validation(sets: DataSplits) -> DataSplits:
     """The same data with all of it on the held-out side, what is trained on first."""
-    return replace(sets, held_out=_concat_sources(sets.training, sets.held_out))
+    return replace(sets, validation=_concat_sources(sets.training, sets.validation))
 
 
-def _concat_sources(first: DataSource, second: DataSource) -> DataSource:
+def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
     if not len(second.labels):
         return first
     labels = torch.cat([first.labels, second.labels])
@@ -152,10 +152,10 @@ def evaluate_on_rank(
         sys.stderr.write(f"WARNING: {note}\n")
     weights = load_weights(chosen)
     net = build_model(config, sets, weights, ready)
-    held_out = len(sets.held_out.labels)
-    with explain_out_of_memory(max_batch_size(held_out, config.eval.batch_size)):
+    validation = len(sets.validation.labels)
+    with explain_out_of_memory(max_batch_size(validation, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, ready, pulse)
-        mine = rank_batches(held_out, config.eval.batch_size, world)
+        mine = rank_batches(validation, config.eval.batch_size, world)
         measured = evaluate(net, pulse.each("evaluation", loader.evaluate(mine)), ready, classes=len(sets.classes))
     if ready.is_main:
         verdict = _build_report(config, chosen, part, ready, measured, averaged=weights.averaged, loader=loader.kind)
@@ -182,7 +182,7 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
         sets = map_to_training_classes(sets, before.classes)
         checkpoints.refuse_other_classes(before, replace(there, classes=sets.classes))
     sets = use_all_for_validation(sets) if all_ else sets
-    if not len(sets.held_out.labels):
+    if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)
     notes = checkpoints.evaluation_caveats(before, there, whole=all_) if before is not None else ()
     return EvaluationData(sets=sets, words=there.measured(whole=all_), all=all_, notes=notes)
@@ -248,7 +248,7 @@ def _build_report(
         precision=ready.precision,
         data=config.data.name,
         loader=loader,
-        left_out=len(part.sets.held_out.labels) - measured.result.samples,
+        left_out=len(part.sets.validation.labels) - measured.result.samples,
         classes=part.sets.classes,
         result=measured.result,
         confusion=None if measured.confusion is None else measured.confusion.tolist(),

@@ -21,20 +21,17 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
-from train.config import schema
 from train.config.schema import DataConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSource, DataSplits
+from train.data.splits import DataSplits, SampleSource
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.evaluate import EmptySource
 
-GRAYSCALE_DATASETS: Final = ("mnist", "fashion_mnist")
 # What a file of images can be made into: gray or red, green and blue.
 IMAGE_CHANNELS: Final = (1, 3)
-BUILT_IN_DATASETS: Final = (schema.SYNTHETIC_SOURCE, schema.FOLDER_SOURCE, *schema.PUBLISHED_SOURCES)
 # Of what the training's samples were made: files, read here; PIL images, cut and scaled here; or arrays, by others.
 SampleOrigin = Literal["files", "pictures", "arrays"]
 ARRAY_DATA_WARNING: Final = (
@@ -57,7 +54,7 @@ class InputSpec:
     def sets(self) -> DataSplits:
         """The same as data without samples."""
         none = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=self.shape.stored)
-        return DataSplits(training=none, held_out=none, classes=self.classes, shape=self.shape)
+        return DataSplits(training=none, validation=none, classes=self.classes, shape=self.shape)
 
 
 def read_checkpoint_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
@@ -74,7 +71,7 @@ def build_input_spec(config: RunConfig, told: Mapping[str, Any]) -> InputSpec:
         Failure: where such data is not there, or cannot be read.
     """
     classes = tuple(map(str, (told.get("data") or {}).get("classes") or ()))
-    shape = configured_shape(config.data)
+    shape = registry.configured_shape(config.data)
     if classes and shape:
         return InputSpec(classes=classes, shape=shape, bytes_=True)
     sets = registry.open_splits(config.data)
@@ -87,19 +84,10 @@ def build_input_spec(config: RunConfig, told: Mapping[str, Any]) -> InputSpec:
     )
 
 
-def _sample_origin(data: DataConfig, source: DataSource) -> SampleOrigin:
-    if data.name in BUILT_IN_DATASETS or isinstance(source, ImageFileSource):
+def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:
+    if registry.find_source(data.name).channels is not None or isinstance(source, ImageFileSource):
         return "files"
     return "pictures" if isinstance(source, DatasetSource) and custom.are_pil_images(source) else "arrays"
-
-
-def configured_shape(data: DataConfig) -> Shape | None:
-    """Of one sample, where it follows from the configuration."""
-    if data.name not in BUILT_IN_DATASETS:
-        return None
-    size = (data.image_size, data.image_size)
-    frames = () if data.frames is None else (data.frames,)
-    return Shape(channels=1 if data.name in GRAYSCALE_DATASETS else 3, size=(*frames, *size))
 
 
 def refuse_image_files(takes: InputSpec) -> None:
@@ -131,7 +119,7 @@ def parse_sample_origin(told: object, name: object) -> SampleOrigin:
     for one in get_args(SampleOrigin):
         if told == one:
             return one  # type: ignore[no-any-return]
-    return "files" if told is None and name in BUILT_IN_DATASETS else "arrays"
+    return "files" if told is None and registry.find_source(str(name)).channels is not None else "arrays"
 
 
 def array_data_warning(takes: InputSpec) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from train.config import resume_rules
 from train.config.schema import RunConfig
+from train.data import registry
 from train.report import plots, read
 from train.report.document import Block, Paragraph, Section, Table
 from train.report.plots import Panel, PlotSeries
@@ -72,9 +73,7 @@ SPEED_FACTORS: Final[Mapping[str, Callable[[RecordedRun], str]]] = {
     THREADS_PER_RANK: lambda run: _cpu_threads(run) or "-",
     "micro batch": lambda run: format_value(run.fact("training", "micro_batch_size")),
     "input": lambda run: format_value(run.fact("training", "loader")),
-    "data.root": lambda run: (
-        "-" if run.config.get("data.name") == "synthetic" else format_value(_config_value(run, "data.root"))
-    ),
+    "data.root": lambda run: "-" if _is_computed(run) else format_value(_config_value(run, "data.root")),
 }
 # The cores of a node are shared out among its ranks: what more ranks gain, each loses in threads.
 DIFFERENCE_HINTS: Final = {
@@ -217,6 +216,10 @@ def _describe_loader(run: RecordedRun) -> str:
         return kind if isinstance(kind, str) else NOT_RECORDED
     cached = "data.cache" not in run.idle and _config_value(run, "data.cache") is not None
     return "workers, from data.cache" if cached else "workers"
+
+
+def _is_computed(run: RecordedRun) -> bool:
+    return registry.find_source(str(run.config.get("data.name"))).origin == "computed"
 
 
 def _describe_model(run: RecordedRun) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure, redact, redact_words
 from train.checkpoint import store
 from train.config import checks, load
+from train.data import registry
 from train.logging import metrics
 from train.run import exit_file, record
 from train.run.exit_file import ExitRecord
@@ -183,9 +184,8 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
 def _idle_keys(folder: Path) -> frozenset[str]:
     """None that is known, of a configuration of another version."""
     try:
-        return checks.unused_keys(
-            load.build_config(load.read_yaml_file(folder / record.CONFIG_FILE), record.CONFIG_FILE)
-        )
+        config = load.build_config(load.read_yaml_file(folder / record.CONFIG_FILE), record.CONFIG_FILE)
+        return checks.unused_keys(config) | registry.unused_keys(config.data)
     except Failure:
         return frozenset()
 

@@ -21,9 +21,9 @@ def pair(count=12, size=8, label=lambda n: n % 2, kind=np.uint8):
 class Source:
     def __init__(self, labels, read):
         self.labels, self.read = labels, read
-def sets(read, labels=None, held_out=None):
+def sets(read, labels=None, validation=None):
     labels = torch.arange(12) % 2 if labels is None else labels
-    return DataSplits(training=Source(labels, read), held_out=held_out or Source(labels, read), classes=("a", "b"),
+    return DataSplits(training=Source(labels, read), validation=validation or Source(labels, read), classes=("a", "b"),
                 shape=Shape(channels=3, size=(8, 8)))
 def zeros(samples):
     return torch.zeros(len(samples), 8, 8, 3, dtype=torch.uint8)

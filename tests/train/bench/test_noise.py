@@ -13,7 +13,7 @@ DATA = DataConfig(name=noise.NAME, samples=80, image_size=8, classes=3)
 
 def test_it_is_a_data_set_that_a_config_can_name() -> None:
     sets = registry.open_splits(DATA)
-    assert (len(sets.training.labels), len(sets.held_out.labels), len(sets.classes)) == (80, 10, 3)
+    assert (len(sets.training.labels), len(sets.validation.labels), len(sets.classes)) == (80, 10, 3)
     assert sets.training.read(np.arange(4)).shape == (4, 8, 8, 3)
 
 
@@ -21,4 +21,4 @@ def test_it_is_the_same_each_time_and_its_sides_differ() -> None:
     one, two = noise.images(DATA), noise.images(DATA)
     some = np.arange(10)
     assert one.training.read(some).equal(two.training.read(some))
-    assert not one.training.read(some).equal(one.held_out.read(some))
+    assert not one.training.read(some).equal(one.validation.read(some))

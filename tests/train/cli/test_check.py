@@ -13,7 +13,7 @@ from train.cli import check, launch
 from train.config import load
 from train.config.batches import compute_batch_sizes
 from train.config.schema import DataConfig, RunConfig
-from train.data import class_folders, image_folder
+from train.data import class_folders, image_folder, registry
 
 
 def images(root: Path, side: str, number: int) -> None:
@@ -23,19 +23,23 @@ def images(root: Path, side: str, number: int) -> None:
         path.touch()
 
 
+def training(data: DataConfig) -> int | None:
+    return registry.find_source(data.name).describe(data).training
+
+
 def test_synthetic_training_images_are_all_but_the_held_out_ones() -> None:
-    assert launch.num_training_samples(DataConfig(samples=1001, val_fraction=0.2)) == 801
+    assert training(DataConfig(samples=1001, val_fraction=0.2)) == 801
 
 
 def test_a_folder_with_a_test_side_trains_on_the_whole_other_side(tmp_path: Path) -> None:
     images(tmp_path, "train", 10)
     images(tmp_path, "test", 4)
-    assert launch.num_training_samples(DataConfig(name="folder", root=str(tmp_path))) == 10
+    assert training(DataConfig(name="folder", root=str(tmp_path))) == 10
 
 
 def test_a_folder_with_one_side_holds_a_fraction_out(tmp_path: Path) -> None:
     images(tmp_path, "", 10)
-    assert launch.num_training_samples(DataConfig(name="folder", root=str(tmp_path), val_fraction=0.2)) == 8
+    assert training(DataConfig(name="folder", root=str(tmp_path), val_fraction=0.2)) == 8
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2, 0.5])
@@ -44,19 +48,19 @@ def test_a_folder_with_groups_trains_on_what_training_itself_counts(tmp_path: Pa
         for name in ("a", "b"):
             images(tmp_path / name, side, 7)
     settings = DataConfig(name="folder", root=str(tmp_path), group=r"video_\d", val_fraction=fraction)
-    assert launch.num_training_samples(settings) == len(image_folder.list_splits(settings).training.paths)
+    assert training(settings) == len(image_folder.list_splits(settings).training.paths)
 
 
 @pytest.mark.parametrize("name", ["synthetic", "cifar10", "mnist", "npz", "tensor", "my.package:factory"])
 def test_a_group_needs_files_with_paths(name: str) -> None:
     with pytest.raises(Failure, match=r"data\.group") as caught:
-        launch.refuse_group_without_folder(DataConfig(name=name, group="video"))
+        registry.refuse_unused_key(DataConfig(name=name, group="video"), "group")
     assert caught.value.code == ExitCode.USAGE
 
 
 @pytest.mark.parametrize("data", [DataConfig(), DataConfig(name="folder", group="video"), DataConfig(name="npz")])
 def test_a_group_of_a_folder_and_no_group_are_fine(data: DataConfig) -> None:
-    launch.refuse_group_without_folder(data)
+    registry.refuse_unused_key(data, "group")
 
 
 def test_before_a_start_the_group_is_looked_at() -> None:
@@ -69,7 +73,7 @@ def test_before_a_start_no_image_is_counted(tmp_path: Path) -> None:
     config = load.load_config(None, ["data.name=folder", f"data.root={tmp_path}"])
     assert launch.check_config(config, 1) == compute_batch_sizes(256, "auto", 1)
     with pytest.raises(Failure, match="smaller than"):
-        launch.count_planned_steps(config, compute_batch_sizes(256, "auto", 1))
+        launch.count_planned_steps(config, compute_batch_sizes(256, "auto", 1), training(config.data))
 
 
 def test_a_missing_data_folder_is_missing_input(tmp_path: Path) -> None:

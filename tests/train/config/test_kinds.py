@@ -7,6 +7,7 @@ import pytest
 from entrypoint import Failure
 from train.config import checks, schema
 from train.config.schema import DataConfig
+from train.data import registry
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,8 @@ from train.config.schema import DataConfig
     ids=str,
 )
 def test_the_name_tells_where_it_can(data: DataConfig, dims: int | None) -> None:
-    assert checks.sample_dimensions(data) == dims
+    shape = registry.configured_shape(data)
+    assert (None if shape is None else len(shape.size)) == dims
 
 
 @pytest.mark.parametrize(("model", "dims"), [("cnn3d", 3), ("small_cnn", 2), ("cnn3d", None), ("a.b:c", 3), ("a:b", 2)])

@@ -31,12 +31,12 @@ FOUND: dict[str, tuple[tuple[str, ...], str, str, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("names", "kind", "training", "held_out"), FOUND.values(), ids=FOUND)
+@pytest.mark.parametrize(("names", "kind", "training", "validation"), FOUND.values(), ids=FOUND)
 def test_files_in_a_folder(
-    names: tuple[str, ...], kind: str, training: str, held_out: str | None, tmp_path: Path
+    names: tuple[str, ...], kind: str, training: str, validation: str | None, tmp_path: Path
 ) -> None:
     found = array_files.find_array_files(make(tmp_path, *names), kind)
-    assert found == (tmp_path / training, tmp_path / held_out if held_out else None)
+    assert found == (tmp_path / training, tmp_path / validation if validation else None)
 
 
 def test_the_root_may_be_the_file_itself(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_arrays_that_are_not_one_pair_are_refused_by_name(keys: tuple[str, ...],
 def test_a_look_reads_no_array(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((50, 4, 4), np.uint8), labels=np.zeros(50, int))
     seen = array_files.read_array_summary(tmp_path, "npz")
-    assert seen == array_files.ArraySummary(shape=(50, 4, 4), held_out=False)
+    assert seen == array_files.ArraySummary(shape=(50, 4, 4), validation=False)
     np.savez(tmp_path / "test.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.zeros(5, int))
     assert array_files.read_array_summary(tmp_path, "npz") == array_files.ArraySummary(
-        shape=(50, 4, 4), held_out=True, beside=5
+        shape=(50, 4, 4), validation=True, validation_images=5
     )
 
 
@@ -137,7 +137,7 @@ def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
     }
     np.savez(tmp_path / "a.npz", **sides)  # type: ignore[arg-type]
     assert array_files.read_array_summary(tmp_path / "a.npz", "npz") == array_files.ArraySummary(
-        shape=(9, 4, 4), held_out=True, beside=2
+        shape=(9, 4, 4), validation=True, validation_images=2
     )
 
 

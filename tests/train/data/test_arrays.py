@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import arrays
+from train.data import arrays, registry
 from train.data.arrays import ArraySource
 from train.data.splits import DataSplits
 
@@ -65,7 +65,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 def find(root: Path, **settings: Any) -> DataSplits:
     kind = "npz" if root.suffix == ".npz" else "tensor"
-    return arrays.open_arrays(DataConfig(**{"name": kind, "root": str(root)} | settings))
+    return registry.open_splits(DataConfig(**{"name": kind, "root": str(root)} | settings))
 
 
 def stored(source: object) -> ArraySource:
@@ -104,13 +104,13 @@ def test_two_files_are_two_sides(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=IMAGES, labels=LABELS)
     np.savez(tmp_path / "test.npz", x=IMAGES[:6], y=LABELS[:6])
     sets = find(tmp_path, name="npz")
-    assert (len(sets.training.labels), len(sets.held_out.labels)) == (40, 6)
+    assert (len(sets.training.labels), len(sets.validation.labels)) == (40, 6)
 
 
 def test_one_file_may_hold_both_sides(tmp_path: Path) -> None:
     np.savez(tmp_path / "mnist.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:6], y_test=LABELS[:6])
     sets = find(tmp_path / "mnist.npz")
-    assert (len(sets.training.labels), len(sets.held_out.labels)) == (40, 6)
+    assert (len(sets.training.labels), len(sets.validation.labels)) == (40, 6)
 
 
 def test_what_is_not_meant_is_not_read(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def used(data: DataConfig) -> DataSplits:
 
 
 def pixels(sets: DataSplits) -> list[list[int]]:
-    return [side.read(ALL).flatten().tolist() for side in (sets.training, sets.held_out)]
+    return [side.read(ALL).flatten().tolist() for side in (sets.training, sets.validation)]
 
 
 def test_the_images_are_those_of_the_files_and_are_decoded_once(data: DataConfig, decoded: list[Path]) -> None:
@@ -60,7 +60,7 @@ def test_the_images_are_those_of_the_files_and_are_decoded_once(data: DataConfig
 def test_another_split_of_the_same_files_takes_the_same_cache(data: DataConfig, decoded: list[Path]) -> None:
     used(data)
     other = used(replace(data, val_fraction=0.25))
-    assert other.held_out.labels.shape == (2,)
+    assert other.validation.labels.shape == (2,)
     assert len(decoded) == 8
 
 
@@ -145,7 +145,7 @@ def test_of_several_ranks_one_decodes(data: DataConfig, decoded: list[Path]) -> 
 
 def test_a_holder_that_died_is_not_waited_for(data: DataConfig) -> None:
     sets = registry.open_splits(data)
-    name = decoded_cache.cache_key(decoded_cache.combine_files(sets.training, sets.held_out)[0], data, Heartbeat())
+    name = decoded_cache.cache_key(decoded_cache.combine_files(sets.training, sets.validation)[0], data, Heartbeat())
     folder = Path(data.cache or "")
     folder.mkdir()
     held = file_lock.acquire_lock(
@@ -193,7 +193,7 @@ def test_what_another_user_fills_for_himself_is_not_waited_for(
     shared: DataConfig, decoded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets, times = registry.open_splits(shared), iter(range(60))
-    name = decoded_cache.cache_key(decoded_cache.combine_files(sets.training, sets.held_out)[0], shared, Heartbeat())
+    name = decoded_cache.cache_key(decoded_cache.combine_files(sets.training, sets.validation)[0], shared, Heartbeat())
     (left := Path(shared.cache or "", f"{name}.lease.1")).write_text("{}")
     left.with_name(f".tmp-{name}.pixels-0123").touch()
 

@@ -18,12 +18,12 @@ SMALL = DataConfig(samples=100, image_size=16)
 
 def test_the_embedded_images_are_split_into_two_sides() -> None:
     sets = registry.open_splits(SMALL)
-    assert (len(sets.training.labels), len(sets.held_out.labels), len(sets.classes)) == (80, 20, 10)
+    assert (len(sets.training.labels), len(sets.validation.labels), len(sets.classes)) == (80, 20, 10)
 
 
 def test_no_held_out_image_is_trained_on() -> None:
     sets = registry.open_splits(SMALL)
-    first_held_out = sets.held_out.read(np.array([0]))[0]
+    first_held_out = sets.validation.read(np.array([0]))[0]
     assert torch.equal(first_held_out, synthetic.draw_samples(np.array([80]), np.array([0]), size=16)[0])
 
 
@@ -32,7 +32,7 @@ def test_both_sides_are_measured_in_bytes() -> None:
 
 
 def test_nothing_may_be_held_out() -> None:
-    assert len(registry.open_splits(DataConfig(samples=100, val_fraction=0.0)).held_out.labels) == 0
+    assert len(registry.open_splits(DataConfig(samples=100, val_fraction=0.0)).validation.labels) == 0
 
 
 def test_a_folder_of_images_is_the_other_kind(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_mirror_image_of_a_turning_clip_is_not_of_its_class() -> None:
 
 def test_a_rare_class_is_on_both_sides() -> None:
     sets = registry.open_splits(DataConfig(samples=1000, classes=2, imbalance=99.0, image_size=8))
-    assert [torch.bincount(side.labels).tolist() for side in (sets.training, sets.held_out)] == [[792, 8], [198, 2]]
+    assert [torch.bincount(side.labels).tolist() for side in (sets.training, sets.validation)] == [[792, 8], [198, 2]]
 
 
 def test_a_side_too_small_for_every_class_is_refused() -> None:

@@ -83,7 +83,7 @@ def test_a_side_of_its_own_changes_alone(tmp_path: Path) -> None:
 def test_paths_that_a_factory_lists_count_below_the_folder() -> None:
     def listed(root: str) -> dict[str, Any]:
         files = ImageFileSource([f"{root}/a.png", f"{root}/b.png"], torch.tensor([0, 1]), 8)
-        return statistics.data_fingerprint(replace(registry.open_splits(FEW), training=files, held_out=files), root)
+        return statistics.data_fingerprint(replace(registry.open_splits(FEW), training=files, validation=files), root)
 
     assert listed("here") == listed("there")
 
@@ -116,7 +116,7 @@ def met(*ranks: DataSplits, name: str = OWN) -> list[str]:
 
 
 def turned(sets: DataSplits) -> DataSplits:
-    return replace(sets, held_out=ImageFileSource([], sets.held_out.labels.flip(0), 8))
+    return replace(sets, validation=ImageFileSource([], sets.validation.labels.flip(0), 8))
 
 
 def test_ranks_that_see_the_same_go_on() -> None:
@@ -135,7 +135,7 @@ def test_all_ranks_are_told_which_of_them_see_another_number_of_samples() -> Non
 
 def test_as_many_samples_in_another_order_are_refused() -> None:
     sets = registry.open_splits(FEW)
-    (said, _) = met(replace(sets, held_out=ImageFileSource([], sets.held_out.labels, 8)), turned(sets))
+    (said, _) = met(replace(sets, validation=ImageFileSource([], sets.validation.labels, 8)), turned(sets))
     assert "held-out samples: 8 on rank 0" in said
     assert "others, or in another order" in said
 

@@ -50,15 +50,15 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
 
 
 @pytest.mark.parametrize(
-    ("training", "held_out", "said"),
+    ("training", "validation", "said"),
     [
         ((8, 8), (2, 2), "classes        8 samples of each for training, 2 held out"),
         ((8, 12), (2, 3), "classes        8 to 12 samples of each for training, 2 to 3 held out"),
         ((8, 8), (), "classes        8 samples of each for training"),
     ],
 )
-def test_about_equal_classes_are_one_line(training: tuple[int, ...], held_out: tuple[int, ...], said: str) -> None:
-    assert statistics.describe_class_balance(labels(*training), labels(*held_out), ("a", "b"), "none") == [said]
+def test_about_equal_classes_are_one_line(training: tuple[int, ...], validation: tuple[int, ...], said: str) -> None:
+    assert statistics.describe_class_balance(labels(*training), labels(*validation), ("a", "b"), "none") == [said]
 
 
 def test_unequal_classes_are_a_table_with_the_largest_first() -> None:

@@ -25,20 +25,20 @@ def test_classes_are_the_folders_in_alphabetical_order(tmp_path: Path) -> None:
     found = image_folder.list_splits(data(tmp_path))
     assert found.classes == ("ant", "dog")
     assert found.training.labels.tolist() == [0, 0, 0, 1, 1]
-    assert found.held_out.labels.tolist() == [0, 1]
+    assert found.validation.labels.tolist() == [0, 1]
 
 
 def test_without_a_held_out_folder_a_share_of_every_class_is_set_aside(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=20, bee=10, cat=10)
     found = image_folder.list_splits(data(tmp_path, val_fraction=0.2))
-    assert np.bincount(found.held_out.labels).tolist() == [4, 2, 2]
-    assert not set(found.training.paths) & set(found.held_out.paths)
-    assert len(found.training.paths) + len(found.held_out.paths) == 40
+    assert np.bincount(found.validation.labels).tolist() == [4, 2, 2]
+    assert not set(found.training.paths) & set(found.validation.paths)
+    assert len(found.training.paths) + len(found.validation.paths) == 40
 
 
 def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=20, bee=20)
-    first, second = (set(image_folder.list_splits(data(tmp_path)).held_out.paths) for _ in range(2))
+    first, second = (set(image_folder.list_splits(data(tmp_path)).validation.paths) for _ in range(2))
     assert first == second
 
 
@@ -61,7 +61,7 @@ def test_a_path_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
 
 def test_the_working_folder_may_be_the_folder_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write_classes(tmp_path, ant=5, bee=5))
-    assert sorted(image_folder.list_splits(data(Path())).held_out.paths)[0].startswith("ant/")
+    assert sorted(image_folder.list_splits(data(Path())).validation.paths)[0].startswith("ant/")
 
 
 def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
@@ -114,15 +114,15 @@ def videos(files: image_folder.ImageFileSource) -> set[str]:
 def test_a_video_is_on_one_side_though_both_classes_have_it(tmp_path: Path) -> None:
     write_videos(tmp_path, ant=[0, 1, 2, 3, 4], bee=[3, 4, 5, 6, 7])
     found = image_folder.list_splits(data(tmp_path, group=VIDEO, val_fraction=0.3))
-    assert not videos(found.training) & videos(found.held_out)
-    assert np.bincount(found.held_out.labels).min() >= 3
+    assert not videos(found.training) & videos(found.validation)
+    assert np.bincount(found.validation.labels).min() >= 3
     assert found.notes == ("val: 9 of 30 images in 2 of 8 groups (data.val_fraction asks for 9 images)",)
 
 
 def test_a_pattern_does_not_match_the_folders_above_the_classes(tmp_path: Path) -> None:
     write_videos(tmp_path / "video_9", ant=[0, 1], bee=[0, 1])
     found = image_folder.list_splits(data(tmp_path / "video_9", group=VIDEO, val_fraction=0.5))
-    assert len(videos(found.held_out)) == 1
+    assert len(videos(found.validation)) == 1
 
 
 def test_without_groups_nothing_needs_to_be_said(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_without_groups_nothing_needs_to_be_said(tmp_path: Path) -> None:
 def test_with_two_folders_every_group_is_on_one_side(tmp_path: Path) -> None:
     write_videos(tmp_path / "train", ant=[0, 1], bee=[0, 1])
     write_videos(tmp_path / "val", ant=[2], bee=[3])
-    assert len(image_folder.list_splits(data(tmp_path, group=VIDEO)).held_out.paths) == 6
+    assert len(image_folder.list_splits(data(tmp_path, group=VIDEO)).validation.paths) == 6
 
 
 BAD_GROUPS: dict[str, tuple[dict[str, list[int]], dict[str, list[int]], str, str]] = {
@@ -145,13 +145,13 @@ BAD_GROUPS: dict[str, tuple[dict[str, list[int]], dict[str, list[int]], str, str
 }
 
 
-@pytest.mark.parametrize(("training", "held_out", "pattern", "said"), BAD_GROUPS.values(), ids=BAD_GROUPS.keys())
+@pytest.mark.parametrize(("training", "validation", "pattern", "said"), BAD_GROUPS.values(), ids=BAD_GROUPS.keys())
 def test_groups_that_cannot_be_kept_apart_are_bad_data(
-    tmp_path: Path, training: dict[str, list[int]], held_out: dict[str, list[int]], pattern: str, said: str
+    tmp_path: Path, training: dict[str, list[int]], validation: dict[str, list[int]], pattern: str, said: str
 ) -> None:
     write_videos(tmp_path / "train", **training)
-    write_videos(tmp_path / "val", **held_out)
+    write_videos(tmp_path / "val", **validation)
     with pytest.raises(Failure) as caught:
-        image_folder.list_splits(data(tmp_path if held_out else tmp_path / "train", group=pattern))
+        image_folder.list_splits(data(tmp_path if validation else tmp_path / "train", group=pattern))
     assert caught.value.code == 65
     assert said in str(caught.value)

@@ -111,16 +111,16 @@ def test_what_came_out_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "held_out", "said"),
+    ("training", "validation", "said"),
     [
         (["1", "2"], ["2"], "2"),
         (["1", "2", "2"], ["3", "2", "1"], "1, 2"),
         ([str(n) for n in range(9)], [str(n) for n in range(9)], "0, 1, 2, 3, 4 and 4 more"),
     ],
 )
-def test_a_group_on_both_sides_is_named(training: list[str], held_out: list[str], said: str) -> None:
+def test_a_group_on_both_sides_is_named(training: list[str], validation: list[str], said: str) -> None:
     with pytest.raises(Failure, match="on both sides") as caught:
-        grouping.refuse_leak(training, held_out)
+        grouping.refuse_leak(training, validation)
     assert (caught.value.code, caught.value.found) == (ExitCode.DATA, said)
 
 

@@ -24,14 +24,14 @@ def make(root: Path, *names: str) -> Path:
 def test_class_folders_alone_hold_out_a_part(tmp_path: Path) -> None:
     make(tmp_path, "b/1.jpg", "a/1.jpg", ".cache/1.jpg", "readme.txt")
     found = class_folders.find_layout(tmp_path)
-    assert found == class_folders.FolderLayout(training=tmp_path, held_out=None, classes=("a", "b"))
+    assert found == class_folders.FolderLayout(training=tmp_path, validation=None, classes=("a", "b"))
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_a_folder_beside_train_is_held_out(tmp_path: Path, name: str) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{name}/a/1.jpg", f"{name}/b/1.jpg")
     found = class_folders.find_layout(tmp_path)
-    assert (found.training, found.held_out) == (tmp_path / "train", tmp_path / name)
+    assert (found.training, found.validation) == (tmp_path / "train", tmp_path / name)
 
 
 SIDES = {  # folders that hold both classes -> what is trained on, what is held out, what is told to be left aside
@@ -45,13 +45,13 @@ SIDES = {  # folders that hold both classes -> what is trained on, what is held 
 }
 
 
-@pytest.mark.parametrize(("names", "training", "held_out", "aside"), SIDES.values(), ids=SIDES)
+@pytest.mark.parametrize(("names", "training", "validation", "aside"), SIDES.values(), ids=SIDES)
 def test_sides_are_known_by_their_names_in_any_case(
-    tmp_path: Path, names: tuple[str, ...], training: str, held_out: str | None, aside: tuple[str, ...]
+    tmp_path: Path, names: tuple[str, ...], training: str, validation: str | None, aside: tuple[str, ...]
 ) -> None:
     found = class_folders.find_layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
     assert (found.training, found.classes) == (tmp_path / training, ("a", "b"))
-    assert (found.held_out, found.aside) == (tmp_path / held_out if held_out else None, aside)
+    assert (found.validation, found.aside) == (tmp_path / validation if validation else None, aside)
 
 
 @pytest.mark.parametrize("names", [("bus", "Train"), ("Training", "resting"), ("test", "control")])
@@ -88,7 +88,7 @@ def test_folders_beside_the_sides_that_hold_no_images_are_not_told(tmp_path: Pat
 
 def test_val_comes_before_test(tmp_path: Path) -> None:
     make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test", "val") for name in "ab"))
-    assert class_folders.find_layout(tmp_path).held_out == tmp_path / "val"
+    assert class_folders.find_layout(tmp_path).validation == tmp_path / "val"
 
 
 def test_images_are_counted_and_other_files_are_not(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import class_folders, describe, image_folder, registry
+from train.data import class_folders, image_folder, registry
+from train.data.sources import folder
 
 
 def make(root: Path, *names: str) -> DataConfig:
@@ -20,30 +21,30 @@ def make(root: Path, *names: str) -> DataConfig:
 
 
 def test_a_part_is_held_out_where_there_is_one_side(tmp_path: Path) -> None:
-    found = describe.scan_image_folder(make(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png"))
+    found = folder.scan_image_folder(make(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png"))
     assert found.row() == "4 images in 2 classes (cat, dog): 2 to train on, 2 held out"
     assert found.note() is None
 
 
 def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
     sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
-    found = describe.scan_image_folder(make(tmp_path, *sides, "train/cat/2.jpg"))
-    assert (found.training, found.held_out) == (3, 2)
+    found = folder.scan_image_folder(make(tmp_path, *sides, "train/cat/2.jpg"))
+    assert (found.training, found.validation) == (3, 2)
 
 
 def test_a_folder_that_is_not_read_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val", "test") for name in ("cat", "dog")))
     assert (
-        describe.scan_image_folder(data).aside
+        folder.scan_image_folder(data).aside
         == "beside train, which is trained on, and val, which is held out, not read: test"
     )
-    assert registry.open_splits(data).notes == (describe.scan_image_folder(data).aside,)
+    assert registry.open_splits(data).notes == (folder.scan_image_folder(data).aside,)
 
 
 def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
     parts = ["test/cat/1.jpg", "test/dog/1.jpg"]
     data = make(tmp_path, "cat/1.jpg", "ship/1.jpg", *(f"dog/{i}.jpg" for i in range(9)), *parts, "dog/note.txt")
-    found, real = describe.scan_image_folder(data), image_folder.list_splits(data)
+    found, real = folder.scan_image_folder(data), image_folder.list_splits(data)
     assert found.warnings == real.warnings
     assert ["test holds folders" in found.warnings[0], "none is held out" in found.warnings[1]] == [True, True]
     assert (found.note(),) == real.notes == ("1 file is not read: .txt (1)",)
@@ -53,32 +54,32 @@ def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path)
 def test_nothing_is_missed_where_nothing_or_enough_is_held_out(fraction: float, tmp_path: Path) -> None:
     make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(2)))
     data = DataConfig(name="folder", root=str(tmp_path), val_fraction=fraction)
-    assert (describe.scan_image_folder(data).warnings, image_folder.list_splits(data).warnings) == ((), ())
+    assert (folder.scan_image_folder(data).warnings, image_folder.list_splits(data).warnings) == ((), ())
 
 
 def test_with_groups_it_is_what_training_itself_holds_out(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{name}/v{video}_{i}.jpg" for name in ("a", "b") for video in range(3) for i in range(4)))
     grouped = DataConfig(name="folder", root=data.root, group=r"v\d", val_fraction=0.3)
-    found, real = describe.scan_image_folder(grouped), image_folder.list_splits(grouped)
-    assert (found.training, found.held_out) == (len(real.training.labels), len(real.held_out.labels))
+    found, real = folder.scan_image_folder(grouped), image_folder.list_splits(grouped)
+    assert (found.training, found.validation) == (len(real.training.labels), len(real.validation.labels))
 
 
 def test_what_is_told_to_a_run_that_goes_on_is_what_training_itself_keeps(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(5)))
-    found, real = describe.scan_image_folder(data).facts(), image_folder.list_splits(data)
+    found, real = folder.scan_image_folder(data).facts(), image_folder.list_splits(data)
     assert found == {"classes": [*real.classes], "training": len(real.training.labels), "held_out": 5}
 
 
 def test_files_that_are_not_read_are_named_by_ending_the_commonest_first(tmp_path: Path) -> None:
     others = [f"cat/{i}.txt" for i in range(3)] + ["dog/1.HEIC", "dog/deep/2.heic", "dog/LICENSE", "dog/.DS_Store"]
-    note = describe.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).note()
+    note = folder.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.jpg", *others)).note()
     assert note is not None
     assert note.startswith("6 files are not read: .txt (3), .heic (2), no ending (1)")
     assert "fix: save pictures of other kinds as .jpg or .png" in note
 
 
 def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> None:
-    note = describe.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "lost.jpg", "labels.csv")).note()
+    note = folder.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.jpg", "lost.jpg", "labels.csv")).note()
     assert note is not None
     assert ".jpg beside the class folders (1)" in note
     assert ".csv (1)" in note
@@ -87,7 +88,7 @@ def test_images_beside_the_class_folders_are_not_read_either(tmp_path: Path) -> 
 
 def test_images_beside_the_folders_are_counted_on_both_sides_and_above_them(tmp_path: Path) -> None:
     sides = [f"{side}/{name}/1.jpg" for side in ("train", "val") for name in ("cat", "dog")]
-    note = describe.scan_image_folder(make(tmp_path, *sides, "a.jpg", "train/b.jpg", "val/c.jpg")).note()
+    note = folder.scan_image_folder(make(tmp_path, *sides, "a.jpg", "train/b.jpg", "val/c.jpg")).note()
     assert note is not None
     assert ".jpg beside the class folders (3)" in note
 
@@ -96,19 +97,19 @@ def test_a_folder_that_goes_while_it_is_read_is_said(tmp_path: Path, monkeypatch
     data = make(tmp_path / "pets", "cat/1.jpg", "dog/1.jpg")
     monkeypatch.setattr(class_folders, "count_images_by_class", lambda *_: shutil.rmtree(tmp_path / "pets"))
     with pytest.raises(Failure, match="cannot be read: No such file") as caught:
-        describe.scan_image_folder(data)
+        folder.scan_image_folder(data)
     assert caught.value.code == ExitCode.NO_INPUT
 
 
 def test_many_kinds_of_files_make_no_long_line(tmp_path: Path) -> None:
-    note = describe.scan_image_folder(
+    note = folder.scan_image_folder(
         make(tmp_path, "cat/1.jpg", "dog/1.jpg", *(f"cat/x.e{i}" for i in range(300)))
     ).note()
     assert note == "300 files are not read: .e0 (1), .e1 (1), .e10 (1), .e100 (1), .e101 (1) and 295 more endings"
 
 
 def test_an_ending_that_is_none_for_people_is_not_shown(tmp_path: Path) -> None:
-    note = describe.scan_image_folder(
+    note = folder.scan_image_folder(
         make(tmp_path, "cat/1.jpg", "dog/1.jpg", "cat/x.\x1b[2J", f"cat/x.{'y' * 99}")
     ).note()
     assert note == "2 files are not read: another ending (2)"
@@ -116,12 +117,12 @@ def test_an_ending_that_is_none_for_people_is_not_shown(tmp_path: Path) -> None:
 
 def test_a_class_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="without an image: 1"):
-        describe.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.heic"))
+        folder.scan_image_folder(make(tmp_path, "cat/1.jpg", "dog/1.heic"))
 
 
 def test_names_of_classes_break_no_line_and_make_none_long(tmp_path: Path) -> None:
     names = ("new\nline", "\x1b[31mred", "x" * 240, "猫", "😀")
-    row = describe.scan_image_folder(make(tmp_path, *(f"{name}/1.jpg" for name in names))).row()
+    row = folder.scan_image_folder(make(tmp_path, *(f"{name}/1.jpg" for name in names))).row()
     assert row.isprintable()
     assert "\\x1b[31mred, new\\nline" in row
     assert f"{'x' * 39}…, 猫, 😀" in row

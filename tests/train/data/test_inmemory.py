@@ -32,7 +32,11 @@ def filled(
 
 
 def seen(made: DeviceDataset | HostDataset) -> tuple[list[int], list[int], list[bool] | None]:
-    return made.pixels.flatten().tolist(), made.labels.tolist(), None if made.whole is None else made.whole.tolist()
+    return (
+        made.pixels.flatten().tolist(),
+        made.labels.tolist(),
+        None if made.readable is None else made.readable.tolist(),
+    )
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -69,14 +73,17 @@ def test_too_many_broken_images_are_counted_over_the_ranks_of_a_machine() -> Non
 
 def staged(made: DeviceDataset | HostDataset) -> HostDataset:
     """The same images as if the device had no room for them."""
-    return HostDataset(made.pixels, made.labels, made.whole, CPU)
+    return HostDataset(made.pixels, made.labels, made.readable, CPU)
 
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_staged_batches_are_those_of_memory_on_the_device(replaced: bool) -> None:
     whole, wanted = filled(replaced=replaced), [np.array([1, 2, 3]), np.array([2]), np.array([9, 8])]
     one, other = (
-        [(pixels[rows].flatten().tolist(), labels.tolist()) for pixels, rows, labels in made.take(wanted)]
+        [
+            (pixels[rows].flatten().tolist(), labels.tolist())
+            for _, (pixels, rows, labels) in made.read(enumerate(wanted))
+        ]
         for made in (whole, staged(whole))
     )
     assert one == other
@@ -85,7 +92,7 @@ def test_staged_batches_are_those_of_memory_on_the_device(replaced: bool) -> Non
 def test_one_batch_is_on_its_way_before_it_is_asked_for() -> None:
     asked = []
     wanted = (asked.append(number) or np.array([number]) for number in range(4))  # type: ignore[func-returns-value]
-    stream = staged(filled(bad=())).take(wanted)
+    stream = staged(filled(bad=())).read(enumerate(wanted))
     for number in range(4):
         next(stream)
         assert asked[-1] == min(number + 1, 3)

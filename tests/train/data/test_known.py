@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,16 @@ from safetensors.torch import save_file
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.schema import DataConfig
-from train.data import describe, download
+from train.data import download, registry
+from train.data.registry import DataSource, DataSummary
+
+
+def count_training(data: DataConfig) -> int | None:
+    return registry.find_source(data.name).count(data)
+
+
+def describe(data: DataConfig) -> DataSummary:
+    return registry.find_source(data.name).describe(data)
 
 
 def save(root: Path, kind: str, count: int = 50) -> Path:
@@ -28,35 +38,43 @@ def save(root: Path, kind: str, count: int = 50) -> Path:
 
 @pytest.mark.parametrize(("kind", "count"), [("npz", 40), ("tensor", 40)])
 def test_arrays_are_counted_by_their_headers(kind: str, count: int, tmp_path: Path) -> None:
-    assert describe.count_training_samples(DataConfig(name=kind, root=str(save(tmp_path, kind)))) == count
+    assert count_training(DataConfig(name=kind, root=str(save(tmp_path, kind)))) == count
 
 
 def test_arrays_with_a_held_out_side_are_all_trained_on(tmp_path: Path) -> None:
     save(tmp_path, "npz").rename(tmp_path / "train.npz")
     save(tmp_path, "npz", 9).rename(tmp_path / "test.npz")
-    assert describe.count_training_samples(DataConfig(name="npz", root=str(tmp_path))) == 50
+    assert count_training(DataConfig(name="npz", root=str(tmp_path))) == 50
+
+
+@pytest.mark.parametrize("name", [*schema.DATA_SOURCES, "mine:make"])
+def test_each_name_has_an_entry_whose_keys_are_in_the_config(name: str) -> None:
+    source = registry.find_source(name)
+    assert isinstance(source, DataSource)
+    assert source.keys <= set(registry.OPTIONAL_KEYS) <= {field.name for field in fields(DataConfig)}
+    assert ("download" in source.keys) == (name in download.PUBLISHED_ARCHIVES)
 
 
 def test_the_published_numbers() -> None:
-    assert set(describe.PUBLISHED_DATASETS) == set(schema.PUBLISHED_SOURCES)
-    classes = importlib.import_module("torchvision.datasets").MNIST.classes
-    assert describe.PUBLISHED_DATASETS["mnist"].classes == len(classes)
+    data = DataConfig(name="mnist", download=True)
     size = next(file.size for file in download.PUBLISHED_ARCHIVES["mnist"][0].files)
-    assert size == 16 + describe.PUBLISHED_DATASETS["mnist"].training * 28 * 28
+    assert size == 16 + (count_training(data) or 0) * 28 * 28
+    classes = importlib.import_module("torchvision.datasets").MNIST.classes
+    registry.refuse_inapplicable_keys(replace(data, classes=len(classes)))
 
 
 def test_published_files_that_are_to_be_downloaded_may_be_missing(tmp_path: Path) -> None:
-    assert describe.count_training_samples(DataConfig(name="cifar100", root=str(tmp_path), download=True)) == 50_000
+    assert count_training(DataConfig(name="cifar100", root=str(tmp_path), download=True)) == 50_000
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.pth"])
 def test_a_pickles_samples_are_known_at_the_start(name: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()
-    assert describe.count_training_samples(DataConfig(name="tensor", root=str(tmp_path))) is None
+    assert count_training(DataConfig(name="tensor", root=str(tmp_path))) is None
 
 
 def test_the_users_own_samples_are_known_at_the_start() -> None:
-    assert describe.count_training_samples(DataConfig(name="mine:make")) is None
+    assert count_training(DataConfig(name="mine:make")) is None
 
 
 FITS = {
@@ -71,14 +89,13 @@ FITS = {
 
 @pytest.mark.parametrize("data", FITS.values(), ids=FITS)
 def test_what_goes_together(data: DataConfig) -> None:
-    describe.refuse_inapplicable_keys(data)
+    registry.refuse_inapplicable_keys(data)
 
 
+OTHERS = [name for name in schema.DATA_SOURCES if name != "synthetic"]
 REFUSED = {
-    **{
-        f"imbalance-of-{name}": DataConfig(name=name, imbalance=2.0) for name in (*schema.DATA_SOURCES[1:], "mine:make")
-    },
-    **{f"frames-of-{name}": DataConfig(name=name, frames=8) for name in (*schema.DATA_SOURCES[1:], "mine:make")},
+    **{f"imbalance-of-{name}": DataConfig(name=name, imbalance=2.0) for name in (*OTHERS, "mine:make")},
+    **{f"frames-of-{name}": DataConfig(name=name, frames=8) for name in (*OTHERS, "mine:make")},
     "cifar10-with-7": DataConfig(name="cifar10", classes=7),
     "mnist-with-100": DataConfig(name="mnist", classes=100),
     "cifar100-with-20": DataConfig(name="cifar100", classes=20),
@@ -90,7 +107,7 @@ REFUSED = {
 @pytest.mark.parametrize("data", REFUSED.values(), ids=REFUSED)
 def test_what_does_not_go_together_is_refused(data: DataConfig) -> None:
     with pytest.raises(Failure) as caught:
-        describe.refuse_inapplicable_keys(data)
+        registry.refuse_inapplicable_keys(data)
     assert caught.value.code == ExitCode.USAGE
     assert "data." in caught.value.what
     assert caught.value.found
@@ -111,7 +128,7 @@ def test_data_that_is_not_there_is_missing_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Failure) as caught:
-        describe.count_training_samples(data)
+        count_training(data)
     assert caught.value.code == code
 
 
@@ -122,7 +139,6 @@ ROWS = {
         "synthetic (10,000 samples, 2 classes, the rarest 99 times rarer than the commonest), 32 pixels",
     ),
     "clips": (DataConfig(frames=8), "synthetic (10,000 samples, 10 classes), clips of 8 frames, 32 pixels"),
-    "folder": (DataConfig(name="folder", root="pictures"), "folder (pictures), 32 pixels"),
     "cifar10": (DataConfig(name="cifar10"), "cifar10 (data), 32 pixels"),
     "own": (DataConfig(name="mine:make"), "mine:make (your own: known at the start)"),
 }
@@ -130,26 +146,27 @@ ROWS = {
 
 @pytest.mark.parametrize(("data", "said"), ROWS.values(), ids=ROWS)
 def test_the_row_in_words(data: DataConfig, said: str) -> None:
-    assert describe.describe_data(data) == said
+    assert describe(data).description == said
 
 
 def test_the_row_of_arrays_shows_their_shape(tmp_path: Path) -> None:
     path = save(tmp_path, "npz")
-    assert describe.describe_data(DataConfig(name="npz", root=str(path))) == f"npz ({path}), images [50, 8, 8, 3]"
+    assert describe(DataConfig(name="npz", root=str(path))).description == f"npz ({path}), images [50, 8, 8, 3]"
     (tmp_path / "train.pt").touch()
-    assert "known at the start" in describe.describe_data(DataConfig(name="tensor", root=str(tmp_path)))
+    assert "known at the start" in describe(DataConfig(name="tensor", root=str(tmp_path))).description
 
 
 def test_no_torch_is_loaded_for_it() -> None:
-    imports = "import sys; from train.cli import check, launch; from train.data import describe"
-    code = f"{imports}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    imports = "import sys; from train.cli import check, launch; from train.config import schema"
+    entries = "from train.data import registry; [*map(registry.find_source, [*schema.DATA_SOURCES, 'mine:make'])]"
+    code = f"{imports}; {entries}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert python("-c", code).returncode == 0
 
 
 def test_the_row_says_whether_published_files_are_there(tmp_path: Path) -> None:
     data = DataConfig(name="cifar100", root=str(tmp_path), download=True)
-    assert describe.describe_data(data) == f"cifar100 (not yet in {tmp_path}: fetched at the start), 32 pixels"
+    assert describe(data).description == f"cifar100 (not yet in {tmp_path}: fetched at the start), 32 pixels"
     (tmp_path / "cifar-100-python").mkdir()
     for name in ("train", "test", "meta"):
         (tmp_path / "cifar-100-python" / name).touch()
-    assert describe.describe_data(data) == f"cifar100 ({tmp_path}), 32 pixels"
+    assert describe(data).description == f"cifar100 ({tmp_path}), 32 pixels"

@@ -54,11 +54,11 @@ COUNTED = {
 }
 
 
-@pytest.mark.parametrize(("claimed", "training", "held_out", "expected"), COUNTED.values(), ids=COUNTED)
+@pytest.mark.parametrize(("claimed", "training", "validation", "expected"), COUNTED.values(), ids=COUNTED)
 def test_classes_are_counted(
-    claimed: int | None, training: list[int], held_out: list[int] | None, expected: int
+    claimed: int | None, training: list[int], validation: list[int] | None, expected: int
 ) -> None:
-    others = None if held_out is None else torch.tensor(held_out, dtype=torch.int64)
+    others = None if validation is None else torch.tensor(validation, dtype=torch.int64)
     assert arrays.count_classes("my.npz", claimed, torch.tensor(training), others) == expected
 
 
@@ -77,11 +77,11 @@ MISCOUNTED = {
 }
 
 
-@pytest.mark.parametrize(("claimed", "training", "held_out", "found"), MISCOUNTED.values(), ids=MISCOUNTED)
+@pytest.mark.parametrize(("claimed", "training", "validation", "found"), MISCOUNTED.values(), ids=MISCOUNTED)
 def test_labels_that_do_not_make_classes_are_refused(
-    claimed: int | None, training: list[int], held_out: list[int] | None, found: str
+    claimed: int | None, training: list[int], validation: list[int] | None, found: str
 ) -> None:
-    others = None if held_out is None else torch.tensor(held_out)
+    others = None if validation is None else torch.tensor(validation)
     with pytest.raises(Failure) as caught:
         arrays.count_classes("my.npz", claimed, torch.tensor(training), others)
     assert caught.value.code == ExitCode.DATA

@@ -39,17 +39,17 @@ def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held_out", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-side", "a-part"]
+    ("validation", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-side", "a-part"]
 )
-def test_folders_beside_the_sides_are_told_with_what_is_held_out(held_out: Path | None, measured: str) -> None:
-    found = FolderLayout(training=Path("d/Train"), held_out=held_out, classes=("a", "b"), aside=tuple("uvwxyz"))
+def test_folders_beside_the_sides_are_told_with_what_is_held_out(validation: Path | None, measured: str) -> None:
+    found = FolderLayout(training=Path("d/Train"), validation=validation, classes=("a", "b"), aside=tuple("uvwxyz"))
     told = f"beside Train, which is trained on, and {measured}, which is held out, not read: u, v, w, x, y and 1 more"
     assert class_folders.describe_ignored_folders(found) == told
 
 
 def test_nothing_beside_the_sides_is_nothing_said() -> None:
     assert (
-        class_folders.describe_ignored_folders(FolderLayout(training=Path("d"), held_out=None, classes=("a", "b")))
+        class_folders.describe_ignored_folders(FolderLayout(training=Path("d"), validation=None, classes=("a", "b")))
         is None
     )
 

@@ -67,7 +67,7 @@ class Source:
 
 def source(path):
     shape = Shape(channels=1, size=(8, 8))
-    return DataSplits(training=Source(path), held_out=Source(path), classes=("a", "b"), shape=shape)
+    return DataSplits(training=Source(path), validation=Source(path), classes=("a", "b"), shape=shape)
 
 class Dark(Squares):
     def __init__(self, highest):
@@ -95,11 +95,11 @@ class Later(Drawn):
 
 def later(then):
     side = Later(then)
-    return DataSplits(training=side, held_out=side, classes=("a", "b"), shape=Shape(channels=1, size=(4, 6)))
+    return DataSplits(training=side, validation=side, classes=("a", "b"), shape=Shape(channels=1, size=(4, 6)))
 
 def sets(labels=[0, 1] * 20, classes=("a", "b"), size=(4, 6)):
     side = Drawn(torch.tensor(labels))
-    return DataSplits(training=side, held_out=side, classes=classes, shape=Shape(channels=1, size=size))
+    return DataSplits(training=side, validation=side, classes=classes, shape=Shape(channels=1, size=size))
 """
 
 
@@ -118,7 +118,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def sizes(sets: DataSplits) -> tuple[int, int]:
-    return len(sets.training.labels), len(sets.held_out.labels)
+    return len(sets.training.labels), len(sets.validation.labels)
 
 
 MADE = {
@@ -183,7 +183,7 @@ def test_a_class_may_be_missing_where_the_dataset_names_it(write: Any) -> None:
 
 def test_the_split_keeps_every_sample_once(write: Any) -> None:
     sets = custom.open_custom(write("Squares(), None"))
-    both = torch.cat([side.read(np.arange(len(side.labels))) for side in (sets.training, sets.held_out)])
+    both = torch.cat([side.read(np.arange(len(side.labels))) for side in (sets.training, sets.validation)])
     assert sorted(both[:, 0, 0, 0].tolist()) == [6 * row % 250 for row in range(40)] or len(both) == 40
 
 
@@ -200,7 +200,7 @@ def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
     data = replace(write(expression.format(str(packed))), loader="workers", workers=4)
     ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
     blocks = np.random.default_rng(0).integers(0, 2000, (100, 40))
-    found = torch.stack([pixels[:, 0, 0, 0] for pixels, _, _ in ready.training.take(blocks)])
+    found = torch.stack([pixels[:, 0, 0, 0] for _, (pixels, _, _) in ready.training.read(enumerate(blocks))])
     assert (found.numpy() == blocks % 251).all()
 
 
@@ -243,7 +243,10 @@ BAD = {
     "sets-without-samples": ("sets(np.zeros(0, int))", "no training samples"),
     "sets-of-another-shape": ("sets(size=(6, 4))", "[4, 6, 1]"),
     "sets-with-float-labels": ("sets([0.0, 1.0])", "float32"),
-    "sets-without-read": ("DataSplits(training=Squares(), held_out=Squares(), classes=('a',), shape=None)", "without"),
+    "sets-without-read": (
+        "DataSplits(training=Squares(), validation=Squares(), classes=('a',), shape=None)",
+        "without",
+    ),
 }
 
 

@@ -37,7 +37,7 @@ def pool(
 
 
 def drawn(made: Made, *wanted: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    for pixels, rows, labels in made.take([np.array(samples, np.int64) for samples in wanted]):
+    for _, (pixels, rows, labels) in made.read(enumerate([np.array(samples, np.int64) for samples in wanted])):
         yield pixels[rows].flatten().tolist(), labels.tolist()
 
 
@@ -57,6 +57,17 @@ def test_a_broken_image_s_place_is_taken_by_the_next_one_with_its_label(
 def test_more_workers_than_processors_are_not_warned_of_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})  # a warning would be an error here
     assert list(drawn(pool("2")[0], [1])) == [([1], [10])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_comes_back_with_its_own_pixels_also_where_another_is_left_out(kind: str) -> None:
+    made, _ = pool(kind, bad=(2, 3), replace=False)
+    requests = [("first", np.array([1])), ("broken", np.array([2, 3])), ("last", np.array([4, 2]))]
+    read = made.read(requests)
+    assert [(name, pixels[rows].flatten().tolist()) for name, (pixels, rows, _) in read] == [
+        ("first", [1]),
+        ("last", [4]),
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,9 +117,9 @@ def test_what_a_source_draws_in_workers_differs_by_seed_rank_and_step_and_is_dra
     for seed, rank, step in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 50)):
         course = BatchSampler(batches=parts, steps=counted, samples=400, rank=rank, seed=seed)
         for again in range(2):
-            wanted = (piece.samples % 10 for piece in islice(course.pieces(step), 2))
-            read = workers.WorkerLoader(side, 1, CPU).take(wanted)
-            found[seed, rank, step, again] = tuple(n for pixels, *_ in read for n in pixels.flatten().tolist())
+            requests = ((piece, piece.samples % 10) for piece in islice(course.micro_batches(step), 2))
+            read = workers.WorkerLoader(side, 1, CPU).read(requests)
+            found[seed, rank, step, again] = tuple(n for _, (pixels, *_) in read for n in pixels.flatten().tolist())
     assert len(set(found.values())) == 5
     assert all(found[*key, 0] == found[*key, 1] for *key, _ in found)
 
@@ -175,7 +186,7 @@ def test_reading_takes_nothing_from_the_generator_that_dropout_uses(kind: str) -
 def test_a_whole_side_needs_no_mask() -> None:
     made, _ = pool("memory", bad=(), replace=False)
     assert isinstance(made, in_memory.DeviceDataset)
-    assert made.whole is None
+    assert made.readable is None
 
 
 FULL = """
@@ -190,7 +201,7 @@ class Large:
     labels = torch.arange(8)
     def read(self, samples): return torch.zeros((len(samples), 3, 1024, 1024), dtype=torch.uint8)
 side = workers.Split(name="side", source=Large(), ledger=UnreadableLog(0, print), most=0, replace=True)
-try: list(workers.WorkerLoader(side, 2, torch.device("cpu")).take([np.array([0]), np.array([1])]))
+try: list(workers.WorkerLoader(side, 2, torch.device("cpu")).read([(0, np.array([0])), (1, np.array([1]))]))
 except Failure as failure: print(failure)
 """
 
@@ -219,7 +230,7 @@ def test_what_torch_says_of_another_limit_is_kept(monkeypatch: pytest.MonkeyPatc
 UNFINISHED = (
     FULL.split("try:")[0].replace("1024, 1024", "8, 8")
     + """
-stream = workers.WorkerLoader(side, 6, torch.device("cpu")).take(np.array([0]) for _ in range(99))
+stream = workers.WorkerLoader(side, 6, torch.device("cpu")).read((0, np.array([0])) for _ in range(99))
 next(stream)
 """
 )

@@ -16,7 +16,7 @@ from made_up import idx, pixels, with_made_up_cifar, write_mnist
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import DataConfig
-from train.data import torchvision_sets
+from train.data import registry
 from train.data.splits import DataSplits
 
 FOLDERS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -30,7 +30,7 @@ def write(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(name: str, root: Path, **settings: object) -> DataSplits:
-    return torchvision_sets.open_torchvision_set(DataConfig(name=name, root=str(root), **settings))  # type: ignore[arg-type]
+    return registry.open_splits(DataConfig(name=name, root=str(root), **settings))  # type: ignore[arg-type]
 
 
 EXPECTED = {"cifar10": (100, 20, 10, 3), "cifar100": (20, 20, 100, 3), "mnist": (100, 20, 10, 1)}
@@ -41,7 +41,7 @@ EXPECTED["fashion_mnist"] = EXPECTED["mnist"]
 def test_the_published_sides_classes_and_channels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(name, tmp_path, monkeypatch)
     sets = find(name, tmp_path)
-    sizes = (len(sets.training.labels), len(sets.held_out.labels), len(sets.classes), sets.shape.channels)
+    sizes = (len(sets.training.labels), len(sets.validation.labels), len(sets.classes), sets.shape.channels)
     assert sizes == EXPECTED[name]
     assert sets.training.read(np.arange(3)).shape == (3, *sets.shape.stored)
 
@@ -56,7 +56,7 @@ def test_it_is_trained_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_images_of_their_own_size_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_made_up_cifar(tmp_path, monkeypatch, "cifar10")
-    read = find("cifar10", tmp_path).held_out.read(np.array([4, 0]))
+    read = find("cifar10", tmp_path).validation.read(np.array([4, 0]))
     wanted = pixels(20, 3072)[[4, 0]].reshape(2, 3, 32, 32).transpose(0, 2, 3, 1)
     assert (read.numpy() == wanted).all()
 

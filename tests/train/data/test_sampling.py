@@ -22,7 +22,7 @@ def course(world_size: int, rank: int, epochs: int = 2) -> BatchSampler:
 
 
 def all_pieces(world_size: int, first: int = 0) -> dict[tuple[int, int], MicroBatch]:
-    found = [piece for rank in range(world_size) for piece in course(world_size, rank).pieces(first)]
+    found = [piece for rank in range(world_size) for piece in course(world_size, rank).micro_batches(first)]
     by_place = {(piece.step, piece.number): piece for piece in found}
     assert len(by_place) == len(found), "two ranks have the same micro batch"
     return by_place
@@ -59,7 +59,7 @@ def test_a_global_batch_is_its_micro_batches_in_order(step: int) -> None:
 
 
 def test_a_ranks_micro_batches_are_neighbours() -> None:
-    numbers = [piece.number for piece in course(2, 1).pieces(0) if piece.step == 0]
+    numbers = [piece.number for piece in course(2, 1).micro_batches(0) if piece.step == 0]
     assert numbers == [4, 5, 6, 7]
 
 

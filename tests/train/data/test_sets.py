@@ -15,7 +15,7 @@ def sets(frames: int | None = None) -> DataSplits:
     size = (4, 5) if frames is None else (frames, 4, 5)
     sides = [SyntheticSource(0, torch.zeros(count, dtype=torch.int64), 4) for count in (7, 3)]
     shape = Shape(channels=2, size=size)
-    return DataSplits(training=sides[0], held_out=sides[1], classes=("a", "b"), shape=shape)
+    return DataSplits(training=sides[0], validation=sides[1], classes=("a", "b"), shape=shape)
 
 
 def test_both_sides_are_counted_together() -> None:

@@ -61,20 +61,20 @@ def test_a_bad_side_is_refused_with_what_was_found(images: Tensor, labels: Tenso
 def test_nothing_held_out_means_a_share_of_every_class() -> None:
     labels = torch.tensor([0] * 20 + [1] * 10)
     found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4), labels), None)
-    assert torch.bincount(found.held_out.labels).tolist() == [4, 2]
+    assert torch.bincount(found.validation.labels).tolist() == [4, 2]
     assert (len(found.training.labels), found.classes, found.mirror) == (24, ("0", "1"), True)
 
 
 def test_the_two_sides_of_a_split_share_no_sample() -> None:
     found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4)), None)
     assert isinstance(found.training, ArraySource)
-    assert isinstance(found.held_out, ArraySource)
-    assert sorted([*found.training.rows.tolist(), *found.held_out.rows.tolist()]) == list(range(30))
+    assert isinstance(found.validation, ArraySource)
+    assert sorted([*found.training.rows.tolist(), *found.validation.rows.tolist()]) == list(range(30))
 
 
 def test_a_held_out_side_is_taken_whole() -> None:
     found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4)), side(pixels(7, 4, 4)))
-    assert (len(found.training.labels), len(found.held_out.labels)) == (30, 7)
+    assert (len(found.training.labels), len(found.validation.labels)) == (30, 7)
 
 
 def test_what_was_found_is_said() -> None:

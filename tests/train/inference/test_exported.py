@@ -50,9 +50,9 @@ def test_it_is_right_as_often_as_the_training_measured(whole: Path) -> None:
     step = json.loads((whole / export.DESCRIPTION_FILE).read_text())["checkpoint"]["step"]
     found = checkpoints.choose_checkpoint(str(whole.parent / "run" / "checkpoints" / f"step-{step:08d}"))
     config, _ = checkpoints.load_config(found, None, ())
-    held_out = registry.open_splits(config.data).held_out
-    images = augment.normalize(held_out.read(np.arange(len(held_out.labels))))
-    right = (loaded.network(images).argmax(1) == held_out.labels).float().mean()
+    validation = registry.open_splits(config.data).validation
+    images = augment.normalize(validation.read(np.arange(len(validation.labels))))
+    right = (loaded.network(images).argmax(1) == validation.labels).float().mean()
     state = json.loads((found.path / "state.json").read_text())["state"]
     assert float(right) == pytest.approx(EvaluationResult(**state["result"]).accuracy)
 

@@ -23,19 +23,19 @@ def files(*labels: int) -> ImageFileSource:
 
 def sets(*classes: str) -> DataSplits:
     shape = Shape(channels=3, size=(8, 8))
-    return DataSplits(training=files(0, 1, 1), held_out=files(1, 0), classes=classes, shape=shape)
+    return DataSplits(training=files(0, 1, 1), validation=files(1, 0), classes=classes, shape=shape)
 
 
 def test_images_of_some_classes_get_the_numbers_of_the_training() -> None:
     found = evaluate.map_to_training_classes(sets("dog", "yak"), PETS)
     assert found.classes == PETS
     assert found.training.labels.tolist() == [1, 3, 3]
-    assert found.held_out.labels.tolist() == [3, 1]
+    assert found.validation.labels.tolist() == [3, 1]
 
 
 def test_an_empty_side_stays_empty() -> None:
-    none = replace(sets("dog", "yak"), held_out=ImageFileSource([], torch.empty(0, dtype=torch.int64), 8))
-    assert len(evaluate.map_to_training_classes(none, PETS).held_out.labels) == 0
+    none = replace(sets("dog", "yak"), validation=ImageFileSource([], torch.empty(0, dtype=torch.int64), 8))
+    assert len(evaluate.map_to_training_classes(none, PETS).validation.labels) == 0
 
 
 @pytest.mark.parametrize("classes", [PETS, ("dog", "emu"), ("yak", "owl", "dog", "cat")])

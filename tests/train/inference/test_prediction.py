@@ -61,7 +61,7 @@ def ready(run: Path, images: int = 80, *settings: str) -> InferenceModel:
 def held_out(photos: Path) -> tuple[list[Path], list[str]]:
     """The files that the training held out, and their classes."""
     data = load.load_config(None, ["data.name=folder", f"data.root={photos}", "data.image_size=8"]).data
-    paths = [Path(str(path)) for path in registry.open_splits(data).held_out.paths]  # type: ignore[attr-defined]
+    paths = [Path(str(path)) for path in registry.open_splits(data).validation.paths]  # type: ignore[attr-defined]
     return paths, [path.parent.name for path in paths]
 
 

@@ -33,13 +33,13 @@ def test_a_folder_of_images_need_not_be_there_any_more() -> None:
 def test_what_is_known_of_digits_is_what_the_data_has(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     data = DataConfig(name="mnist", root=str(tmp_path), image_size=28)
-    assert inputs.configured_shape(data) == registry.open_splits(data).shape
+    assert registry.configured_shape(data) == registry.open_splits(data).shape
 
 
 @pytest.mark.parametrize("frames", [None, 3])
 def test_what_is_known_of_drawn_samples_is_what_the_data_has(frames: int | None) -> None:
     data = DataConfig(image_size=16, frames=frames, samples=20)
-    assert inputs.configured_shape(data) == registry.open_splits(data).shape
+    assert registry.configured_shape(data) == registry.open_splits(data).shape
 
 
 def test_an_older_checkpoint_without_class_names_asks_the_data() -> None:
@@ -162,4 +162,4 @@ def test_what_image_files_cannot_become_is_refused_with_a_way_out(taken: InputSp
 def test_squares_of_bytes_are_taken(taken: InputSpec) -> None:
     inputs.refuse_image_files(taken)
     assert taken.sets.classes == ("a", "b")
-    assert taken.sets.held_out.read(np.arange(0)).shape == torch.Size([0, *taken.shape.stored])
+    assert taken.sets.validation.read(np.arange(0)).shape == torch.Size([0, *taken.shape.stored])

@@ -30,26 +30,26 @@ def pets(tmp_path: Path) -> DataSplits:
 
 def test_every_sample_of_both_sides_is_there_once_with_its_label() -> None:
     sets = drawn()
-    found = evaluate.use_all_for_validation(sets).held_out
-    assert found.labels.tolist() == [*sets.training.labels.tolist(), *sets.held_out.labels.tolist()]
+    found = evaluate.use_all_for_validation(sets).validation
+    assert found.labels.tolist() == [*sets.training.labels.tolist(), *sets.validation.labels.tolist()]
     assert torch.equal(found.read(np.arange(30)), sets.training.read(np.arange(30)))
-    assert torch.equal(found.read(np.arange(30, 40)), sets.held_out.read(np.arange(10)))
+    assert torch.equal(found.read(np.arange(30, 40)), sets.validation.read(np.arange(10)))
 
 
 def test_samples_of_both_sides_come_in_the_order_that_was_asked_for() -> None:
     sets = drawn()
-    found = evaluate.use_all_for_validation(sets).held_out.read(np.array([31, 2, 30, 29]))
-    mine, theirs = sets.training.read(np.array([2, 29])), sets.held_out.read(np.array([1, 0]))
+    found = evaluate.use_all_for_validation(sets).validation.read(np.array([31, 2, 30, 29]))
+    mine, theirs = sets.training.read(np.array([2, 29])), sets.validation.read(np.array([1, 0]))
     assert torch.equal(found, torch.stack([theirs[0], mine[0], theirs[1], mine[1]]))
 
 
 def test_without_a_held_out_side_the_other_one_is_all() -> None:
     sets = drawn(fraction=0)
-    assert evaluate.use_all_for_validation(sets).held_out is sets.training
+    assert evaluate.use_all_for_validation(sets).validation is sets.training
 
 
 def test_image_files_stay_image_files(pets: DataSplits) -> None:
-    found = evaluate.use_all_for_validation(pets).held_out
+    found = evaluate.use_all_for_validation(pets).validation
     assert isinstance(found, ImageFileSource)
     assert len(set(found.paths)) == len(found.labels) == 12
     assert all(
@@ -58,7 +58,7 @@ def test_image_files_stay_image_files(pets: DataSplits) -> None:
 
 
 def test_a_file_that_cannot_be_read_has_one_number(pets: DataSplits) -> None:
-    found = evaluate.use_all_for_validation(pets).held_out
+    found = evaluate.use_all_for_validation(pets).validation
     assert isinstance(found, ImageFileSource)
     Path(str(found.paths[11])).write_text("no image")
     with pytest.raises(Failure, match="image 11 cannot be read"):

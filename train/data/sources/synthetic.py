@@ -1,0 +1,48 @@
+"""The entry of `synthetic`: outlines that are drawn from the sample's number, nothing is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from train.config.batches import num_validation_samples
+from train.config.schema import DataConfig
+from train.data import long_tail
+from train.data.registry import DataSource, DataSummary
+
+if TYPE_CHECKING:
+    from train.data.splits import DataSplits
+
+
+def open_splits(data: DataConfig) -> DataSplits:
+    from train.data import synthetic  # torch
+
+    return synthetic.open_synthetic(data)
+
+
+def count(data: DataConfig) -> int:
+    return data.samples - num_validation_samples(data.samples, data.val_fraction)
+
+
+def describe(data: DataConfig) -> DataSummary:
+    tail = f", the rarest {data.imbalance:g} times rarer than the commonest" if data.imbalance != 1 else ""
+    clips = f"clips of {data.frames} frames, " if data.frames else ""
+    text = f"synthetic ({data.samples:,} samples, {data.classes} classes{tail}), {clips}{data.image_size} pixels"
+    return DataSummary(description=text, training=count(data))
+
+
+def check(data: DataConfig) -> None:
+    if data.imbalance != 1:
+        for samples in (count(data), data.samples - count(data)):
+            long_tail.long_tail_counts(samples, data.classes, data.imbalance)
+
+
+SYNTHETIC: Final = DataSource(
+    open=open_splits,
+    count=count,
+    describe=describe,
+    check=check,
+    keys=frozenset({"frames", "classes", "samples", "imbalance", "val_fraction"}),
+    origin="computed",
+    channels=3,
+    has_class_names=True,
+)
