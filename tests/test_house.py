@@ -47,6 +47,7 @@ LAYERS = {
     ],
     "train": [
         "fault_injection",
+        "metrics",
         "rng",
         "files",
         "file_lock",

@@ -11,13 +11,14 @@ IMBALANCED = Path(__file__).parents[2] / "configs" / "imbalanced.yaml"
 
 
 def macro_f1(folder: Path, seed: int, weights: str) -> float:
-    """On the held-out samples, at the end of the whole run."""
+    """On the validation images, at the end of the whole run."""
     settings = (f"run.seed={seed}", f"optim.class_weights={weights}", "log.tensorboard=false")
     with opened(folder, *settings, config=IMBALANCED) as todo:
         fit(todo)
         assert todo.state.result is not None
-        assert todo.state.result.macro_f1 is not None
-        return todo.state.result.macro_f1
+        value = todo.state.result.value("macro_f1")
+        assert value is not None
+        return value
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def _preview_from_state(
     state, before, step = told["state"], told["config"]["eval"], told["state"]["step"]
     if type(step) is not int or not 0 <= step < MAX_STEPS:
         raise ValueError(step)
-    last = EvaluationResult(**state["result"]) if state.get("result") else None
+    last = EvaluationResult.from_json(state["result"]) if state.get("result") else None
     held = early_stopping.restore_target_streak(config.eval, int(state.get("held", 0)), last, before.get("target"))
     steps, wanted = steps or _recorded_steps(config, folder), config.train
     if steps is not None:

@@ -1,7 +1,7 @@
 """The schema lists every key of the configuration with its type, default and allowed values.
 
-`RunConfig()` is the quickstart. The names of data sources, models, optimizers, schedules and
-metrics stand here too, because the command line checks them without torch.
+`RunConfig()` is the quickstart. The names of data sources, models, optimizers and schedules
+stand here too, because the command line checks them without torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from re import _parser  # type: ignore[attr-defined]  # Python's own: sre_parse, until 3.11
 from typing import Any, Literal
+
+from train.metrics import METRICS
 
 Auto = Literal["auto"]
 Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
@@ -218,7 +220,6 @@ TORCH_OPTIMIZERS = (
 )  # fmt: skip
 
 SCHEDULES = ("cosine", "constant", "linear", "step", "one_cycle")
-METRICS = ("accuracy", "top5_accuracy", "macro_f1", "loss")
 
 _FACTORY_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -340,7 +341,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "model.name": MODELS,
     "optim.name": SHORT_OPTIMIZERS + TORCH_OPTIMIZERS,
     "optim.schedule": SCHEDULES,
-    "eval.metric": METRICS,
+    "eval.metric": tuple(METRICS),
 }
 # Where package.module:factory of the user's own may stand instead of a name.
 FACTORY_KEYS = ("data.name", "model.name")

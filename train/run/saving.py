@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +99,7 @@ def _best(todo: Job) -> dict[str, Any] | None:
     step, best = todo.state.best_step, todo.state.best
     if step is None or best is None:
         return None
-    return {"step": step, "checkpoint": str(place(todo, step).relative_to(todo.folder)), **asdict(best)}
+    return {"step": step, "checkpoint": str(place(todo, step).relative_to(todo.folder)), **best.to_json()}
 
 
 def place(todo: Job, step: int) -> Path:

@@ -74,8 +74,8 @@ def facts(state: State) -> dict[str, Any]:
         "step": state.step,
         "seconds": state.seconds,
         "evaluated": state.evaluated,
-        "result": asdict(state.result) if state.result else None,
-        "best": asdict(state.best) if state.best else None,
+        "result": state.result.to_json() if state.result else None,
+        "best": state.best.to_json() if state.best else None,
         "best_step": state.best_step,
         "held": state.held,
         "rollbacks": state.rollbacks,
@@ -124,4 +124,4 @@ def _with_kernels_of(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, A
 
 
 def _result(told: Mapping[str, Any] | None) -> EvaluationResult | None:
-    return EvaluationResult(**told) if told else None
+    return EvaluationResult.from_json(told) if told else None

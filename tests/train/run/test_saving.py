@@ -142,7 +142,7 @@ def test_a_checkpoint_counts_once_it_is_committed_and_not_before(
     with opened(tmp_path) as todo:
         monkeypatch.setattr(format, "write_snapshot", lambda *rest: (going.wait(60), real(*rest))[1])
         todo.state.step, todo.state.best_step = 3, 3
-        todo.state.best = EvaluationResult(accuracy=0.5, loss=1.0, samples=16)
+        todo.state.best = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.0, "samples": 16})
         current = now.begin(todo, Watch(), lambda: 0.0)
         current.saved = None
         saving.save(todo, current, silent(todo))

@@ -14,7 +14,7 @@ from train.evaluation.metrics import EvaluationResult
 from train.run import state
 from train.run.state import State
 
-RESULT = EvaluationResult(accuracy=0.5, loss=1.5, samples=8)
+RESULT = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.5, "samples": 8})
 
 
 def fresh(name: str = "sgd", width: int = 4) -> State:
