@@ -76,7 +76,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], bell: Bell) -> i
         arguments = build_parser().parse_args(argv)
         world = world_from_environ(environ)
         config, folder, measured = wanted(arguments)
-        plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
+        names = (config.data.name, config.model.name)  # an evaluation loads no optimizer
+        plugin.add_config_folder_to_path(arguments.config, *names, *(() if measured else (config.optim.name,)))
         seat = Seat(world=world, folder=folder, pulse=pulse)
         if arguments.lease is not None and world.rank == 0:
             seat.claim = RunLock(folder=folder, number=arguments.lease)

@@ -236,12 +236,12 @@ def launch_rows(plan: Plan) -> dict[str, str]:
 def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes) -> dict[str, str]:
     """What they will do."""
     data, optim = config.data, config.optim
-    shares = {
-        "optim.weight_decay": f"weight decay {optim.weight_decay:g}",
-        "optim.momentum": f"momentum {optim.momentum:g}",
-    }
-    without = checks.unused_keys(config)
-    optimizer = [optim.name, *(words for key, words in shares.items() if key not in without)]
+    decay, momentum = f"weight decay {optim.weight_decay:g}", f"momentum {optim.momentum:g}"
+    if schema.is_factory(optim.name):
+        optimizer = [optim.name, f"{decay} and {momentum} where it takes them"]
+    else:
+        unused, words = checks.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
+        optimizer = [optim.name, *(text for key, text in words.items() if key not in unused)]
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
         "data": describe_data(data),

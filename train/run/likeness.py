@@ -32,10 +32,16 @@ def groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def refuse_strange(optimizer: Optimizer, before: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError where the optimizer got settings or moments that it could not step with."""
+    """Raises ValueError where the optimizer got settings or moments that it could not step with.
+
+    What a class outside torch.optim keeps beside its settings, only that class knows.
+    """
     for old, new in zip(before, optimizer.param_groups, strict=True):
         for name in old.keys() - {"params"}:
             _hold(name in new and _alike(old[name], new[name]), f"optimizer {name}", new.get(name))
+    inner = getattr(optimizer, "optimizer", optimizer)  # as Accelerate wraps it
+    if not type(inner).__module__.startswith("torch.optim"):
+        return
     for moments in optimizer.state.values():
         _hold(isinstance(moments, dict), "optimizer state", moments)
         for name, value in moments.items():
@@ -51,6 +57,8 @@ def _alike(old: Any, new: Any) -> bool:
     """None and switches may come as the other: torch's versions differ there."""
     if isinstance(old, tuple):
         return isinstance(new, tuple) and len(new) == len(old) and all(map(_alike, old, new))
+    if isinstance(old, str | list | dict):
+        return isinstance(new, type(old))
     return (_is_number(new) or isinstance(new, Tensor)) if _is_number(old) else not isinstance(new, str | list | dict)
 
 
