@@ -47,6 +47,12 @@ def recall_by_class(counts: Counts) -> tuple[float | None, ...]:
     return tuple(correct / support if support else None for correct, support in pairs)
 
 
+def balanced_accuracy(counts: Counts) -> float:
+    """The mean recall over the classes that have samples: scikit-learn's balanced_accuracy_score."""
+    recalls = [recall for recall in recall_by_class(counts) if recall is not None]
+    return math.fsum(recalls) / len(recalls)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One number that an evaluation computes.
@@ -110,6 +116,11 @@ METRICS: Final[Mapping[str, Metric]] = _table(
         compute=macro_f1,
         in_percent=False,
         shown_beside_accuracy=True,
+    ),
+    Metric(
+        name="balanced_accuracy",
+        label="mean recall",
+        compute=balanced_accuracy,
     ),
     Metric(
         name="loss",

@@ -42,6 +42,7 @@ def test_the_scores_are_those_computed_by_hand() -> None:
     assert result.recall == (2 / 3, 1 / 2, 0.0, None)
     # F1 = 2 right / (given + due): class 0: 4/7, class 1: 2/4, class 2: 0, class 3 does not occur
     assert result.values["macro_f1"] == pytest.approx((4 / 7 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert result.values["balanced_accuracy"] == pytest.approx((2 / 3 + 1 / 2 + 0) / 3, abs=1e-15)
     assert (result.samples, result.values["top5_accuracy"]) == (6, 1.0)
 
 

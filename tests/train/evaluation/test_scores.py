@@ -11,11 +11,15 @@ import pytest
 from train.evaluation.metrics import EvaluationResult, is_better, reaches_target
 from train.metrics import METRICS
 
-GOOD = EvaluationResult.from_json(
-    {"accuracy": 0.9, "loss": 0.3, "samples": 10, "top5_accuracy": 1.0, "macro_f1": 0.8, "recall": (0.9, None)}
+GOOD = EvaluationResult(
+    samples=10,
+    values={name: 0.9 if metric.higher_is_better else 0.3 for name, metric in METRICS.items()},
+    recall=(0.9, None),
 )
-BAD = EvaluationResult.from_json(
-    {"accuracy": 0.5, "loss": 1.3, "samples": 10, "top5_accuracy": 0.7, "macro_f1": 0.2, "recall": (0.5, None)}
+BAD = EvaluationResult(
+    samples=10,
+    values={name: 0.5 if metric.higher_is_better else 1.3 for name, metric in METRICS.items()},
+    recall=(0.5, None),
 )
 
 
