@@ -71,7 +71,8 @@ def _comment(text: Sequence[str], at: int) -> str:
 def allowed(key: str, hint: Any) -> str:
     """Type and range in words; a rule that lists names says more than the type does."""
     rule = schema.RULES.get(key)
-    listed = ", ".join(schema.KNOWN_NAMES[key]) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
+    names = [*schema.KNOWN_NAMES.get(key, ()), *filter(None, [schema.FACTORY_KEYS.get(key)])]
+    listed = ", ".join(names) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
     if listed or (rule and rule.expected.startswith(("one of", "none", "false"))):
         return listed or (rule.expected if rule else "")
     return f"{describe_type(hint)}; {rule.expected}" if rule else describe_type(hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 from checkpoints import plant, saved
 from images import write_image
+from train.run.bell import Bell
+from worlds import CONTRACT
 
 from entrypoint import Failure
 from train import __main__ as front
 from train import worker
-from train.inference import checkpoints
+from train.inference import checkpoints, evaluate
 from train.inference import export as exported
 
+OLDER = Path(__file__).parent / "support" / "version-0.1.0"
 CODE = "from pathlib import Path\nPath('ran').touch()\ndef make(*args, **kwargs): raise SystemExit('it ran')\n"
 CPU = {"ENTRYPOINT_DEVICE": "cpu", "TMPDIR": "."}
 
@@ -189,6 +193,31 @@ def test_each_command_refuses_before_anything_is_imported_or_written(
         assert (front.run_command(line, CPU), capsys.readouterr().err.count("ERROR[77]")) == (77, 1)
     assert not {"ran", "model"} & {path.name for path in place.iterdir()}
     assert not list(place.glob("train-*"))
+
+
+def test_no_command_imports_the_optimizer_that_a_run_names(place: Path) -> None:
+    run = Path(shutil.copytree(OLDER / "run", place / "forged"))
+    for checkpoint in (run / "checkpoints").iterdir():
+        state = json.loads((checkpoint / "state.json").read_text())
+        state["config"]["optim"]["name"] = "mine:make"
+        plant(checkpoint, "state.json", json.dumps(state).encode())
+    (run / "mine.py").write_text(CODE)
+    write_image(place / "a.png", 9)
+    for line in (["eval", "forged"], ["predict", "forged", "a.png"], ["export", "forged", "--output", "model"]):
+        assert front.run_command(line, CPU) == 0, line
+    assert not (place / "ran").exists()
+    assert "mine" not in sys.modules
+
+
+def test_a_rank_that_measures_looks_for_no_optimizer_in_the_folder(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path("run/checkpoints/step-00000004")
+    plant(run, "state.json", json.dumps({"config": {"optim": {"name": "mine:make"}}}).encode())
+    monkeypatch.setattr(evaluate, "evaluate_on_rank", lambda *arguments, **options: 0)
+    before = list(sys.path)
+    assert worker.run(["--evaluate", str(run), "--scratch", "."], dict(CONTRACT), Bell()) == 0
+    assert sys.path == before
 
 
 def test_a_rank_that_measures_refuses_too(place: Path) -> None:

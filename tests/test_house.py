@@ -48,6 +48,7 @@ LAYERS = {
     ],
     "train": [
         "fault_injection",
+        "metrics",
         "rng",
         "files",
         "file_lock",

@@ -90,12 +90,12 @@ def timed(config: RunConfig, folder: Path, tell: Callable[[str], None]) -> Itera
 
 
 def own_modules(config: RunConfig) -> list[str]:
-    """The modules that data.name and model.name come from, loaded."""
-    given = {"data.name": config.data.name, "model.name": config.model.name}
-    mine = {key: name for key, name in given.items() if schema.is_factory(name)}
-    for key, name in mine.items():
+    """The modules that data.name, model.name and optim.name come from, loaded."""
+    names = {"data.name": config.data.name, "model.name": config.model.name, "optim.name": config.optim.name}
+    factories = {key: name for key, name in names.items() if schema.is_factory(name)}
+    for key, name in factories.items():
         plugin.load_factory(name, key)
-    return sorted({name.partition(":")[0] for name in mine.values()})
+    return sorted({name.partition(":")[0] for name in factories.values()})
 
 
 def _keep(profiler: Any, path: Path, tell: Callable[[str], None]) -> None:

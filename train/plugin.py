@@ -1,4 +1,4 @@
-"""This module imports the user's own `package.module:factory`, and reports errors with the line
+"""This module imports the user's own `package.module:factory` or class, and reports errors with the line
 of the user's code that raised them.
 """
 
@@ -151,12 +151,16 @@ def user_code_failure(what: str, error: BaseException) -> Failure:
     return Failure(what, found=describe_user_error(error), fix="mend it there", code=ExitCode.USAGE)
 
 
-def describe_user_error(error: BaseException) -> str:
-    """The error and the last line of the user's own code that led to it."""
+def describe_user_error(error: BaseException, library: Path | None = None) -> str:
+    """The error and the last line of the user's own code that led to it.
+
+    library: a folder of code that called the user's.
+    """
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_frame(frame.filename)]
+    frames = [frame for frame in frames if library is None or not Path(frame.filename).is_relative_to(library)]
     if not frames:
         return text
     folder = Path(frames[0].filename).parent

@@ -81,8 +81,8 @@ class TrainState:
             "step": self.step,
             "seconds": self.seconds,
             "evaluated": self.evaluated,
-            "result": asdict(self.result) if self.result else None,
-            "best": asdict(self.best) if self.best else None,
+            "result": self.result.to_json() if self.result else None,
+            "best": self.best.to_json() if self.best else None,
             "best_step": self.best_step,
             "held": self.target_streak,
             "rollbacks": self.rollbacks,
@@ -131,7 +131,7 @@ def _keep_kernel_choice(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str
 
 
 def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
-    return EvaluationResult(**values) if values else None
+    return EvaluationResult.from_json(values) if values else None
 
 
 # Hashes show that a checkpoint is complete, not that a training wrote it: the values are checked too.
@@ -153,8 +153,13 @@ def check_numbers(numbers: Mapping[str, Any]) -> None:
 def check_optimizer(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError if the optimizer got settings or moments that it cannot step with.
 
+    Only its author knows what a class outside torch.optim keeps: it is not checked.
+
     settings: of each parameter group, before the checkpoint was loaded.
     """
+    unwrapped = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+    if not type(unwrapped).__module__.startswith("torch.optim"):
+        return
     for before, after in zip(settings, optimizer.param_groups, strict=True):
         for name in before.keys() - {"params"}:
             valid = name in after and _is_alike(before[name], after[name])
@@ -176,6 +181,8 @@ def _is_alike(before: Any, after: Any) -> bool:
         return isinstance(after, tuple) and len(after) == len(before) and all(map(_is_alike, before, after))
     if _is_number(before):
         return _is_number(after) or isinstance(after, Tensor)
+    if isinstance(before, str | list | dict):
+        return isinstance(after, type(before))
     return not isinstance(after, str | list | dict)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -668,7 +668,7 @@ class Trainer:
         if step is None or best is None:
             return None
         path = self.checkpoint_path(step).relative_to(self.folder)
-        return {"step": step, "checkpoint": str(path), **asdict(best)}
+        return {"step": step, "checkpoint": str(path), **best.to_json()}
 
     def _refuse_bad_buffers(self) -> None:
         """A checkpoint has rank 0's weights and buffers: compare the replicas, if the config asks for that.

@@ -76,7 +76,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         arguments = build_parser().parse_args(argv)
         world = world_from_environ(environ)
         config, folder, checkpoint = load_config(arguments)
-        plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
+        names = (config.data.name, config.model.name)  # an evaluation loads no optimizer
+        plugin.add_config_folder_to_path(arguments.config, *names, *(() if checkpoint else (config.optim.name,)))
         context = RankContext(world=world, folder=folder, heartbeat=heartbeat, signals=signals)
         if arguments.lease is not None and world.rank == 0:
             context.lock = RunLock(folder=folder, number=arguments.lease)

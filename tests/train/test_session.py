@@ -72,7 +72,7 @@ def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, caps
     assert run(tmp_path / "run") == ExitCode.OK
     text = capsys.readouterr().out
     said = lines(text)
-    assert "of 16 held-out images" in said["accuracy"]
+    assert "of 16 validation images" in said["accuracy"]
     assert said["training"].startswith("8 steps in ")
     assert said["checkpoint"].endswith("step-00000008")
     folder = tmp_path / "run"

@@ -14,7 +14,7 @@ from train import state
 from train.evaluation.metrics import EvaluationResult
 from train.state import TrainState
 
-RESULT = EvaluationResult(accuracy=0.5, loss=1.5, samples=8)
+RESULT = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.5, "samples": 8})
 
 
 def fresh(name: str = "sgd", width: int = 4) -> TrainState:

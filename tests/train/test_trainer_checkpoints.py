@@ -141,7 +141,7 @@ def test_a_checkpoint_counts_once_it_is_committed_and_not_before(
     with built(tmp_path) as trainer:
         monkeypatch.setattr(format, "write_snapshot", lambda *rest: (going.wait(60), real(*rest))[1])
         trainer.state.step, trainer.state.best_step = 3, 3
-        trainer.state.best = EvaluationResult(accuracy=0.5, loss=1.0, samples=16)
+        trainer.state.best = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.0, "samples": 16})
         begin(trainer, lambda: 0.0)
         trainer.loop.checkpoint = None
         trainer.save()

@@ -23,7 +23,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str]) -> None:
     arguments = build_parser().parse_args(argv)
     world, pulse = world_from_environ(environ), attach_heartbeat(environ)
     config = load.load_config(arguments.config, arguments.overrides)
-    plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
+    plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name, config.optim.name)
     if arguments.beside:
         sys.path.append(arguments.beside)
     environment.remove_conflicting_variables(environ, download=False)

@@ -156,7 +156,7 @@ def _preview_from_state(
     state, before, step = told["state"], told["config"]["eval"], told["state"]["step"]
     if type(step) is not int or not 0 <= step < MAX_STEPS:
         raise ValueError(step)
-    last = EvaluationResult(**state["result"]) if state.get("result") else None
+    last = EvaluationResult.from_json(state["result"]) if state.get("result") else None
     held = early_stopping.restore_target_streak(config.eval, int(state.get("held", 0)), last, before.get("target"))
     steps, wanted = steps or _recorded_steps(config, folder), config.train
     if steps is not None:
@@ -233,12 +233,12 @@ def launch_rows(plan: Plan) -> dict[str, str]:
 def training_rows(config: RunConfig, plan: Plan, batch: BatchSizes, data: DataSummary) -> dict[str, str]:
     """What they will do."""
     optim = config.optim
-    shares = {
-        "optim.weight_decay": f"weight decay {optim.weight_decay:g}",
-        "optim.momentum": f"momentum {optim.momentum:g}",
-    }
-    without = checks.unused_keys(config)
-    optimizer = [optim.name, *(words for key, words in shares.items() if key not in without)]
+    decay, momentum = f"weight decay {optim.weight_decay:g}", f"momentum {optim.momentum:g}"
+    if schema.is_factory(optim.name):
+        optimizer = [optim.name, f"{decay} and {momentum} where it takes them"]
+    else:
+        unused, words = checks.unused_keys(config), {"optim.weight_decay": decay, "optim.momentum": momentum}
+        optimizer = [optim.name, *(text for key, text in words.items() if key not in unused)]
     auto = "fp32 (auto, on the CPU)" if plan.device == "cpu" else "bf16 where the GPUs have it (auto)"
     return {
         "data": data.description,

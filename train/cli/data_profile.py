@@ -228,7 +228,7 @@ def measure_stages(
     Raises:
         Failure: what opening the data or the model raises; RESOURCE where a step does not fit into the GPU.
     """
-    plugin.add_config_folder_to_path(beside, config.data.name, config.model.name)
+    plugin.add_config_folder_to_path(beside, config.data.name, config.model.name, config.optim.name)
     sets, place = registry.open_splits(config.data), choose_device(device, 0)
     allow_tf32(config.train.tf32)
     use_deterministic_cudnn(place)

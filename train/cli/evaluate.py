@@ -23,7 +23,7 @@ from train.run.folder import make_temporary_folder
 
 COMMAND: Final = "eval"
 EXAMPLES: Final = """examples:
-  train eval runs/NAME                              the best checkpoint of a run, on its held-out images
+  train eval runs/NAME                              the best checkpoint of a run, on its validation images
   train eval runs/NAME/checkpoints/step-00001200    this checkpoint
   train eval runs/NAME data.root=/my/test --all     every image of a test set of its own
   train eval runs/NAME --json > result.json         one JSON object, for programs
@@ -31,7 +31,7 @@ EXAMPLES: Final = """examples:
 
 Nothing is written into the run. Settings may change data.*, launch.*, eval.batch_size, train.precision and train.tf32.
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
-checkpoint, no data, or nothing held out; 75 stopped, without a result; 77 code that only the run names.
+checkpoint, no data, or no validation image; 75 stopped, without a result; 77 code that only the run names.
 """
 # What a request to stop leads to: there is nothing to save.
 STOP_MESSAGES: Final = ("the measurement ends without a result", "without a result")
@@ -49,7 +49,7 @@ def build_parser() -> TrainArgumentParser:
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
     parser.add_argument("words", nargs="*", metavar="section.key=value", help="settings, as data.root=/other/place")
-    parser.add_argument("--all", action="store_true", help="measure every image, not the held-out ones alone")
+    parser.add_argument("--all", action="store_true", help="measure every image, not the validation images alone")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--config", metavar="FILE", help="take data, launch, precision and your own code from it")
     # What torch.distributed.launch passes to each process.

@@ -36,6 +36,7 @@ from train.config import checks, environment
 from train.config.batches import BatchSizes, StepCounts, compute_batch_sizes, count_steps
 from train.config.schema import DataConfig, EvalConfig, RunConfig
 from train.data import download, registry
+from train.metrics import METRICS
 from train.optim import schedule
 from train.run import exit_file
 from train.run.folder import run_folder
@@ -78,22 +79,21 @@ def refuse_unmounted_data(data: DataConfig) -> None:
         raise failure
 
 
-def refuse_impossible_target(wanted: EvalConfig) -> None:
+def refuse_impossible_target(config: EvalConfig) -> None:
     """Refuse a target that is never reached (per cent), or always.
 
     Raises:
         Failure: USAGE.
     """
-    target, share = wanted.target, wanted.metric != "loss"
-    if target is None or (target > 0 and (target <= 1 or not share)):
+    target, metric = config.target, METRICS[config.metric]
+    if target is None or metric.accepts_target(target):
         return
+    percent = metric.is_share and 1 < target <= 100
     raise Failure(
-        f"eval.target {target:g} is no value of eval.metric {wanted.metric}",
+        f"eval.target {target:g} is no value of eval.metric {metric.name}",
         found=f"eval.target: {target:g}",
-        expected="more than 0, up to 1" if share else "more than 0",
-        fix=f"write eval.target={target / 100:g}"
-        if share and 1 < target <= 100
-        else "correct eval.target, or set null",
+        expected="more than 0, up to 1" if metric.is_share else "more than 0",
+        fix=f"write eval.target={target / 100:g}" if percent else "correct eval.target, or set null",
         code=ExitCode.USAGE,
     )
 

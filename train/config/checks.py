@@ -13,6 +13,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.load import nearest_name
+from train.config.optimizers import OPTIMIZERS, TorchOptimizer
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 
@@ -36,13 +37,22 @@ def unused_keys(config: RunConfig) -> frozenset[str]:
     return frozenset(key for key, (idle, _) in UNUSED_KEY_CHECKS.items() if idle(config))
 
 
+def _optimizer(config: RunConfig) -> TorchOptimizer:
+    """What a class outside torch.optim takes is known once it is loaded: any key may act."""
+    anything = TorchOptimizer(class_name=config.optim.name, arguments=(), takes_momentum=True)
+    return OPTIMIZERS.get(config.optim.name, anything)
+
+
 # What may be idle: when, and what to do about it.
 UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
     "optim.momentum": (
-        lambda config: config.optim.name.lower() != "sgd",
+        lambda config: not _optimizer(config).takes_momentum,
         "leave it out, or set what this optimizer calls it in optim.args",
     ),
-    "optim.weight_decay": (lambda config: config.optim.name == "Rprop", "leave it out: Rprop has no weight decay"),
+    "optim.weight_decay": (
+        lambda config: not _optimizer(config).takes_weight_decay,
+        "leave it out: this optimizer has no weight decay",
+    ),
     "optim.base_batch_size": (
         lambda config: config.optim.lr_scaling == "none",
         "set optim.lr_scaling to linear or sqrt, or leave it out",
@@ -58,31 +68,11 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
 }
 
 
-# Tests compare both tables with the code. What torchvision's models take, only building them tells.
+# A test compares this table with the code. What torchvision's models take, only building them tells.
 MODEL_ARGUMENTS: Final[Mapping[str, Sequence[str]]] = {
     "small_cnn": ("width", "blocks", "norm", "dropout", "pool"),
     "wide_resnet": ("depth", "width", "dropout"),
     "cnn3d": ("width", "blocks", "norm", "dropout"),
-}
-_COMMON_ARGUMENTS: Final = ("foreach", "maximize", "differentiable")
-_ADAM_ARGUMENTS: Final = ("betas", "eps", "amsgrad", "capturable", "fused", *_COMMON_ARGUMENTS)
-_SGD_ARGUMENTS: Final = ("dampening", "nesterov", "fused", *_COMMON_ARGUMENTS)
-OPTIMIZER_ARGUMENTS: Final[Mapping[str, Sequence[str]]] = {
-    "sgd": _SGD_ARGUMENTS,
-    "SGD": _SGD_ARGUMENTS,
-    "adam": ("decoupled_weight_decay", *_ADAM_ARGUMENTS),
-    "Adam": ("decoupled_weight_decay", *_ADAM_ARGUMENTS),
-    "adamw": _ADAM_ARGUMENTS,
-    "AdamW": _ADAM_ARGUMENTS,
-    "ASGD": ("lambd", "alpha", "t0", "capturable", *_COMMON_ARGUMENTS),
-    "Adadelta": ("rho", "eps", "capturable", *_COMMON_ARGUMENTS),
-    "Adafactor": ("beta2_decay", "eps", "d", "foreach", "maximize"),
-    "Adagrad": ("lr_decay", "initial_accumulator_value", "eps", "fused", *_COMMON_ARGUMENTS),
-    "Adamax": ("betas", "eps", "capturable", *_COMMON_ARGUMENTS),
-    "NAdam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay", "capturable", *_COMMON_ARGUMENTS),
-    "RAdam": ("betas", "eps", "decoupled_weight_decay", "capturable", *_COMMON_ARGUMENTS),
-    "RMSprop": ("alpha", "eps", "momentum", "centered", "capturable", *_COMMON_ARGUMENTS),
-    "Rprop": ("etas", "step_sizes", "capturable", *_COMMON_ARGUMENTS),
 }
 
 
@@ -94,7 +84,8 @@ def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
     """
     if model.name in MODEL_ARGUMENTS:
         _refuse_unlisted("model.args", model.name, model.args, MODEL_ARGUMENTS[model.name])
-    _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZER_ARGUMENTS[optim.name])
+    if optim.name in OPTIMIZERS:
+        _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
 
 
 def _refuse_unlisted(key: str, name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The schema lists every key of the configuration with its type, default and allowed values.
 
-`RunConfig()` is the quickstart. The names of data sources, models, optimizers, schedules and
-metrics stand here too, because the command line checks them without torch.
+`RunConfig()` is the quickstart. The names of data sources, models and schedules stand here
+too, because the command line checks them without torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from re import _parser  # type: ignore[attr-defined]  # Python's own: sre_parse, until 3.11
 from typing import Any, Literal
+
+from train.config.optimizers import OPTIMIZERS
+from train.metrics import METRICS
 
 Auto = Literal["auto"]
 Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
@@ -86,6 +89,7 @@ class ModelConfig:
 class OptimConfig:
     """The optimizer and its schedule, counted in optimizer steps.
 
+    name: of torch.optim, a short one, or package.module:Class.
     weight_decay_on: all parameters, or only weights (not biases, not norms). args and schedule_args go to the
     optimizer and to the schedule.
     """
@@ -220,14 +224,7 @@ TORCHVISION_MODELS: tuple[str, ...] = tuple(
 )
 MODELS = (*BUILTIN_MODELS, *TORCHVISION_MODELS)
 
-SHORT_OPTIMIZERS = ("sgd", "adam", "adamw")
-# The classes of torch.optim, by their own names: a test compares, and says which are left out and why.
-TORCH_OPTIMIZERS = (
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-)  # fmt: skip
-
 SCHEDULES = ("cosine", "constant", "linear", "step", "one_cycle")
-METRICS = ("accuracy", "top5_accuracy", "macro_f1", "loss")
 
 _FACTORY_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -245,12 +242,13 @@ class Rule:
     expected: str
 
 
-def one_of(*some: str, factory: bool = False) -> Rule:
+def one_of(*some: str, factory: str | None = None) -> Rule:
+    """factory: how code of the user's own is written, where that is allowed too."""
     listed = ", ".join(some[:MAX_NAMES_IN_MESSAGE]) + (
         f" and {len(some) - MAX_NAMES_IN_MESSAGE} more" if len(some) > MAX_NAMES_IN_MESSAGE else ""
     )
-    expected = f"one of {listed}" + (", or package.module:factory" if factory else "")
-    return Rule(holds=lambda value: value in some or (factory and is_factory(value)), expected=expected)
+    expected = f"one of {listed}" + (f", or {factory}" if factory else "")
+    return Rule(holds=lambda value: value in some or (factory is not None and is_factory(value)), expected=expected)
 
 
 def at_least(least: int) -> Rule:
@@ -347,14 +345,18 @@ PROFILE_STEPS = Rule(
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "data.name": tuple(DATA_SOURCES),
     "model.name": MODELS,
-    "optim.name": SHORT_OPTIMIZERS + TORCH_OPTIMIZERS,
+    "optim.name": tuple(OPTIMIZERS),
     "optim.schedule": SCHEDULES,
-    "eval.metric": METRICS,
+    "eval.metric": tuple(METRICS),
 }
-# Where package.module:factory of the user's own may stand instead of a name.
-FACTORY_KEYS = ("data.name", "model.name")
+# Where code of the user's own or of an installed package may stand instead of a name.
+FACTORY_KEYS = {
+    "data.name": "package.module:factory",
+    "model.name": "package.module:factory",
+    "optim.name": "package.module:Class",
+}
 
-RULES: dict[str, Rule] = {key: one_of(*some, factory=key in FACTORY_KEYS) for key, some in KNOWN_NAMES.items()} | {
+RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for key, some in KNOWN_NAMES.items()} | {
     "run.name": FOLDER_NAME,
     "run.output_dir": PATH,
     "run.seed": between(0, 2**32 - 1),  # what numpy's and torch's generators both take

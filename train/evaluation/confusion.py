@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure
-from train.evaluation import metrics
 from train.evaluation.metrics import EvaluationResult
+from train.metrics import METRICS, TOP_K, Counts, recall_by_class
 
-TOP_K: Final = 5
 BatchLosses = list[float]
 MAX_CONFUSION_CLASSES: Final = 1000  # classes up to which recall and the confusion matrix are kept: 8 MB of counts
 
@@ -26,10 +25,10 @@ MAX_CONFUSION_CLASSES: Final = 1000  # classes up to which recall and the confus
 class ConfusionCounter:
     """Counts as float64, which is exact up to 2**53: one tensor that all ranks add up once.
 
-    It holds samples, and answers among the top five; by class the right answers, those given and those due; and, up to
-    MAX_CONFUSION_CLASSES classes, how often each class [row] was answered as each [column]. The losses of batches
-    are kept one by
-    one: their sum is rounded once, so that it does not depend on which rank has measured which.
+    It holds samples and those whose class is among the top five; by class the correct predictions, all predictions
+    and the samples (support); and, up to MAX_CONFUSION_CLASSES classes, how often each class [row] was predicted as
+    each [column]. The losses of batches are kept one by one: their sum is rounded once, so that it does not depend
+    on which rank has measured which.
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
@@ -37,7 +36,7 @@ class ConfusionCounter:
         cells = classes * classes if classes <= MAX_CONFUSION_CLASSES else 0
         self._flat = torch.zeros(2 + 3 * classes + cells, dtype=torch.float64, device=device)
         self._sums, self._cells = self._flat[:2], self._flat[2 + 3 * classes :]
-        self._right, self._given, self._due = self._flat[2 : 2 + 3 * classes].view(3, classes)
+        self._correct, self._predicted, self._support = self._flat[2 : 2 + 3 * classes].view(3, classes)
         self._losses: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
@@ -49,20 +48,20 @@ class ConfusionCounter:
         if logits.shape != (len(labels), self._classes):
             raise _logits_shape_failure(logits, len(labels), self._classes)
         logits = logits.float()
-        answers, ones = logits.argmax(dim=1), torch.ones(len(labels), dtype=torch.float64, device=logits.device)
-        among = (logits.topk(min(TOP_K, self._classes)).indices == labels[:, None]).sum()
+        predictions, ones = logits.argmax(dim=1), torch.ones(len(labels), dtype=torch.float64, device=logits.device)
+        top5_correct = (logits.topk(min(TOP_K, self._classes)).indices == labels[:, None]).sum()
         self._losses.append(cross_entropy(logits, labels, reduction="none").double().sum())
-        self._sums += torch.stack([ones.sum(), among.double()])
-        self._right.index_add_(0, labels, (answers == labels).double())
-        self._given.index_add_(0, answers, ones)
-        self._due.index_add_(0, labels, ones)
+        self._sums += torch.stack([ones.sum(), top5_correct.double()])
+        self._correct.index_add_(0, labels, (predictions == labels).double())
+        self._predicted.index_add_(0, predictions, ones)
+        self._support.index_add_(0, labels, ones)
         if len(self._cells):
-            self._cells.index_add_(0, labels * self._classes + answers, ones)
+            self._cells.index_add_(0, labels * self._classes + predictions, ones)
 
     def read(
         self, total: Callable[[Tensor], Tensor], gathered: Callable[[BatchLosses], Sequence[BatchLosses]]
     ) -> tuple[EvaluationResult, Tensor | None]:
-        """(scores, confusion matrix int64 [classes, classes] on the CPU) over all ranks.
+        """(result, confusion matrix int64 [classes, classes] on the CPU) over all ranks.
 
         `total` sums over ranks in place, `gathered` gives all ranks' lists.
 
@@ -71,17 +70,21 @@ class ConfusionCounter:
         """
         total(self._flat)
         losses = gathered(torch.stack(self._losses).tolist() if self._losses else [])
-        samples, among = self._sums.tolist()
+        samples, top5_correct = self._sums.tolist()
         if not samples:
-            raise Failure("no held-out sample could be read", fix="see `train data check`", code=ExitCode.DATA)
-        right, given, due = self._right.tolist(), self._given.tolist(), self._due.tolist()
-        result = EvaluationResult(
-            accuracy=sum(right) / samples,
-            loss=math.fsum(chain.from_iterable(losses)) / samples,
+            raise Failure("no validation image could be read", fix="see `train data check`", code=ExitCode.DATA)
+        counts = Counts(
             samples=int(samples),
-            top5_accuracy=among / samples,
-            macro_f1=metrics.macro_f1(right, given, due),
-            recall=metrics.recall(right, due) if self._classes <= MAX_CONFUSION_CLASSES else None,
+            loss=math.fsum(chain.from_iterable(losses)),
+            top5_correct=top5_correct,
+            correct=self._correct.tolist(),
+            predicted=self._predicted.tolist(),
+            support=self._support.tolist(),
+        )
+        result = EvaluationResult(
+            samples=counts.samples,
+            values={name: metric.compute(counts) for name, metric in METRICS.items()},
+            recall=recall_by_class(counts) if self._classes <= MAX_CONFUSION_CLASSES else None,
         )
         cells = self._cells.long().cpu().view(self._classes, self._classes) if len(self._cells) else None
         return result, cells
@@ -89,7 +92,7 @@ class ConfusionCounter:
 
 def _logits_shape_failure(logits: Tensor, samples: int, classes: int) -> Failure:
     return Failure(
-        "the model's answers do not fit the data",
+        "the model's outputs do not fit the data",
         found=f"logits of shape {list(logits.shape)}",
         expected=f"[{samples}, {classes}]: one number for each of the {classes} classes",
         fix="let the model's last layer have as many outputs as there are classes",

@@ -6,47 +6,51 @@ It also refuses metrics and targets that the data cannot support.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts, count_total_steps
 from train.config.schema import EvalConfig, RunConfig
 from train.evaluation import metrics
 from train.evaluation.metrics import EvaluationResult
+from train.metrics import DEFAULT_METRIC, METRICS
 
-TOP_K: Final = 5
 
-
-def count_target_streak(wanted: EvalConfig, before: int, result: EvaluationResult) -> int:
+def count_target_streak(config: EvalConfig, streak: int, result: EvaluationResult) -> int:
     """In how many evaluations in a row the target was reached, once `result` is counted too."""
-    if wanted.target is None or not metrics.reaches_target(wanted.metric, result, wanted.target):
+    if config.target is None or not metrics.reaches_target(config.metric, result, config.target):
         return 0
-    return before + 1
+    return streak + 1
 
 
-def restore_target_streak(wanted: EvalConfig, held: int, last: EvaluationResult | None, target: float | None) -> int:
-    """`held` of a checkpoint under `target`. Under another one only the last evaluation is known."""
-    good = last is not None and wanted.target is not None and metrics.reaches_target(wanted.metric, last, wanted.target)
-    return (held if wanted.target == target else min(held, 1)) if good else 0
+def restore_target_streak(config: EvalConfig, streak: int, last: EvaluationResult | None, target: float | None) -> int:
+    """A checkpoint's `streak` under `target`. Under another one only the last evaluation counts."""
+    if last is None or config.target is None or not metrics.reaches_target(config.metric, last, config.target):
+        return 0
+    return streak if config.target == target else min(streak, 1)
 
 
-def should_stop(wanted: EvalConfig, held: int) -> bool:
+def should_stop(config: EvalConfig, streak: int) -> bool:
     """Whether the run may end before its last step."""
-    return wanted.target is not None and held >= wanted.patience
+    return config.target is not None and streak >= config.patience
 
 
-def refuse_unusable_metric(wanted: EvalConfig, *, held_out: int, classes: int) -> None:
-    """Refuse a metric that cannot tell anything here, and a target that nothing will be compared with.
+def refuse_unusable_metric(config: EvalConfig, *, held_out: int, classes: int) -> None:
+    """Refuse a metric that says nothing of so few classes, and a target without validation images.
+
+    Args:
+        held_out: the number of validation images.
 
     Raises:
         Failure: USAGE.
     """
-    if wanted.target is not None and held_out == 0:
-        fix = "set data.val_fraction above 0, give the data a held-out side, or set eval.target=null"
-        raise _usage_failure("eval.target needs held-out samples", "0 held-out samples", fix)
-    if wanted.metric == "top5_accuracy" and classes <= TOP_K:
-        fix = f"set eval.metric=accuracy: the right one is always among the best {TOP_K} of {classes}"
-        raise _usage_failure(f"eval.metric top5_accuracy needs more than {TOP_K} classes", f"{classes} classes", fix)
+    if config.target is not None and held_out == 0:
+        fix = "set data.val_fraction above 0, give the data validation images, or set eval.target=null"
+        raise _usage_failure("eval.target needs validation images", "0 validation images", fix)
+    fewest = METRICS[config.metric].min_classes
+    if classes < fewest:
+        what = f"eval.metric {config.metric} needs more than {fewest - 1} classes"
+        raise _usage_failure(what, f"{classes} classes", f"set eval.metric={DEFAULT_METRIC.name}")
 
 
 def refuse_run_past_end(told: Mapping[str, Any], config: RunConfig, counted: StepCounts) -> None:

@@ -27,7 +27,7 @@ AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: no gradients are kept, so 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """confusion: int64 [classes, classes] on the CPU, rows by label and columns by answer; None for many classes."""
+    """confusion: int64 [classes, classes] on the CPU, rows by label, columns by prediction; None for many classes."""
 
     result: EvaluationResult
     confusion: Tensor | None
@@ -45,11 +45,11 @@ def evaluate(
         Failure: DATA for a model with other outputs than `classes`, or where no rank has a sample.
     """
     broadcast_buffers(model, runtime)
-    answers = ConfusionCounter(classes, runtime.device)
+    counter = ConfusionCounter(classes, runtime.device)
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
-            answers.add(_compute_logits(model, batch.images, whole), batch.labels)
-    result, confusion = answers.read(runtime.total, runtime.gathered)
+            counter.add(_compute_logits(model, batch.images, whole), batch.labels)
+    result, confusion = counter.read(runtime.total, runtime.gathered)
     return Evaluation(result=result, confusion=confusion)
 
 
@@ -68,15 +68,15 @@ def _compute_logits(model: nn.Module, images: Tensor, whole: int | None) -> Tens
     return model(torch.cat([last, *[last[:1]] * missing]).movedim(-1, 1))[: len(images)]  # type: ignore[no-any-return]
 
 
-def max_batch_size(held_out: int, size: int | Literal["auto"]) -> int:
+def max_batch_size(images: int, size: int | Literal["auto"]) -> int:
     """Samples in the largest of the batches that `rank_batches` makes."""
-    return min(held_out, AUTO_BATCH_SIZE if size == "auto" else size)
+    return min(images, AUTO_BATCH_SIZE if size == "auto" else size)
 
 
-def rank_batches(held_out: int, size: int | Literal["auto"], world: World) -> list[SampleIndices]:
-    """This rank's held-out samples in batches of `size`: the same batches in any world, each on one rank."""
+def rank_batches(images: int, size: int | Literal["auto"], world: World) -> list[SampleIndices]:
+    """This rank's validation images in batches of `size`: the same batches in any world, each on one rank."""
     return rank_blocks(
-        held_out, AUTO_BATCH_SIZE if size == "auto" else size, rank=world.rank, world_size=world.world_size
+        images, AUTO_BATCH_SIZE if size == "auto" else size, rank=world.rank, world_size=world.world_size
     )
 
 

@@ -268,9 +268,9 @@ class DatasetFacts:
         return self.training + self.held_out
 
     def measured(self, *, whole: bool) -> str:
-        """What is measured, in words: both sides, or the held-out one."""
-        count = progress.pluralize(self.images, "image")
-        return f"all {count} of {self.place}" if whole else f"the {self.held_out:,} held-out of {count} of {self.place}"
+        """What is measured, in words: both splits, or the validation images."""
+        count = f"{progress.pluralize(self.images, 'image')} of {self.place}"
+        return f"all {count}" if whole else f"the {self.held_out:,} validation images of {count}"
 
     @property
     def source(self) -> DataSource:

@@ -76,7 +76,7 @@ class ConcatSource:
 
 
 def use_all_for_validation(sets: DataSplits) -> DataSplits:
-    """The same data with all of it on the held-out side, what is trained on first."""
+    """The same data with all of it as validation images, what is trained on first."""
     return replace(sets, validation=_concat_sources(sets.training, sets.validation))
 
 
@@ -104,7 +104,7 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """What of the data is measured, on the held-out side of `sets`. words: the same for people. all: every image of
+    """What of the data is measured, as the validation images of `sets`. words: the same for people. all: every image of
     it. notes: what makes the numbers other than they look."""
 
     sets: DataSplits
@@ -136,7 +136,7 @@ def evaluate_on_rank(
     pulse: Heartbeat | None = None,
 ) -> int:
     """Measure as one rank; rank 0 writes the result to stdout. Returns the exit code (OK). all_: every image of the
-    data, not the held-out side alone.
+    data, not the validation images alone.
 
     Raises:
         Failure: whatever keeps the checkpoint from being measured.
@@ -171,7 +171,7 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
 
     Raises:
         Failure: DATA for other classes than the model was trained on, and for ranks that see different data; NO_INPUT
-            where nothing is held out, and as `registry.open_splits`.
+            without validation images, and as `registry.open_splits`.
     """
     before = checkpoints.training_dataset_facts(chosen)
     sets = registry.open_splits(checkpoints.without_class_count(config.data, before))
@@ -218,7 +218,7 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
 def open_validation_loader(
     config: RunConfig, sets: DataSplits, ready: Runtime, pulse: Heartbeat | None = None
 ) -> BatchLoader:
-    """The loader of the held-out side alone."""
+    """The loader of the validation images alone."""
     nothing = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
     sets = replace(sets, training=nothing)
     seed, host = config.run.seed, shared_memory.host_ranks(ready.world, ready.gathered)
@@ -278,7 +278,7 @@ def _model_mismatch_failure(what: str, found: str, expected: str) -> Failure:
 
 def _no_validation_data_failure(config: RunConfig) -> Failure:
     return Failure(
-        "there is no held-out image to measure",
+        "there is no validation image to measure",
         found=f"data.name={config.data.name}, data.val_fraction={config.data.val_fraction:g}",
         fix="measure every image with --all, or give data with a val or test side, or another data.val_fraction",
         code=ExitCode.NO_INPUT,

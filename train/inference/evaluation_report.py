@@ -17,10 +17,10 @@ WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not av
 class EvaluationReport:
     """One evaluation.
 
-    weights: EMA_GROUP or MODEL_GROUP. standing: of the checkpoint in its run, as "the best". measured: what, in
-    words; all:
-    not the held-out side alone. notes: what makes the numbers other than they look. left_out: images that cannot be
-    read. confusion: rows by label; None for very many classes.
+    weights: EMA_GROUP or MODEL_GROUP. standing: of the checkpoint in its run, as "the best".
+    measured: which images, in words. all: not the validation images alone. notes: what makes the
+    numbers other than they look. left_out: images that cannot be read. confusion: rows by label;
+    None for very many classes.
     """
 
     checkpoint: str
@@ -52,7 +52,7 @@ class EvaluationReport:
         }
         if self.left_out:
             about["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
-        told = metrics.metric_rows(self.result, self.classes, "image" if self.all else "held-out image")
+        told = metrics.metric_rows(self.result, self.classes, "image" if self.all else "validation image")
         if self.confusion is None or len(self.classes) > metrics.MAX_TABLE_CLASSES:
             return progress.format_rows(about | told)
         told.pop("weak classes", None)  # the table shows them

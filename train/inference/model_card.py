@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,8 +47,7 @@ class ModelFacts:
         of = submapping(self.told, "state")
         if not of.get("result") or of.get("evaluated") != self.step:
             return None
-        known = {one.name for one in fields(EvaluationResult)}  # a later version may measure more
-        return EvaluationResult(**{name: value for name, value in of["result"].items() if name in known})
+        return EvaluationResult.from_json(of["result"])
 
 
 def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 from entrypoint import ExitCode, Failure
+from train import plugin
+from train.checkpoint.format import pack_state, unpack_state
+from train.config.optimizers import OPTIMIZERS
 from train.config.schema import OptimConfig
 from train.optim.uncompiled import uncompiled_class
 
-OPTIMIZER_ALIASES: Final[Mapping[str, type[Optimizer]]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-# The config has keys of its own for these, so that `optim.args` may not set them.
-RESERVED_ARGUMENTS: Final = ("params", "lr", "weight_decay")
+OPTIMIZER_KEY: Final = "optim.name"
 KERNEL_ARGUMENTS: Final = frozenset({"fused", "foreach", "capturable", "differentiable"})  # arguments that choose some
 CPU: Final = torch.device("cpu")
 # What arguments without sense end in, inside torch.
@@ -33,43 +35,86 @@ BUILD_ERRORS: Final = (
 
 
 def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = CPU, *, fused: bool = True) -> Optimizer:
-    """The optimizer of `optim.name` for all that is trained in `net`, with `optim.args` handed on.
+    """The optimizer of `optim.name` for all parameters of `net` that require gradients.
 
     device: where `net` will be trained; steps of one number are tried there, since torch looks at much only then.
-    fused: whether one kernel may update all parameters, where there is such a kernel and `optim.args` leaves it open.
+    fused: whether one kernel may update all parameters, where torch has such a kernel and `optim.args` leaves it open.
 
-    optim.weight_decay goes to every optimizer that has one, optim.momentum to SGD alone.
+    optim.lr, weight_decay and momentum go to a class that takes them; of torch's, only SGD gets the momentum.
+    `optim.args` may set everything else.
 
     Raises:
-        Failure: USAGE for arguments that it does not take.
+        Failure: USAGE for a class that is no optimizer, for arguments that it does not take, and for one outside
+            torch.optim that fails in its trial.
     """
-    kind = optimizer_class(optim.name)
-    takes = inspect.signature(kind).parameters
-    ours = {name: value for name, value in _config_arguments(optim, kind).items() if name in takes}
-    known = [name for name in takes if name not in RESERVED_ARGUMENTS and name not in ours]
-    if unknown := [name for name in optim.args if name not in known]:
-        raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", known)
-    if vague := [
-        name for name, value in optim.args.items() if _is_bool_argument(takes[name]) and not _is_bool_or_none(value)
-    ]:
-        raise _bad_arguments_failure(optim, f"{vague[0]} is true or false, not {optim.args[vague[0]]!r}", known)
-    options = ours | _lists_to_tuples(optim.args)
+    optimizer_type = optimizer_class(optim.name)
+    parameters = list(inspect.signature(optimizer_type).parameters.values())[1:]  # the first takes the weights
+    taken = {parameter.name: parameter for parameter in parameters}
+    from_config = {name: value for name, value in _config_arguments(optim).items() if name in taken}
+    _refuse_arguments(optim, taken, reserved=from_config)
+    options = from_config | _lists_to_tuples(optim.args)
+    groups = param_groups(net, optim)
+    if optim.name not in OPTIMIZERS:
+        return _build_custom(optim, optimizer_type, groups, options, device)
     try:
-        _try_step(kind, options, device)
-        kernels = {"fused": True} if fused and _supports_fused(kind, options, device, param_groups(net, optim)) else {}
-        made = uncompiled_class(kind)(param_groups(net, optim), **options, **kernels)  # type: ignore[arg-type]
+        _try_steps(uncompiled_class(optimizer_type), options, device)
+        kernels = {"fused": True} if fused and _supports_fused(optimizer_type, options, device, groups) else {}
+        made = uncompiled_class(optimizer_type)(groups, **options, **kernels)  # type: ignore[arg-type]
     except BUILD_ERRORS as error:
-        raise _bad_arguments_failure(optim, str(error) or type(error).__name__, known) from error
-    if kernels and kind is SGD:
+        raise _bad_arguments_failure(
+            optim, str(error) or type(error).__name__, _settable_arguments(taken, from_config)
+        ) from error
+    if kernels and optimizer_type is SGD:
         _init_momentum(made)
         made.register_load_state_dict_post_hook(_init_momentum)
     return made
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """Ours by their short names, the others as torch.optim spells them."""
-    kind: type[Optimizer] = OPTIMIZER_ALIASES.get(name) or getattr(torch.optim, name)
-    return kind
+    """The class of torch.optim, or the one that package.module:Class names.
+
+    Raises:
+        Failure: USAGE as `plugin.load_factory`, or for anything but a subclass of torch.optim.Optimizer.
+    """
+    if name in OPTIMIZERS:
+        return getattr(torch.optim, OPTIMIZERS[name].class_name)  # type: ignore[no-any-return]
+    loaded: Any = plugin.load_factory(name, OPTIMIZER_KEY)
+    if isinstance(loaded, type) and issubclass(loaded, Optimizer) and loaded is not Optimizer:
+        return loaded
+    raise Failure(
+        f"{OPTIMIZER_KEY} {name} is no optimizer",
+        found=f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}",
+        expected="a subclass of torch.optim.Optimizer",
+        fix="name such a class",
+        code=ExitCode.USAGE,
+    )
+
+
+def _build_custom(
+    optim: OptimConfig,
+    optimizer_type: type[Optimizer],
+    groups: list[dict[str, Any]],
+    options: Mapping[str, Any],
+    device: torch.device,
+) -> Optimizer:
+    """An optimizer outside torch.optim, after a trial: two steps, and its state saved and loaded."""
+    try:
+        trial = _try_steps(optimizer_type, options, device)
+        trial.load_state_dict(unpack_state(*pack_state(trial.state_dict())))
+        trial.step()
+        return optimizer_type(groups, **options)
+    except (Failure, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # of code that is not ours
+        reason = plugin.describe_user_error(error, library=Path(torch.__file__).parent)
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise Failure(
+            f"{OPTIMIZER_KEY} {optim.name} cannot train: its trial on one weight failed",
+            found=f"{reason}; called with {given or 'no arguments'}",
+            expected="step() without a closure, and a state of tensors, numbers, text and containers of them",
+            fix="correct optim.args or the class",
+            code=ExitCode.USAGE,
+        ) from error
 
 
 def param_groups(net: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
@@ -84,17 +129,41 @@ def param_groups(net: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Use `rate` from now on, in place where the optimizer keeps it as a tensor."""
+    """Use `rate` from now on, in place where the optimizer keeps it as a tensor.
+
+    A class outside torch.optim may have no learning rate.
+    """
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], float):
-            group["lr"] = rate
-        else:
+        if isinstance(group.get("lr"), torch.Tensor):
             group["lr"].fill_(rate)
+        elif "lr" in group:
+            group["lr"] = rate
 
 
-def _config_arguments(optim: OptimConfig, kind: type[Optimizer]) -> dict[str, float]:
-    momentum = {"momentum": optim.momentum} if kind is SGD else {}
-    return {"lr": optim.lr, "weight_decay": optim.weight_decay, **momentum}
+def _config_arguments(optim: OptimConfig) -> dict[str, float]:
+    """What the keys of the config give to a class that takes it."""
+    arguments = {"lr": optim.lr, "weight_decay": optim.weight_decay}
+    if optim.name not in OPTIMIZERS or OPTIMIZERS[optim.name].takes_momentum:
+        arguments["momentum"] = optim.momentum
+    return arguments
+
+
+def _refuse_arguments(optim: OptimConfig, taken: Mapping[str, inspect.Parameter], *, reserved: Collection[str]) -> None:
+    """Refuse names in `optim.args` that the class does not take or that a key of the config sets, and words for
+    switches."""
+    settable = _settable_arguments(taken, reserved)
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+    if unknown := [name for name in optim.args if name not in settable and (name in reserved or not takes_any)]:
+        raise _bad_arguments_failure(optim, f"unknown: {', '.join(unknown)}", settable)
+    for name, value in optim.args.items():
+        if name in settable and _is_bool_argument(taken[name]) and not _is_bool_or_none(value):
+            raise _bad_arguments_failure(optim, f"{name} is true or false, not {value!r}", settable)
+
+
+def _settable_arguments(taken: Mapping[str, inspect.Parameter], reserved: Collection[str]) -> list[str]:
+    """The arguments that `optim.args` may set."""
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [name for name, parameter in taken.items() if name not in reserved and parameter.kind not in variable]
 
 
 def _is_bool_argument(parameter: inspect.Parameter) -> bool:
@@ -106,24 +175,27 @@ def _is_bool_or_none(value: Any) -> bool:
     return value is None or isinstance(value, bool)
 
 
-def _try_step(kind: type[Optimizer], options: Mapping[str, Any], device: torch.device) -> None:
-    one = nn.Parameter(torch.ones((1, 1), device=device))
-    one.grad = torch.zeros_like(one)
-    made = uncompiled_class(kind)([one], **options)
+def _try_steps(optimizer_type: type[Optimizer], options: Mapping[str, Any], device: torch.device) -> Optimizer:
+    weight = nn.Parameter(torch.ones((1, 1), device=device))
+    weight.grad = torch.zeros_like(weight)
+    trial = optimizer_type([weight], **options)
     for _ in range(2):  # SGD looks at dampening in its second step
-        made.step()
+        trial.step()
+    return trial
 
 
 def _supports_fused(
-    kind: type[Optimizer], options: Mapping[str, Any], device: torch.device, groups: list[dict[str, Any]]
+    optimizer_type: type[Optimizer], options: Mapping[str, Any], device: torch.device, groups: list[dict[str, Any]]
 ) -> bool:
     """Whether all parameters can be updated by one kernel: 4 to 5 times less work for the CPU that launches it."""
-    if "fused" not in inspect.signature(kind).parameters or not KERNEL_ARGUMENTS.isdisjoint(options):
+    if "fused" not in inspect.signature(optimizer_type).parameters or not KERNEL_ARGUMENTS.isdisjoint(options):
         return False
-    if options.get("dampening") or not all(one.is_floating_point() for group in groups for one in group["params"]):
+    if options.get("dampening") or not all(
+        weight.is_floating_point() for group in groups for weight in group["params"]
+    ):
         return False
     with suppress(*BUILD_ERRORS):
-        _try_step(kind, {**options, "fused": True}, device)
+        _try_steps(uncompiled_class(optimizer_type), {**options, "fused": True}, device)
         return True
     return False
 
@@ -143,11 +215,11 @@ def _lists_to_tuples(args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
 
 
-def _bad_arguments_failure(optim: OptimConfig, found: str, known: list[str]) -> Failure:
+def _bad_arguments_failure(optim: OptimConfig, problem: str, settable: list[str]) -> Failure:
     return Failure(
         f"optim.args do not fit {optim.name}",
-        found=f"{optim.args}: {found}",
-        expected=f"values for: {', '.join(known)}",
+        found=f"{optim.args}: {problem}",
+        expected=f"values for: {', '.join(settable)}",
         fix="correct optim.args, or leave it out",
         code=ExitCode.USAGE,
     )

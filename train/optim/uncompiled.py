@@ -1,4 +1,4 @@
-"""Makes a subclass of an optimizer class whose step does not load torch's compiler.
+"""Makes a subclass of an optimizer class of torch whose step does not load torch's compiler.
 
 torch's own wrappers import torch._dynamo at the first step, and record each step for a profiler
 that usually does not run.
@@ -18,29 +18,34 @@ from torch.optim import optimizer as base
 COMPILER_WRAPPED_METHODS: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
-def uncompiled_class(kind: type[Optimizer]) -> type[Optimizer]:
-    """A subclass of the same name. Its step does the same: it is what torch's own has wrapped, without gradients.
+def uncompiled_class(optimizer_type: type[Optimizer]) -> type[Optimizer]:
+    """A subclass of the same name, for a class of torch.optim. Its step does the same: it is what torch's own has
+    wrapped, without gradients.
 
     The compiler, torch._dynamo, is 1.2 s of imports in the first step of each rank (torch 2.15: `optim/optimizer.py`,
     `_use_grad_for_differentiable`, and `_compile.py`). Hooks, and the profiler's record of each step, cost 20 µs a step
-    where nobody has asked for any (`profile_hook_step` there).
+    where nobody has asked for any (`profile_hook_step` there). Other classes may need what they have wrapped.
     """
-    bare = inspect.unwrap(kind.step)
+    bare = inspect.unwrap(optimizer_type.step)
 
     @functools.wraps(bare)
     def alone(self: Optimizer, *arguments: Any) -> Any:
         with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
             return bare(self, *arguments)
 
-    told = Optimizer.profile_hook_step(alone)
+    recorded = Optimizer.profile_hook_step(alone)
 
     @functools.wraps(bare)
     def step(self: Optimizer, *arguments: Any) -> Any:
-        return told(self, *arguments) if _has_hooks_or_profiler(self) else alone(self, *arguments)
+        return recorded(self, *arguments) if _has_hooks_or_profiler(self) else alone(self, *arguments)
 
     step.hooked = True  # type: ignore[attr-defined]  # so that torch wraps it no more
-    own: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in COMPILER_WRAPPED_METHODS}
-    return type(kind.__name__, (kind,), own | {"step": step, "__doc__": kind.__doc__, "__module__": kind.__module__})
+    own: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer_type, name)) for name in COMPILER_WRAPPED_METHODS}
+    return type(
+        optimizer_type.__name__,
+        (optimizer_type,),
+        own | {"step": step, "__doc__": optimizer_type.__doc__, "__module__": optimizer_type.__module__},
+    )
 
 
 def _has_hooks_or_profiler(optimizer: Optimizer) -> bool:

@@ -22,11 +22,12 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
 from train import files as file_io
+from train.metrics import NOT_MEASURED
 from train.report import compare, plots, read
 from train.report.compare import RunDifferences, ScalingMeasurement
 from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
 from train.report.plots import DPI, Panel, PlotSeries, TargetRatio
-from train.report.read import METRIC_LABELS, NOT_MEASURED, RecordedRun, finite_or_nan, format_number
+from train.report.read import RecordedRun, finite_or_nan, format_number
 
 # The browser is told to load and run nothing, should a text ever get past `escape`.
 CONTENT_SECURITY_POLICY: Final = (
@@ -570,9 +571,9 @@ def _comparison_sections(runs: Sequence[RecordedRun], found: RunDifferences, *, 
 def summary_section(run: RecordedRun) -> Section:
     """The figures that a reader looks for first."""
     found = read.best_evaluation(run)
-    called = read.selection_metric(run)
+    metric = read.selection_metric(run)
     large = {
-        f"best {_metric_label(called)}": read.format_metric(found[0] if found else None, called),
+        f"best {read.metric_label(metric)}": read.format_metric(found[0] if found else None, metric),
         "speed": read.format_throughput(read.measured_throughput(run)),
         "training": read.format_duration(read.training_seconds(run)),
         "ran on": read.describe_world(run),
@@ -587,19 +588,22 @@ def summary_section(run: RecordedRun) -> Section:
 
 
 def evaluations_section(run: RecordedRun) -> Section | None:
-    """The scores on the held-out images, of the best evaluation by the run's own metric and of the last one."""
-    steps, best = run.column("eval", read.selection_metric(run))[0], read.best_evaluation(run)
+    """The metrics of the best evaluation, by the run's own metric, and of the last one."""
+    selected, best = read.selection_metric(run), read.best_evaluation(run)
+    steps, _ = run.column("eval", selected.name)
     if not steps:
         return None
-    columns = {key: dict(zip(*run.column("eval", key), strict=True)) for key in read.validation_metrics(run)}
-    known = {key: values for key, values in columns.items() if any(map(math.isfinite, values.values()))}
-    named = {f"best {_metric_label(read.selection_metric(run))}": best[1] if best else None, "last": max(steps)}
+    columns = [
+        (metric, dict(zip(*run.column("eval", metric.name), strict=True))) for metric in read.validation_metrics(run)
+    ]
+    measured = [(metric, values) for metric, values in columns if any(map(math.isfinite, values.values()))]
+    evaluations = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps)}
     rows = [
-        [name, f"{step:,.0f}", *(read.format_metric(values.get(step), key) for key, values in known.items())]
-        for name, step in named.items()
+        [name, f"{step:,.0f}", *(read.format_metric(values.get(step), metric) for metric, values in measured)]
+        for name, step in evaluations.items()
         if step is not None
     ]
-    head = ["evaluation", "step", *(METRIC_LABELS[key] for key in known)]
+    head = ["evaluation", "step", *(read.metric_label(metric) for metric, _ in measured)]
     return Section(title="Evaluations", blocks=[Table(head=head, rows=rows)])
 
 
@@ -621,10 +625,11 @@ def overview_section(runs: Sequence[RecordedRun], found: RunDifferences) -> Sect
 
 def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
     """The best first; as they were named where they were judged by other metrics, or have no score."""
-    called = {read.selection_metric(run) for run in runs}
-    sign = 1 if called == {"loss"} else -1
-    scores = {run.name: sign * found[0] for run in runs if (found := read.best_evaluation(run)) and len(called) == 1}
-    return sorted(runs, key=lambda run: scores.get(run.name, math.inf))
+    metric, *others = {read.selection_metric(run).name: read.selection_metric(run) for run in runs}.values()
+    if others:
+        return list(runs)
+    keys = {run.name: metric.rank_key(best[0]) for run in runs if (best := read.best_evaluation(run))}
+    return sorted(runs, key=lambda run: keys.get(run.name, math.inf))
 
 
 def _runs_table(runs: Sequence[RecordedRun]) -> Table:
@@ -632,11 +637,11 @@ def _runs_table(runs: Sequence[RecordedRun]) -> Table:
     rows = []
     for run in runs:
         best, speed = read.best_evaluation(run), read.measured_throughput(run)
+        metric = read.selection_metric(run)
         rows.append(
             [
                 run.name,
-                f"{read.selection_metric(run)} "
-                + read.format_metric(best[0] if best else None, read.selection_metric(run)),
+                f"{metric.name} {read.format_metric(best[0] if best else None, metric)}",
                 read.format_throughput(speed).removesuffix(" images/s")
                 if speed and not speed.warm_up
                 else read.format_throughput(speed),
@@ -736,10 +741,6 @@ def format_time(seconds: float) -> str:
 def _format_start_value(start: object, key: str) -> str:
     value = start.get(key) if isinstance(start, dict) else None
     return read.format_value(value)
-
-
-def _metric_label(metric: str) -> str:
-    return METRIC_LABELS.get(metric, metric)
 
 
 def _as_sentence(text: str) -> str:

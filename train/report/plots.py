@@ -24,10 +24,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
+from train.metrics import METRICS, NOT_MEASURED
 from train.report import read
 from train.report.document import Block, Paragraph, Picture, Section, Table
 from train.report.read import (
-    NOT_MEASURED,
     ConfusionMatrix,
     MetricsEvent,
     RecordedRun,
@@ -353,15 +353,14 @@ def curves_section(runs: Sequence[RecordedRun]) -> Section:
 
 
 def single_run_panels(run: RecordedRun) -> list[Panel]:
-    """Training beside held-out images."""
+    """Training beside validation."""
     x, marks = _x_axis_label([run]), restart_marks(run)
     loss = [
         metric_series(run, "train", "loss", name="train loss", colour=0),
-        _validation_series(run, "loss", "val loss", 1),
+        *_validation_series(run, is_share=False),
     ]
     scores = [metric_series(run, "train", "accuracy", name="train accuracy", colour=0, scale=100)]
-    told = {key: name for key, name in read.validation_metrics(run).items() if key != "loss"}
-    scores += [_validation_series(run, key, name, at, 100) for at, (key, name) in enumerate(told.items(), 1)]
+    scores += _validation_series(run, is_share=True)
     rate = [metric_series(run, "train", "lr", name="learning rate", colour=0)]
     speed = [metric_series(run, "train", "images_per_s", name="images/s", colour=0)]
     return [
@@ -375,6 +374,8 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
 def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
     """The same curve of each."""
     x, many = _x_axis_label(runs), len(runs) > MAX_LEGEND_ENTRIES
+    selected = {read.selection_metric(run).name for run in runs}
+    compared = [metric for metric in METRICS.values() if metric.always_shown or {metric.name} == selected]
     per_epoch = x == "epoch"
 
     def each(kind: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
@@ -383,8 +384,15 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
 
     return [
         Panel(title="Train loss", x=x, y="nats", series=each("train", "loss")),
-        Panel(title="Val loss", x=x, y="nats", series=each("eval", "loss")),
-        Panel(title="Val accuracy", x=x, y="%", series=each("eval", "accuracy", 100)),
+        *(
+            Panel(
+                title=f"Val {metric.label}",
+                x=x,
+                y="%" if metric.is_share else "nats",
+                series=each("eval", metric.name, 100 if metric.is_share else 1),
+            )
+            for metric in sorted(compared, key=lambda metric: metric.is_share)
+        ),
         Panel(
             title="Speed, all ranks together", x=x, y="images/s", series=each("train", "images_per_s"), from_zero=True
         ),
@@ -424,8 +432,14 @@ def restart_marks(run: RecordedRun) -> Mapping[float, str]:
     }
 
 
-def _validation_series(run: RecordedRun, key: str, name: str, colour: int, scale: float = 1.0) -> PlotSeries:
-    return metric_series(run, "eval", key, name, colour, scale, dots=True)
+def _validation_series(run: RecordedRun, *, is_share: bool) -> list[PlotSeries]:
+    """A series for each metric that is drawn in percent, or in nats."""
+    drawn = [metric for metric in read.validation_metrics(run) if metric.is_share == is_share]
+    scale = 100.0 if is_share else 1.0
+    return [
+        metric_series(run, "eval", metric.name, read.metric_label(metric), colour, scale, dots=True)
+        for colour, metric in enumerate(drawn, 1)
+    ]
 
 
 def _x_axis_label(runs: Sequence[RecordedRun]) -> str:
@@ -453,7 +467,7 @@ def confusion_section(run: RecordedRun) -> Section | None:
         return None
     drawn = _confusion_pictures(run, found, "confusion")
     axes = MATRIX_AXES_TEXT if drawn else ""
-    said = f"The held-out images{_format_step(found)}{_describe_evaluation(run, found)}.{axes}"
+    said = f"The validation images{_format_step(found)}{_describe_evaluation(run, found)}.{axes}"
     blocks: list[Block] = [Paragraph(text=said), *drawn, class_table(found)]
     if pairs := mistake_rows(found):
         blocks.append(Table(head=["true", "predicted", "images", "of its class"], rows=pairs, left=2))
@@ -469,15 +483,15 @@ def best_confusion(run: RecordedRun) -> ConfusionMatrix | None:
 
 def _describe_evaluation(run: RecordedRun, found: ConfusionMatrix) -> str:
     """Whether it is of the best evaluation, with its score."""
-    called, best = read.selection_metric(run), read.best_evaluation(run)
-    scores = dict(zip(*run.column("eval", called), strict=True))
-    if best is None or found.step not in scores:
+    metric, best = read.selection_metric(run), read.best_evaluation(run)
+    values = dict(zip(*run.column("eval", metric.name), strict=True))
+    if best is None or found.step not in values:
         return ""
-    score = f"{read.METRIC_LABELS.get(called, called)} {read.format_metric(scores[found.step], called)}"
+    score = f"{read.metric_label(metric)} {read.format_metric(values[found.step], metric)}"
     if found.step == best[1]:
         return f", the best evaluation ({score})"
-    told = read.format_metric(best[0], called)
-    return f", the last evaluation ({score}), not the best ({told}, after step {best[1]:,.0f})"
+    highest = read.format_metric(best[0], metric)
+    return f", the last evaluation ({score}), not the best ({highest}, after step {best[1]:,.0f})"
 
 
 def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
@@ -493,7 +507,7 @@ def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
         for at, (run, found) in enumerate(known[:MAX_MATRICES], 1)
         for picture in _confusion_pictures(run, found, f"confusion-{at}")
     ]
-    said = f"The held-out images of each run's {which}.{MATRIX_AXES_TEXT if drawn else ''}"
+    said = f"The validation images of each run's {which}.{MATRIX_AXES_TEXT if drawn else ''}"
     blocks: list[Block] = [Paragraph(text=said)]
     if len({found.classes for _, found in known}) == 1:
         blocks += recall_table(known).parts(MAX_RECALL_RUNS)

@@ -22,6 +22,7 @@ from train.checkpoint import store
 from train.config import checks, load
 from train.data import registry
 from train.logging import metrics
+from train.metrics import DEFAULT_METRIC, METRICS, NOT_MEASURED, Metric, find_metric
 from train.run import exit_file, record
 from train.run.exit_file import ExitRecord
 
@@ -266,15 +267,7 @@ def _describe_path(folder: Path) -> str:
         return error.strerror or type(error).__name__
 
 
-NOT_MEASURED: Final = "not measured"
 NOT_RECORDED: Final = "not recorded"
-TOP5_SIZE: Final = 5
-METRIC_LABELS: Final = {
-    "accuracy": "val accuracy",
-    "top5_accuracy": "val top-5",
-    "macro_f1": "val macro F1",
-    "loss": "val loss",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,26 +322,28 @@ def training_seconds(run: RecordedRun) -> float | None:
     return total
 
 
-def validation_metrics(run: RecordedRun) -> dict[str, str]:
-    """What may be told of its evaluations: of five classes, the right one is always among the best five."""
-    few = run.classes is not None and run.classes <= TOP5_SIZE
-    return {key: name for key, name in METRIC_LABELS.items() if key != "top5_accuracy" or not few}
+def validation_metrics(run: RecordedRun) -> list[Metric]:
+    """The metrics that say something of so many classes."""
+    return [metric for metric in METRICS.values() if run.classes is None or run.classes >= metric.min_classes]
 
 
-def selection_metric(run: RecordedRun) -> str:
+def selection_metric(run: RecordedRun) -> Metric:
     """The one that decides which checkpoint is the best."""
-    wanted = run.config.get("eval.metric")
-    return wanted if isinstance(wanted, str) else "accuracy"
+    name = run.config.get("eval.metric")
+    return find_metric(name) if isinstance(name, str) else DEFAULT_METRIC
+
+
+def metric_label(metric: Metric) -> str:
+    """As tables and plots name it, beside the metrics of training."""
+    return f"val {metric.label}"
 
 
 def best_evaluation(run: RecordedRun) -> tuple[float, float] | None:
-    """(value, step) of the best evaluation by the run's own metric."""
-    steps, values = run.column("eval", selection_metric(run))
-    found = [(value, step) for value, step in zip(values, steps, strict=True) if math.isfinite(value)]
-    if not found:
-        return None
-    sign = -1 if selection_metric(run) == "loss" else 1
-    return max(found, key=lambda pair: (sign * pair[0], -pair[1]))
+    """(value, step) of the best evaluation by the run's own metric, the first of several."""
+    metric = selection_metric(run)
+    steps, values = run.column("eval", metric.name)
+    evaluations = [(value, step) for value, step in zip(values, steps, strict=True) if math.isfinite(value)]
+    return min(evaluations, key=lambda pair: (metric.rank_key(pair[0]), pair[1]), default=None)
 
 
 def last_step(run: RecordedRun) -> int | None:
@@ -382,11 +377,9 @@ def describe_world(run: RecordedRun) -> str:
     return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
 
 
-def format_metric(value: float | None, called: str = "accuracy") -> str:
-    """In percent, but for a loss and for F1, which people write as they are."""
-    if value is None or not math.isfinite(value):
-        return NOT_MEASURED
-    return f"{value:.4f}" if called in ("loss", "macro_f1") else f"{value:.2%}"
+def format_metric(value: float | None, metric: Metric = DEFAULT_METRIC) -> str:
+    """A value of the record, which may hold anything."""
+    return metric.format(value if value is not None and math.isfinite(value) else None)
 
 
 def format_throughput(found: Throughput | None) -> str:

@@ -91,7 +91,7 @@ CASES = [
         row="42",
     ),
     Case(id="answers-misshapen", door=through(misshapen), code=65, says=("[2, 3]", "[2, 2]"), fix="last layer"),
-    Case(id="answers-none", door=through(unanswered), code=65, says=("no held-out sample",), fix="train data check"),
+    Case(id="answers-none", door=through(unanswered), code=65, says=("no validation image",), fix="train data check"),
     Case(
         id="npz-is-a-folder",
         door=through_train,

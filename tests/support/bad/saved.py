@@ -314,7 +314,7 @@ RANKED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str, .
         ("data.val_fraction=0",),
         lambda: None,
         66,
-        ("no held-out image", "data.val_fraction=0"),
+        ("no validation image", "data.val_fraction=0"),
         "--all",
     ),
     "no-model": (

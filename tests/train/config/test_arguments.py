@@ -8,6 +8,7 @@ import pytest
 
 from entrypoint import Failure
 from train.config import checks, schema
+from train.config.optimizers import OPTIMIZERS
 from train.config.schema import ModelConfig, OptimConfig
 from train.models import registry
 from train.optim import optimizer
@@ -23,11 +24,12 @@ def test_what_a_model_of_ours_takes_is_known(name: str) -> None:
     assert list(checks.MODEL_ARGUMENTS[name]) == taken
 
 
-@pytest.mark.parametrize("name", schema.SHORT_OPTIMIZERS + schema.TORCH_OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_an_optimizer_takes_is_known(name: str) -> None:
-    kind = optimizer.optimizer_class(name)
-    ours = OURS | ({"momentum"} if kind.__name__ == "SGD" else set())
-    assert set(checks.OPTIMIZER_ARGUMENTS[name]) == set(inspect.signature(kind).parameters) - ours
+    entry, taken = OPTIMIZERS[name], set(inspect.signature(optimizer.optimizer_class(name)).parameters)
+    ours = OURS | ({"momentum"} if entry.takes_momentum else set())
+    assert set(entry.arguments) == taken - ours
+    assert entry.takes_weight_decay == ("weight_decay" in taken)
 
 
 def test_a_slip_is_told_with_the_nearest_word() -> None:

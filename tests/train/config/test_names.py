@@ -9,6 +9,7 @@ import torch
 import torchvision
 
 from train.config import schema
+from train.config.optimizers import OPTIMIZERS
 
 # What the loop cannot drive: a closure, sparse gradients, matrices only.
 UNFIT = ("LBFGS", "SparseAdam", "Muon")
@@ -21,7 +22,7 @@ def test_every_classification_model_of_torchvision_is_known() -> None:
 def test_every_optimizer_of_torch_is_known() -> None:
     kinds = [kind for _, kind in inspect.getmembers(torch.optim, inspect.isclass)]
     real = {k.__name__ for k in kinds if issubclass(k, torch.optim.Optimizer)} - {"Optimizer"}
-    assert {*schema.TORCH_OPTIMIZERS, *UNFIT} == real
+    assert {*(entry.class_name for entry in OPTIMIZERS.values()), *UNFIT} == real
 
 
 @pytest.mark.parametrize("name", ["mine:make", "a.b.c:make_2", "_x._y:_z"])

@@ -38,17 +38,18 @@ def counted(given: Tensor = GIVEN, due: Tensor = DUE, classes: int = 4) -> Confu
 
 def test_the_scores_are_those_computed_by_hand() -> None:
     result, _ = counted().read(alone, only)
-    assert result.accuracy == 3 / 6
+    assert result.values["accuracy"] == 3 / 6
     assert result.recall == (2 / 3, 1 / 2, 0.0, None)
     # F1 = 2 right / (given + due): class 0: 4/7, class 1: 2/4, class 2: 0, class 3 does not occur
-    assert result.macro_f1 == pytest.approx((4 / 7 + 1 / 2 + 0) / 3, abs=1e-15)
-    assert (result.samples, result.top5_accuracy) == (6, 1.0)
+    assert result.values["macro_f1"] == pytest.approx((4 / 7 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert result.values["balanced_accuracy"] == pytest.approx((2 / 3 + 1 / 2 + 0) / 3, abs=1e-15)
+    assert (result.samples, result.values["top5_accuracy"]) == (6, 1.0)
 
 
 def test_a_class_that_is_only_answered_counts_as_zero() -> None:
     result, _ = counted(given=torch.tensor([0, 3]), due=torch.tensor([0, 0])).read(alone, only)
     # class 0: 2/3; class 3 was answered and is not there: 0
-    assert result.macro_f1 == pytest.approx((2 / 3 + 0) / 2, abs=1e-15)
+    assert result.values["macro_f1"] == pytest.approx((2 / 3 + 0) / 2, abs=1e-15)
 
 
 def test_the_confusion_matrix_has_a_row_for_each_label_and_a_column_for_each_answer() -> None:
@@ -61,7 +62,7 @@ def test_the_top_five_of_seven_count() -> None:
     found = ConfusionCounter(7, CPU)
     found.add(torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]]).expand(7, 7), torch.arange(7))
     result, _ = found.read(alone, only)
-    assert (result.accuracy, result.top5_accuracy) == (1 / 7, 5 / 7)
+    assert (result.values["accuracy"], result.values["top5_accuracy"]) == (1 / 7, 5 / 7)
 
 
 def test_batches_and_ranks_add_up_to_the_whole() -> None:
@@ -82,12 +83,12 @@ def test_many_classes_keep_no_matrix_and_no_recall(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(confusion, "MAX_CONFUSION_CLASSES", 3)
     result, matrix = counted().read(alone, only)
     assert (result.recall, matrix) == (None, None)
-    assert result.macro_f1 == counted().read(alone, only)[0].macro_f1
+    assert result.values["macro_f1"] == counted().read(alone, only)[0].values["macro_f1"]
 
 
 def test_the_loss_does_not_depend_on_which_rank_measured_which_batch() -> None:
     def loss(*ranks: list[float]) -> float:
-        return counted().read(alone, lambda own: ranks)[0].loss
+        return counted().read(alone, lambda own: ranks)[0].values["loss"]
 
     assert loss([1e16, 1.0], [1.0]) == loss([1.0, 1e16], [1.0]) == loss([1.0, 1.0, 1e16])
 
@@ -96,7 +97,7 @@ def test_an_undefined_logit_spoils_the_loss_and_nothing_else() -> None:
     found = ConfusionCounter(4, CPU)
     found.add(torch.full((1, 4), float("nan")), torch.tensor([2]))
     result, _ = found.read(alone, only)
-    assert result.loss != result.loss
+    assert result.values["loss"] != result.values["loss"]
     assert result.samples == 1
 
 
@@ -108,7 +109,7 @@ def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_nothing_to_measure_is_refused() -> None:
-    with pytest.raises(Failure, match="no held-out sample") as caught:
+    with pytest.raises(Failure, match="no validation image") as caught:
         ConfusionCounter(4, CPU).read(alone, only)
     assert caught.value.code == 65
 
@@ -123,4 +124,4 @@ def test_counting_a_batch_never_waits_for_the_gpu() -> None:
         found.add(logits, labels)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert found.read(alone, only)[0].macro_f1 == counted().read(alone, only)[0].macro_f1
+    assert found.read(alone, only)[0].values["macro_f1"] == counted().read(alone, only)[0].values["macro_f1"]

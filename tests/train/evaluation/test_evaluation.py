@@ -52,14 +52,14 @@ def test_the_figures_are_what_the_whole_set_gives() -> None:
         logits = MODEL[0](IMAGES)
     result = measured()
     assert result.samples == 20
-    assert result.accuracy == (logits.argmax(1) == LABELS).double().mean().item()
-    assert result.loss == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
+    assert result.values["accuracy"] == (logits.argmax(1) == LABELS).double().mean().item()
+    assert result.values["loss"] == pytest.approx(cross_entropy(logits.double(), LABELS).item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 20])
 def test_a_short_last_batch_counts_by_its_samples(size: int) -> None:
-    assert measured(size).accuracy == measured().accuracy
-    assert measured(size).loss == pytest.approx(measured().loss, abs=1e-6)
+    assert measured(size).values["accuracy"] == measured().values["accuracy"]
+    assert measured(size).values["loss"] == pytest.approx(measured().values["loss"], abs=1e-6)
 
 
 def test_batches_can_be_filled_up_to_the_size_that_code_was_compiled_for() -> None:
@@ -68,7 +68,11 @@ def test_batches_can_be_filled_up_to_the_size_that_code_was_compiled_for() -> No
     model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     filled = evaluate(model, batches(8), OneRank(), classes=4, whole=8).result  # type: ignore[arg-type]
     assert seen == [8, 8, 8]
-    assert (filled.samples, filled.accuracy, filled.loss) == (20, measured(8).accuracy, measured(8).loss)
+    assert (filled.samples, filled.values["accuracy"], filled.values["loss"]) == (
+        20,
+        measured(8).values["accuracy"],
+        measured(8).values["loss"],
+    )
 
 
 def test_the_model_measures_without_dropout_and_trains_on() -> None:
@@ -92,9 +96,11 @@ def test_nothing_is_kept_for_gradients() -> None:
 def test_every_score_is_there() -> None:
     result = measured()
     assert result.recall is not None
-    assert sum(share or 0 for share in result.recall) / 4 == pytest.approx(result.accuracy)  # five of each class
-    assert 0 < (result.macro_f1 or 0) <= 1
-    assert result.top5_accuracy == 1.0
+    assert sum(share or 0 for share in result.recall) / 4 == pytest.approx(
+        result.values["accuracy"]
+    )  # five of each class
+    assert 0 < (result.values["macro_f1"] or 0) <= 1
+    assert result.values["top5_accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("size", [1, 7, 256, "auto"])

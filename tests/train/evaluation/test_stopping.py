@@ -17,7 +17,7 @@ TARGET = EvalConfig(target=0.9, patience=2)
 
 
 def measured(accuracy: float) -> EvaluationResult:
-    return EvaluationResult(accuracy=accuracy, loss=1.0, samples=100)
+    return EvaluationResult.from_json({"accuracy": accuracy, "loss": 1.0, "samples": 100})
 
 
 def held(*accuracies: float, wanted: EvalConfig = TARGET) -> int:
@@ -92,7 +92,7 @@ def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:
         average.update = lambda step: None  # type: ignore[method-assign]
         trainer.fit()
         assert trainer.state.result is not None
-        assert trainer.state.result.loss == pytest.approx(0.6931, abs=1e-3)  # two classes, all logits 0
+        assert trainer.state.result.values["loss"] == pytest.approx(0.6931, abs=1e-3)  # two classes, all logits 0
 
 
 def test_every_evaluation_is_written_once(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_every_evaluation_is_written_once(tmp_path: Path) -> None:
 
 
 UNFIT = {
-    "nothing-to-compare": (EvalConfig(target=0.5), 0, 10, "held-out"),
+    "nothing-to-compare": (EvalConfig(target=0.5), 0, 10, "validation images"),
     "always-right": (EvalConfig(metric="top5_accuracy"), 100, 5, "more than 5 classes"),
 }
 

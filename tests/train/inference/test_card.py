@@ -63,7 +63,7 @@ def rows(about: ModelFacts) -> dict[str, str]:
         ("global batch", "100"),
         ("precision", "bf16"),
         ("world", "4 ranks"),
-        ("accuracy", "87.50% of 16 held-out images, loss 0.5000"),
+        ("accuracy", "87.50% of 16 validation images, loss 0.5000"),
         ("macro F1", "0.8125"),
         ("cat", "75.0%"),
         ("dog", "\\-"),

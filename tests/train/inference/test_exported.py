@@ -54,7 +54,7 @@ def test_it_is_right_as_often_as_the_training_measured(whole: Path) -> None:
     images = augment.normalize(validation.read(np.arange(len(validation.labels))))
     right = (loaded.network(images).argmax(1) == validation.labels).float().mean()
     state = json.loads((found.path / "state.json").read_text())["state"]
-    assert float(right) == pytest.approx(EvaluationResult(**state["result"]).accuracy)
+    assert float(right) == pytest.approx(EvaluationResult.from_json(state["result"]).values["accuracy"])
 
 
 def test_a_loaded_network_only_answers(whole: Path) -> None:

@@ -105,8 +105,8 @@ def test_nothing_is_written_into_the_run_and_nothing_is_left(run: Run, tmp_path:
 def test_a_person_reads_a_summary_and_a_table(run: Run) -> None:
     text = evaluated(run).stdout
     assert "weights        of step 10 (the best and the last), averaged (EMA)" in text
-    assert "measured       the 192 held-out of 960 images of synthetic" in text
-    assert f"{last(run)['accuracy']:.2%} of 192 held-out images" in text
+    assert "measured       the 192 validation images of 960 images of synthetic" in text
+    assert f"{last(run)['accuracy']:.2%} of 192 validation images" in text
     assert len([line for line in text.splitlines() if "outline-" in line]) == 10
 
 
@@ -114,7 +114,7 @@ def test_a_failing_rank_keeps_its_log_outside_of_the_run(run: Run, tmp_path: Pat
     before = contents(run.folder)
     ended = evaluated(run, "data.val_fraction=0", environ={"TMPDIR": str(tmp_path)})
     assert (ended.returncode, contents(run.folder)) == (66, before)
-    assert "there is no held-out image" in ended.stderr
+    assert "there is no validation image" in ended.stderr
     assert len(list(tmp_path.glob("train-*/logs/rank-0000.log"))) == 1
 
 
@@ -199,7 +199,7 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
     "other-classes-of-an-older-one": (untold, ["data.classes=3"], 65, "[2] in the checkpoint, [3] for this data"),
     "other-size": (lambda path: None, ["data.image_size=64"], 65, "in the checkpoint"),
     "no-folder": (lambda path: None, ["data.name=folder", "data.root=nowhere"], 66, "nowhere"),
-    "nothing-held-out": (lambda path: None, ["data.val_fraction=0"], 66, "no held-out image"),
+    "nothing-held-out": (lambda path: None, ["data.val_fraction=0"], 66, "no validation image"),
     "no-model": (without_model, [], 65, "no model.safetensors"),
     "a-layer-missing": (without_a_layer, [], 65, "is not in the checkpoint"),
     "no-safetensors": (no_safetensors, [], 65, "is damaged"),
@@ -235,7 +235,7 @@ def test_what_a_fine_tuned_model_began_with_need_not_be_there(
     state["config"]["model"]["weights"] = str(tmp_path / "gone.safetensors")
     format.save_checkpoint(tmp_path / "other", step=8, tensors=tensors, state=state, keep=1)
     assert measure(tmp_path / "other" / "step-00000008") == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] == trainer.state.result.accuracy  # type: ignore[union-attr]
+    assert json.loads(capsys.readouterr().out)["accuracy"] == trainer.state.result.values["accuracy"]  # type: ignore[union-attr]
 
 
 def chosen_committed(path: Path) -> format.CommittedCheckpoint:
@@ -267,7 +267,7 @@ def test_a_broken_image_is_left_out_as_in_training(
     assert measure(tmp_path / "run") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["left_out"], found["samples"]) == (1, 8)
-    assert found["loss"] == trainer.state.best.loss  # type: ignore[union-attr]
+    assert found["loss"] == trainer.state.best.values["loss"]  # type: ignore[union-attr]
 
 
 @pytest.fixture

@@ -282,4 +282,4 @@ def test_arrays_with_a_side_of_their_own_are_not_split(tmp_path: Path) -> None:
 
 def test_what_is_measured_is_said_in_words() -> None:
     assert PETS.measured(whole=True) == "all 100 images of pets"
-    assert DRAWN.measured(whole=False) == "the 20 held-out of 100 images of synthetic"
+    assert DRAWN.measured(whole=False) == "the 20 validation images of 100 images of synthetic"

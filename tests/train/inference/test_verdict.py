@@ -8,13 +8,15 @@ from dataclasses import replace
 from train.evaluation.metrics import EvaluationResult
 from train.inference.evaluation_report import EvaluationReport
 
-RESULT = EvaluationResult(accuracy=0.7, loss=0.9, samples=30, top5_accuracy=1.0, macro_f1=0.5, recall=(0.95, 0.2, None))
+RESULT = EvaluationResult.from_json(
+    {"accuracy": 0.7, "loss": 0.9, "samples": 30, "top5_accuracy": 1.0, "macro_f1": 0.5, "recall": (0.95, 0.2, None)}
+)
 VERDICT = EvaluationReport(
     checkpoint="runs/x/checkpoints/step-00000007",
     step=7,
     weights="ema",
     standing="the best",
-    measured="the 31 held-out of 150 images of pets",
+    measured="the 31 validation images of 150 images of pets",
     all=False,
     notes=("3 of these 31 images were trained on",),
     world_size=2,
@@ -32,10 +34,10 @@ VERDICT = EvaluationReport(
 def test_people_read_what_was_measured_and_how_well() -> None:
     text = VERDICT.as_text()
     assert "weights        of step 7 (the best), averaged (EMA)" in text
-    assert "measured       the 31 held-out of 150 images of pets" in text
+    assert "measured       the 31 validation images of 150 images of pets" in text
     assert "computed       by 2 ranks on cpu, fp32" in text
     assert "left out       1 image that cannot be read" in text
-    assert "accuracy       70.00% of 30 held-out images, loss 0.9000" in text
+    assert "accuracy       70.00% of 30 validation images, loss 0.9000" in text
 
 
 def test_weights_of_one_step_and_of_no_run_are_told_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 from train.evaluation.metrics import EvaluationResult
 from train.logging.progress import EpochStats, Progress, format_duration, format_rows, format_summary, pluralize
 
-RESULT = EvaluationResult(accuracy=0.9512, loss=0.1234, samples=2000)
+RESULT = EvaluationResult.from_json({"accuracy": 0.9512, "loss": 0.1234, "samples": 2000})
 
 
 FIGURES = EpochStats(seconds=200.0, images_per_s=1234.5, loss=0.34567)
@@ -55,7 +55,7 @@ def test_the_summary_says_what_came_out_how_fast_and_where() -> None:
     text = format_summary(
         result=RESULT, classes=("a", "b"), steps=10, seconds=20.0, images=4000, checkpoint=Path("runs/x")
     )
-    assert "95.12% of 2,000 held-out images, loss 0.1234" in text
+    assert "95.12% of 2,000 validation images, loss 0.1234" in text
     assert "10 steps in 20.0 s, 200 images/s" in text
     assert "runs/x" in text
 

@@ -1,0 +1,171 @@
+"""An optimizer outside torch.optim: only the configuration names it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import fit, opened
+from processes import python
+from torch import nn
+
+from entrypoint import Failure
+from train.config.schema import OptimConfig
+from train.optim import optimizer
+
+# Lion (https://arxiv.org/abs/2302.06675), and classes that a training cannot use.
+CODE = """
+from collections import deque
+
+import torch
+from torch.optim import SGD, Optimizer
+
+
+class Lion(Optimizer):
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, mode="plain"):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay, mode=mode))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                moment = state.setdefault("moment", torch.zeros_like(weight))
+                state["seen"] = True
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(group["lr"] * moment.lerp(weight.grad, 1 - group["betas"][0]).sign())
+                moment.lerp_(weight.grad, 1 - group["betas"][1])
+
+
+class Plain(SGD):
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+
+
+class Fixed(Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self, closure=None):
+        pass
+
+
+class WithMomentum(Fixed):
+    def __init__(self, params, momentum):
+        super().__init__(params)
+        self.given = momentum
+
+
+class NeedsClosure(Fixed):
+    def step(self, closure):
+        closure()
+
+
+class KeepsQueue(Fixed):
+    def step(self, closure=None):
+        self.state["last"] = {"losses": deque()}
+
+
+class Broken(Fixed):
+    def step(self, closure=None):
+        raise LookupError("no step")
+
+
+def make(params):
+    return Lion(params)
+"""
+NET = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+LION = ("optim.name=users_optimizer:Lion", "optim.lr=0.001", "optim.args.betas=[0.8, 0.95]")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "users_optimizer.py").write_text(CODE)
+    yield tmp_path
+    sys.modules.pop("users_optimizer", None)
+
+
+def built(name: str, **keys: object) -> torch.optim.Optimizer:
+    return optimizer.build_optimizer(OptimConfig(name=f"users_optimizer:{name}", **keys), NET)  # type: ignore[arg-type]
+
+
+def test_the_config_sets_what_the_class_takes(module: Path) -> None:
+    group = built("Lion", lr=0.3, weight_decay=0.1, args={"betas": [0.5, 0.6]}).param_groups[0]
+    assert [group[key] for key in ("lr", "weight_decay", "betas")] == [0.3, 0.1, (0.5, 0.6)]
+    assert "momentum" not in group
+    assert built("WithMomentum", momentum=0.7).given == 0.7  # type: ignore[attr-defined]
+
+
+def test_a_class_that_takes_any_argument_gets_those_of_optim_args(module: Path) -> None:
+    made = built("Plain", lr=0.3, args={"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1})
+    assert [made.param_groups[0][key] for key in ("lr", "momentum", "weight_decay")] == [0.2, 0.5, 0.1]
+    optimizer.set_learning_rate(made, 0.01)
+    assert made.param_groups[0]["lr"] == 0.01
+
+
+def test_a_class_without_a_learning_rate_keeps_none(module: Path) -> None:
+    made = built("Fixed")
+    optimizer.set_learning_rate(made, 0.01)
+    assert "lr" not in made.param_groups[0]
+
+
+REFUSED = {
+    "no-such-class": ("Lyon", {}, "has no Lyon"),
+    "a-function": ("make", {}, "make is no optimizer"),
+    "another-class": ("deque", {}, "a subclass of torch.optim.Optimizer"),
+    "an-unknown-argument": ("Lion", {"beta": 0.9}, "unknown: beta"),
+    "a-key-of-the-config": ("Lion", {"lr": 0.9}, "unknown: lr"),
+    "a-closure": ("NeedsClosure", {}, "missing 1 required positional argument: 'closure'"),
+    "what-no-checkpoint-holds": ("KeepsQueue", {}, "cannot keep a deque without pickle"),
+    "its-own-error": ("Broken", {}, "users_optimizer.py, line 57: LookupError: no step"),
+}
+
+
+@pytest.mark.parametrize(("name", "args", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_train_is_refused(module: Path, name: str, args: dict[str, object], message: str) -> None:
+    with pytest.raises(Failure) as caught:
+        built(name, args=args)
+    assert caught.value.code == 64
+    assert message in str(caught.value)
+
+
+def test_its_run_goes_on_with_the_same_bits_and_moments(module: Path) -> None:
+    settings = (*LION, "optim.schedule=constant", "optim.warmup_epochs=0")
+    weights_and_moments(module / "halved", *settings, "train.max_steps=2")
+    assert weights_and_moments(module / "halved", *settings) == weights_and_moments(module / "whole", *settings)
+
+
+def weights_and_moments(folder: Path, *settings: str) -> list[float]:
+    with opened(folder, *settings) as job:
+        fit(job)
+        moments = [state["moment"] for state in job.state.optimizer.state.values()]
+        assert len(moments) == len(list(job.state.network.parameters()))
+        tensors = [*job.state.network.state_dict().values(), *moments]
+        return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
+
+
+def test_a_class_beside_the_config_trains_and_resumes(module: Path) -> None:
+    (module / "cfg.yaml").write_text(
+        "data: {samples: 80, image_size: 8, classes: 2}\n"
+        "optim: {name: 'users_optimizer:Lion', lr: 0.001, schedule: constant, warmup_epochs: 0}\n"
+        "train: {epochs: 2, global_batch_size: 16, max_steps: 2}\n"
+        "log: {tensorboard: false}\n"
+    )
+    line = ("-P", "-m", "train", "--config", "cfg.yaml")
+    cpu = {"ENTRYPOINT_DEVICE": "cpu"}
+    checked = python("-P", "-m", "train", "check", "--config", "cfg.yaml", environ=cpu, cwd=module)
+    assert "users_optimizer:Lion, weight decay 0.0005 and momentum 0.9 where it takes them" in checked.stdout
+    for settings, step in (((), 2), (("train.max_steps=4",), 4)):
+        done = python(*line, *settings, environ=cpu, cwd=module)
+        assert done.returncode == 0, done.stdout + done.stderr
+        checkpoint = module / "runs" / "quickstart" / "checkpoints" / f"step-{step:08d}"
+        state = json.loads((checkpoint / "state.json").read_text())["state"]
+        assert state["step"] == step
+        assert "moment" in json.dumps(state["optimizer"])

@@ -1,0 +1,56 @@
+"""This table holds what is known of torch's optimizers without loading torch; a test compares both.
+
+A new class of torch.optim needs one row. One from elsewhere needs none: optim.name names it as
+`package.module:Class`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptimizer:
+    """A class of torch.optim.
+
+    arguments: what optim.args may set. takes_momentum, takes_weight_decay: whether optim.momentum
+    and optim.weight_decay act.
+    """
+
+    class_name: str
+    arguments: Sequence[str]
+    takes_momentum: bool = False
+    takes_weight_decay: bool = True
+
+
+_COMMON: Final = ("foreach", "maximize", "differentiable")
+_ADAM: Final = ("betas", "eps", "amsgrad", "capturable", "fused", *_COMMON)
+_CLASSES: Final = (
+    TorchOptimizer(class_name="ASGD", arguments=("lambd", "alpha", "t0", "capturable", *_COMMON)),
+    TorchOptimizer(class_name="Adadelta", arguments=("rho", "eps", "capturable", *_COMMON)),
+    TorchOptimizer(class_name="Adafactor", arguments=("beta2_decay", "eps", "d", "foreach", "maximize")),
+    TorchOptimizer(class_name="Adagrad", arguments=("lr_decay", "initial_accumulator_value", "eps", "fused", *_COMMON)),
+    TorchOptimizer(class_name="Adam", arguments=("decoupled_weight_decay", *_ADAM)),
+    TorchOptimizer(class_name="AdamW", arguments=_ADAM),
+    TorchOptimizer(class_name="Adamax", arguments=("betas", "eps", "capturable", *_COMMON)),
+    TorchOptimizer(
+        class_name="NAdam",
+        arguments=("betas", "eps", "momentum_decay", "decoupled_weight_decay", "capturable", *_COMMON),
+    ),
+    TorchOptimizer(class_name="RAdam", arguments=("betas", "eps", "decoupled_weight_decay", "capturable", *_COMMON)),
+    TorchOptimizer(class_name="RMSprop", arguments=("alpha", "eps", "momentum", "centered", "capturable", *_COMMON)),
+    TorchOptimizer(
+        class_name="Rprop", arguments=("etas", "step_sizes", "capturable", *_COMMON), takes_weight_decay=False
+    ),
+    TorchOptimizer(class_name="SGD", arguments=("dampening", "nesterov", "fused", *_COMMON), takes_momentum=True),
+)
+_BY_CLASS: Final = {entry.class_name: entry for entry in _CLASSES}
+# By optim.name: the short names first.
+OPTIMIZERS: Final[Mapping[str, TorchOptimizer]] = {
+    "sgd": _BY_CLASS["SGD"],
+    "adam": _BY_CLASS["Adam"],
+    "adamw": _BY_CLASS["AdamW"],
+    **_BY_CLASS,
+}

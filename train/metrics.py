@@ -1,0 +1,140 @@
+"""This table holds every metric of an evaluation: how it is computed, compared and written.
+
+To add a metric, add one entry to `METRICS`. Nothing else names it. torch is not imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+TOP_K: Final = 5
+NOT_MEASURED: Final = "not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What an evaluation counted over all ranks; the sequences have one number per class.
+
+    loss: the sum over samples, in nats. top5_correct: samples whose class has one of the five
+    largest logits. correct: predicted correctly. predicted: how often a class was predicted.
+    support: samples of the class.
+    """
+
+    samples: int
+    loss: float
+    top5_correct: float
+    correct: Sequence[float]
+    predicted: Sequence[float]
+    support: Sequence[float]
+
+
+def macro_f1(counts: Counts) -> float:
+    """The mean F1 over the classes that occur, each counting the same: scikit-learn's average="macro".
+
+    A class without samples and predictions is left out; one that was never predicted counts as 0.
+    """
+    sums = zip(counts.correct, counts.predicted, counts.support, strict=True)
+    f1 = [2 * correct / (predicted + support) for correct, predicted, support in sums if predicted + support]
+    return math.fsum(f1) / len(f1)
+
+
+def recall_by_class(counts: Counts) -> tuple[float | None, ...]:
+    """The share of each class's samples that was predicted correctly; None for one without samples."""
+    pairs = zip(counts.correct, counts.support, strict=True)
+    return tuple(correct / support if support else None for correct, support in pairs)
+
+
+def balanced_accuracy(counts: Counts) -> float:
+    """The mean recall over the classes that have samples: scikit-learn's balanced_accuracy_score."""
+    recalls = [recall for recall in recall_by_class(counts) if recall is not None]
+    return math.fsum(recalls) / len(recalls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number that an evaluation computes.
+
+    name: in eval.metric, metrics.jsonl, checkpoints and `train eval --json`. label: for people.
+    is_share: it lies between 0 and 1; otherwise it is 0 or more, in nats. in_percent: how a share
+    is written. min_classes: with fewer classes it says nothing. always_shown: in each epoch's line.
+    shown_beside_accuracy: in that line where it is far from the accuracy.
+    """
+
+    name: str
+    label: str
+    compute: Callable[[Counts], float]
+    higher_is_better: bool = True
+    is_share: bool = True
+    in_percent: bool = True
+    min_classes: int = 2
+    always_shown: bool = False
+    shown_beside_accuracy: bool = False
+
+    def format(self, value: float | None, digits: int = 4) -> str:
+        """43.21% or 0.4321."""
+        if value is None:
+            return NOT_MEASURED
+        return f"{value:.2%}" if self.in_percent else f"{value:.{digits}f}"
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether `value` is strictly better."""
+        return value > other if self.higher_is_better else value < other
+
+    def rank_key(self, value: float) -> float:
+        """A key by which the best value is sorted first."""
+        return -value if self.higher_is_better else value
+
+    def accepts_target(self, target: float) -> bool:
+        """Whether some results reach `target` and others do not."""
+        return target > 0 and (target <= 1 or not self.is_share)
+
+
+def _table(*entries: Metric) -> dict[str, Metric]:
+    return {entry.name: entry for entry in entries}
+
+
+# The first one is the default of eval.metric.
+METRICS: Final[Mapping[str, Metric]] = _table(
+    Metric(
+        name="accuracy",
+        label="accuracy",
+        compute=lambda counts: sum(counts.correct) / counts.samples,
+        always_shown=True,
+    ),
+    Metric(
+        name="top5_accuracy",
+        label="top-5",
+        compute=lambda counts: counts.top5_correct / counts.samples,
+        min_classes=TOP_K + 1,
+    ),
+    Metric(
+        name="macro_f1",
+        label="macro F1",
+        compute=macro_f1,
+        in_percent=False,
+        shown_beside_accuracy=True,
+    ),
+    Metric(
+        name="balanced_accuracy",
+        label="mean recall",
+        compute=balanced_accuracy,
+    ),
+    Metric(
+        name="loss",
+        label="loss",
+        compute=lambda counts: counts.loss / counts.samples,
+        higher_is_better=False,
+        is_share=False,
+        in_percent=False,
+        always_shown=True,
+    ),
+)
+DEFAULT_METRIC: Final = next(iter(METRICS.values()))
+
+
+def find_metric(name: str) -> Metric:
+    """The entry of `name`; a plain share for a metric of another version, whose runs are read too."""
+    return METRICS.get(name) or Metric(name=name, label=name, compute=lambda counts: math.nan)
