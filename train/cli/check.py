@@ -26,7 +26,7 @@ from train.cli.launch import (
     check_config,
     count_planned_steps,
 )
-from train.config import batches, checks, load, resume_rules
+from train.config import batches, checks, load, resume_rules, schema
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.schema import RunConfig, RunSection
