@@ -17,53 +17,57 @@ from entrypoint.machine import StrPath
 from entrypoint.plan import Plan
 
 PREFLIGHT_TIMEOUT_S = 0.4
-# A failure of these is certain to end a training on GPUs, and torch's own words for it help nobody.
+# These failures certainly end a training on GPUs, and torch's own message does not help.
 FATAL_FINDINGS = ("driver", "compute mode")
 
 
 def run_preflight(
     planned: Plan, environ: Mapping[str, str], *, workers: int | None, terminal: int | None = None, root: StrPath = "/"
 ) -> tuple[str, ...]:
-    """The lines that this task is to say, in less than half a second; none where all is well.
+    """Run the short checks in less than half a second; return the lines to print, if any.
 
-    One task of each node says them, on other nodes than rank 0's with the host's name. workers: data workers of each
-    rank, where their number was chosen. terminal: the descriptor of one, if the lines go to one.
+    One task per node returns them, on nodes without rank 0 with the host's name. workers: data
+    workers of each rank, if chosen. terminal: the descriptor of the terminal that the lines go to,
+    if any.
 
     Raises:
-        Failure: NODE, where a training on this node's GPUs is certain to fail.
+        Failure: NODE if a training on this node's GPUs is certain to fail.
     """
-    found = preflight_findings(CheckContext(environ=environ, plan=planned, workers=workers, root=root))
-    _refuse_fatal_findings(found)
+    findings = preflight_findings(CheckContext(environ=environ, plan=planned, workers=workers, root=root))
+    _refuse_fatal_findings(findings)
     if planned.world.local_rank > 0:
         return ()
     if planned.world.rank > 0:
-        found = [replace(finding, name=f"{planned.hostname}: {finding.name}") for finding in found]
+        findings = [replace(finding, name=f"{planned.hostname}: {finding.name}") for finding in findings]
     if terminal is None:
-        return tuple(report.as_lines(found, colour=False))
-    return tuple(report.as_lines(found, colour=report.use_color(True, environ), columns=terminal_columns(terminal)))
+        return tuple(report.as_lines(findings, colour=False))
+    return tuple(report.as_lines(findings, colour=report.use_color(True, environ), columns=terminal_columns(terminal)))
 
 
-def preflight_findings(scene: CheckContext) -> list[Finding]:
-    """What is not ok. A check that is not ready in time says nothing: the training will meet what keeps it waiting."""
-    found = run_checks(preflight_checks(scene), scene, PREFLIGHT_TIMEOUT_S, late=lambda name, limit_s: [])
-    return [finding for finding in found if finding.state != "ok"]
+def preflight_findings(context: CheckContext) -> list[Finding]:
+    """The findings that are not ok. A check that takes too long is dropped.
+
+    The training will meet the problem.
+    """
+    findings = run_checks(preflight_checks(context), context, PREFLIGHT_TIMEOUT_S, late=lambda name, limit_s: [])
+    return [finding for finding in findings if finding.state != "ok"]
 
 
-def preflight_checks(scene: CheckContext) -> dict[str, Check]:
-    """Those that concern this plan. What looks at GPUs is loaded where there are some."""
-    chosen: dict[str, Check] = {
+def preflight_checks(context: CheckContext) -> dict[str, Check]:
+    """The checks for this plan. The GPU checks are imported only for a plan with GPUs."""
+    checks: dict[str, Check] = {
         "memory": host.memory_and_limits_preflight,
         "cores": host.cores_preflight,
         "places": paths.preflight,
     }
-    if scene.plan is not None and scene.plan.device == "cuda":
+    if context.plan is not None and context.plan.device == "cuda":
         from entrypoint.doctor import gpu
 
-        chosen = {"gpus": gpu.preflight, **chosen}
-    return chosen
+        checks = {"gpus": gpu.preflight, **checks}
+    return checks
 
 
-def _refuse_fatal_findings(found: Sequence[Finding]) -> None:
-    for finding in found:
+def _refuse_fatal_findings(findings: Sequence[Finding]) -> None:
+    for finding in findings:
         if finding.state == "fail" and finding.name in FATAL_FINDINGS:
             raise Failure(finding.text, fix=finding.fix, code=ExitCode.NODE)
