@@ -54,7 +54,7 @@ def test_a_picture_that_is_not_there_is_not_explained(tmp_path: Path) -> None:
     found = ConfusionMatrix(step=1, classes=tuple(map(str, range(201))), matrix=many)
     section = plots.confusion_section(replace(read.load_run(make_run(tmp_path / "run")), confusion=found))
     assert section is not None
-    assert section.blocks[0] == Paragraph(text="The held-out images after step 1.")
+    assert section.blocks[0] == Paragraph(text="The validation images after step 1.")
 
 
 def first_was_best(folder: Path, *, kept: bool) -> RecordedRun:
@@ -75,7 +75,7 @@ def said(section: Section | None) -> str:
 
 def test_the_matrix_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
     section = plots.confusion_section(first_was_best(tmp_path / "run", kept=True))
-    assert said(section).startswith("The held-out images after step 10, the best evaluation (val accuracy 50.00%).")
+    assert said(section).startswith("The validation images after step 10, the best evaluation (val accuracy 50.00%).")
     assert "'100.0%'" in str(section)
     assert "run after step 10" in str(section)
 
