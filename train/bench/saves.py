@@ -89,7 +89,7 @@ class Blocks:
 
     def _copy_s(self) -> float:
         """Seconds for a bare copy of what was kept last, in the host's memory: what a snapshot takes there at least."""
-        kept = list(self._kept.memory.kept.values())
+        kept = list(self._kept.memory.buffers.values())
         if [one.numel() for one in self._room] != [one.numel() for one in kept]:
             self._room = [one.clone() for one in kept]
         began = time.perf_counter()
