@@ -1,4 +1,4 @@
-"""`entrypoint` shows the plan, finds what would break a training, or runs a command per rank."""
+"""`entrypoint` shows the launch plan, checks this machine, or runs a command once per rank."""
 
 from __future__ import annotations
 
@@ -23,42 +23,45 @@ from entrypoint import (
 from entrypoint.console import terminal_columns
 from entrypoint.errors import ExitCode
 
-DEFAULT_COLUMNS: Final = 80  # columns, of a terminal that does not say
+DEFAULT_COLUMNS: Final = 80  # for a terminal that does not report its width
 _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
-  entrypoint doctor                      what would break a training here, and how to mend it
+  entrypoint doctor                      what would break a training here, and how to fix it
   entrypoint run -- python script.py     your own script, once per GPU
 """
 
-SHOW_DESCRIPTION = """A line for each value: its name, the value, and where that came from. There a name in capitals is
-a variable that was read; `given` is an option or a variable of yours; `launch key` is made from
-job, step and start; `this process`, `no launcher found` and `one node: loopback` say that nothing
-had to be read. Nothing there: counted here, or follows from the others. `spawn` is how many ranks
-this task starts.
+SHOW_DESCRIPTION = """One line per value: its name, the value and its source. A source in capitals is the variable that
+was read; `given` is one of your options or variables; `launch key` is derived from job, step and
+restart; `this process`, `no launcher found` and `one node: loopback` mean that nothing had to be
+read. A value without a source was counted here or follows from the others. `spawn` is the number
+of ranks that this task starts.
 """.replace("\n", " ")
 
 
 class EntrypointParser(argparse.ArgumentParser):
-    """argparse with our exit code and our two halves."""
+    """An argparse parser whose errors are Failures: they carry a fix and our exit code."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of leaving with 2."""
+        """Raise a Failure; argparse would exit with code 2."""
         raise Failure(message, fix=f"see `{self.prog} --help`", code=ExitCode.USAGE)
 
     def print_help(self, file: Any = None) -> None:
-        """With examples and descriptions as wide as the terminal."""
+        """Print the help with examples and descriptions folded to the terminal's width."""
         print_help_text(self.format_help(), file)
 
 
 class TerminalHelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal. To find that out, argparse would load shutil and three kinds of compression."""
+    """Formats help for the terminal's width.
+
+    argparse itself would load shutil and three compression modules to find that width.
+    """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=(terminal_columns(1) or DEFAULT_COLUMNS) - 2)
 
 
 def build_parser() -> EntrypointParser:
-    """The command line."""
+    """Build the parser of the command line."""
     parser = EntrypointParser(
         prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=TerminalHelpFormatter
     )
@@ -74,21 +77,21 @@ def build_parser() -> EntrypointParser:
         "doctor", help="what would break a training here, with a fix for each", formatter_class=TerminalHelpFormatter
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
-    doctor.add_argument("--full", action="store_true", help="start all ranks once, to see them exchange numbers")
+    doctor.add_argument("--full", action="store_true", help="also start all ranks once for an all-reduce")
     doctor.add_argument("--output", metavar="DIR", default="runs", help="folder that runs are kept in (default: runs)")
-    doctor.add_argument("--workers", metavar="N", type=int, help="data.workers of your config, where it is a number")
+    doctor.add_argument("--workers", metavar="N", type=int, help="data.workers of your config, if it is a number")
     run = commands.add_parser(
         "run", help="run a command once per rank with torchrun's contract set", formatter_class=TerminalHelpFormatter
     )
     run.add_argument("--logs", metavar="DIR", default="logs", help="folder for rank-NNNN.log (default: logs)")
-    for each in (show, doctor, run):
-        add_launch_arguments(each)
+    for command in (show, doctor, run):
+        add_launch_arguments(command)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     arguments: argparse.Namespace | None = None
     protect_output_streams()
     try:
@@ -117,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     planned = make_plan(environ, parse_launch_options(arguments, environ))
     if arguments.json:
-        import json  # this, too, only those wait for who ask for it
+        import json  # only here: it costs start time
 
     print_message(json.dumps(plan_as_json(planned)) if arguments.json else plan_as_table(planned), sys.stdout)
     return 0
@@ -126,27 +129,29 @@ def _show_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 def _doctor_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from pathlib import Path
 
-    from entrypoint.doctor import context, examine, report  # nor for what looks around
+    from entrypoint.doctor import context, examine, report  # only here: `show` and `run` start faster without it
 
-    asked = parse_launch_options(arguments, environ)
-    place = context.CheckContext(
-        environ=environ, options=asked, output=Path(arguments.output), workers=arguments.workers
+    options = parse_launch_options(arguments, environ)
+    check_context = context.CheckContext(
+        environ=environ, options=options, output=Path(arguments.output), workers=arguments.workers
     )
-    found = examine.run_all_checks(place, launch_argv(arguments) if arguments.full else None)
+    findings = examine.run_all_checks(check_context, launch_argv(arguments) if arguments.full else None)
     if arguments.json:
         import json
     terminal = sys.stdout.isatty()
     colour = report.use_color(terminal, environ)
-    text = report.as_text(found, colour=colour, columns=(terminal_columns(1) or DEFAULT_COLUMNS) if terminal else None)
-    print(json.dumps(report.as_json(found)) if arguments.json else text)
-    return int(ExitCode.NODE if context.num_failed(found) else ExitCode.OK)
+    text = report.as_text(
+        findings, colour=colour, columns=(terminal_columns(1) or DEFAULT_COLUMNS) if terminal else None
+    )
+    print(json.dumps(report.as_json(findings)) if arguments.json else text)
+    return int(ExitCode.NODE if context.num_failed(findings) else ExitCode.OK)
 
 
 def launch_argv(arguments: argparse.Namespace) -> list[str]:
-    """The launch arguments once more, as words."""
+    """The launch arguments as command-line words, for another process."""
     names = ("device", "procs_per_node", "nodes", "node_rank", "master_addr", "master_port")
-    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    values = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -155,7 +160,7 @@ def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> i
         raise Failure("no command to run", fix="entrypoint run -- python script.py", code=ExitCode.USAGE)
     from pathlib import Path
 
-    from entrypoint import run_plan  # `show` does not wait for what starts processes
+    from entrypoint import run_plan  # only here: `show` starts faster without it
 
     planned = make_plan(environ, parse_launch_options(arguments, environ))
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
@@ -169,7 +174,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
 
 
 def plan_as_json(planned: Plan) -> dict[str, Any]:
-    """The object that `show --json` promises."""
+    """The JSON object that `show --json` prints."""
     return {
         "launcher": planned.launcher,
         "world": asdict(planned.world),
@@ -182,7 +187,7 @@ def plan_as_json(planned: Plan) -> dict[str, Any]:
 
 
 def plan_as_table(planned: Plan) -> str:
-    """The same for a person."""
+    """The plan as an aligned table of name, value and source."""
     world = asdict(planned.world)
     rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, ""), ("device", planned.device, "")]
     rows += [(name, str(value), planned.sources.get(name, "")) for name, value in world.items()]

@@ -1,4 +1,4 @@
-"""A Child is one rank's process, which dies with its parent and ends with all it started."""
+"""A Child is one rank's process; it dies with its parent, and is killed with its process group."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
-from entrypoint.gauges import RESOURCES_VARIABLE as GAUGES
-from entrypoint.gauges import ResourcePage
+from entrypoint.gauges import RESOURCES_VARIABLE, ResourcePage
 from entrypoint.heartbeat import HEARTBEAT_VARIABLE, HeartbeatChannel
 from entrypoint.tee import Tee
 from entrypoint.world import World
@@ -23,47 +22,48 @@ _LIBC = ctypes.CDLL(None)
 
 @dataclass(slots=True)
 class Child:
-    """A started rank and where its output goes. line: its sign of life; None for a command that is not ours.
+    """A started rank and the Tee that its output goes to.
 
-    page: what it consumes; None where nobody measures that.
+    heartbeat: the channel that it writes heartbeats to; None for a foreign command.
+    resources: the page with its resource use; None if that is not measured.
     """
 
     world: World
     process: subprocess.Popen[bytes]
     tee: Tee
-    line: HeartbeatChannel | None = None
-    page: ResourcePage | None = None
+    heartbeat: HeartbeatChannel | None = None
+    resources: ResourcePage | None = None
 
     @property
     def ended_early(self) -> bool:
-        """Whether a rank of ours left as if it were done, or stopped and saved, before it said that it was."""
-        if self.line is None or self.process.returncode not in (ExitCode.OK, ExitCode.STOPPED):
+        """Whether our worker exited with OK or STOPPED before its heartbeat phase was `end`."""
+        if self.heartbeat is None or self.process.returncode not in (ExitCode.OK, ExitCode.STOPPED):
             return False
-        beat = self.line.read()
+        beat = self.heartbeat.read()
         return beat is None or beat.phase != "end"
 
     @property
     def step(self) -> int | None:
-        """The last step that it finished, as far as it said."""
-        beat = self.line.read() if self.line else None
+        """The last step that it finished, according to its heartbeat."""
+        beat = self.heartbeat.read() if self.heartbeat else None
         return beat.step if beat else None
 
     def send(self, signum: int) -> None:
-        """Signal the rank itself (its data loader workers follow it)."""
+        """Send a signal to the rank's process (its data loader workers end with it)."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signum)
 
     def kill_group(self) -> None:
-        """End the rank and everything in its process group."""
+        """Kill the rank and everything in its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def forget(self) -> None:
-        """Close what was opened to listen to it."""
-        if self.line:
-            self.line.close()
-        if self.page:
-            self.page.close()
+    def close(self) -> None:
+        """Close the shared memory of its heartbeat and its resources."""
+        if self.heartbeat:
+            self.heartbeat.close()
+        if self.resources:
+            self.resources.close()
 
 
 def start_rank(
@@ -71,23 +71,26 @@ def start_rank(
     environ: Mapping[str, str],
     world: World,
     tee: Tee,
-    line: HeartbeatChannel | None = None,
-    page: ResourcePage | None = None,
+    heartbeat: HeartbeatChannel | None = None,
+    resources: ResourcePage | None = None,
 ) -> Child:
-    """Start one rank in a session of its own, so that a terminal's Ctrl-C reaches it through the parent only.
+    """Start one rank in a new session: a terminal's Ctrl-C reaches it only through the parent.
 
     Raises:
-        Failure: NO_INPUT, where the command cannot be started; RESOURCE, where nothing more can.
+        Failure: NO_INPUT if the command cannot be started, RESOURCE if a process limit is reached.
     """
     parent = os.getpid()
-    listening = {HEARTBEAT_VARIABLE: line.variable} if line else {}
-    measured = {GAUGES: str(page.descriptor)} if page else {}
-    handed = (*((line.page, line.stacks) if line else ()), *((page.descriptor,) if page else ()))
+    heartbeat_variables = {HEARTBEAT_VARIABLE: heartbeat.variable} if heartbeat else {}
+    resource_variables = {RESOURCES_VARIABLE: str(resources.descriptor)} if resources else {}
+    descriptors = (
+        *((heartbeat.page, heartbeat.stacks) if heartbeat else ()),
+        *((resources.descriptor,) if resources else ()),
+    )
     try:
         process = subprocess.Popen(
             list(command),
-            env={**environ, **listening, **measured},
-            pass_fds=handed,
+            env={**environ, **heartbeat_variables, **resource_variables},
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -102,11 +105,14 @@ def start_rank(
             fix="give a program that is in PATH, or python and a script: entrypoint run -- python script.py",
             code=ExitCode.NO_INPUT,
         ) from error
-    return Child(world=world, process=process, tee=tee, line=line, page=page)
+    return Child(world=world, process=process, tee=tee, heartbeat=heartbeat, resources=resources)
 
 
 def die_with_parent(signum: int, parent: int) -> None:
-    """Ask the kernel for `signum` when the parent ends, however it ends; the check covers a parent already gone."""
+    """Let the kernel send `signum` to this process when its parent ends.
+
+    Exit now if the parent has ended already.
+    """
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(int(ExitCode.PEER))

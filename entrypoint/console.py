@@ -1,7 +1,7 @@
 """The console functions fold messages to the terminal's width, and survive a closed console.
 
-A message is folded at spaces and indented; without a terminal it stays on one line, as grep wants
-it. A refused write is dropped: a closed console or a full disk never stops a training.
+A message is folded at spaces and indented; without a terminal it stays on one line, so that grep
+finds it. A failed write is dropped: a closed console or a full disk never stops a training.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from contextlib import suppress
 from typing import Any, Final, TextIO
 from unicodedata import combining, east_asian_width
 
-MIN_FOLD_COLUMNS: Final = 40  # columns: below that, folding helps nobody
-# `output         runs/small`: the value of a fact, or of a table's first column.
+MIN_FOLD_COLUMNS: Final = 40  # on a narrower terminal nothing is folded
+# A label and the gap before its value: `output         runs/small`.
 NAMED_VALUE_PATTERN: Final = re.compile(r" {0,2}\S(?:.{0,15}\S)? {2,}(?=\S)")
-# `  --config FILE   a YAML file`: of a help, whose first column may be long.
+# An option of a help text and the gap before its explanation: `  --config FILE   a YAML file`.
 HELP_ENTRY_PATTERN: Final = re.compile(r" *\S(?:.*?\S)? {2,}(?=\S)")
-MIN_EXPLANATION_COLUMNS: Final = 24  # columns for an explanation beside what it explains; else it stands below
-HELP_COLUMNS_WITHOUT_TERMINAL: Final = (
-    120  # a help is folded without a terminal too: nobody greps for the whole of its paragraphs
-)
-# JSON, tables of Markdown and the repeated output of others are to be copied, or were laid out by somebody else.
+MIN_EXPLANATION_COLUMNS: Final = 24  # with less room, an explanation goes below its option
+# A help text is folded without a terminal too, since nobody greps for a whole paragraph.
+HELP_COLUMNS_WITHOUT_TERMINAL: Final = 120
+# JSON, Markdown tables and repeated output of other programs keep their layout.
 PREFORMATTED_PREFIXES: Final = ("{", "[", "|")
 
 
 def terminal_columns(descriptor: int) -> int | None:
-    """How wide the terminal is that it leads to; None where it leads to none."""
+    """The width of the terminal behind a file descriptor; None if it is no terminal."""
     try:
         return os.get_terminal_size(descriptor).columns or None
     except OSError:
@@ -36,24 +35,30 @@ def terminal_columns(descriptor: int) -> int | None:
 
 
 def fold_text(text: str, columns: int | None) -> str:
-    """Each line that is longer than `columns`, as several; with None as it is: one for one fact, as grep wants it."""
+    """Fold each line that is longer than `columns`.
+
+    None leaves the text as it is, one line per fact.
+    """
     if columns is None or columns < MIN_FOLD_COLUMNS:
         return text
     return "\n".join(part for line in text.split("\n") for part in _fold_line(line, columns))
 
 
 def print_message(text: str, stream: TextIO) -> None:
-    """Write a message and end its line."""
+    """Write a message and a newline."""
     try:
         columns = terminal_columns(stream.fileno())
-    except (OSError, ValueError, AttributeError):  # a stream of a test's, or one that was closed
+    except (OSError, ValueError, AttributeError):  # a test's stream, or a closed one
         columns = None
     stream.write(fold_text(text, columns) + "\n")
     stream.flush()
 
 
 def print_help_text(text: str, stream: TextIO | None) -> None:
-    """What argparse made of a help, with usage, examples and paragraphs folded too. stream: None is the output."""
+    """Write argparse's help text with usage, examples and paragraphs folded too. stream.
+
+    None means sys.stdout.
+    """
     stream = stream or sys.stdout
     try:
         columns = terminal_columns(stream.fileno()) or HELP_COLUMNS_WITHOUT_TERMINAL
@@ -63,36 +68,42 @@ def print_help_text(text: str, stream: TextIO | None) -> None:
 
 
 def fold_help(text: str, columns: int) -> str:
-    """Each line of a help that is longer than `columns`, as several: explanations stay in their column."""
+    """Fold each line of a help text that is longer than `columns`.
+
+    Explanations stay in their column.
+    """
     columns = max(columns, MIN_FOLD_COLUMNS)
     return "\n".join(part for line in text.split("\n") for part in _fold_help_line(line, columns))
 
 
 def fold_complete_lines(data: bytes, columns: int, *, begun: bool) -> bytes:
-    """The whole lines among a program's bytes, folded. begun: the first one goes on with a line that is shown already.
+    """Fold the complete lines among a program's bytes.
 
-    What stands before a carriage return is a bar's, or what wipes it out.
+    begun: the first line continues one that is shown already, so it is not folded. Text before a
+    carriage return belongs to a progress bar and stays as it is.
     """
-    *lines, rest = data.split(b"\n")
-    shown = []
+    *lines, unfinished = data.split(b"\n")
+    folded_lines = []
     for number, line in enumerate(lines):
         bar, drawn, message = line.rpartition(b"\r")
-        known = drawn or not (begun and number == 0)
+        starts_at_margin = drawn or not (begun and number == 0)
         text = message.decode(errors="surrogateescape")
-        shown.append(bar + drawn + fold_text(text, columns).encode(errors="surrogateescape") if known else line)
-    return b"\n".join([*shown, rest])
+        folded_lines.append(
+            bar + drawn + fold_text(text, columns).encode(errors="surrogateescape") if starts_at_margin else line
+        )
+    return b"\n".join([*folded_lines, unfinished])
 
 
 def _fold_line(line: str, columns: int) -> list[str]:
-    """At spaces only: a path that is to be copied stays whole."""
+    """Fold one line at spaces only, so that a path can be copied."""
     body = line.lstrip(" ")
     if _display_width(line) <= columns or body.startswith(PREFORMATTED_PREFIXES) or "\x1b" in line or "\t" in line:
         return [line]
-    named = NAMED_VALUE_PATTERN.match(line)
-    start = named.end() if named else len(line) - len(body)
+    label = NAMED_VALUE_PATTERN.match(line)
+    start = label.end() if label else len(line) - len(body)
     if "  " in line[start:]:  # a table
         return [line]
-    return _fill_lines(line[:start], line[start:].split(" "), " " * (start if named else start + 2), columns)
+    return _fill_lines(line[:start], line[start:].split(" "), " " * (start if label else start + 2), columns)
 
 
 def _fold_help_line(line: str, columns: int) -> list[str]:
@@ -122,16 +133,18 @@ def _fill_lines(begin: str, words: list[str], indent: str, columns: int) -> list
 
 
 def _display_width(text: str) -> int:
-    """In columns: a Chinese letter or an emoji takes two, an accent that is put onto a letter none."""
+    """Width in columns: a wide character (Chinese, emoji) counts two, a combining accent none."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 1 + (east_asian_width(one) in "WF") for one in text)
+    return sum(0 if combining(character) else 1 + (east_asian_width(character) in "WF") for character in text)
 
 
 class NonFailingStream:
-    """`stream`, except that a refused write is dropped: a closed console or a full disk never stops training.
+    """A wrapper of `stream` that drops failed writes.
 
-    Everything else (isatty, fileno, encoding, ...) is the stream's own, so that a progress bar can look at it.
+    A closed console or a full disk never stops training.
+
+    Everything else (isatty, fileno, encoding, ...) is passed through, so that progress bars work.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -142,22 +155,25 @@ class NonFailingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write `text` if the stream takes it."""
+        """Write `text`, or drop it if the stream fails."""
         try:
             return self._stream.write(text)
         except (OSError, ValueError) as error:  # ValueError: the stream was closed in this process
-            self._lose(error)
+            self._drop_write(error)
             return len(text)
 
     def flush(self) -> None:
-        """Flush if the stream can."""
+        """Flush, or do nothing if the stream fails."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as error:
-            self._lose(error)
+            self._drop_write(error)
 
-    def _lose(self, error: Exception) -> None:
-        """Count it. A pipe without a reader stays so: point it at /dev/null, or Python's last flush exits with 120."""
+    def _drop_write(self, error: Exception) -> None:
+        """Count the lost write.
+
+        A broken pipe is pointed at /dev/null, or Python's last flush would exit with 120.
+        """
         self.lost += 1
         if isinstance(error, BrokenPipeError):
             with suppress(OSError), open(os.devnull, "wb") as nowhere:
@@ -165,14 +181,17 @@ class NonFailingStream:
 
 
 def protect_output_streams() -> None:
-    """Put shields before sys.stdout and sys.stderr. Called once, by a front door, before it opens anything."""
+    """Wrap sys.stdout and sys.stderr in NonFailingStream.
+
+    `main` calls this once, before it opens any file.
+    """
     _reopen_closed_descriptors()
     sys.stdout = _protect_stream(sys.stdout or os.fdopen(1, "w", closefd=False))
     sys.stderr = _protect_stream(sys.stderr or os.fdopen(2, "w", closefd=False))
 
 
 def _reopen_closed_descriptors() -> None:
-    """Point what the caller closed (`2>&-`) at /dev/null: else the next file that is opened becomes the console."""
+    """Open closed descriptors (`2>&-`) on /dev/null, or the next file would get their number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -181,6 +200,8 @@ def _reopen_closed_descriptors() -> None:
 
 
 def _protect_stream(stream: TextIO) -> TextIO:
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":  # a path's character may not cost its line
+    if (
+        isinstance(stream, io.TextIOWrapper) and stream.errors == "strict"
+    ):  # an unprintable character in a path must not lose the line
         stream.reconfigure(errors="backslashreplace")
     return stream if isinstance(stream, NonFailingStream) else NonFailingStream(stream)  # type: ignore[return-value]

@@ -22,19 +22,19 @@ COMPILER_VARIABLES = ("CC", "CXX")
 def clean_environ(
     environ: Mapping[str, str], *, foreign: bool, scratch: Path | None
 ) -> tuple[dict[str, str], list[str]]:
-    """The environment for a child, and one note for each thing that was changed on the user.
+    """The environment for a rank, and one note for each of the user's variables that was changed.
 
-    `foreign` is a user's own command, whose script must find the modules beside it. `scratch` stands in for a home
-    that cannot be written.
+    foreign: the command is the user's, whose script must be able to import modules from its own
+    folder. scratch: the folder to use if HOME cannot be written.
     """
     child = dict(environ)
     leaks = [*(name for name in PYTHON_VARIABLES if child.pop(name, None)), *_user_site_packages(environ)]
     notes = [f"not used, it would change what is imported: {', '.join(leaks)}"] if leaks else []
     if child.pop(INSPECT_VARIABLE, None):
-        notes.append(f"not used, it would let a program that is over wait for input: {INSPECT_VARIABLE}")
+        notes.append(f"not used, it would make a finished program wait for input: {INSPECT_VARIABLE}")
     child["PYTHONNOUSERSITE"] = "1"
-    child["PYTHONUTF8"] = "1"  # an ASCII locale must not decide how file names and logs are read
-    child["PYTHONUNBUFFERED"] = "1"  # the last lines before a death are the ones that matter
+    child["PYTHONUTF8"] = "1"  # file names and logs are UTF-8 in an ASCII locale too
+    child["PYTHONUNBUFFERED"] = "1"  # so that the last lines before a crash are not lost
     if foreign:
         child.pop("PYTHONSAFEPATH", None)
     else:
@@ -55,7 +55,7 @@ def user_name(uid: int) -> str:
 
 
 def is_writable(folder: str | os.PathLike[str] | None) -> bool:
-    """Found out by writing: permission bits do not know quotas, read-only mounts or squashed root."""
+    """Try it by writing: permission bits do not show quotas, read-only mounts or squashed root."""
     if not folder:
         return False
     try:
@@ -71,15 +71,18 @@ def first_writable_folder(folders: Iterable[str | None]) -> Path | None:
 
 
 def scratch_parent(environ: Mapping[str, str]) -> Path | None:
-    """Where a scratch folder may be made: a read-only root often leaves only /dev/shm."""
+    """The first writable folder for temporary files.
+
+    With a read-only root often only /dev/shm is left.
+    """
     return first_writable_folder((environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", "."))
 
 
 def _user_site_packages(environ: Mapping[str, str]) -> list[str]:
-    """What the user has installed with `pip install --user` for this version of Python."""
+    """The folder of `pip install --user` for this version of Python, if it exists."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     folder = Path(environ.get("HOME") or "/nonexistent", ".local/lib", version, "site-packages")
-    return [str(folder)] if os.path.isdir(folder) else []  # False too where this user may not look
+    return [str(folder)] if os.path.isdir(folder) else []  # also False if this user may not read it
 
 
 def _replace_unwritable_home(child: dict[str, str], scratch: Path | None) -> list[str]:
@@ -106,20 +109,23 @@ CACHE_VARIABLES = (
 
 
 def _drop_missing_preloads(child: dict[str, str]) -> list[str]:
-    """A host's LD_PRELOAD names files that a container does not have: every program start would complain."""
-    wanted = child.get("LD_PRELOAD", "").replace(":", " ").split()
-    missing = [name for name in wanted if "/" in name and not Path(name).exists()]
+    """Remove files from LD_PRELOAD that this container does not have.
+
+    Each program start would warn about them.
+    """
+    libraries = child.get("LD_PRELOAD", "").replace(":", " ").split()
+    missing = [name for name in libraries if "/" in name and not Path(name).exists()]
     if not missing:
         return []
-    kept = [name for name in wanted if name not in missing]
+    existing = [name for name in libraries if name not in missing]
     child.pop("LD_PRELOAD")
-    if kept:
-        child["LD_PRELOAD"] = " ".join(kept)
+    if existing:
+        child["LD_PRELOAD"] = " ".join(existing)
     return [f"LD_PRELOAD names files that are not here and are left out: {' '.join(missing)}"]
 
 
 def _drop_missing_compilers(child: dict[str, str]) -> list[str]:
-    """What a host's module or conda exports; triton and torch.compile would take it unseen."""
+    """Remove the host's CC and CXX, which triton and torch.compile would use unchecked."""
     path = child.get("PATH")
     missing = {
         name: child.pop(name)

@@ -1,7 +1,7 @@
-"""HangWatch reads the ranks' heartbeats, and names the rank that blocks a run that hangs.
+"""HangWatch reads the ranks' heartbeats, and names the rank that makes the run hang.
 
-The decision is a pure function of heartbeats and a clock. The tasks of one run share what they
-know, with the stacks of silent ranks, by files in errors/.
+The decision is a pure function of heartbeats and a clock. The tasks of one run exchange the status
+of their ranks, and the stacks of silent ones, in files in errors/.
 """
 
 from __future__ import annotations
@@ -23,23 +23,29 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.heartbeat import POINTS, HeartbeatRecord, Phase, Point
 from entrypoint.threads import call_with_timeout
 
-# launch.timeouts.step auto: so many times the slowest of the usual steps, within these bounds.
+# launch.timeouts.step=auto: this factor times the 99th percentile of the steps, within these
+# bounds.
 AUTO_TIMEOUT_FACTOR: Final = 10.0
 MIN_STEP_TIMEOUT_S: Final = 30.0
 MAX_STEP_TIMEOUT_S: Final = 1800.0
-# A rank that misses one of another host at the start names it itself when launch.timeouts.start is over: it has the
-# first word. For one of its own host it waits longer (train.distributed.rendezvous): then the parents have it.
+# After launch.timeouts.start a rank itself reports a missing rank of another host; this slack lets
+# it report first. For a rank of its own host it waits longer (train.distributed.rendezvous), so
+# that the parent reports it.
 START_SLACK_S: Final = 15.0
-# Of one look to the next. More was not lived through by the ranks either: a suspended job, a closed laptop.
+# Between two polls. A longer gap means that the ranks were suspended too: a suspended job, a closed
+# laptop.
 MAX_COUNTED_INTERVAL_S: Final = 2.0
-NUM_TIMED_STEPS: Final = 1000  # so many last steps say what is usual
+NUM_TIMED_STEPS: Final = 1000  # last steps whose durations are kept
 HALTED_STATES: Final = {"T": "is stopped", "t": "is held by a debugger", "D": "waits for the kernel (a disk, a GPU)"}
 _STAGE_ORDER: Final = ("start", "data", "agreement", "evaluation", "save", "step", "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangTimeouts:
-    """Longest silences in seconds, by phase. start: up to the end of the first step. step: None is found out."""
+    """Longest silence in seconds, by phase. start: until the first step has ended. step.
+
+    None means auto.
+    """
 
     start: float
     step: float | None
@@ -48,7 +54,10 @@ class HangTimeouts:
     data: float
 
     def of(self, beat: HeartbeatRecord | None, usual_s: float) -> float:
-        """How long the rank may be silent after this beat; usual_s: the 99th percentile of its steps."""
+        """How long the rank may be silent after this beat. usual_s.
+
+        The 99th percentile of its steps.
+        """
         phase: Phase = beat.phase if beat else "start"
         if beat and phase == "step" and beat.warm:
             return (
@@ -56,53 +65,53 @@ class HangTimeouts:
                 if self.step is not None
                 else min(max(MIN_STEP_TIMEOUT_S, AUTO_TIMEOUT_FACTOR * usual_s), MAX_STEP_TIMEOUT_S)
             )
-        longest = {"evaluation": self.evaluation, "save": self.save, "data": self.data, "end": self.save}
-        return longest.get(phase, self.start + START_SLACK_S)
+        timeouts = {"evaluation": self.evaluation, "save": self.save, "data": self.data, "end": self.save}
+        return timeouts.get(phase, self.start + START_SLACK_S)
 
 
 @dataclass(slots=True)
 class SilenceTimer:
-    """How long one rank has been silent, by a clock that stands still when nobody looks."""
+    """How long one rank has been silent, by a clock that stops while nobody polls."""
 
     limits: HangTimeouts
     beat: HeartbeatRecord | None = None
     seconds: float = 0.0
-    _looked: float | None = None
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMED_STEPS))
-    _since: HeartbeatRecord | None = None
+    _updated_at: float | None = None
+    _step_durations: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMED_STEPS))
+    _measured_from: HeartbeatRecord | None = None
 
-    def look(self, beat: HeartbeatRecord | None, now: float) -> None:
-        """Take in what the page says now."""
-        passed = 0.0 if self._looked is None else min(now - self._looked, MAX_COUNTED_INTERVAL_S)
-        self._looked = now
-        moved = beat is not None and beat != self.beat  # a place in the step may be told without a number of its own
-        self.seconds = 0.0 if moved else self.seconds + passed
+    def update(self, beat: HeartbeatRecord | None, now: float) -> None:
+        """Take the latest beat."""
+        elapsed = 0.0 if self._updated_at is None else min(now - self._updated_at, MAX_COUNTED_INTERVAL_S)
+        self._updated_at = now
+        moved = beat is not None and beat != self.beat  # the point within a step may change while the number stays
+        self.seconds = 0.0 if moved else self.seconds + elapsed
         if moved:
-            self._measure(beat)
+            self._measure_step(beat)
         self.beat = beat
 
-    def _measure(self, beat: HeartbeatRecord | None) -> None:
+    def _measure_step(self, beat: HeartbeatRecord | None) -> None:
         if beat is None or beat.phase != "step" or beat.step is None or not beat.warm:
-            self._since = None
-        elif self._since is None or self._since.step is None or beat.step < self._since.step:
-            self._since = beat
-        elif beat.step > self._since.step:
-            self._steps.append((beat.at - self._since.at) / (beat.step - self._since.step))
-            self._since = beat
+            self._measured_from = None
+        elif self._measured_from is None or self._measured_from.step is None or beat.step < self._measured_from.step:
+            self._measured_from = beat
+        elif beat.step > self._measured_from.step:
+            self._step_durations.append((beat.at - self._measured_from.at) / (beat.step - self._measured_from.step))
+            self._measured_from = beat
 
     @property
     def limit(self) -> float:
-        """The longest silence that this rank may keep where it is."""
-        ranked = sorted(self._steps)
-        return self.limits.of(self.beat, ranked[int(0.99 * (len(ranked) - 1))] if ranked else 0.0)
+        """The longest silence that is allowed in the rank's current phase."""
+        durations = sorted(self._step_durations)
+        return self.limits.of(self.beat, durations[int(0.99 * (len(durations) - 1))] if durations else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """What is known of one rank.
+    """The last known state of one rank.
 
-    warm: a step was finished in this start. state: its letter in /proc. where: the file and line that it stands at.
-    waits: it stands in an exchange with others.
+    warm: a step was finished in this start. state: its letter in /proc. where: the file and line
+    that it executes. waits: it is in a collective operation.
     """
 
     rank: int
@@ -121,67 +130,77 @@ class RankStatus:
 
     @property
     def progress(self) -> tuple[int, int, int, int]:
-        """How far it came: of ranks that need each other, the last one holds up the others."""
+        """A sort key for how far the rank is.
+
+        The rank that is furthest behind blocks the others.
+        """
         stage = "agreement" if self.point == "agreement" else self.phase
         step = -1 if self.step is None else self.step
         return step, _STAGE_ORDER.index(stage), self.micro if stage == "step" else 0, POINTS.index(self.point)
 
     @property
     def who(self) -> str:
-        """(node02, GPU 1)"""
+        """Host and GPU in parentheses: (node02, GPU 1)."""
         return f"({self.host})" if self.gpu is None else f"({self.host}, GPU {self.gpu})"
 
 
-def find_blocking_rank(signs: Sequence[RankStatus]) -> RankStatus | None:
-    """The rank that holds up all others; None while a rank that came no further than any other still moves.
+def find_blocking_rank(statuses: Sequence[RankStatus]) -> RankStatus | None:
+    """The rank that blocks all others.
 
-    What is stopped, or stands anywhere but in an exchange, is held responsible before what only waits.
+    None while one of the ranks that are furthest behind may still progress.
+
+    A rank that is stopped, or is outside a collective operation, is chosen before one that only
+    waits in it.
     """
-    least = min((sign.progress for sign in signs), default=None)
-    last = [sign for sign in signs if sign.progress == least]
-    if not last or any(sign.silent_s < sign.limit_s for sign in last):
+    min_progress = min((status.progress for status in statuses), default=None)
+    last = [status for status in statuses if status.progress == min_progress]
+    if not last or any(status.silent_s < status.limit_s for status in last):
         return None
-    return min(last, key=lambda sign: (sign.state not in HALTED_STATES, sign.waits, -sign.silent_s))
+    return min(last, key=lambda status: (status.state not in HALTED_STATES, status.waits, -status.silent_s))
 
 
-def describe_hang(guilty: RankStatus, signs: Sequence[RankStatus], world_size: int) -> str:
-    """What the user reads of it."""
-    if guilty.waits and len(signs) > 1:
-        hosts = ", ".join(sorted({sign.host for sign in signs}))
+def describe_hang(culprit: RankStatus, statuses: Sequence[RankStatus], world_size: int) -> str:
+    """The sentence that tells the user which rank hangs, where, and where the others wait."""
+    if culprit.waits and len(statuses) > 1:
+        hosts = ", ".join(sorted({status.host for status in statuses}))
         return (
-            f"all {world_size} ranks wait for each other in {_describe_place(guilty)} after step {guilty.step}: "
+            f"all {world_size} ranks wait for each other in {_describe_phase(culprit)} after step {culprit.step}: "
             f"the network or a device on {hosts} does not answer"
         )
-    rank = f"rank {guilty.rank} of {world_size} {guilty.who}"
-    done = "has finished no step" if not guilty.step else f"last finished step {guilty.step}"
-    halted = f", {HALTED_STATES[guilty.state]}" if guilty.state in HALTED_STATES else ""
-    at = f" at {guilty.where}" if guilty.where else ""
-    too = [sign.rank for sign in signs if _is_equally_stalled(sign, guilty)]
-    others = sorted({_describe_place(sign) for sign in signs if sign.rank not in (guilty.rank, *too)})
-    same = f"; so does rank {', '.join(map(str, too))}" if too else ""
-    rest = f"; the others wait in {' or '.join(others)}" if others else ""
-    return f"{rank} {done}{halted} and sits in {_describe_place(guilty, alone=True)}{at}{same}{rest}"
+    rank = f"rank {culprit.rank} of {world_size} {culprit.who}"
+    done = "has finished no step" if not culprit.step else f"last finished step {culprit.step}"
+    halted = f", {HALTED_STATES[culprit.state]}" if culprit.state in HALTED_STATES else ""
+    at = f" at {culprit.where}" if culprit.where else ""
+    also_stalled = [status.rank for status in statuses if _is_equally_stalled(status, culprit)]
+    others = sorted(
+        {_describe_phase(status) for status in statuses if status.rank not in (culprit.rank, *also_stalled)}
+    )
+    also_stalled_text = f"; so does rank {', '.join(map(str, also_stalled))}" if also_stalled else ""
+    others_text = f"; the others wait in {' or '.join(others)}" if others else ""
+    return (
+        f"{rank} {done}{halted} and sits in {_describe_phase(culprit, alone=True)}{at}{also_stalled_text}{others_text}"
+    )
 
 
-def _is_equally_stalled(sign: RankStatus, guilty: RankStatus) -> bool:
-    """Whether this rank is no better: it came no further, waits for nobody, and is halted if the guilty one is."""
-    alike = (sign.state in HALTED_STATES) == (guilty.state in HALTED_STATES)
-    return sign.rank != guilty.rank and sign.progress == guilty.progress and not sign.waits and alike
+def _is_equally_stalled(status: RankStatus, culprit: RankStatus) -> bool:
+    """Whether this rank is as far behind as the culprit, and also does not only wait."""
+    both_halted = (status.state in HALTED_STATES) == (culprit.state in HALTED_STATES)
+    return status.rank != culprit.rank and status.progress == culprit.progress and not status.waits and both_halted
 
 
-def _describe_place(sign: RankStatus, *, alone: bool = False) -> str:
-    if not alone and sign.point in ("backward", "agreement"):
+def _describe_phase(status: RankStatus, *, alone: bool = False) -> str:
+    if not alone and status.point in ("backward", "agreement"):
         return "all-reduce"
-    return _PLACE_NAMES[sign.point or sign.phase]
+    return _PHASE_NAMES[status.point or status.phase]
 
 
-_PLACE_NAMES: Final = {
+_PHASE_NAMES: Final = {
     "start": "the start",
     "data": "the preparation of the data",
     "step": "the step",
     "evaluation": "the evaluation",
     "save": "the save",
-    "end": "its last words",
+    "end": "its exit",
     "agreement": "the agreement with the other ranks",
     "reads data": "the data loader",
     "forward": "the forward pass",
@@ -190,24 +209,24 @@ _PLACE_NAMES: Final = {
 }
 
 
-POLL_INTERVAL_S: Final = 0.25  # between two looks
-PEER_ANSWER_TIMEOUT_S: Final = (
-    20.0  # for the other tasks to say what they know: over a file system that may show it late
-)
-ASK_AGAIN_DELAY_S: Final = 30.0  # after the ranks of another task turned out to be at work
+POLL_INTERVAL_S: Final = 0.25
+# For the other tasks to write the status of their ranks; a shared file system may show it late.
+PEER_ANSWER_TIMEOUT_S: Final = 20.0
+ASK_AGAIN_DELAY_S: Final = 30.0  # after the ranks of another task turned out to make progress
 PEER_POLL_INTERVAL_S: Final = 2.0
 DEFAULT_STOP_MESSAGES: Final = ("the step is finished and saved first", "not saved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionPolicy:
-    """How ranks of our own are looked after; only they have a pulse.
+    """How our own workers are supervised; a foreign command has no heartbeat.
 
-    errors: the run's folder for them. blame: keeps a failure in it, with its rank, host and last finished step.
-    kept: the last good checkpoint. restarts: how often a run that lost a rank or hung is started again in place.
-    failed: told the exit code of each start after which that happens. gauges_every_s: how often it is measured what
-    each rank and its GPUs consume, None: not at all. promise: what a request to stop leads to, and what is said of
-    ranks that a second one ended at once.
+    errors: the run's errors/ folder. blame: writes a failure to it, with the rank, host and last
+    finished step. kept: returns the last good checkpoint. restarts: how often a run that lost a
+    rank or hung is restarted in place. failed: called with the exit code of each failed start
+    before a restart. gauges_every_s: the interval between measurements of each rank's resources,
+    None for no measurement. promise: two messages, for a request to stop and for ranks that a
+    second request ended at once.
     """
 
     limits: HangTimeouts
@@ -222,7 +241,7 @@ class SupervisionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
-    """The run hangs: why, and on which rank."""
+    """A Failure with the rank, host and last finished step that it belongs to."""
 
     failure: Failure
     rank: int
@@ -232,24 +251,27 @@ class RankFailure:
 
 @dataclass(slots=True)
 class HangWatch:
-    """Listens to the ranks of this task. launch: the same on all tasks of this start, and on no other."""
+    """Watches the heartbeats of this task's ranks. launch.
 
-    care: SupervisionPolicy
+    An id that only the tasks of this start share.
+    """
+
+    policy: SupervisionPolicy
     children: Sequence[Child]
     host: str
     cuda: bool
     launch: str = ""
     _silences: dict[int, SilenceTimer] = field(default_factory=dict)
-    _next_look: float = 0.0
-    _next_round: float = 0.0
-    _next_around: float = 0.0
-    _until: float | None = None
-    _said: list[RankStatus] = field(default_factory=list)
+    _next_poll: float = 0.0
+    _next_check: float = 0.0
+    _next_peer_poll: float = 0.0
+    _answer_deadline: float | None = None
+    _own_statuses: list[RankStatus] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._silences = {child.world.rank: SilenceTimer(self.care.limits) for child in self.children}
-        self.withdraw()  # an earlier start's
-        self._sweep()
+        self._silences = {child.world.rank: SilenceTimer(self.policy.limits) for child in self.children}
+        self.withdraw()  # the file of an earlier start
+        self._remove_stale_files()
 
     @property
     def alone(self) -> bool:
@@ -257,83 +279,103 @@ class HangWatch:
         return len(self.children) == self.children[0].world.world_size
 
     @property
-    def mine(self) -> Path:
-        """Where this task says what it knows."""
-        return self.care.errors / f"{self._begin}{self.host}-{self.children[0].world.rank:04d}.json"
+    def status_path(self) -> Path:
+        """The file with the status of this task's ranks."""
+        return self.policy.errors / f"{self._file_prefix}{self.host}-{self.children[0].world.rank:04d}.json"
 
     @property
-    def _begin(self) -> str:
-        """Of this start's names: an earlier start on a node that is lost now could not take its word back."""
+    def _file_prefix(self) -> str:
+        """The prefix of this start's file names.
+
+        An earlier start on a lost node could not remove its file.
+        """
         return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch)}-" if self.launch else "hang-"
 
-    def look(self, alive: Iterable[Child], now: float) -> RankFailure | None:
-        """To be called often; looks each POLL_INTERVAL_S. Verdict: all ranks are to be ended."""
-        if now < self._next_look:
+    def poll(self, alive: Iterable[Child], now: float) -> RankFailure | None:
+        """Check the heartbeats once per POLL_INTERVAL_S.
+
+        Return a failure if the run hangs and has to be ended.
+        """
+        if now < self._next_poll:
             return None
-        self._next_look = now + POLL_INTERVAL_S
+        self._next_poll = now + POLL_INTERVAL_S
         living = list(alive)
         for child in living:
-            self._silences[child.world.rank].look(child.line.read() if child.line else None, now)
-        if self._until is None and now >= self._next_round and (self._suspect(living) or self._asked(now)):
-            self._say(living)
-            self._until = now + PEER_ANSWER_TIMEOUT_S
-        return None if self._until is None else self._judge(now)
+            self._silences[child.world.rank].update(child.heartbeat.read() if child.heartbeat else None, now)
+        if (
+            self._answer_deadline is None
+            and now >= self._next_check
+            and (self._is_stalled(living) or self._is_asked_by_peer(now))
+        ):
+            self._publish(living)
+            self._answer_deadline = now + PEER_ANSWER_TIMEOUT_S
+        return None if self._answer_deadline is None else self._decide(now)
 
     def withdraw(self) -> None:
-        """Take back what was said to the other tasks."""
+        """Remove the status file that the other tasks read."""
         with suppress(OSError):
-            self.mine.unlink()
+            self.status_path.unlink()
 
-    def _sweep(self) -> None:
-        """Beside rank 0, take back what earlier starts said anywhere: a node that is lost now cannot."""
-        for path in self.care.errors.glob("hang-*.json") if self.children[0].world.rank == 0 else ():
-            if not path.name.startswith(self._begin):
+    def _remove_stale_files(self) -> None:
+        """In the task of rank 0, remove the status files of earlier starts.
+
+        A lost node cannot do that itself.
+        """
+        for path in self.policy.errors.glob("hang-*.json") if self.children[0].world.rank == 0 else ():
+            if not path.name.startswith(self._file_prefix):
                 with suppress(OSError):
                     path.unlink()
 
-    def _suspect(self, living: Sequence[Child]) -> bool:
-        return bool(living) and find_blocking_rank([self._sign(child) for child in living]) is not None
+    def _is_stalled(self, living: Sequence[Child]) -> bool:
+        return bool(living) and find_blocking_rank([self._status_of(child) for child in living]) is not None
 
-    def _asked(self, now: float) -> bool:
-        """Whether another task has said that its ranks are silent."""
-        if self.alone or now < self._next_around:
+    def _is_asked_by_peer(self, now: float) -> bool:
+        """Whether another task has reported silent ranks."""
+        if self.alone or now < self._next_peer_poll:
             return False
-        self._next_around = now + PEER_POLL_INTERVAL_S
-        return any(sign.silent_s >= sign.limit_s for sign in self._others())
+        self._next_peer_poll = now + PEER_POLL_INTERVAL_S
+        return any(status.silent_s >= status.limit_s for status in self._read_peer_statuses())
 
-    def _say(self, living: Sequence[Child]) -> None:
-        self._said = [self._examine(child) for child in living]
+    def _publish(self, living: Sequence[Child]) -> None:
+        self._own_statuses = [self._examine(child) for child in living]
         if not self.alone:
-            _write_atomically(self.mine, json.dumps([asdict(sign) for sign in self._said]))
+            _write_atomically(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
 
     def _examine(self, child: Child) -> RankStatus:
-        assert child.line is not None  # ours have one
-        sign, found = self._sign(child), stacks.collect_stacks(child.process.pid, child.line.stacks)
-        _write_atomically(self.care.errors / f"stacks-rank-{child.world.rank:04d}.txt", found.text)
-        return replace(sign, state=found.state, where=found.where, waits=found.waits)
+        assert child.heartbeat is not None  # our own workers have one
+        status, collected = self._status_of(child), stacks.collect_stacks(child.process.pid, child.heartbeat.stacks)
+        _write_atomically(self.policy.errors / f"stacks-rank-{child.world.rank:04d}.txt", collected.text)
+        return replace(status, state=collected.state, where=collected.where, waits=collected.waits)
 
-    def _judge(self, now: float) -> RankFailure | None:
-        known = [*self._said, *([] if self.alone else self._others())]
+    def _decide(self, now: float) -> RankFailure | None:
+        statuses = [*self._own_statuses, *([] if self.alone else self._read_peer_statuses())]
         size = self.children[0].world.world_size
-        if len(known) < size and now < (self._until or 0):
-            self._repeat(now)
+        if len(statuses) < size and now < (self._answer_deadline or 0):
+            self._republish(now)
             return None
-        guilty = find_blocking_rank(known)
-        if guilty is None:
-            self._until, self._next_round = None, now + ASK_AGAIN_DELAY_S
+        culprit = find_blocking_rank(statuses)
+        if culprit is None:
+            self._answer_deadline, self._next_check = None, now + ASK_AGAIN_DELAY_S
             self.withdraw()
             return None
-        missing = sorted(set(range(size)) - {sign.rank for sign in known})
-        failure = self._hang(guilty, known, size) if self.alone or not missing else self._no_word(missing, size)
-        return RankFailure(failure=failure, rank=guilty.rank, host=guilty.host, step=guilty.step)
+        missing = sorted(set(range(size)) - {status.rank for status in statuses})
+        failure = (
+            self._hang_failure(culprit, statuses, size)
+            if self.alone or not missing
+            else self._lost_ranks_failure(missing, size)
+        )
+        return RankFailure(failure=failure, rank=culprit.rank, host=culprit.host, step=culprit.step)
 
-    def _repeat(self, now: float) -> None:
-        """NFS shows a folder as it was half a minute ago, unless one changes it oneself."""
-        if now >= self._next_around:
-            self._next_around = now + PEER_POLL_INTERVAL_S
-            _write_atomically(self.mine, json.dumps([asdict(sign) for sign in self._said]))
+    def _republish(self, now: float) -> None:
+        """Write the file again.
 
-    def _sign(self, child: Child) -> RankStatus:
+        NFS shows an old state of the folder until this client changes it.
+        """
+        if now >= self._next_peer_poll:
+            self._next_peer_poll = now + PEER_POLL_INTERVAL_S
+            _write_atomically(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
+
+    def _status_of(self, child: Child) -> RankStatus:
         silence, world = self._silences[child.world.rank], child.world
         beat = silence.beat
         return RankStatus(
@@ -349,58 +391,62 @@ class HangWatch:
             limit_s=round(silence.limit, 1),
         )
 
-    def _others(self) -> list[RankStatus]:
-        found: list[RankStatus] = []
-        for path in call_with_timeout(lambda: sorted(self.care.errors.glob(f"{self._begin}*.json"))) or ():
-            if path != self.mine:
-                found += call_with_timeout(partial(_read_statuses, path)) or ()
-        return found
+    def _read_peer_statuses(self) -> list[RankStatus]:
+        statuses: list[RankStatus] = []
+        for path in call_with_timeout(lambda: sorted(self.policy.errors.glob(f"{self._file_prefix}*.json"))) or ():
+            if path != self.status_path:
+                statuses += call_with_timeout(partial(_read_statuses, path)) or ()
+        return statuses
 
-    def _hang(self, guilty: RankStatus, known: Sequence[RankStatus], size: int) -> Failure:
+    def _hang_failure(self, culprit: RankStatus, statuses: Sequence[RankStatus], size: int) -> Failure:
         return Failure(
-            describe_hang(guilty, known, size),
-            found=f"silent for {guilty.silent_s:.0f} s; stacks: {self.care.errors}/stacks-rank-{guilty.rank:04d}.txt",
-            expected=f"a sign of life within {guilty.limit_s:.0f} s",
-            fix=f"start the same command again; if it is only slow: {_longer_timeout_setting(guilty)}",
-            kept=call_with_timeout(self.care.kept),
+            describe_hang(culprit, statuses, size),
+            found=f"silent for {culprit.silent_s:.0f} s; "
+            f"stacks: {self.policy.errors}/stacks-rank-{culprit.rank:04d}.txt",
+            expected=f"a heartbeat within {culprit.limit_s:.0f} s",
+            fix=f"start the same command again; if it is only slow: {_longer_timeout_setting(culprit)}",
+            kept=call_with_timeout(self.policy.kept),
             code=ExitCode.HANG,
         )
 
-    def _no_word(self, missing: Sequence[int], size: int) -> Failure:
+    def _lost_ranks_failure(self, missing: Sequence[int], size: int) -> Failure:
         ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {size}"
         return Failure(
             f"no word from {ranks}: its node is lost or cannot be reached",
-            found=f"the ranks on {self.host} wait for it, and its parent process has said nothing for "
+            found=f"the ranks on {self.host} wait for it, and its parent process has not answered for "
             f"{PEER_ANSWER_TIMEOUT_S:.0f} s",
             fix="look at that node; start the same command again to resume",
-            kept=call_with_timeout(self.care.kept),
+            kept=call_with_timeout(self.policy.kept),
             code=ExitCode.PEER,
         )
 
 
-def _longer_timeout_setting(guilty: RankStatus) -> str:
-    cold = guilty.phase == "step" and not guilty.warm
-    key = "start" if cold else "save" if guilty.phase == "end" else guilty.phase
-    return f"launch.timeouts.{key}={max(60, 4 * guilty.limit_s):.0f}"
+def _longer_timeout_setting(culprit: RankStatus) -> str:
+    in_first_step = culprit.phase == "step" and not culprit.warm
+    key = "start" if in_first_step else "save" if culprit.phase == "end" else culprit.phase
+    return f"launch.timeouts.{key}={max(60, 4 * culprit.limit_s):.0f}"
 
 
 def _read_statuses(path: Path) -> list[RankStatus]:
     try:
-        found: list[Mapping[str, object]] = json.loads(path.read_bytes())
-        return [RankStatus(**facts) for facts in found]  # type: ignore[arg-type]
+        statuses: list[Mapping[str, object]] = json.loads(path.read_bytes())
+        return [RankStatus(**facts) for facts in statuses]  # type: ignore[arg-type]
     except (OSError, ValueError, TypeError):
         return []
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Whole or not at all, and never a reason to fail: the disk may be what hangs or is full."""
+    """Write the file completely or not at all; never raise or block.
+
+    The disk may be full or hang.
+    """
 
     def write() -> None:
-        if path.parent.is_symlink():  # it leads out of the run's folder
+        if path.parent.is_symlink():  # it points outside the run's folder
             return
-        new = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, errors="replace")
-        new.rename(path)
+        temporary.write_text(text, errors="replace")
+        temporary.rename(path)
 
     call_with_timeout(write)

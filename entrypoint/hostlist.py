@@ -49,20 +49,20 @@ def expand_counts(text: str, variable: str) -> tuple[int, ...]:
 
 
 def _expand_item(item: str, text: str, variable: str) -> list[str]:
-    parts: list[list[str]] = []
+    alternatives: list[list[str]] = []
     total = 1
     for bracket, plain in _PART.findall(item):
-        parts.append([plain] if plain else _expand_bracket(bracket, text, variable))
-        total *= len(parts[-1])
+        alternatives.append([plain] if plain else _expand_bracket(bracket, text, variable))
+        total *= len(alternatives[-1])
     if total > MAX_NAMES:
         raise _unreadable_failure(text, variable, f"at most {MAX_NAMES} names")
-    return ["".join(combination) for combination in product(*parts)]
+    return ["".join(combination) for combination in product(*alternatives)]
 
 
 def _expand_bracket(bracket: str, text: str, variable: str) -> list[str]:
     numbers: list[str] = []
-    for piece in bracket.split(","):
-        match = _RANGE.fullmatch(piece)
+    for range_text in bracket.split(","):
+        match = _RANGE.fullmatch(range_text)
         if not match:
             raise _unreadable_failure(text, variable, "numbers or ranges such as [03,07-09] in brackets")
         first, last = match[1], match[2] or match[1]

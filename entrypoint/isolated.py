@@ -1,4 +1,4 @@
-"""The installed commands start programs whose modules no caller's variable can replace."""
+"""The installed commands start Python so that no variable can replace their modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import importlib
 import os
 import sys
 
-# What puts modules of the caller's before ours, or waits for input at the end. (The image's commands give -I.)
+# They put the caller's modules before ours, or make Python wait for input at its end. (The image's
+# commands use -I.)
 UNSAFE_PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONINSPECT")
 
 
@@ -24,7 +25,7 @@ def entrypoint() -> None:
 def _start_program(package: str) -> None:
     if not sys.flags.isolated and any(os.environ.get(name) for name in UNSAFE_PYTHON_VARIABLES):
         os.execv(sys.executable, [sys.executable, "-I", "-X", "utf8", "-m", package, *sys.argv[1:]])
-    gc.disable()  # imports leave no garbage: looking for it is a fifth of what `entrypoint show` takes
+    gc.disable()  # imports leave no garbage; collecting would take a fifth of the time of `entrypoint show`
     program = importlib.import_module(f"{package}.__main__")
     gc.freeze()
     gc.enable()

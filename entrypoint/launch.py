@@ -1,6 +1,6 @@
 """`run_plan` runs a command once per rank of the plan and returns the task's exit code.
 
-It is the second call of every front door, after `make_plan`.
+Every command that starts ranks calls `make_plan` and then `run_plan`.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def run_plan(
     care: SupervisionPolicy | None = None,
     asked: list[int] | None = None,
 ) -> int:
-    """Run `command` once per rank and wait; returns the exit code for the task.
+    """Run `command` once per rank, wait, and return the exit code for the task.
 
-    Output goes to `log_dir/rank-NNNN.log`, and the world's rank 0 to the console. `foreign`: not our own worker.
-    `care`: how our own are looked after. `asked`: the signals that came before they are taken here; the
-    one that is passed on to the ranks is added.
+    Output goes to `log_dir/rank-NNNN.log`, and that of rank 0 also to the console. foreign: the
+    command is not our own worker. care: how our own workers are supervised. asked: the stop signals
+    that arrived before this call; the signal that is forwarded to the ranks is appended.
 
     Raises:
-        Failure: before anything is started, where it cannot work.
+        Failure: before any rank is started, if the launch cannot work.
     """
-    terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` wants lines
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` needs complete lines
     console = Console(is_terminal=terminal, folds=not foreign)
     preload.preload_mapped_files()
     asked = [] if asked is None else asked
@@ -62,7 +62,7 @@ def run_plan(
             network.resolve(planned.world.master_addr)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
         _report_notes(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
-        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE):  # an outer run's
+        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE):  # of an outer run
             base.pop(name, None)
         shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
         for attempt in itertools.count():
@@ -85,48 +85,54 @@ def _run_attempt(
     log_dir: Path,
     console: Console,
     foreign: bool,
-    care: SupervisionPolicy | None,
+    policy: SupervisionPolicy | None,
     inbox: SignalInbox,
 ) -> tuple[int, int | None]:
-    """Start all ranks once; the exit code, and the signal by which the run was asked to stop, if it was."""
-    before = count_oom_kills()
-    children = _start_all_ranks(planned, command, shared, log_dir, console, care)
-    monitor = _create_monitor(children, care, shared)
-    hang = HangWatch(care, children, planned.hostname, planned.device == "cuda", planned.run_id) if care else None
-    watch = Supervision(
-        children, planned.hostname, foreign, console, count_oom_kills, before, hang=hang, hosts=planned.hosts
+    """Start all ranks once; return the exit code, and the stop signal if one was received."""
+    oom_kills_before = count_oom_kills()
+    children = _start_all_ranks(planned, command, shared, log_dir, console, policy)
+    monitor = _create_monitor(children, policy, shared)
+    hang = HangWatch(policy, children, planned.hostname, planned.device == "cuda", planned.run_id) if policy else None
+    supervision = Supervision(
+        children, planned.hostname, foreign, console, count_oom_kills, oom_kills_before, hang=hang, hosts=planned.hosts
     )
     try:
-        monitor.start()  # now that no rank is to be forked beside a thread
-        return supervise(watch, inbox), watch.asked
+        monitor.start()  # after the last fork: no rank is forked while a thread runs
+        return supervise(supervision, inbox), supervision.stop_signal
     finally:
         monitor.stop()
         for child in children:
-            child.forget()
+            child.close()
 
 
 def _create_monitor(
-    children: Sequence[Child], care: SupervisionPolicy | None, shared: Mapping[str, str]
+    children: Sequence[Child], policy: SupervisionPolicy | None, shared: Mapping[str, str]
 ) -> ResourceMonitor:
-    """Of the ranks that have a page: without any its thread has nothing to do."""
-    ranks = [MonitoredRank(pid=child.process.pid, page=child.page) for child in children if child.page]
-    every_s = (care.gauges_every_s if care else None) or 0.0
+    """A monitor of the ranks that have a resource page; without any it starts no thread."""
+    ranks = [MonitoredRank(pid=child.process.pid, page=child.resources) for child in children if child.resources]
+    every_s = (policy.gauges_every_s if policy else None) or 0.0
     return ResourceMonitor(ranks, every_s, visible_devices=shared.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _may_restart(planned: Plan, care: SupervisionPolicy, attempt: int, code: int) -> bool:
-    """A lost rank or a hang may be an accident; every other end would come again."""
-    return _starts_all_ranks(planned) and attempt < care.restarts and code in (ExitCode.PEER, ExitCode.HANG)
+def _may_restart(planned: Plan, policy: SupervisionPolicy, attempt: int, code: int) -> bool:
+    """Whether to restart in place.
+
+    A lost rank or a hang may be an accident, every other failure would recur.
+    """
+    return _starts_all_ranks(planned) and attempt < policy.restarts and code in (ExitCode.PEER, ExitCode.HANG)
 
 
-def _restart_notes(planned: Plan, care: SupervisionPolicy | None) -> list[str]:
-    if care is None or care.restarts == 0 or _starts_all_ranks(planned):
+def _restart_notes(planned: Plan, policy: SupervisionPolicy | None) -> list[str]:
+    if policy is None or policy.restarts == 0 or _starts_all_ranks(planned):
         return []
     return ["launch.max_restarts is not used: this task starts only some of the ranks. The job script requeues the job"]
 
 
 def _address_notes(planned: Plan, foreign: bool) -> list[str]:
-    """A foreign command's ranks would wait for one that listens elsewhere; ours find that out at their store."""
+    """A note if MASTER_ADDR is not this host's. Foreign ranks would wait for it.
+
+    Our own workers report it themselves.
+    """
     world = planned.world
     if not foreign or planned.agent_store or world.rank > 0 or world.num_nodes == 1:
         return []
@@ -140,7 +146,7 @@ def _starts_all_ranks(planned: Plan) -> bool:
 
 
 def _attempt_variables(planned: Plan, attempt: int) -> dict[str, str]:
-    """A start of its own: a store that the last one has left behind is not met."""
+    """A new run id for each start: no rank may connect to the store of an earlier one."""
     return {
         RUN_ID_VARIABLE: planned.run_id + (f":attempt-{attempt}" if attempt else ""),
         "ENTRYPOINT_ATTEMPT": str(attempt),
@@ -148,14 +154,14 @@ def _attempt_variables(planned: Plan, attempt: int) -> dict[str, str]:
 
 
 def _flight_recorder_variables(
-    planned: Plan, care: SupervisionPolicy | None, environ: Mapping[str, str]
+    planned: Plan, policy: SupervisionPolicy | None, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Where torch writes NCCL's last collectives after a time-out or an error: it records them by itself."""
-    if care is None or planned.device != "cuda" or planned.world.world_size == 1:
+    """Where torch's flight recorder writes NCCL's last collectives after an error."""
+    if policy is None or planned.device != "cuda" or planned.world.world_size == 1:
         return {}
     if any(environ.get(name) for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
-        return {}  # the second is the older name, and the first would win over it
-    return {"TORCH_FR_DUMP_TEMP_FILE": str(care.errors.absolute() / "nccl-rank-")}  # torch appends the rank
+        return {}  # set by the user, the second by its older name, which ours would override
+    return {"TORCH_FR_DUMP_TEMP_FILE": str(policy.errors.absolute() / "nccl-rank-")}  # torch appends the rank
 
 
 def _start_all_ranks(
@@ -164,19 +170,19 @@ def _start_all_ranks(
     shared: Mapping[str, str],
     log_dir: Path,
     console: Console,
-    care: SupervisionPolicy | None,
+    policy: SupervisionPolicy | None,
 ) -> list[Child]:
-    """All ranks, or none: a rank that cannot be started takes those before it along."""
-    if care:
-        with suppress(OSError):  # a rank says what is wrong with it; torch's flight recorder makes no folder
-            care.errors.mkdir(parents=True, exist_ok=True)
+    """Start all ranks, or none: if one cannot be started, those before it are killed."""
+    if policy:
+        with suppress(OSError):  # a rank reports a bad folder itself; torch's flight recorder creates none
+            policy.errors.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     try:
         for world in planned.worlds():
             tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
-            line = heartbeat.HeartbeatChannel() if care else None
-            page = gauges.ResourcePage() if care and care.gauges_every_s else None
-            children.append(start_rank(command, rank_environ(shared, world), world, tee, line, page))
+            channel = heartbeat.HeartbeatChannel() if policy else None
+            resources = gauges.ResourcePage() if policy and policy.gauges_every_s else None
+            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources))
     except Failure:
         for child in children:
             child.kill_group()
@@ -185,14 +191,20 @@ def _start_all_ranks(
 
 
 def rank_environ(shared: Mapping[str, str], world: World) -> dict[str, str]:
-    """One rank's whole environment. MASTER_PORT of the shared part wins: it was found free."""
+    """One rank's complete environment.
+
+    The shared MASTER_PORT wins, because it was tested to be free.
+    """
     return {**shared, **world_to_environ(world), **{k: v for k, v in shared.items() if k == "MASTER_PORT"}}
 
 
 def _shared_variables(
-    planned: Plan, environ: Mapping[str, str], console: Console, care: SupervisionPolicy | None
+    planned: Plan, environ: Mapping[str, str], console: Console, policy: SupervisionPolicy | None
 ) -> dict[str, str]:
-    """What all ranks of this task share, beside the user's own variables. ENTRYPOINT_SET names what is not theirs."""
+    """The variables that all ranks of this task share.
+
+    ENTRYPOINT_SET lists those that the user had not set.
+    """
     variables = {
         RUN_ID_VARIABLE: planned.run_id,
         JOB_VARIABLE: current_job_key(environ),
@@ -207,32 +219,32 @@ def _shared_variables(
         "OMP_NUM_THREADS": planned.num_threads(environ),
     }
     if console.is_terminal:
-        # Of the terminal itself: a COLUMNS that a shell exported once says how wide another one was.
+        # Read from the terminal: an exported COLUMNS may be the width of another one.
         variables["COLUMNS"] = str(terminal_columns(console.err) or shutil.get_terminal_size().columns)
-    variables |= _interface_variables(planned, environ) | _flight_recorder_variables(planned, care, environ)
-    chosen_here = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
-    return variables | {"ENTRYPOINT_SET": ",".join(chosen_here)}
+    variables |= _interface_variables(planned, environ) | _flight_recorder_variables(planned, policy, environ)
+    added = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
+    return variables | {"ENTRYPOINT_SET": ",".join(added)}
 
 
 def _interface_variables(planned: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Which network the ranks talk over: the one that leads to rank 0, unless the user chose.
+    """The network interface for gloo and NCCL: the one that leads to rank 0, unless the user chose.
 
-    NCCL's name is a prefix unless it begins with `=`; gloo wants one whole name.
+    NCCL takes a name as a prefix unless it begins with `=`; gloo takes one complete name.
     """
     if planned.world.world_size == 1:
         return {}
     chosen = environ.get("ENTRYPOINT_INTERFACE")
     name = chosen or _interface_towards_peers(planned) or ""
-    if chosen and chosen not in (known := [name for _, name in socket.if_nameindex()]):
+    if chosen and chosen not in (interfaces := [name for _, name in socket.if_nameindex()]):
         raise Failure(
             "ENTRYPOINT_INTERFACE is not a network interface of this host",
             found=f"ENTRYPOINT_INTERFACE={chosen}",
-            expected=f"one of {', '.join(known)}",
+            expected=f"one of {', '.join(interfaces)}",
             fix="set it to the interface that all nodes share, or unset it",
             code=ExitCode.LAUNCH_CONFLICT,
         )
-    found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
-    return {variable: value for variable, value in found.items() if chosen or not environ.get(variable)}
+    variables = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}
+    return {variable: value for variable, value in variables.items() if chosen or not environ.get(variable)}
 
 
 def _interface_towards_peers(planned: Plan) -> str | None:
@@ -245,10 +257,10 @@ def _interface_towards_peers(planned: Plan) -> str | None:
 
 
 def _master_port_variable(planned: Plan, foreign: bool) -> dict[str, str]:
-    """A foreign command opens its store on MASTER_PORT itself: it gets one that is free now.
+    """MASTER_PORT for a foreign command, which opens its store itself: a port that is free now.
 
-    Where several tasks start ranks, all must know it without talking: it is the first candidate, and where that is
-    taken rank 0's task refuses.
+    If several tasks start ranks, all must know the port without communicating: it is the first
+    candidate, and rank 0's task refuses to start if it is taken.
     """
     if not foreign or planned.agent_store:
         return {}
@@ -261,7 +273,7 @@ def _master_port_variable(planned: Plan, foreign: bool) -> dict[str, str]:
 
 
 def _report_notes(planned: Plan, notes: Sequence[str], console: Console) -> None:
-    """Once per run, by the task that holds rank 0."""
+    """Print notes and warnings once per run, in the task of rank 0."""
     if planned.world.rank == 0:
         for note in notes:
             console.say(f"note: {note}")
@@ -270,7 +282,7 @@ def _report_notes(planned: Plan, notes: Sequence[str], console: Console) -> None
 
 
 class _ScratchHome:
-    """A private folder for a home that cannot be written; gone when the run ends."""
+    """A temporary folder that replaces an unwritable HOME; removed when the run ends."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

@@ -1,7 +1,7 @@
 """`read_machine` reads this machine's cores, GPUs, container and parent job once.
 
-This is the only module that looks at /proc, NVML, control groups and the container's marks for a
-plan. It also knows which paths a container does not show, and which ones end with the container.
+This is the only module that reads /proc, NVML, control groups and the container's marker files for
+a plan. It also tells which paths are not mounted in a container, and which ones end with it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,33 @@ from typing import Any, Literal
 
 from entrypoint.errors import ExitCode, Failure
 
-StrPath = str | os.PathLike[str]  # pathlib alone would be a tenth of what `entrypoint show` takes
+StrPath = str | os.PathLike[str]  # importing pathlib would take a tenth of `entrypoint show`
 
 
 def num_usable_cores(root: StrPath = "/") -> int:
-    """How many threads of this process can work at once."""
+    """How many threads of this process can run at the same time."""
     return cores_within_quota(len(os.sched_getaffinity(0)), root)
 
 
 def cores_within_quota(cores: int, root: StrPath = "/") -> int:
-    """As many of `cores` as there is time for. A quota (docker run --cpus, Kubernetes' limits.cpu) hides none of the
-    machine's processors; threads beyond it stand still.
+    """`cores`, or fewer if a quota (docker run --cpus, Kubernetes' limits.cpu) gives less CPU time.
+
+    A quota hides none of the machine's cores; threads beyond it are throttled.
     """
     quota = cores_quota(root)
     return cores if quota is None else min(cores, math.ceil(quota))
 
 
 def cores_quota(root: StrPath = "/") -> float | None:
-    """Processors' worth of time that the control group gives; None where it gives all."""
+    """The control group's CPU quota in cores; None without a quota."""
     return min(filter(None, (_read_cores_quota(folder) for folder in cgroup_folders(root, "cpu"))), default=None)
 
 
 def cgroup_folders(root: StrPath, controller: str) -> Iterator[str]:
-    """This process's control group for it and those around it, innermost first; a container's may lie at the root."""
+    """Folders of this process's control group for `controller` and its parents, innermost first.
+
+    A container may see its group at the root.
+    """
     for line in _read_cgroup_file(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
@@ -63,7 +67,7 @@ def _read_cores_quota(folder: str) -> float | None:
 
 
 def _read_cgroup_file(file: StrPath) -> str:
-    """Empty where it cannot be read."""
+    """The file's text, empty if it cannot be read."""
     try:
         with open(file, encoding="utf-8", errors="replace") as opened:
             return opened.read()
@@ -72,30 +76,34 @@ def _read_cgroup_file(file: StrPath) -> str:
 
 
 ContainerEngine = Literal["apptainer", "docker", "none"]
-# Variables that name a file with a job's hosts: of PBS, Grid Engine and LSF.
+# Variables of PBS, Grid Engine and LSF that name a file with a job's hosts.
 HOST_FILE_VARIABLES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE")
 _SLURMSTEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
-# In `extern` are those who come by ssh to a node of their job: no task of it.
+# The step `extern` holds ssh sessions to a node of the job: they are no task of it.
 _SLURM_STEP_CGROUP = re.compile(r"/job_(\d+)/step_(?!extern)(\w+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a plan needs to know of the machine that it runs on.
+    """What a plan needs to know about the machine that it runs on.
 
     Attributes:
-        hostname: the kernel's node name, short form (HOSTNAME may be another machine's under Slurm).
-        cores: processors that this process can keep busy, of cores_there that the machine has (or gives, by a quota).
+        hostname: the kernel's node name, short form (HOSTNAME may be another machine's under
+            Slurm).
+        cores: cores that this process can keep busy.
+        machine_cores: cores that the machine has, or that its quota gives.
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
-        idle: UUIDs of those that it was given and cannot use, since one of `gpus` is an instance of MIG.
+        idle: UUIDs of GPUs that it was given and cannot use, because one of `gpus` is a MIG
+            instance.
         container: which engine this process runs in.
-        hidden_job: SLURM_* variables of the job that this process is in without having them (`--cleanenv`), else empty.
+        hidden_job: SLURM_* variables of this process's job if its own were removed (`--cleanenv`),
+            otherwise empty.
         host_files: the text of each of HOST_FILE_VARIABLES that is set and can be read here.
     """
 
     hostname: str
     cores: int
-    cores_there: int
+    machine_cores: int
     gpus: tuple[str, ...]
     idle: tuple[str, ...]
     container: ContainerEngine
@@ -104,15 +112,15 @@ class Machine:
 
 
 def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath = "/") -> Machine:
-    """Look once; every later stage works on the value. gpus: False where none is wanted: nobody counts them then."""
-    there, wanted = nvml_gpus() if gpus else (), environ.get("CUDA_VISIBLE_DEVICES")
-    used = visible_gpus(there, wanted)
+    """Read the machine once; every later stage uses the value. gpus: False skips counting GPUs."""
+    all_gpus, visible = nvml_gpus() if gpus else (), environ.get("CUDA_VISIBLE_DEVICES")
+    usable = visible_gpus(all_gpus, visible)
     return Machine(
         hostname=os.uname().nodename.split(".")[0],
         cores=num_usable_cores(root),
-        cores_there=cores_within_quota(os.cpu_count() or 1, root),  # tasks of one machine are most often in one group
-        gpus=used,
-        idle=tuple(name for name in _selected_gpus(there, wanted) if name not in used),
+        machine_cores=cores_within_quota(os.cpu_count() or 1, root),  # a machine's tasks usually share a group
+        gpus=usable,
+        idle=tuple(name for name in _selected_gpus(all_gpus, visible) if name not in usable),
         container=container_engine(),
         hidden_job={} if "SLURM_JOB_ID" in environ else slurm_job_of_parents(os.getppid()),
         host_files=_read_host_files(environ),
@@ -120,7 +128,10 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath
 
 
 def _read_host_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Only plain files are read: to open a pipe would wait for who writes into it."""
+    """The text of the host files. Only regular files are read.
+
+    Opening a pipe would wait for its writer.
+    """
     paths = {name: environ[name] for name in HOST_FILE_VARIABLES if environ.get(name)}
     texts = {name: _read_text(path) for name, path in paths.items() if os.path.isfile(path)}
     return {name: text for name, text in texts.items() if text.strip()}
@@ -130,7 +141,7 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Each GPU's UUID with its MIG instances' UUIDs, in NVML's (PCI bus) order; empty without a driver.
 
     Raises:
-        Failure: NODE, where one of them does not answer; as `import_pynvml`.
+        Failure: NODE if a GPU does not answer; also as `import_pynvml`.
     """
     pynvml = import_pynvml()
     try:
@@ -138,18 +149,18 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(found for index in range(pynvml.nvmlDeviceGetCount()) if (found := _read_gpu_uuids(index)))
+        return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) if (gpu := _read_gpu_uuids(index)))
     finally:
         pynvml.nvmlShutdown()
 
 
 def import_pynvml() -> Any:
-    """The module that asks NVML, loaded where somebody wants to know of GPUs.
+    """Import pynvml, which is needed only to count GPUs.
 
-    Without it nobody can tell whether there are GPUs: to compute on the CPU then would be a guess.
+    Without it nobody can tell whether there are GPUs, and computing on the CPU would be a guess.
 
     Raises:
-        Failure: NODE, where this Python does not have it.
+        Failure: NODE if pynvml is not installed.
     """
     try:
         import pynvml
@@ -164,7 +175,7 @@ def import_pynvml() -> Any:
 
 
 def _read_gpu_uuids(index: int) -> tuple[str, tuple[str, ...]] | None:
-    """None for one that is another job's."""
+    """A GPU's UUID and those of its MIG instances; None for a GPU of another job."""
     pynvml = import_pynvml()
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -175,25 +186,28 @@ def _read_gpu_uuids(index: int) -> tuple[str, tuple[str, ...]] | None:
         raise Failure(
             f"GPU {index} of this node does not answer",
             found=f"NVML: {error}",
-            fix="leave this node out (srun --exclude) and report it: a GPU that is lost needs a reset",
+            fix="leave this node out (srun --exclude) and report it: a lost GPU needs a reset",
             code=ExitCode.NODE,
         ) from error
 
 
-def visible_gpus(gpus: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None) -> tuple[str, ...]:
-    """The GPUs that CUDA would show, by its rules: indices, UUIDs or their beginnings, and MIG names; the list
-    ends at the first entry that is not there; unset means all; empty means none. With an instance of MIG among them,
-    CUDA shows a process the first one, and neither a second one nor a whole GPU beside it.
+def visible_gpus(gpus: Iterable[tuple[str, tuple[str, ...]]], visible_devices: str | None) -> tuple[str, ...]:
+    """The GPUs that CUDA would show for this value of CUDA_VISIBLE_DEVICES.
 
-    Source: CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA Device Enumeration".
+    Entries are indices, UUIDs or prefixes of them, and MIG names; the list ends at the first
+    unknown entry; unset means all, empty means none. If a MIG instance is among them, CUDA shows a
+    process only the first instance.
+
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA Device
+    Enumeration".
     """
     gpus = tuple(gpus)
-    found, instances = _selected_gpus(gpus, wanted), {name for _, migs in gpus for name in migs}
-    return next(((name,) for name in found if name in instances), found)
+    selected, instances = _selected_gpus(gpus, visible_devices), {name for _, migs in gpus for name in migs}
+    return next(((name,) for name in selected if name in instances), selected)
 
 
 def container_engine(root: StrPath = "/") -> ContainerEngine:
-    """Which engine's marks the root file system bears."""
+    """The container engine whose marker files are in the root file system."""
     if os.path.isdir(os.path.join(root, ".singularity.d")):
         return "apptainer"
     marks = (os.path.join(root, name) for name in (".dockerenv", "run/.containerenv"))
@@ -201,62 +215,64 @@ def container_engine(root: StrPath = "/") -> ContainerEngine:
 
 
 def find_mount(path: StrPath, root: StrPath = "/") -> tuple[str, str]:
-    """Where the file system that holds `path` is mounted, and its kind (nfs4, overlay, ...).
+    """The mount point of the file system that holds `path`, and its type (nfs4, overlay, ...).
 
-    Empty and `unknown` where no mount says so.
+    ("", "unknown") if no mount matches.
     """
-    whole = os.path.realpath(path)
-    best, kind = "", "unknown"
+    real_path = os.path.realpath(path)
+    mount_point, fs_type = "", "unknown"
     for line in _read_text(os.path.join(root, "proc/self/mounts")).splitlines():
-        _, place, name = line.split(" ")[:3]
-        place = place.replace("\\040", " ")
-        if (whole == place or whole.startswith(place.rstrip("/") + "/")) and len(place) >= len(best):
-            best, kind = place, name
-    return best, kind
+        _, folder, folder_type = line.split(" ")[:3]
+        folder = folder.replace("\\040", " ")
+        if (real_path == folder or real_path.startswith(folder.rstrip("/") + "/")) and len(folder) >= len(mount_point):
+            mount_point, fs_type = folder, folder_type
+    return mount_point, fs_type
 
 
-def slurm_job_of_parents(pid: int, proc: StrPath = "/proc", most: int = 16) -> dict[str, str]:
-    """SLURM_* variables of the nearest parent process that has a SLURM_JOB_ID, as far as /proc shows them.
+def slurm_job_of_parents(pid: int, proc: StrPath = "/proc", max_parents: int = 16) -> dict[str, str]:
+    """SLURM_* variables of the nearest parent process with a SLURM_JOB_ID, read from /proc.
 
-    In a user namespace (unprivileged Apptainer) no parent's environment can be read; slurmstepd's title still names the
-    job: then that is all there is. In a process namespace (`--containall`) no parent can be seen; Apptainer leaves a
-    process in its step's control group, whose path names the job too.
+    In a user namespace (unprivileged Apptainer) no parent's environment can be read, but
+    slurmstepd's process title names the job and step. In a process namespace (`--containall`) no
+    parent is visible; Apptainer leaves a process in its step's control group, whose path names them
+    too.
     """
-    for _ in range(most):
+    for _ in range(max_parents):
         process = os.path.join(proc, str(pid))
         variables = _read_process_environ(process)
         if "SLURM_JOB_ID" in variables:
             return {name: value for name, value in variables.items() if name.startswith("SLURM_")}
-        if title := _SLURMSTEPD_TITLE.match(_read_text(os.path.join(process, "cmdline"))):
-            return {"SLURM_JOB_ID": title[1], "SLURM_STEP_ID": title[2]}
+        if step_title := _SLURMSTEPD_TITLE.match(_read_text(os.path.join(process, "cmdline"))):
+            return {"SLURM_JOB_ID": step_title[1], "SLURM_STEP_ID": step_title[2]}
         pid = _parent_pid(process)
         if pid <= 1:
             break
-    group = _SLURM_STEP_CGROUP.search(_read_text(os.path.join(proc, "self", "cgroup")))
-    return {"SLURM_JOB_ID": group[1], "SLURM_STEP_ID": group[2]} if group else {}
+    step_cgroup = _SLURM_STEP_CGROUP.search(_read_text(os.path.join(proc, "self", "cgroup")))
+    return {"SLURM_JOB_ID": step_cgroup[1], "SLURM_STEP_ID": step_cgroup[2]} if step_cgroup else {}
 
 
 def count_oom_kills(cgroups: StrPath = "/proc/self/cgroup", root: StrPath = "/sys/fs/cgroup") -> int:
-    """How often the kernel has killed in this process's cgroup for want of memory; 0 where it does not say.
+    """How many processes of this cgroup the OOM killer has killed; 0 if that is not counted.
 
-    A container's cgroup may lie at the root that it sees, while /proc has the host's path of it.
+    A container may see its cgroup at the root, while /proc shows the host's path of it.
     """
     for line in _read_text(cgroups).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         base, name = _OOM_FILES.get(controllers, ("", ""))
-        places = (os.path.join(root, base, path.lstrip("/"), name), os.path.join(root, base, name)) if name else ()
-        if counted := next(filter(None, (_OOM_KILL_LINE.search(_read_text(place)) for place in places)), None):
-            return int(counted[1])
+        candidates = (os.path.join(root, base, path.lstrip("/"), name), os.path.join(root, base, name)) if name else ()
+        if match := next(filter(None, (_OOM_KILL_LINE.search(_read_text(file)) for file in candidates)), None):
+            return int(match[1])
     return 0
 
 
-# From a cgroup's controllers (version 2 names none) to the folder of its kind, and the file in it that counts.
+# Controllers of a cgroup line (version 2 names none) -> the controller's folder, and the file with
+# the count.
 _OOM_FILES = {"memory": ("memory", "memory.oom_control"), "": (".", "memory.events")}
 _OOM_KILL_LINE = re.compile(r"^oom_kill (\d+)$", re.M)
 
 
 def _read_text(file: StrPath) -> str:
-    """Empty where it cannot be read."""
+    """The file's text, empty if it cannot be read."""
     try:
         with open(file, encoding="utf-8", errors="replace", newline="") as opened:
             return opened.read()
@@ -270,23 +286,23 @@ def _read_process_environ(process: str) -> dict[str, str]:
 
 
 def _parent_pid(process: str) -> int:
-    try:  # the name in parentheses may itself hold spaces and parentheses
+    try:  # the process name may contain spaces and parentheses
         return int(_read_text(os.path.join(process, "stat")).rpartition(")")[2].split()[1])
     except (ValueError, IndexError):
         return 0
 
 
-def _selected_gpus(gpus: tuple[tuple[str, tuple[str, ...]], ...], wanted: str | None) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES names, of a GPU with MIG all instances."""
-    if wanted is None:
+def _selected_gpus(gpus: tuple[tuple[str, tuple[str, ...]], ...], visible_devices: str | None) -> tuple[str, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; a GPU with MIG stands for all its instances."""
+    if visible_devices is None:
         return tuple(name for uuid, migs in gpus for name in migs or (uuid,))
-    found: list[str] = []
-    for entry in wanted.split(","):
+    selected: list[str] = []
+    for entry in visible_devices.split(","):
         names = _match_gpu_entry(gpus, entry.strip())
-        if not names or names[0] in found:
+        if not names or names[0] in selected:
             break
-        found += names
-    return tuple(found)
+        selected += names
+    return tuple(selected)
 
 
 def _match_gpu_entry(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) -> tuple[str, ...]:
@@ -299,22 +315,23 @@ def _match_gpu_entry(gpus: tuple[tuple[str, tuple[str, ...]], ...], entry: str) 
 
 
 def _mig_uuids(handle: object) -> tuple[str, ...]:
-    """The UUIDs of a GPU's instances, without those that are another job's."""
+    """The UUIDs of a GPU's MIG instances, without those of other jobs."""
     pynvml = import_pynvml()
     try:
-        places = range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except pynvml.NVMLError:  # it knows no MIG
+        indices = range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except pynvml.NVMLError:  # no support for MIG
         return ()
-    found: list[str] = []
-    for place in places:
+    uuids: list[str] = []
+    for index in indices:
         try:
-            found.append(str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))))
-        except pynvml.NVMLError:  # numbers have gaps where an instance was taken away
+            uuids.append(str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
+        except pynvml.NVMLError:  # a removed instance leaves a gap in the indices
             continue
-    return tuple(found)
+    return tuple(uuids)
 
 
-# On the image's own file systems; what the host gives is mounted over them. (With `underlay`, / is not the image's.)
+# Folders of the image's own file systems; mounts from the host hide them. (With `underlay`, / is
+# not the image's.)
 CONTAINER_ROOTS = (Path("/"), Path("/usr"))
 OUR_IMAGE_MARKER = "opt/image.json"  # only our image has it
 
@@ -327,34 +344,36 @@ def unmounted_path_failure(
     engine: ContainerEngine | None = None,
     own: Iterable[Path] = CONTAINER_ROOTS,
 ) -> Failure | None:
-    """The Failure for `path` (said as `name` and the path), if it is not there and its place is the container's own.
+    """The Failure for a missing `path` that lies on the container's own file system.
 
-    A link is there wherever its folder is mounted; what it leads to is what counts, and what has to be mounted.
+    The text calls it `name`.
 
-    None outside Apptainer, for what is there, and below a folder of the host that is mounted. (Under docker a whole
-    machine may live in the container, and a wrong path is only a wrong path.)
+    Symbolic links are resolved: what they point to has to be mounted.
+
+    None if the path exists, below a mounted folder of the host, and outside Apptainer. (A docker
+    container may be a complete machine, and there a wrong path is only a wrong path.)
     """
     if (engine or container_engine()) != "apptainer" or os.path.exists(path):
         return None
-    meant = Path(os.path.realpath(path))
-    there = _nearest_container_folder(meant, own)
-    if there is None:
+    real_path = Path(os.path.realpath(path))
+    existing = _nearest_container_folder(real_path, own)
+    if existing is None:
         return None
-    named = os.path.abspath(path)
+    absolute = os.path.abspath(path)
     return Failure(
         f"{name} {path} is not visible inside the container",
-        found=("" if named == str(meant) else f"{named} leads to {meant}; ")
-        + f"of {meant} only {there} is there, and it is the container's own",
-        fix=_bind_mount_fix(meant, there),
+        found=("" if absolute == str(real_path) else f"{absolute} leads to {real_path}; ")
+        + f"of {real_path} only {existing} exists, and it belongs to the container",
+        fix=_bind_mount_fix(real_path, existing),
         code=code,
     )
 
 
 def is_ephemeral_path(path: Path, *, engine: ContainerEngine | None = None, root: StrPath = "/") -> bool:
-    """Whether what can be written in `path` ends with the container, since nothing of the host is mounted there.
+    """Whether files written to `path` are lost when the container ends: it is no mount.
 
-    That is known of Apptainer's session (`--contain`, `--writable-tmpfs`), and of our image's own layer, which root can
-    write. Another container may be a whole machine, and stay.
+    That is certain for Apptainer's session (`--contain`, `--writable-tmpfs`) and for our image's
+    own layer, which root can write. Another container may be a complete machine that stays.
     """
     if (engine or container_engine(root)) == "apptainer":
         return _is_in_apptainer_session(path, root)
@@ -362,29 +381,33 @@ def is_ephemeral_path(path: Path, *, engine: ContainerEngine | None = None, root
 
 
 def _is_in_apptainer_session(path: Path, root: StrPath) -> bool:
-    """Apptainer keeps a session's files in one small memory file system, with the accounts' file that it writes; a
-    writable image (`--overlay`, `--writable`) has the size of what it is on.
+    """Whether `path` is in Apptainer's session, a memory file system with its /etc/passwd.
+
+    A writable image (`--overlay`, `--writable`) has the size of the disk that it is on instead.
     """
-    accounts = os.path.join(root, "etc/passwd")
+    passwd = os.path.join(root, "etc/passwd")
     try:
-        device, session, first = (os.stat(place).st_dev for place in (path, accounts, root))
-        sizes = [(disk.f_frsize, disk.f_blocks) for disk in (os.statvfs(path), os.statvfs(accounts))]
+        device, session_device, root_device = (os.stat(location).st_dev for location in (path, passwd, root))
+        sizes = [(stats.f_frsize, stats.f_blocks) for stats in (os.statvfs(path), os.statvfs(passwd))]
     except OSError:
         return False
-    return device in (session, first) and sizes[0] == sizes[1]
+    return device in (session_device, root_device) and sizes[0] == sizes[1]
 
 
 def _nearest_container_folder(path: Path, own: Iterable[Path] = CONTAINER_ROOTS) -> Path | None:
-    """The nearest folder above `path` (without links) that is there, if it is the container's own and not mounted."""
-    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    """The nearest existing folder at or above `path`, if it is the container's own."""
+    existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     try:
-        return there if there.stat().st_dev in {place.stat().st_dev for place in own} else None
+        return existing if existing.stat().st_dev in {root.stat().st_dev for root in own} else None
     except OSError:
         return None
 
 
-def _bind_mount_fix(path: Path, there: Path) -> str:
-    """Apptainer mounts the working directory, but not one that is reached through a symbolic link."""
+def _bind_mount_fix(path: Path, existing: Path) -> str:
+    """The fix with --bind.
+
+    Apptainer mounts the working directory only if its path has no symbolic link.
+    """
     folder = shlex.quote(str(path.parent if path.suffix else path))
-    link = 'cd "$(pwd -P)" before you start or submit; or ' if Path.cwd() == there else ""
+    link = 'cd "$(pwd -P)" before you start or submit; or ' if Path.cwd() == existing else ""
     return f"{link}apptainer exec --bind {folder} ..., or for srun and sbatch: export APPTAINER_BIND={folder}"

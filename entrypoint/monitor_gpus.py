@@ -11,7 +11,8 @@ from typing import Any, Final
 from entrypoint.gauges import GPU_FIELDS
 from entrypoint.machine import visible_gpus
 
-# Why a clock is lower than it could be: of each kind NVML's bits. Idle, and clocks that somebody set, are no trouble.
+# NVML's bits for each reason why a clock is lowered. Idle GPUs and clocks that somebody set are no
+# problem.
 # Source: NVML API reference, nvmlClocksEventReasons.
 SLOWDOWN_REASONS: Final[Mapping[str, tuple[str, ...]]] = {
     "hot_s": ("nvmlClocksEventReasonHwThermalSlowdown", "nvmlClocksEventReasonSwThermalSlowdown"),
@@ -31,10 +32,12 @@ _LATEST_VALUE_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDevice:
-    """A GPU, or an instance of MIG. handle: NVML's; board: that of the whole GPU. instance: None for a whole one.
+    """A GPU, or a MIG instance. handle: NVML's; board: the handle of the full GPU. instance.
 
-    index: of /dev/nvidia0 and its likes, where NVML tells it: the place in NVML's list is 0 for each of several tasks
-    on a host that may use one GPU each.
+    None for a full GPU.
+
+    index: the number in /dev/nvidia0 if NVML tells it. The position in NVML's list is 0 for each of
+    several tasks on a host that may use one GPU each.
     """
 
     uuid: str
@@ -45,120 +48,136 @@ class GpuDevice:
 
 
 def list_devices(nvml: Any) -> Iterator[GpuDevice]:
-    """Every GPU that answers, each before its MIG instances. Another job's and one that is lost do not."""
-    for place in range(nvml.nvmlDeviceGetCount()):
-        board, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, place))
+    """Every GPU that answers, each before its MIG instances.
+
+    A lost GPU or one of another job does not answer.
+    """
+    for position in range(nvml.nvmlDeviceGetCount()):
+        board, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, position))
         if uuid is None:
             continue
         minor = _query(nvml, partial(nvml.nvmlDeviceGetMinorNumber, board))
-        index = place if minor is None else minor
+        index = position if minor is None else minor
         yield GpuDevice(uuid=uuid, index=index, instance=None, handle=board, board=board)
-        for number in range(_query(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
-            part, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, number))
+        for instance in range(_query(nvml, partial(nvml.nvmlDeviceGetMaxMigDeviceCount, board)) or 0):
+            mig, uuid = _open_device(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, board, instance))
             if uuid is not None:
-                yield GpuDevice(uuid=uuid, index=index, instance=number, handle=part, board=board)
+                yield GpuDevice(uuid=uuid, index=index, instance=instance, handle=mig, board=board)
 
 
 def _open_device(nvml: Any, question: Callable[[], Any]) -> tuple[Any, str | None]:
-    """The handle that is asked for and the UUID behind it; without the second the first is of no use."""
+    """The handle that `question` returns and its UUID; without a UUID the handle is useless."""
     handle = _query(nvml, question)
     uuid = None if handle is None else _query(nvml, partial(nvml.nvmlDeviceGetUUID, handle))
     return handle, None if uuid is None else str(uuid)
 
 
 def select_devices(
-    every: Sequence[GpuDevice], wanted: Sequence[str], visible_devices: str | None
+    devices: Sequence[GpuDevice], uuids: Sequence[str], visible_devices: str | None
 ) -> tuple[GpuDevice | None, ...]:
-    """Those with these UUIDs, as CUDA says them: without NVML's `GPU-` or `MIG-`. None for one that is not there.
+    """The devices with these UUIDs in CUDA's form, without NVML's `GPU-` or `MIG-`.
 
-    CUDA may name a GPU where it means the one instance of it that a process can use: then CUDA_VISIBLE_DEVICES tells.
+    None for a missing one.
+
+    CUDA may name the GPU although the process uses one MIG instance of it; then
+    CUDA_VISIBLE_DEVICES decides.
     """
-    named = {device.uuid.removeprefix("GPU-").removeprefix("MIG-"): device for device in every}
-    parts = {device.uuid: device for device in every if device.instance is not None}
-    boards = [device for device in every if device.instance is None]
-    pairs = [(b.uuid, tuple(p.uuid for p in parts.values() if p.index == b.index)) for b in boards]
-    used = {parts[uuid].index: parts[uuid] for uuid in visible_gpus(pairs, visible_devices) if uuid in parts}
-    answers = [named.get(name) for name in wanted]
-    return tuple(used.get(it.index, it) if it and it.instance is None else it for it in answers)
+    by_uuid = {device.uuid.removeprefix("GPU-").removeprefix("MIG-"): device for device in devices}
+    migs = {device.uuid: device for device in devices if device.instance is not None}
+    boards = [device for device in devices if device.instance is None]
+    pairs = [(b.uuid, tuple(p.uuid for p in migs.values() if p.index == b.index)) for b in boards]
+    used_migs = {migs[uuid].index: migs[uuid] for uuid in visible_gpus(pairs, visible_devices) if uuid in migs}
+    selected = [by_uuid.get(uuid) for uuid in uuids]
+    return tuple(
+        used_migs.get(device.index, device) if device and device.instance is None else device for device in selected
+    )
 
 
 class GpuMeter:
-    """One device."""
+    """Accumulates NVML's readings of one device."""
 
     def __init__(self, nvml: Any, device: GpuDevice) -> None:
         self._nvml, self._device = nvml, device
         self._joules: float | None = None
         sums = dict.fromkeys(GPU_FIELDS, 0.0) | dict.fromkeys(_LATEST_VALUE_FIELDS, math.nan)
         instance = math.nan if device.instance is None else float(device.instance)
-        self._found = sums | {"index": float(device.index), "instance": instance}
+        self._figures = sums | {"index": float(device.index), "instance": instance}
 
-    def look(self, seconds: float) -> tuple[float, ...]:
-        """As in gauges.GPU_FIELDS. seconds: since the last look."""
-        self._use(seconds)
-        self._memory()
-        self._energy(seconds)
-        self._heat()
-        self._clocks(seconds)
-        return tuple(self._found[name] for name in GPU_FIELDS)
+    def measure(self, seconds: float) -> tuple[float, ...]:
+        """The figures of gauges.GPU_FIELDS. seconds: since the last measurement."""
+        self._add_utilization(seconds)
+        self._add_memory()
+        self._add_energy(seconds)
+        self._add_temperature()
+        self._add_slowdowns(seconds)
+        return tuple(self._figures[name] for name in GPU_FIELDS)
 
-    def _use(self, seconds: float) -> None:
-        """Of an instance NVML does not tell it."""
-        if (rates := self._ask("nvmlDeviceGetUtilizationRates")) is not None:
+    def _add_utilization(self, seconds: float) -> None:
+        """NVML does not report it for a MIG instance."""
+        if (rates := self._read("nvmlDeviceGetUtilizationRates")) is not None:
             self._add(busy=rates.gpu * seconds, busy_s=seconds)
 
-    def _memory(self) -> None:
-        if (memory := self._ask("nvmlDeviceGetMemoryInfo")) is not None:
-            self._keep("memory", "bytes", memory.used)
-            self._found["memory_total_bytes"] = float(memory.total)
+    def _add_memory(self) -> None:
+        if (memory := self._read("nvmlDeviceGetMemoryInfo")) is not None:
+            self._set_with_peak("memory", "bytes", memory.used)
+            self._figures["memory_total_bytes"] = float(memory.total)
 
-    def _energy(self, seconds: float) -> None:
-        """By the GPU's own counter; by its power now where it has none. Of an instance NVML tells neither."""
-        milli, before = self._ask("nvmlDeviceGetTotalEnergyConsumption"), self._joules
+    def _add_energy(self, seconds: float) -> None:
+        """From the GPU's energy counter, or from its power if it has none.
+
+        NVML reports neither for a MIG instance.
+        """
+        milli, before = self._read("nvmlDeviceGetTotalEnergyConsumption"), self._joules
         if milli is not None:
             self._joules = milli / 1000
             if before is not None and self._joules >= before:
                 self._add(energy_j=self._joules - before, energy_s=seconds)
-        elif (watts := self._ask("nvmlDeviceGetPowerUsage")) is not None:
+        elif (watts := self._read("nvmlDeviceGetPowerUsage")) is not None:
             self._add(energy_j=watts / 1000 * seconds, energy_s=seconds)
 
-    def _heat(self) -> None:
-        """That of the whole GPU, of which an instance is a part."""
+    def _add_temperature(self) -> None:
+        """Of the full GPU, also for a MIG instance."""
         nvml = self._nvml
         question = partial(nvml.nvmlDeviceGetTemperature, self._device.board, nvml.NVML_TEMPERATURE_GPU)
         degrees = _query(nvml, question)
         if degrees is not None:
-            self._keep("temperature", "c", degrees)
+            self._set_with_peak("temperature", "c", degrees)
 
-    def _clocks(self, seconds: float) -> None:
+    def _add_slowdowns(self, seconds: float) -> None:
         board, nvml = self._device.board, self._nvml
         bits = _query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksEventReasons, board))
-        if bits is None:  # its name in drivers before 535
+        if bits is None:  # a driver before 535 has an older name
             bits = _query(nvml, partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, board))
         if bits is not None:
-            self._add(reasons_s=seconds, **{kind: seconds for kind in slowdown_kinds(nvml, bits)})
+            self._add(reasons_s=seconds, **{reason: seconds for reason in slowdown_reasons(nvml, bits)})
 
-    def _ask(self, name: str) -> Any:
+    def _read(self, name: str) -> Any:
         return _query(self._nvml, partial(getattr(self._nvml, name), self._device.handle))
 
     def _add(self, **sums: float) -> None:
-        for name, more in sums.items():
-            self._found[name] += more
+        for name, amount in sums.items():
+            self._figures[name] += amount
 
-    def _keep(self, name: str, unit: str, value: float) -> None:
-        self._found[f"{name}_{unit}"] = value = float(value)
+    def _set_with_peak(self, name: str, unit: str, value: float) -> None:
+        self._figures[f"{name}_{unit}"] = value = float(value)
         peak = f"{name}_peak_{unit}"
-        self._found[peak] = value if math.isnan(self._found[peak]) else max(value, self._found[peak])
+        self._figures[peak] = value if math.isnan(self._figures[peak]) else max(value, self._figures[peak])
 
 
-def slowdown_kinds(nvml: Any, bits: int) -> list[str]:
-    """Why the clock is low. The hardware's general bit comes with those that say more."""
-    told = [kind for kind, names in SLOWDOWN_REASONS.items() if any(bits & getattr(nvml, name) for name in names)]
-    return [kind for kind in told if kind != "slow_s" or not {"hot_s", "brake_s"} & {*told}]
+def slowdown_reasons(nvml: Any, bits: int) -> list[str]:
+    """The reasons for a low clock.
+
+    `slow_s` is dropped if a more specific hardware reason is set too.
+    """
+    reasons = [
+        reason for reason, names in SLOWDOWN_REASONS.items() if any(bits & getattr(nvml, name) for name in names)
+    ]
+    return [reason for reason in reasons if reason != "slow_s" or not {"hot_s", "brake_s"} & {*reasons}]
 
 
 def _query(nvml: Any, question: Callable[[], Any]) -> Any:
-    """The answer; None where this GPU or driver has none."""
+    """NVML's answer; None if this GPU or driver does not support the question."""
     try:
         return question()
-    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: a driver that is older than pynvml's names
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: the driver is older than pynvml
         return None

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from entrypoint.errors import ExitCode, Failure
 
 LOOPBACK_INTERFACE = "lo"
-# Questions to the kernel, and one bit of an answer. Source: linux/sockios.h, linux/if.h.
+# ioctl requests, and one flag of the answer. Source: linux/sockios.h, linux/if.h.
 _SIOCGIFFLAGS, _SIOCGIFADDR, _IFF_RUNNING = 0x8913, 0x8915, 0x40
-_DEFAULT_ROUTE_ADDRESS = "192.0.2.1"  # of no machine (RFC 5737): only the default route leads there
+_DEFAULT_ROUTE_ADDRESS = "192.0.2.1"  # no machine has it (RFC 5737), so it is reached by the default route
 
 
 def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
-    """A listening socket on the first port that nobody holds; the caller hands its descriptor to the store.
+    """A listening socket on the first free port; the caller passes its descriptor to the store.
 
     Raises:
         Failure: PEER, naming the ports tried.
@@ -32,7 +32,9 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(socket.getaddrinfo(host, port, family)[0][4])  # (host, port) alone loses an interface
+            listener.bind(
+                socket.getaddrinfo(host, port, family)[0][4]
+            )  # (host, port) alone would lose the interface of a link-local address
             listener.listen(2048)
         except OSError as error:
             listener.close()
@@ -49,13 +51,16 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
 
 
 def listen_address(master: str, num_nodes: int) -> str:
-    """The one address on which rank 0 listens: torch's store asks nobody for a password.
+    """The address on which rank 0 listens.
 
-    On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to an address that only
-    leads here (a service's, a router's): then all interfaces will do, and nothing less.
+    A single one if possible, because torch's store has no password.
+
+    On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to an
+    address that is forwarded to this host (by a service or a router): then rank 0 has to listen on
+    all interfaces.
 
     Raises:
-        Failure: PEER, for a master that does not resolve here.
+        Failure: PEER if the master does not resolve here.
     """
     address = resolve(master)
     if num_nodes == 1 or (is_own_address(address) and not _is_loopback(address)):
@@ -64,7 +69,7 @@ def listen_address(master: str, num_nodes: int) -> str:
 
 
 def is_own_address(address: str) -> bool:
-    """Whether this machine has that address, found out by listening there."""
+    """Whether this machine has that address; tried by listening on it."""
     try:
         bind_first_free(address, [0]).close()
     except Failure:
@@ -83,13 +88,15 @@ def _bind_failure(host: str, port: int, error: OSError) -> Failure:
 
 
 def resolve(host: str) -> str:
-    """The address of `host`, IPv4 where there is one; a link-local one keeps its interface (`fe80::1%eth0`).
+    """The address of `host`, IPv4 if it has one.
+
+    A link-local one keeps its interface (`fe80::1%eth0`).
 
     Raises:
-        Failure: PEER, for a name that does not resolve here.
+        Failure: PEER if the name does not resolve here.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise Failure(
             f"the master's host name {host!r} does not resolve on {socket.gethostname()}",
@@ -97,13 +104,13 @@ def resolve(host: str) -> str:
             fix=f"set MASTER_ADDR to the IP address of {host}, or correct the name",
             code=ExitCode.PEER,
         ) from error
-    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    family, _, _, _, address = min(entries, key=lambda entry: entry[0] != socket.AF_INET)
     scope = address[3] if family == socket.AF_INET6 and len(address) == 4 else 0
     return f"{address[0]}%{socket.if_indextoname(scope)}" if scope else str(address[0])
 
 
 def probe(address: str, port: int, timeout_s: float) -> OSError | None:
-    """Try one TCP connection; None when something accepts it."""
+    """Try one TCP connection; return its error, or None if it was accepted."""
     try:
         socket.create_connection((address, port), timeout=timeout_s).close()
     except OSError as error:
@@ -113,7 +120,7 @@ def probe(address: str, port: int, timeout_s: float) -> OSError | None:
 
 def unreachable_failure(host: str, ports: Iterable[int], error: OSError | None, waited_s: float) -> Failure:
     """The Failure for a master that was never reached: refused, no route and time-out need different fixes."""
-    where = f"{host}, ports {', '.join(map(str, ports))}"
+    address = f"{host}, ports {', '.join(map(str, ports))}"
     if error is None:
         why, fix = "something answers there, but not this run", "set MASTER_PORT to another free port"
     elif isinstance(error, ConnectionRefusedError):
@@ -124,32 +131,33 @@ def unreachable_failure(host: str, ports: Iterable[int], error: OSError | None, 
         why, fix = "no answer: a firewall, or the host is down", "open the ports between nodes, or set MASTER_PORT"
     return Failure(
         f"rank 0's store was not reached within {waited_s:.0f} s: {why}",
-        found=where,
+        found=address,
         fix=fix,
         code=ExitCode.PEER,
     )
 
 
 def interface_between(hosts: Sequence[str], master: str) -> str | None:
-    """The interface over which ranks of several machines talk: the one that leads to the master.
+    """The interface over which ranks of several machines communicate.
 
-    A master that knows its own name as loopback (Debian's 127.0.1.1) would find `lo`, and publish 127.0.0.1, which is
-    each other machine's own. There it is the one towards another of `hosts`; where none is known, the default route's;
-    without one, the first that is up.
+    The one that leads to the master.
+
+    On a master whose own name resolves to loopback (Debian's 127.0.1.1) that would be `lo`, and its
+    published address 127.0.0.1 would mean each peer itself. There it is the interface towards
+    another of `hosts`, or that of the default route, or the first one that is up.
 
     Raises:
-        Failure: PEER, for a master that does not resolve here.
+        Failure: PEER if the master does not resolve here.
     """
     towards = interface_towards(resolve(master))
     if not is_loopback_only_here(master):
         return towards
-    return next(
-        (name for name in _candidate_interfaces(hosts[:2]) if name not in (None, LOOPBACK_INTERFACE)), towards
-    )  # one of two is another
+    candidates = _candidate_interfaces(hosts[:2])  # at least one of two hosts is not this one
+    return next((name for name in candidates if name not in (None, LOOPBACK_INTERFACE)), towards)
 
 
 def is_loopback_only_here(master: str) -> bool:
-    """Whether the master's name means loopback on this machine only; `localhost` and 127.0.0.1 do so on each."""
+    """Whether the master's name means loopback here but not everywhere, unlike `localhost`."""
     return master != "localhost" and not _is_loopback(master) and _is_loopback(resolve(master))
 
 
@@ -157,7 +165,7 @@ def _candidate_interfaces(hosts: Sequence[str]) -> Iterator[str | None]:
     for host in hosts:
         try:
             yield interface_towards(resolve(host))
-        except Failure:  # it does not resolve here: the next way may do
+        except Failure:  # it does not resolve here: try the next one
             continue
     yield interface_towards(_DEFAULT_ROUTE_ADDRESS)
     yield from (name for _, name in socket.if_nameindex() if _ipv4_address(name) and _is_running(name))
@@ -171,14 +179,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def interface_towards(address: str) -> str | None:
-    """The network interface whose own address the kernel would use to reach `address` (no packet is sent)."""
+    """The interface that the kernel would use to reach `address` (no packet is sent)."""
     if "%" in address:
         return address.partition("%")[2]
-    own = _source_address(address)
-    if own is None:
+    source = _source_address(address)
+    if source is None:
         return None
-    if ipaddress.ip_address(own).version == 4:
-        return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == own), None)
+    if ipaddress.ip_address(source).version == 4:
+        return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == source), None)
     return None
 
 
@@ -193,20 +201,23 @@ def _source_address(address: str) -> str | None:
 
 
 def _ipv4_address(interface: str) -> str | None:
-    found = _query_interface(interface, _SIOCGIFADDR)
-    return socket.inet_ntoa(found[4:8]) if found else None
+    answer = _query_interface(interface, _SIOCGIFADDR)
+    return socket.inet_ntoa(answer[4:8]) if answer else None
 
 
 def _is_running(interface: str) -> bool:
-    """Whether it is up and its cable is plugged in: a container engine's bridge without containers is not."""
-    found = _query_interface(interface, _SIOCGIFFLAGS)
-    return found is not None and bool(struct.unpack("H", found[:2])[0] & _IFF_RUNNING)
+    """Whether it is up and has a carrier.
+
+    A container engine's bridge without containers has none.
+    """
+    answer = _query_interface(interface, _SIOCGIFFLAGS)
+    return answer is not None and bool(struct.unpack("H", answer[:2])[0] & _IFF_RUNNING)
 
 
-def _query_interface(interface: str, question: int) -> bytes | None:
-    """What the kernel answers behind the interface's name (`struct ifreq`); None where it has no answer."""
+def _query_interface(interface: str, request: int) -> bytes | None:
+    """The kernel's answer after the interface's name in `struct ifreq`; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
-            return fcntl.ioctl(any_socket, question, struct.pack("256s", interface.encode()[:15]))[16:]
+            return fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))[16:]
         except OSError:
             return None

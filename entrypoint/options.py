@@ -18,7 +18,7 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """A launch as asked for. None means: not asked, find out."""
+    """The launch options that the user gave. None means: not given, to be detected."""
 
     device: DeviceChoice = "auto"
     procs_per_node: int | None = None
@@ -51,19 +51,19 @@ def parse_launch_options(
     """Merge the three sources; `device` and `procs_per_node` are the config file's.
 
     Raises:
-        Failure: USAGE, naming the argument or variable and its value.
+        Failure: USAGE, with the argument or variable and its value.
     """
-    device_source, wanted = _first_given(arguments, environ, "device", device)
+    device_source, requested = _first_given(arguments, environ, "device", device)
     devices: dict[str, DeviceChoice] = {name: name for name in get_args(DeviceChoice)}
-    if wanted not in devices:
-        raise _bad_value_failure(device_source, wanted, "auto, cpu or cuda")
+    if requested not in devices:
+        raise _bad_value_failure(device_source, requested, "auto, cpu or cuda")
     source, procs = _first_given(arguments, environ, "procs_per_node", procs_per_node)
     manual = {
         name: _parse_integer(f"--{name.replace('_', '-')}", getattr(arguments, name), limits)
         for name, limits in _MANUAL_RANGES.items()
     }
     options = LaunchOptions(
-        device=devices[wanted],
+        device=devices[requested],
         procs_per_node=_parse_integer(source, None if procs == "auto" else procs, _PROCS_RANGE),
         master_addr=arguments.master_addr,
         port_range=_parse_port_range(environ.get("ENTRYPOINT_PORT_RANGE")),
@@ -73,7 +73,7 @@ def parse_launch_options(
     return options
 
 
-# From, to. More nodes or processes are a slip of the keyboard, which would be tried.
+# (lowest, highest). A larger number of nodes or processes is a typing error.
 _PROCS_RANGE = (1, 1024)
 _MANUAL_RANGES = {"nodes": (1, 65_536), "node_rank": (0, 65_535), "master_port": (1, 65_535)}
 
@@ -92,18 +92,18 @@ def _first_given(
 def _parse_integer(source: str, text: str | None, limits: tuple[int, int]) -> int | None:
     if text is None:
         return None
-    least, most = limits
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and least <= int(text) <= most):
-        raise _bad_value_failure(source, text, f"a whole number from {least} to {most}")
+    lowest, highest = limits
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
+        raise _bad_value_failure(source, text, f"a whole number from {lowest} to {highest}")
     return int(text)
 
 
 def _parse_port_range(text: str | None) -> tuple[int, int] | None:
     if not text:
         return None
-    found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", text, re.ASCII)
-    if found and 1024 <= int(found[1]) <= int(found[2]) <= 65_535:
-        return int(found[1]), int(found[2])
+    match = re.fullmatch(r"(\d{4,5})-(\d{4,5})", text, re.ASCII)
+    if match and 1024 <= int(match[1]) <= int(match[2]) <= 65_535:
+        return int(match[1]), int(match[2])
     raise _bad_value_failure(
         "ENTRYPOINT_PORT_RANGE", text, "LOW-HIGH with 1024 <= LOW <= HIGH <= 65535, such as 20000-32767"
     )
@@ -111,9 +111,9 @@ def _parse_port_range(text: str | None) -> tuple[int, int] | None:
 
 def _check_manual_options(options: LaunchOptions) -> None:
     addr = options.master_addr or None
-    given = {"--nodes": options.nodes, "--node-rank": options.node_rank, "--master-addr": addr}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given) and options.master_port is None:
+    required = {"--nodes": options.nodes, "--node-rank": options.node_rank, "--master-addr": addr}
+    missing = [name for name, value in required.items() if value is None]
+    if len(missing) == len(required) and options.master_port is None:
         return
     if missing:
         raise Failure(

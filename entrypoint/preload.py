@@ -1,8 +1,9 @@
 """`preload_mapped_files` reads the files that this process has mapped into memory.
 
-The process can then continue without the file system they lie on. Apptainer without root mounts an
-image by a FUSE server, one more process of the job step. Slurm's proctrack/linuxproc signals that
-one too: it ends, and each page of a library that was not read yet is a SIGBUS from then on.
+The process can then continue without the file system that they are on. Apptainer without root
+mounts an image with a FUSE server, which is one more process of the job step. Slurm's
+proctrack/linuxproc signals that server too; it ends, and reading a page of a library for the first
+time is then a SIGBUS.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final
 
 from entrypoint.machine import container_engine
 
-MADV_POPULATE_READ: Final = 22  # MADV_POPULATE_READ, since Linux 5.14: older kernels say EINVAL, and nothing is read
-# Gigabytes of GPU kernels, which are on the GPU by the time they are needed.
+MADV_POPULATE_READ: Final = 22  # since Linux 5.14; older kernels return EINVAL, and nothing is read
+# Gigabytes of GPU kernels, which are copied to the GPU anyway.
 SKIPPED_PATHS: Final = ("/nvidia/", "/triton/")
 _MAPPED_FILE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r.{2}p \S+ \S+ [1-9]\d* +(/.*)")
 
@@ -24,36 +25,42 @@ Advise = Callable[[int, int], bool]
 
 
 def preload_mapped_files(
-    proc: Path = Path("/proc/self"), advise: Advise | None = None, within: str | None = None
+    proc: Path = Path("/proc/self"), advise: Advise | None = None, engine: str | None = None
 ) -> int:
-    """Read all of them, where the root may be FUSE's; returns how many bytes those are, 0 elsewhere. Never fails.
+    """Read all mapped files if the root may be a FUSE mount; return their bytes, otherwise 0.
 
-    within: the kind of container, by default this one's.
+    Never raises.
+
+    engine: the container engine, by default the detected one.
     """
     try:
-        if not root_may_vanish((proc / "mountinfo").read_text(errors="replace"), within or container_engine()):
+        if not root_may_vanish((proc / "mountinfo").read_text(errors="replace"), engine or container_engine()):
             return 0
-        ask = advise or _load_madvise()
+        populate = advise or _load_madvise()
         return sum(
-            size for start, size in file_mappings((proc / "maps").read_text(errors="replace")) if ask(start, size)
+            size for start, size in file_mappings((proc / "maps").read_text(errors="replace")) if populate(start, size)
         )
     except (OSError, AttributeError, ValueError):
         return 0
 
 
-def root_may_vanish(mountinfo: str, within: str) -> bool:
-    """Whether `/` is a FUSE mount, or Apptainer's overlay: what lies below that is not to be seen from inside."""
-    fields = [line.split() for line in mountinfo.splitlines()]
-    kinds = [found[found.index("-") + 1] for found in fields if len(found) > 5 and found[4] == "/" and "-" in found]
-    return bool(kinds) and (kinds[-1].startswith("fuse") or (kinds[-1], within) == ("overlay", "apptainer"))
+def root_may_vanish(mountinfo: str, engine: str) -> bool:
+    """Whether `/` is a FUSE mount, or Apptainer's overlay, whose lower layers may be one."""
+    mounts = [line.split() for line in mountinfo.splitlines()]
+    fs_types = [
+        columns[columns.index("-") + 1]
+        for columns in mounts
+        if len(columns) > 5 and columns[4] == "/" and "-" in columns
+    ]
+    return bool(fs_types) and (fs_types[-1].startswith("fuse") or (fs_types[-1], engine) == ("overlay", "apptainer"))
 
 
 def file_mappings(maps: str) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of each private, readable mapping of a file, but for those left out."""
+    """(address, bytes) of each private, readable mapping of a file, except SKIPPED_PATHS."""
     for line in maps.splitlines():
-        found = _MAPPED_FILE.fullmatch(line)
-        if found and not any(part in found[3] for part in SKIPPED_PATHS):
-            start, end = int(found[1], 16), int(found[2], 16)
+        match = _MAPPED_FILE.fullmatch(line)
+        if match and not any(part in match[3] for part in SKIPPED_PATHS):
+            start, end = int(match[1], 16), int(match[2], 16)
             yield start, end - start
 
 

@@ -12,12 +12,13 @@ from typing import Final
 REDACTED: Final = "(not shown)"
 _SECRET_WORDS: Final = r"(?:PASS|TOKEN|KEY|SECRET|CRED|AUTH|(?<![A-Z0-9])PAT(?![A-Z0-9]))"  # PAT as a word: not PATH
 SECRET_NAME_PATTERN: Final = re.compile(_SECRET_WORDS, re.IGNORECASE)
-# name=value and name: value, as in `model.args={hub_token: abc}`; a number is none, as in `model.args.key_dim=64`.
+# name=value and name: value, as in `model.args={hub_token: abc}`. A number is no secret:
+# `model.args.key_dim=64`.
 NAMED_SECRET_PATTERN: Final = re.compile(
     rf"([\w.-]*{_SECRET_WORDS}[\w.-]*(?:=|:\s+|['\"]\s*:\s*)['\"]?)(?!-?[\d.]+(?:[,}}\s]|$))[^\s,}}'\"]+", re.IGNORECASE
 )
 URL_PATTERN: Final = re.compile(r"(\w+://|(?<!\w)//)([^\s'\"]+)")
-# user:password@host without a scheme, as in a proxy's variable; `image:tag@sha256:` is none.
+# user:password@host without a scheme, as in a proxy variable; `image:tag@sha256:` has no password.
 USER_PASSWORD_PATTERN: Final = re.compile(r"(?<![\w/:.@-])[\w.+-]+:(?!/)[^\s/'\"]+@(?!sha256:)")
 
 
@@ -27,26 +28,29 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """Without users, passwords and query strings of addresses."""
+    """Replace users, passwords and query strings in addresses."""
     return USER_PASSWORD_PATTERN.sub(f"{REDACTED}@", URL_PATTERN.sub(_redact_url, text))
 
 
-def _redact_url(found: re.Match[str]) -> str:
-    """A password may hold a slash or a question mark that nobody has escaped: rather too much is hidden."""
-    place, mark, query = found[2].partition("?")
+def _redact_url(match: re.Match[str]) -> str:
+    """Redact one URL.
+
+    A password may contain an unescaped slash or question mark, so more than needed may be hidden.
+    """
+    location, separator, query = match[2].partition("?")
     if "@" in query:
-        return f"{found[1]}{REDACTED}"
-    host = place.partition("/")[0]
-    if "@" in place and "@sha256:" not in place and ("@" in host or ":" in host):
-        place = f"{REDACTED}@{place.rpartition('@')[2]}"
-    return f"{found[1]}{place}{mark}{REDACTED if query and not query.startswith('(not') else query}"
+        return f"{match[1]}{REDACTED}"
+    host = location.partition("/")[0]
+    if "@" in location and "@sha256:" not in location and ("@" in host or ":" in host):
+        location = f"{REDACTED}@{location.rpartition('@')[2]}"
+    return f"{match[1]}{location}{separator}{REDACTED if query and not query.startswith('(not') else query}"
 
 
 def redact_value(name: str, value: str) -> str:
-    """The value of a variable, for a line."""
+    """A variable's value without secrets, on one line."""
     return REDACTED if is_secret_name(name) else redact(value).replace("\n", " ")
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
-    """A command line: also without the values of settings that are called as secrets are."""
+    """A command line without secrets, also those in settings such as `hub_token=abc`."""
     return [redact(NAMED_SECRET_PATTERN.sub(rf"\1{REDACTED}", word)) for word in words]

@@ -1,7 +1,7 @@
 """The supervisor watches the ranks of this task until all have ended, and returns one exit code.
 
-It passes output and signals on, names the first rank that fails, and ends the others. It explains
-how a rank ended that cannot say it itself, also where that rank belongs to another task.
+It forwards output and signals, reports the first rank that fails, and ends the others. It explains
+the end of a rank that was killed and could not report it itself, also for a rank of another task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from entrypoint.threads import call_with_timeout
 
 
 def out_of_memory_failure(who: str) -> Failure:
-    """The kernel took it for want of memory."""
+    """The Failure for a rank that the OOM killer ended."""
     return Failure(
         f"{who} was killed by the kernel: out of host memory",
         fix="ask for more memory (docker run --memory, sbatch --mem), or lower data.workers or train.micro_batch_size",
@@ -41,13 +41,16 @@ def out_of_memory_failure(who: str) -> Failure:
 
 
 def killed_by_signal_failure(who: str, signum: int, late_s: float | None = None) -> Failure:
-    """It died of a signal. late_s: its own parent's, so long after it was asked to stop."""
+    """The Failure for a rank that a signal killed. late_s.
+
+    Our own SIGKILL, so long after the request to stop.
+    """
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
     hints: dict[int, str] = {
         signal.SIGKILL: "if nobody sent it, the host ran out of memory: ask for more memory or fewer data workers",
         signal.SIGBUS: "shared memory or the image's file system went away: see --shm-size, --ipc=host",
     }
-    late = "" if late_s is None else f": still at work {late_s:.0f} s after it was asked to stop"
+    late = "" if late_s is None else f": still running {late_s:.0f} s after the request to stop"
     hint = "if its saves take so long, raise launch.timeouts.save" if late else hints.get(signum, "see its last lines")
     return Failure(
         f"{who} was killed by {name}{late}",
@@ -57,7 +60,7 @@ def killed_by_signal_failure(who: str, signum: int, late_s: float | None = None)
 
 
 def early_exit_failure(who: str, code: int) -> Failure:
-    """It said success, or that it had saved, and had not come to the end."""
+    """The Failure for a rank that exited with OK or STOPPED before its end."""
     return Failure(
         f"{who} left with exit code {code} before its work was done",
         fix="look for sys.exit, os._exit or exec in your own code or a library; start the same command again to resume",
@@ -65,39 +68,44 @@ def early_exit_failure(who: str, code: int) -> Failure:
     )
 
 
-def describe_remote_cause(errors: Path, mine: Collection[int]) -> str | None:
-    """What ranks of other tasks have left about themselves, in one line; None where there is no cause among it."""
-    found = [facts for facts in _read_error_files(errors) if facts["rank"] not in mine and _is_root_cause(facts)]
-    return f"the cause is on {found[0]['host']}, rank {found[0]['rank']}: {found[0]['what']}" if found else None
+def describe_remote_cause(errors: Path, own_ranks: Collection[int]) -> str | None:
+    """One line about the root cause from the error files of other tasks' ranks.
+
+    None if none has a root cause.
+    """
+    causes = [facts for facts in _read_error_files(errors) if facts["rank"] not in own_ranks and _is_root_cause(facts)]
+    return f"the cause is on {causes[0]['host']}, rank {causes[0]['rank']}: {causes[0]['what']}" if causes else None
 
 
 def describe_lost_host(
-    errors: Path, mine: Iterable[int], hosts: Iterable[str], address_of: Callable[[str], str]
+    errors: Path, own_ranks: Iterable[int], hosts: Iterable[str], address_of: Callable[[str], str]
 ) -> str | None:
-    """The host behind the address that a rank of this task lost, where no rank there could say anything."""
-    texts = " ".join(str(facts.get("found", "")) for facts in _read_error_files(errors) if facts["rank"] in set(mine))
+    """One line about a host to which a rank of this task lost its connection."""
+    texts = " ".join(
+        str(facts.get("found", "")) for facts in _read_error_files(errors) if facts["rank"] in set(own_ranks)
+    )
     lost = set(re.findall(r"\[([0-9a-fA-F.:]+)\]:\d+", texts))
     for host in hosts:
         with suppress(Failure):
             if address_of(host) in lost:
-                return f"the lost rank is on {host}, from which nothing was heard"
+                return f"the lost rank is on {host}, which reported nothing"
     return None
 
 
 def _is_root_cause(facts: Mapping[str, Any]) -> bool:
-    """Not one that only lost another, or stopped because of it."""
-    told = (" was killed by ", " left with exit code ", "sys.exit was called ")
-    return facts["code"] not in (ExitCode.PEER, ExitCode.STOPPED) or any(text in facts["what"] for text in told)
+    """Whether a rank failed by itself, not because it lost a peer or stopped with it."""
+    own_endings = (" was killed by ", " left with exit code ", "sys.exit was called ")
+    return facts["code"] not in (ExitCode.PEER, ExitCode.STOPPED) or any(text in facts["what"] for text in own_endings)
 
 
 def _read_error_files(errors: Path) -> list[dict[str, Any]]:
-    found = []
+    reports = []
     for path in sorted(errors.glob("rank-*.json")):
         with suppress(OSError, ValueError):
             facts = json.loads(path.read_bytes())
             if isinstance(facts, dict) and {"rank", "host", "code", "what"} <= facts.keys():
-                found.append(facts)
-    return found
+                reports.append(facts)
+    return reports
 
 
 # What a scheduler or a person sends to stop a run. HUP (a closed terminal) is passed on as TERM.
@@ -108,47 +116,48 @@ FORWARDED_SIGNALS = {
     signal.SIGUSR2: signal.SIGUSR2,
     signal.SIGHUP: signal.SIGTERM,
 }
-# A terminal's signals, which stay ignored where the caller ignores them: nohup's wish, and a shell's for `train &` in a
-# script. TERM and USR are always taken: a job script that ignores them for itself still wants the save.
+# Signals from a terminal, which stay ignored if the caller ignores them, as nohup and a script's
+# `train &` do. TERM and USR are always handled: a job script that ignores them itself still needs
+# the checkpoint.
 TERMINAL_SIGNALS = (signal.SIGHUP, signal.SIGINT)
-FAILURE_GRACE_S = 10.0  # after a failure: for the others to leave by themselves
-HANG_KILL_TIMEOUT_S = 20.0  # after a hang: for the kernel to end what it can; a rank that waits for a dead disk stays
-PEER_REPORT_WAIT_S = 1.5  # after a peer was lost: for its own parent, on another node, to say why
+FAILURE_GRACE_S = 10.0  # after a failure: for the other ranks to exit by themselves
+HANG_KILL_TIMEOUT_S = 20.0  # after a hang: for killed ranks to end; one that waits for a dead disk never does
+PEER_REPORT_WAIT_S = 1.5  # after a lost peer: for its parent, on another node, to report why
 POLL_INTERVAL_S = 0.25
 SAVE_TIMEOUT_S = 600.0  # after a request to stop: for the ranks to finish their step and commit a checkpoint
 RankT = TypeVar("RankT")
 
 
 class SignalInbox:
-    """Signals as data: handlers only write down what came, and wake the loop up through a pipe."""
+    """Collects signals: its handlers only record the signal, and wake the loop through a pipe."""
 
     def __init__(self) -> None:
         self.arrived: deque[int] = deque()
-        self._last: dict[int, float] = {}
-        self._old: dict[int, Any] = {}
+        self._last_arrival: dict[int, float] = {}
+        self._previous_handlers: dict[int, Any] = {}
         self.read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> SignalInbox:
-        self._old_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        self._previous_wakeup_fd = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for signum in (*FORWARDED_SIGNALS, signal.SIGCHLD):
             if signum not in TERMINAL_SIGNALS or signal.getsignal(signum) != signal.SIG_IGN:
-                self._old[signum] = signal.signal(signum, self._note)
+                self._previous_handlers[signum] = signal.signal(signum, self._record)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for signum, handler in self._old.items():
+        for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
-        signal.set_wakeup_fd(self._old_wakeup)
+        signal.set_wakeup_fd(self._previous_wakeup_fd)
         os.close(self.read_end)
         os.close(self._write_end)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _record(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if (
             signum in FORWARDED_SIGNALS
-            and now - self._last.get(signum, -SIGNAL_REPEAT_WINDOW_S) >= SIGNAL_REPEAT_WINDOW_S
+            and now - self._last_arrival.get(signum, -SIGNAL_REPEAT_WINDOW_S) >= SIGNAL_REPEAT_WINDOW_S
         ):
-            self._last[signum] = now
+            self._last_arrival[signum] = now
             self.arrived.append(signum)
 
     def drain(self) -> list[int]:
@@ -160,9 +169,12 @@ class SignalInbox:
 
 @dataclass(slots=True)
 class Supervision:
-    """The state of one supervision. oom_kills: how often the kernel has killed here for want of memory.
+    """Supervises the ranks of one start. oom_kills: counts the OOM killer's kills in this cgroup.
 
-    hang: for ranks of our own. hosts: of all ranks, where they are known. overdue: one did not stop in its time.
+    hang: the watch over our own workers' heartbeats. hosts: of all ranks, if known. stop_signal:
+    the request to stop that was forwarded. overdue: a rank did not stop in time. hang_failure: the
+    run hangs. death: how a killed rank ended. cause_reported: the cause of the first failure is on
+    the console.
     """
 
     children: list[Child]
@@ -174,175 +186,209 @@ class Supervision:
     hang: HangWatch | None = None
     hosts: Sequence[str] = ()
     alive: list[Child] = field(default_factory=list)
-    first: tuple[Child, int] | None = None
-    asked: int | None = None
+    first_failed: tuple[Child, int] | None = None
+    stop_signal: int | None = None
     kill_at: float | None = None
     overdue: bool = False
-    verdict: RankFailure | None = None
+    hang_failure: RankFailure | None = None
     death: RankFailure | None = None
-    named: bool = False
-    name_until: float = 0.0
+    cause_reported: bool = False
+    peer_report_deadline: float = 0.0
 
     @property
-    def save_s(self) -> float:
-        """How long ranks may take over their last save."""
-        return max(SAVE_TIMEOUT_S, self.hang.care.limits.save) if self.hang else SAVE_TIMEOUT_S
+    def save_timeout_s(self) -> float:
+        """How long ranks may take for their last checkpoint."""
+        return max(SAVE_TIMEOUT_S, self.hang.policy.limits.save) if self.hang else SAVE_TIMEOUT_S
 
     def forward(self, signum: int) -> None:
-        """Pass a request to stop on to every rank."""
-        self.asked = FORWARDED_SIGNALS[signal.Signals(signum)]
+        """Forward a request to stop to every rank."""
+        self.stop_signal = FORWARDED_SIGNALS[signal.Signals(signum)]
         if self.kill_at is None and self.hang and self.console.is_terminal:
-            self.console.say(f"stopping: {self.hang.care.promise[0]}; Ctrl-C once more ends it at once")
-        self.kill_at = self.kill_at or time.monotonic() + self.save_s
+            self.console.say(f"stopping: {self.hang.policy.promise[0]}; Ctrl-C once more ends it at once")
+        self.kill_at = self.kill_at or time.monotonic() + self.save_timeout_s
         for child in self.alive:
-            child.send(self.asked)
+            child.send(self.stop_signal)
 
     def reap(self) -> None:
-        """Take in the ranks that ended; the first failure ends the others."""
+        """Collect the ranks that ended; the first failure ends the others."""
         ended = [(child, _rank_exit_code(child)) for child in self.alive if child.process.poll() is not None]
         self.alive = [child for child in self.alive if child.process.returncode is None]
-        if (failed := [pair for pair in ended if pair[1] != 0]) and self.first is None and self.verdict is None:
-            self.first = first_to_blame(sorted(failed, key=lambda pair: not pair[0].ended_early))
-            self._announce()
-            stopped = self.first[1] == ExitCode.STOPPED
-            self.kill_at = time.monotonic() + (self.save_s if stopped else FAILURE_GRACE_S)
+        if (
+            (failed := [pair for pair in ended if pair[1] != 0])
+            and self.first_failed is None
+            and self.hang_failure is None
+        ):
+            self.first_failed = first_to_blame(sorted(failed, key=lambda pair: not pair[0].ended_early))
+            self._report_first_failure()
+            stopped = self.first_failed[1] == ExitCode.STOPPED
+            self.kill_at = time.monotonic() + (self.save_timeout_s if stopped else FAILURE_GRACE_S)
             for child in [] if stopped else self.alive:
                 child.send(signal.SIGTERM)
 
-    def _announce(self) -> None:
-        """Name the first to fail at once, here and in errors/, unless it can speak for itself."""
-        self.name_until = time.monotonic() + PEER_REPORT_WAIT_S
-        failure = self._death()
-        if self.first is None or failure is None:
+    def _report_first_failure(self) -> None:
+        """Report the first failed rank at once, unless it can report itself."""
+        self.peer_report_deadline = time.monotonic() + PEER_REPORT_WAIT_S
+        failure = self._death_failure()
+        if self.first_failed is None or failure is None:
             return
-        self.named, child = True, self.first[0]
+        self.cause_reported, child = True, self.first_failed[0]
         if self.hang:
-            failure.kept = call_with_timeout(self.hang.care.kept)
+            failure.kept = call_with_timeout(self.hang.policy.kept)
             self.death = RankFailure(failure=failure, rank=child.world.rank, host=self.hostname, step=child.step)
         self.console.say(str(failure))
-        self._keep()
+        self._record_failure()
 
-    def _death(self) -> Failure | None:
-        """What is to be said of a rank that could not say it itself."""
-        if self.first is None or self.asked == -self.first[1]:
+    def _death_failure(self) -> Failure | None:
+        """The Failure of a first failed rank that could not report it itself; None if it could."""
+        if self.first_failed is None or self.stop_signal == -self.first_failed[1]:
             return None
-        child, code = self.first
+        child, code = self.first_failed
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
         if child.ended_early:
             return early_exit_failure(who, child.process.returncode)
         if self.out_of_memory():
             return out_of_memory_failure(who)
-        return killed_by_signal_failure(who, -code, late_s=self.save_s if self.overdue else None) if code < 0 else None
-
-    def listen(self) -> None:
-        """Look for silence; all ranks of a run that hangs are ended. After a lost peer, look for who it was."""
-        if self.hang is None:
-            return
-        if self.first is not None:
-            self._name_elsewhere()
-        elif self.verdict is None and (verdict := self.hang.look(self.alive, time.monotonic())):
-            self.verdict, self.kill_at = verdict, time.monotonic()
-            ranks = {child.world.rank for child in self.children}
-            if ranks & {0, verdict.rank}:
-                self.console.say(str(verdict.failure))
-            self._keep()
-
-    def _keep(self) -> None:
-        """Leave in errors/ what ranks cannot say; once more at the end, when none of them can write over it."""
-        said = self.verdict or self.death
-        if said and self.hang:
-            call_with_timeout(partial(self.hang.care.blame, said.failure, said.rank, said.host, said.step))
-
-    def _name_elsewhere(self, *, last: bool = False) -> None:
-        """Repeat what the task of a lost rank has said of it."""
-        if self.named or self.hang is None or self.first is None or self.first[1] != ExitCode.PEER or self.hang.alone:
-            return
-        errors, mine = self.hang.care.errors, {child.world.rank for child in self.children}
-        told = describe_remote_cause(errors, mine)
-        if told is None and last:
-            told = describe_lost_host(errors, mine, self.hosts, network.resolve)
-        if told:
-            self.named = True
-            self.console.say(told)
-
-    def ask_around(self) -> None:
-        """At the end: wait a moment for the task of a lost rank."""
-        while not self.named and self.hang and not self.hang.alone and time.monotonic() < self.name_until:
-            self._name_elsewhere()
-            time.sleep(0.1)
-        self._name_elsewhere(last=True)
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nobody left to wait for. What a dead disk holds can not be ended."""
-        return not self.alive or (
-            self.verdict is not None and time.monotonic() >= (self.kill_at or 0) + HANG_KILL_TIMEOUT_S
+        return (
+            killed_by_signal_failure(who, -code, late_s=self.save_timeout_s if self.overdue else None)
+            if code < 0
+            else None
         )
 
-    def enforce(self) -> None:
-        """End by force what did not leave in its time."""
+    def check_heartbeats(self) -> None:
+        """Look for a hang, which ends all ranks.
+
+        After a lost peer, look for the report about it.
+        """
+        if self.hang is None:
+            return
+        if self.first_failed is not None:
+            self._report_remote_cause()
+        elif self.hang_failure is None and (failure := self.hang.poll(self.alive, time.monotonic())):
+            self.hang_failure, self.kill_at = failure, time.monotonic()
+            ranks = {child.world.rank for child in self.children}
+            if ranks & {0, failure.rank}:
+                self.console.say(str(failure.failure))
+            self._record_failure()
+
+    def _record_failure(self) -> None:
+        """Write to errors/ what killed ranks cannot.
+
+        Once more at the end, when no rank can overwrite it.
+        """
+        failed = self.hang_failure or self.death
+        if failed and self.hang:
+            call_with_timeout(partial(self.hang.policy.blame, failed.failure, failed.rank, failed.host, failed.step))
+
+    def _report_remote_cause(self, *, last: bool = False) -> None:
+        """Repeat on the console what the task of a lost rank has reported about it."""
+        if (
+            self.cause_reported
+            or self.hang is None
+            or self.first_failed is None
+            or self.first_failed[1] != ExitCode.PEER
+            or self.hang.alone
+        ):
+            return
+        errors, own_ranks = self.hang.policy.errors, {child.world.rank for child in self.children}
+        message = describe_remote_cause(errors, own_ranks)
+        if message is None and last:
+            message = describe_lost_host(errors, own_ranks, self.hosts, network.resolve)
+        if message:
+            self.cause_reported = True
+            self.console.say(message)
+
+    def wait_for_peer_report(self) -> None:
+        """At the end, wait a moment for the report from the task of a lost rank."""
+        while (
+            not self.cause_reported
+            and self.hang
+            and not self.hang.alone
+            and time.monotonic() < self.peer_report_deadline
+        ):
+            self._report_remote_cause()
+            time.sleep(0.1)
+        self._report_remote_cause(last=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no rank is left to wait for; one that waits for a dead disk cannot be killed."""
+        return not self.alive or (
+            self.hang_failure is not None and time.monotonic() >= (self.kill_at or 0) + HANG_KILL_TIMEOUT_S
+        )
+
+    def kill_overdue(self) -> None:
+        """Kill the ranks that did not exit in time."""
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            self.overdue = self.overdue or (self.first is None and self.verdict is None)
+            self.overdue = self.overdue or (self.first_failed is None and self.hang_failure is None)
             for child in self.alive:
                 child.kill_group()
 
     def exit_code(self) -> int:
-        """One code for the whole task."""
-        if self.verdict is not None:
-            return int(self.verdict.failure.code)
-        if self.first is None:
+        """One exit code for the task."""
+        if self.hang_failure is not None:
+            return int(self.hang_failure.failure.code)
+        if self.first_failed is None:
             return 0
-        code = self.first[1]
+        code = self.first_failed[1]
         if code >= 0:
             return code
-        if self.asked == -code:  # it had no handler yet (or none at all)
+        if self.stop_signal == -code:  # it had no signal handler (yet)
             return 128 - code if self.foreign else int(ExitCode.STOPPED)
         return int(ExitCode.RESOURCE if self.out_of_memory() else ExitCode.PEER)
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed the first to fail for want of memory."""
-        return self.first is not None and self.first[1] == -signal.SIGKILL and self.oom_kills() > self.oom_kills_before
+        """Whether the OOM killer ended the first failed rank."""
+        return (
+            self.first_failed is not None
+            and self.first_failed[1] == -signal.SIGKILL
+            and self.oom_kills() > self.oom_kills_before
+        )
 
     def report(self) -> None:
-        """Say who failed first, where it was not said yet. Rank 0's own words are on the console already."""
-        self._keep()
-        if self.first is None or self.first[1] == ExitCode.STOPPED:
+        """Report the first failed rank, unless that was done.
+
+        Rank 0's own messages are on the console already.
+        """
+        self._record_failure()
+        if self.first_failed is None or self.first_failed[1] == ExitCode.STOPPED:
             return
-        child, code = self.first
-        if self.asked in (-code, code - 128):  # by one without a handler yet; the latter from one that was asked twice
-            lost = f", {(self.hang.care.promise if self.hang else DEFAULT_STOP_MESSAGES)[1]}" if code > 0 else ""
-            self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{lost}")
+        child, code = self.first_failed
+        if self.stop_signal in (-code, code - 128):  # it had no handler yet, or got the signal twice
+            outcome = f", {(self.hang.policy.promise if self.hang else DEFAULT_STOP_MESSAGES)[1]}" if code > 0 else ""
+            self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{outcome}")
             return
-        self.ask_around()
-        shown = child.tee.was_shown(c.tee for c in self.children if c is not child or c.world.world_size == 1)
+        self.wait_for_peer_report()
+        shown = child.tee.was_shown(
+            other.tee for other in self.children if other is not child or other.world.world_size == 1
+        )
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if self._death() is None and not shown:
+        if self._death_failure() is None and not shown:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
         if child.tee.console is None and not shown:
-            self.console.say("\n".join(f"  | {line}" for line in child.tee.memory))
+            self.console.say("\n".join(f"  | {line}" for line in child.tee.last_lines))
 
 
 def supervise(watch: Supervision, inbox: SignalInbox) -> int:
-    """Run until every rank has ended; returns the exit code for the task."""
+    """Run until every rank has ended, and return the exit code for the task."""
     watch.alive = list(watch.children)
     with selectors.DefaultSelector() as selector:
         selector.register(inbox.read_end, selectors.EVENT_READ)
         pipes = _register_pipes(selector, watch.children)
-        while not watch.over:
+        while not watch.finished:
             pipes -= _pump_output(selector, POLL_INTERVAL_S if watch.hang else 0.5)
             for signum in inbox.drain():
                 watch.forward(signum)
             watch.reap()
-            watch.listen()
-            watch.enforce()
+            watch.check_heartbeats()
+            watch.kill_overdue()
         for child in watch.children:
-            child.kill_group()  # what a rank left behind holds its pipes and its GPU
+            child.kill_group()  # processes that a rank left behind hold its pipes and its GPU
         deadline = time.monotonic() + 2.0
         while pipes and time.monotonic() < deadline:
             pipes -= _pump_output(selector, 0.1)
     for child in watch.children:
         child.tee.close()
-    if watch.verdict is not None:
+    if watch.hang_failure is not None:
         watch.console.end_line()
     watch.report()
     return watch.exit_code()
@@ -357,7 +403,7 @@ def _register_pipes(selector: selectors.BaseSelector, children: Sequence[Child])
 
 
 def _pump_output(selector: selectors.BaseSelector, timeout_s: float) -> int:
-    """Move what is there; returns how many pipes came to their end."""
+    """Pass on the available output; return how many pipes were closed."""
     ended = 0
     for key, _ in selector.select(timeout_s):
         if key.data is None:
@@ -374,10 +420,13 @@ def _pump_output(selector: selectors.BaseSelector, timeout_s: float) -> int:
 
 
 def _rank_exit_code(child: Child) -> int:
-    """The exit code of a rank that has ended; success before its last word is none."""
+    """The exit code of a rank that has ended; PEER if it exited before the end of its work."""
     return int(ExitCode.PEER) if child.ended_early else int(child.process.returncode)
 
 
 def first_to_blame(failed: Iterable[tuple[RankT, int]]) -> tuple[RankT, int]:
-    """Among ranks that ended in one instant: the killed first, then those with a cause, then those that lost a peer."""
+    """Among ranks that ended together.
+
+    A killed one, or one with its own error, or one that lost a peer.
+    """
     return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)

@@ -1,6 +1,6 @@
-"""A Tee writes a rank's output to its log file, to the console and to a short memory.
+"""A Tee writes a rank's output to its log file and to the console, and remembers the last lines.
 
-Only rank 0's output goes to the console; error reports repeat the memory.
+Only rank 0's output goes to the console; error reports repeat the remembered lines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from entrypoint.errors import ExitCode, Failure
 
 _MAX_LINE_BYTES = 65_536
 _MAX_REMEMBERED_BYTES = 2_000  # bytes of a line that a report repeats
-CONSOLE_TIMEOUT_S = 1.0  # for a console that does not take what it is given
+CONSOLE_TIMEOUT_S = 1.0  # for a console that blocks
 
 
 @dataclass(slots=True)
 class Console:
-    """The parent's own two streams, by descriptor.
+    """The parent's stdout and stderr, by descriptor.
 
-    A reader that goes away (`| head -1`) or stands still (a paused pager) must not end or hold up a training: what it
-    does not take in time is dropped. The logs have everything.
+    A reader that goes away (`| head -1`) or blocks (a paused pager) must not end or delay a
+    training: what it does not read in time is dropped. The logs have everything.
 
-    folds: on a terminal, also what the ranks say, since it is our own; messages of the parent are folded anyway.
+    folds: also fold the ranks' output on a terminal, if they are our own workers; the parent's
+    messages always are.
     """
 
     out: int = 1
@@ -39,12 +40,12 @@ class Console:
     is_terminal: bool = False
     folds: bool = False
     _closed: set[int] = field(default_factory=set)
-    _open: set[int] = field(default_factory=set)  # those on which a line has begun and not ended, as a bar's
+    _unfinished: set[int] = field(default_factory=set)  # streams with an unfinished line, as of a progress bar
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Pass bytes on for at most CONSOLE_TIMEOUT_S."""
         view, deadline = memoryview(data), time.monotonic() + CONSOLE_TIMEOUT_S
-        self._note(descriptor, data)
+        self._track_open_line(descriptor, data)
         while view and descriptor not in self._closed:
             if not _accepts_write(descriptor, deadline - time.monotonic()):
                 return
@@ -54,91 +55,99 @@ class Console:
                 continue
             except OSError as error:
                 if error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
-                    return  # a full disk under it may have room again later
+                    return  # a full disk may have room again later
                 self._closed.add(descriptor)
 
     def relay(self, descriptor: int, data: bytes) -> None:
-        """What a rank says."""
+        """Write a rank's output, folded if `folds` is set."""
         columns = terminal_columns(descriptor) if self.folds else None
-        begun = descriptor in self._open
+        begun = descriptor in self._unfinished
         self.write(descriptor, data if columns is None else fold_complete_lines(data, columns, begun=begun))
 
     def say(self, text: str) -> None:
-        """One message of the parent's own, on a line of its own."""
+        """Write a message of the parent on a new line."""
         self.end_line()
         self.write(self.err, (fold_text(text, terminal_columns(self.err)) + "\n").encode(errors="replace"))
 
     def end_line(self) -> None:
-        """A bar that was broken off does not share its line with what follows."""
-        if self.err in self._open or (self.is_terminal and self._open):
+        """End the line of an interrupted progress bar before the next message."""
+        if self.err in self._unfinished or (self.is_terminal and self._unfinished):
             self.write(self.err, b"\n")
 
-    def _note(self, descriptor: int, data: bytes) -> None:
+    def _track_open_line(self, descriptor: int, data: bytes) -> None:
         if data.endswith((b"\n", b"\r")):
-            self._open = set() if self.is_terminal else self._open - {descriptor}
+            self._unfinished = set() if self.is_terminal else self._unfinished - {descriptor}
         elif data:
-            self._open.add(descriptor)
+            self._unfinished.add(descriptor)
 
 
 @dataclass(slots=True)
 class Tee:
-    """Splits one rank's bytes. Of a line that a progress bar rewrote with carriage returns, the log keeps the last."""
+    """Splits one rank's output.
+
+    Of a line that a progress bar rewrote with carriage returns, the log keeps the last state.
+    """
 
     log: IO[bytes]
     console: Console | None
-    memory: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=15))
     _pending: dict[int, bytes] = field(default_factory=dict)
 
     def feed(self, descriptor: int, data: bytes) -> None:
-        """`descriptor` is where these bytes would have gone: 1 or 2."""
+        """Take bytes that the rank wrote to `descriptor` 1 or 2."""
         if self.console:
             self.console.relay(self.console.out if descriptor == 1 else self.console.err, data)
-        *lines, rest = (self._pending.get(descriptor, b"") + data).split(b"\n")
+        *lines, unfinished = (self._pending.get(descriptor, b"") + data).split(b"\n")
         for line in lines:
-            self._keep(line)
-        if len(rest) > _MAX_LINE_BYTES:
-            rest = rest.rpartition(b"\r")[2]
-        if len(rest) > _MAX_LINE_BYTES:  # no line at all: kept in pieces, or each read would copy all before it again
-            self._keep(rest)
-            rest = b""
-        self._pending[descriptor] = rest
+            self._log_line(line)
+        if len(unfinished) > _MAX_LINE_BYTES:
+            unfinished = unfinished.rpartition(b"\r")[2]
+        if (
+            len(unfinished) > _MAX_LINE_BYTES
+        ):  # a line without end is logged in pieces: each read would copy all of it again
+            self._log_line(unfinished)
+            unfinished = b""
+        self._pending[descriptor] = unfinished
 
     def was_shown(self, others: Iterable[Tee]) -> bool:
-        """Whether one of `others` has put this rank's error on the console: all ranks refuse some things together."""
-        shown = {line for other in others if other.console for line in other.memory}
-        return any(line.startswith("ERROR[") for line in self.memory) and shown.issuperset(self.memory)
+        """Whether one of `others` has printed the same error on the console.
+
+        Some errors are raised by all ranks.
+        """
+        console_lines = {line for other in others if other.console for line in other.last_lines}
+        return any(line.startswith("ERROR[") for line in self.last_lines) and console_lines.issuperset(self.last_lines)
 
     def close(self) -> None:
-        """Write what has no newline yet."""
-        for rest in self._pending.values():
-            if rest:
-                self._keep(rest)
+        """Write the unfinished lines and close the log."""
+        for unfinished in self._pending.values():
+            if unfinished:
+                self._log_line(unfinished)
         self._pending.clear()
-        with suppress(OSError):  # what a full disk did not take is tried once more, and lost
+        with suppress(OSError):  # closing writes once more what a full disk refused; then it is lost
             self.log.close()
 
-    def _keep(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         text = line.removesuffix(b"\r").rpartition(b"\r")[2]
-        self.memory.append(text[:_MAX_REMEMBERED_BYTES].decode(errors="replace"))
+        self.last_lines.append(text[:_MAX_REMEMBERED_BYTES].decode(errors="replace"))
         try:
             self.log.write(text + b"\n")
             self.log.flush()
         except OSError:
-            pass  # a full disk must not end a training over its log; a save that fails says so itself
+            pass  # a full disk must not end a training over its log; a failing save reports itself
 
 
 def _accepts_write(descriptor: int, seconds: float) -> bool:
-    """Whether a write of PIPE_BUF bytes would not block, or comes to its own error at once."""
+    """Whether a write of PIPE_BUF bytes would return at once, with or without an error."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def open_log(folder: Path, rank: int) -> IO[bytes]:
-    """The rank's log, appended to: a requeued job goes on in the same file.
+    """Open the rank's log for appending: a requeued job continues the same file.
 
     Raises:
-        Failure: OUTPUT, where it cannot be written.
+        Failure: OUTPUT if it cannot be written.
     """
     path = folder / f"rank-{rank:04d}.log"
     try:

@@ -13,11 +13,12 @@ from typing import Final, TypeVar
 
 
 def start_daemon_thread(action: Callable[[], None]) -> None:
-    """Run `action` in a thread that nobody has to wait for: it ends with the process.
+    """Run `action` in a thread that nobody has to join: it ends with the process.
 
-    Handlers raise in the main thread: a data worker died, the job is to stop. `threading.Thread.start` runs Python code
-    there, so that such an error leaves a thread that can be neither joined nor trusted to run (CPython 3.11); this is
-    one call into C.
+    Signal handlers raise in the main thread, when a data worker died or the job is stopped.
+    `threading.Thread.start` runs Python code there, and such an exception in the middle of it
+    leaves a thread that can neither be joined nor be relied on to run (CPython 3.11). This function
+    is a single call into C.
 
     Raises:
         RuntimeError: the system has no thread left.
@@ -30,13 +31,16 @@ DEFAULT_TIMEOUT_S: Final = 5.0
 
 
 def call_with_timeout(action: Callable[[], T], seconds: float = DEFAULT_TIMEOUT_S) -> T | None:
-    """What the action returns; None where it fails, takes longer (it is left behind then), or cannot begin."""
+    """The action's result.
+
+    None if it fails, cannot start, or takes longer than `seconds` (its thread is abandoned).
+    """
     answer: queue.SimpleQueue[T | None] = queue.SimpleQueue()
 
     def act() -> None:
         try:
             answer.put(action())
-        except Exception:  # whatever it is: the caller has more urgent things to do
+        except Exception:  # of any type: the caller treats all errors alike
             answer.put(None)
 
     try:

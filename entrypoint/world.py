@@ -10,7 +10,7 @@ from entrypoint.errors import ExitCode, Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Where this process stands among all of the run's processes. No field is optional.
+    """The place of this process among all processes of the run. No field is optional.
 
     rank in [0, world_size), local_rank in [0, local_world_size), node_rank in [0, num_nodes);
     master_addr is a name or address of the host of rank 0, master_port its TCP port.
@@ -26,8 +26,8 @@ class World:
     master_port: int
 
 
-MAX_DIGITS = 18  # digits of a number that somebody can mean; Python itself refuses to read 5000
-# Our noun -> its variable. The first eight names are torchrun's; GROUP_* are its words for nodes.
+MAX_DIGITS = 18  # a longer number is a mistake; int() refuses more than 4300 digits
+# Field of World -> torchrun's variable; torchrun calls a node a group.
 # Source: the "Environment Variables" section of PyTorch's torchrun documentation.
 TORCHRUN_VARIABLES: dict[str, str] = {
     "rank": "RANK",
@@ -42,8 +42,8 @@ TORCHRUN_VARIABLES: dict[str, str] = {
 
 
 def world_to_environ(world: World) -> dict[str, str]:
-    """The contract's variables for one process."""
-    return {variable: str(getattr(world, noun)) for noun, variable in TORCHRUN_VARIABLES.items()}
+    """Torchrun's variables for one process."""
+    return {variable: str(getattr(world, name)) for name, variable in TORCHRUN_VARIABLES.items()}
 
 
 def world_from_environ(environ: Mapping[str, str]) -> World:
@@ -56,12 +56,13 @@ def world_from_environ(environ: Mapping[str, str]) -> World:
     if missing:
         raise Failure(
             f"this worker was started without {', '.join(missing)}",
-            fix="start it with `train` or `entrypoint run`, which set the whole contract",
+            fix="start it with `train` or `entrypoint run`, which set all of them",
             code=ExitCode.LAUNCH_CONFLICT,
         )
-    kinds = {field.name: field.type for field in fields(World)}
+    types = {field.name: field.type for field in fields(World)}
     values = {
-        n: environ[v] if kinds[n] == "str" else parse_whole_number(v, environ[v]) for n, v in TORCHRUN_VARIABLES.items()
+        name: environ[variable] if types[name] == "str" else parse_whole_number(variable, environ[variable])
+        for name, variable in TORCHRUN_VARIABLES.items()
     }
     return World(**values)  # type: ignore[arg-type]
 

@@ -16,15 +16,15 @@ from entrypoint.options import LaunchOptions
 from entrypoint.plan import Plan
 
 _DEFAULT_OPTIONS = LaunchOptions()
-DEFAULT_OUTPUT = Path("runs")  # what `train` writes to where nothing else is said
+DEFAULT_OUTPUT = Path("runs")  # where `train` writes by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckContext:
-    """The place that is looked at.
+    """What a check may look at.
 
-    plan: None where a start would be refused. root: where /proc, /sys and /dev are looked for (tests have their own).
-    output: the folder that runs are kept in. workers: data workers of each rank, where their number is known.
+    plan: None if the launch would be refused. root: the folder with proc/, sys/ and dev/ (tests use
+    their own). output: the folder for runs. workers: data workers of each rank, if known.
     """
 
     environ: Mapping[str, str]
@@ -35,23 +35,23 @@ class CheckContext:
     workers: int | None = None
 
     @property
-    def ranks_here(self) -> int:
-        """Ranks that share this machine, as far as that is known."""
+    def ranks_on_node(self) -> int:
+        """Ranks on this machine, as far as known."""
         return self.plan.world.local_world_size if self.plan else self.options.procs_per_node or 1
 
     @property
     def ranks_of_task(self) -> int:
-        """Ranks that share what this task may use: a task for each rank has its own processors."""
-        return self.plan.spawn if self.plan else self.ranks_here
+        """Ranks that share the cores of this task; with one task per rank that is one."""
+        return self.plan.spawn if self.plan else self.ranks_on_node
 
     @property
     def on_cpu(self) -> bool:
-        """Whether ranks compute on processors; where nobody knows, they do not."""
+        """Whether the ranks compute on the CPU; False without a plan."""
         return self.plan is not None and self.plan.device == "cpu"
 
     @property
     def several_nodes(self) -> bool:
-        """Whether ranks of other machines have to be reached."""
+        """Whether ranks run on other machines too."""
         return self.plan is not None and self.plan.world.num_nodes > 1
 
 
@@ -60,11 +60,13 @@ FindingState = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fact about this place.
+    """One result of a check.
 
     Attributes:
-        name: the subject, a word or two. state: `fail` would break a training, `warn` would cost something.
-        text: what was seen, with its numbers. fix: one command or edit; empty where all is well.
+        name: the subject, a word or two.
+        state: `fail` would break a training, `warn` would make it slower or lose something.
+        text: what was seen, with its numbers.
+        fix: one command or edit; empty for `ok`.
     """
 
     name: str
@@ -74,26 +76,26 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Nothing to do."""
+    """A finding that needs no action."""
     return Finding(name=name, state="ok", text=text)
 
 
 def warn(name: str, text: str, fix: str) -> Finding:
-    """It will train, and something is slower, lost or not as expected."""
+    """A finding with which training works, but is slower, loses something or is not as expected."""
     return Finding(name=name, state="warn", text=text, fix=fix)
 
 
 def fail(name: str, text: str, fix: str) -> Finding:
-    """It will not train."""
+    """A finding that would break a training."""
     return Finding(name=name, state="fail", text=text, fix=fix)
 
 
 def failure_finding(name: str, failure: Failure) -> Finding:
-    """The finding for what a start would refuse."""
-    seen = f" ({failure.found})" if failure.found else ""
-    return fail(name, failure.what + seen, failure.fix)
+    """The finding for a Failure that a launch would raise."""
+    details = f" ({failure.found})" if failure.found else ""
+    return fail(name, failure.what + details, failure.fix)
 
 
 def num_failed(findings: Iterable[Finding]) -> int:
-    """How many would break a training."""
+    """The number of findings that would break a training."""
     return sum(finding.state == "fail" for finding in findings)

@@ -1,4 +1,4 @@
-"""`run_all_checks` makes the plan, and then runs all checks that need no rank."""
+"""`run_all_checks` makes the plan, and then runs all checks that start no rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from entrypoint.doctor.context import CheckContext, Finding, ok, warn
 from entrypoint.doctor.runner import Check, run_check, run_checks
 from entrypoint.plan import Plan, make_plan
 
-CHECKS_TIMEOUT_S = 4.0  # the plan before has as much: with Python's start that is below 10 s, whatever hangs
+# The plan gets the same time; with Python's start the sum is below 10 s even if something hangs.
+CHECKS_TIMEOUT_S = 4.0
 CHECKS: Mapping[str, Check] = {
     "gpus": gpu.check,
     "memory": host.check_memory_and_limits,
@@ -24,22 +25,23 @@ CHECKS: Mapping[str, Check] = {
 
 
 def run_all_checks(base: CheckContext, full_with: Sequence[str] | None = None) -> list[Finding]:
-    """Everything that can be known without starting a rank, within 10 seconds.
+    """Run all checks that start no rank, within 10 seconds.
 
-    base: without a plan, which is made. full_with: launch arguments with which all ranks are started, too.
+    base: a context without a plan, which is made here. full_with: launch arguments with which all
+    ranks are started for an all-reduce; None skips that.
     """
     plans: list[Plan] = []
-    planned = run_checks({"plan": lambda scene: _check_plan(scene, plans)}, base, CHECKS_TIMEOUT_S)
-    scene = replace(base, plan=plans[0] if plans else None)
-    found = [*planned, *run_checks(CHECKS, scene, CHECKS_TIMEOUT_S)]
+    planned = run_checks({"plan": lambda context: _check_plan(context, plans)}, base, CHECKS_TIMEOUT_S)
+    context = replace(base, plan=plans[0] if plans else None)
+    findings = [*planned, *run_checks(CHECKS, context, CHECKS_TIMEOUT_S)]
     if full_with is None:
-        return found
-    return [*found, *run_check("all-reduce", lambda scene: full.check_allreduce(scene, full_with), scene)]
+        return findings
+    return [*findings, *run_check("all-reduce", lambda context: full.check_allreduce(context, full_with), context)]
 
 
-def _check_plan(scene: CheckContext, plans: list[Plan]) -> list[Finding]:
-    """What would be started, or why that would be refused."""
-    planned = make_plan(scene.environ, scene.options)
+def _check_plan(context: CheckContext, plans: list[Plan]) -> list[Finding]:
+    """Report what would be started; make_plan raises a Failure if the launch would be refused."""
+    planned = make_plan(context.environ, context.options)
     plans.append(planned)
     world = planned.world
     ranks = f"{planned.spawn} of {world.world_size} rank{'s' if world.world_size > 1 else ''}"
@@ -51,5 +53,5 @@ def _check_plan(scene: CheckContext, plans: list[Plan]) -> list[Finding]:
 
 
 def _warning_finding(warning: str) -> Finding:
-    said, _, fix = warning.partition(" fix: ")
-    return warn("plan", said, fix or "see `entrypoint show`")
+    text, _, fix = warning.partition(" fix: ")
+    return warn("plan", text, fix or "see `entrypoint show`")

@@ -18,9 +18,11 @@ from entrypoint.machine import StrPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """A kind of network. libraries: what NCCL needs to use it. devices: where its device files lie.
+    """A type of network. libraries: what NCCL needs to use it. devices.
 
-    plugin: whether NCCL needs one, too.
+    The path of its device files.
+
+    plugin: whether NCCL needs a network plugin too.
     """
 
     name: str
@@ -31,9 +33,9 @@ class Fabric:
 
 
 _INFINIBAND_FIX = "install libibverbs1 and ibverbs-providers in the image (the project's image has them)"
-# In the image NCCL's own code speaks InfiniBand through libibverbs; EFA and Slingshot need a plugin beside libfabric.
-# The beginning of a driver's name -> its kind; the empty one is any other. Device names begin so too, but rdma-core
-# gives them others, after the place in the machine: EFA's `rdmap16s27`, mlx5's `rocep1s0`, `ibp1s0`.
+# Prefix of a driver's name -> its network; the empty prefix matches any other driver. In the image
+# NCCL itself uses InfiniBand through libibverbs; EFA and Slingshot need a plugin and libfabric. The
+# driver decides because rdma-core renames devices: EFA's `rdmap16s27`, mlx5's `rocep1s0`, `ibp1s0`.
 FABRICS = {
     "cxi": Fabric(
         name="Slingshot",
@@ -61,11 +63,11 @@ FABRICS = {
 }
 _DEVICE_FIX = "give the container the device files: docker run --device=/dev/infiniband, apptainer without --contain"
 _MEMLOCK_FIX = "ulimit -l unlimited (docker run --ulimit memlock=-1; Slurm: PropagateResourceLimitsExcept)"
-_MIN_MEMLOCK_BYTES = 64 * 2**20  # what a queue pair and its buffers take at least
+_MIN_MEMLOCK_BYTES = 64 * 2**20  # for a queue pair and its buffers
 
 
 def can_load_library(library: str) -> bool:
-    """Found out by loading it."""
+    """Whether the library can be loaded; tried by loading it."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -73,49 +75,55 @@ def can_load_library(library: str) -> bool:
     return True
 
 
-def check(scene: CheckContext) -> list[Finding]:
-    """Each kind once."""
-    devices = [device for device in reading.list_fabric_devices(scene.root) if device.active]
+def check(context: CheckContext) -> list[Finding]:
+    """One finding for each type of network."""
+    devices = [device for device in reading.list_fabric_devices(context.root) if device.active]
     if not devices:
         return [ok("fabric", "no InfiniBand, RoCE, EFA or Slingshot device that is up")]
-    kinds: dict[str, list[reading.FabricDevice]] = {}
+    by_fabric: dict[str, list[reading.FabricDevice]] = {}
     for device in devices:
-        kinds.setdefault(_fabric_key(device), []).append(device)
-    return [fabric_finding(FABRICS[kind], those, scene) for kind, those in kinds.items()]
+        by_fabric.setdefault(_fabric_key(device), []).append(device)
+    return [fabric_finding(FABRICS[key], group, context) for key, group in by_fabric.items()]
 
 
 def fabric_finding(
     fabric: Fabric,
     devices: Sequence[reading.FabricDevice],
-    scene: CheckContext,
-    loads: Callable[[str], bool] = can_load_library,
+    context: CheckContext,
+    can_load: Callable[[str], bool] = can_load_library,
 ) -> Finding:
-    """Whether these devices, all of this kind, can be used."""
-    tell, seen = severity(devices, scene), f"{fabric.name} ({', '.join(device.name for device in devices)})"
-    if setting := disabling_setting(devices[0], scene.environ):
-        return ok("fabric", f"{seen} is not used, as {setting} says: NCCL goes over TCP")
-    if not _has_device_file(scene.root, fabric.devices):
-        text = f"{seen} is in this machine, but /{fabric.devices} is not here: NCCL would use TCP, much slower"
-        return tell("fabric", text, with_ethernet_fix(devices, _DEVICE_FIX))
-    missing = [" or ".join(names) for names in _required_libraries(fabric, scene.environ) if not any(map(loads, names))]
+    """Whether NCCL can use these devices, which are all of this type."""
+    make_finding, description = (
+        severity(devices, context),
+        f"{fabric.name} ({', '.join(device.name for device in devices)})",
+    )
+    if setting := disabling_setting(devices[0], context.environ):
+        return ok("fabric", f"{description} is not used, as {setting} says: NCCL goes over TCP")
+    if not _has_device_file(context.root, fabric.devices):
+        text = f"{description} is in this machine, but /{fabric.devices} is not here: NCCL would use TCP, much slower"
+        return make_finding("fabric", text, with_ethernet_fix(devices, _DEVICE_FIX))
+    missing = [
+        " or ".join(names) for names in _required_libraries(fabric, context.environ) if not any(map(can_load, names))
+    ]
     if missing:
-        text = f"{seen} cannot be used: {', '.join(missing)} missing. NCCL would use TCP, much slower"
-        return tell("fabric", text, with_ethernet_fix(devices, fabric.fix))
-    return memlock_finding(seen, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], scene, tell)
+        text = f"{description} cannot be used: {', '.join(missing)} missing. NCCL would use TCP, much slower"
+        return make_finding("fabric", text, with_ethernet_fix(devices, fabric.fix))
+    return memlock_finding(description, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], context, make_finding)
 
 
-def severity(devices: Sequence[reading.FabricDevice], scene: CheckContext) -> Callable[[str, str, str], Finding]:
-    """Unusable is a failure where ranks of several nodes would meet, and elsewhere a word for later.
+def severity(devices: Sequence[reading.FabricDevice], context: CheckContext) -> Callable[[str, str, str], Finding]:
+    """The severity of an unusable network: `fail` for a plan of several nodes, otherwise `warn`.
 
-    Nor is it one where all carry Ethernet: such cards know RoCE, and many serve as plain network cards.
+    It is also `warn` if all devices carry Ethernet: they support RoCE, and many are used as plain
+    network cards.
     """
-    return fail if scene.several_nodes and not all(device.ethernet for device in devices) else warn
+    return fail if context.several_nodes and not all(device.ethernet for device in devices) else warn
 
 
 def disabling_setting(device: reading.FabricDevice, environ: Mapping[str, str]) -> str:
-    """The setting by which NCCL is to leave this device alone, `NAME=value`; empty where there is none.
+    """The setting, as `NAME=value`, that keeps NCCL from using this device; empty without one.
 
-    NCCL_IB_DISABLE is for NCCL's own InfiniBand; a plugin does not read it.
+    NCCL_IB_DISABLE disables NCCL's own InfiniBand code; a plugin does not read it.
     """
     if environ.get("NCCL_NET", "").lower() == "socket":
         return f"NCCL_NET={environ['NCCL_NET']}"
@@ -123,34 +131,42 @@ def disabling_setting(device: reading.FabricDevice, environ: Mapping[str, str]) 
     return f"NCCL_IB_DISABLE={environ['NCCL_IB_DISABLE']}" if off else ""
 
 
-def memlock_finding(seen: str, limit: int, scene: CheckContext, tell: Callable[[str, str, str], Finding]) -> Finding:
-    """These networks write into memory that must stay where it is. limit: how much of it may be held so, bytes."""
-    if limit != resource.RLIM_INFINITY and limit < _MIN_MEMLOCK_BYTES and not reading.can_lock_memory(scene.root):
-        text = f"{seen} needs locked memory, and only {limit // 1024} KiB may be locked"
-        return tell("fabric", text, _MEMLOCK_FIX)
-    return ok("fabric", f"{seen}: device files and libraries are here")
+def memlock_finding(
+    description: str, limit: int, context: CheckContext, make_finding: Callable[[str, str, str], Finding]
+) -> Finding:
+    """Whether enough memory may be locked for RDMA. limit: RLIMIT_MEMLOCK in bytes."""
+    if limit != resource.RLIM_INFINITY and limit < _MIN_MEMLOCK_BYTES and not reading.can_lock_memory(context.root):
+        text = f"{description} needs locked memory, and only {limit // 1024} KiB may be locked"
+        return make_finding("fabric", text, _MEMLOCK_FIX)
+    return ok("fabric", f"{description}: device files and libraries are here")
 
 
 def _required_libraries(fabric: Fabric, environ: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """One of each. The plugin comes first: it may know by itself where the others lie, and loads them."""
+    """Alternatives for each library.
+
+    The plugin is first, because loading it may load the others.
+    """
     return [*([nccl_plugin_files(environ)] if fabric.plugin else []), *((library,) for library in fabric.libraries)]
 
 
 def nccl_plugin_files(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The files of which NCCL takes one as its plugin. Source: openPluginLib() in NCCL's plugin_open.cc."""
-    given = [name.strip() for name in environ.get("NCCL_NET_PLUGIN", "").split(",") if name.strip()]
-    whole = [name for name in given if "/" in name or name.endswith(".so")]
-    names = [(name,) if name in whole else (name, f"libnccl-net-{name}.so") for name in given]
-    return tuple(file for files in names for file in files) or ("libnccl-net.so",)
+    """The file names under which NCCL looks for its plugin. Source.
+
+    OpenPluginLib() in plugin_open.cc.
+    """
+    plugins = [name.strip() for name in environ.get("NCCL_NET_PLUGIN", "").split(",") if name.strip()]
+    file_names = [name for name in plugins if "/" in name or name.endswith(".so")]
+    alternatives = [(name,) if name in file_names else (name, f"libnccl-net-{name}.so") for name in plugins]
+    return tuple(file for files in alternatives for file in files) or ("libnccl-net.so",)
 
 
 def _fabric_key(device: reading.FabricDevice) -> str:
-    told = device.kind if device.kind in FABRICS else device.driver or device.name
-    return next(kind for kind in FABRICS if told.startswith(kind))
+    driver = device.kind if device.kind in FABRICS else device.driver or device.name
+    return next(prefix for prefix in FABRICS if driver.startswith(prefix))
 
 
 def with_ethernet_fix(devices: Sequence[reading.FabricDevice], fix: str) -> str:
-    """The fix, and before it another one where it may be that nothing is to be mended."""
+    """The fix; for Ethernet devices the advice for plain network cards comes first."""
     ethernet = "where these are plain network cards: NCCL_NET=Socket (launch/fabric/ethernet.env); for RoCE: "
     return ethernet + fix if all(device.ethernet for device in devices) else fix
 

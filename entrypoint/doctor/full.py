@@ -1,4 +1,4 @@
-"""The full check starts all ranks once for an all-reduce, and reports transport and speed."""
+"""The full check starts all ranks once for an all-reduce, and reports its transport and speed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from entrypoint.errors import ExitCode
 from entrypoint.machine import read_machine
 from entrypoint.plan import Plan
 
-ALL_RANKS_TIMEOUT_S = 60.0  # for the ranks, from torch's first byte to the last sum
+ALL_RANKS_TIMEOUT_S = 60.0  # for the ranks, from importing torch to the last all-reduce
 PAIR_TIMEOUT_S = 30.0
-_GRACE_S = 15.0  # what the parent needs besides
+_GRACE_S = 15.0  # for the parent, in addition
 _FINDING_NAME = "all-reduce"
 _RUN_BY_HAND_FIX = "start it by hand to see all of it: entrypoint run -- python -P -m train.distributed.allreduce_check"
 _TRANSPORT_FIX = "see the finding `fabric`, and launch/fabric for the settings of each network"
@@ -32,12 +32,15 @@ _HANG_FIX = "NCCL_P2P_DISABLE=1 takes another way; for good: switch off IOMMU or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """How a start of all ranks ended. code: None where it had to be ended. result: what rank 0 left, if it is here."""
+    """How a start of all ranks ended. code: None if it was killed. result.
+
+    Rank 0's, if it runs here.
+    """
 
     code: int | None
     text: str
     result: Mapping[str, Any] | None = None
-    ways: tuple[str, ...] = ()
+    transports: tuple[str, ...] = ()
 
     @property
     def hung(self) -> bool:
@@ -48,59 +51,64 @@ class LaunchResult:
 LaunchFunction = Callable[[Sequence[str], Mapping[str, str], float], LaunchResult]
 
 
-def check_allreduce(scene: CheckContext, words: Sequence[str], launch: LaunchFunction | None = None) -> list[Finding]:
-    """Start `train.distributed.allreduce_check` once per rank, as `entrypoint run` with these launch arguments does.
+def check_allreduce(context: CheckContext, words: Sequence[str], launch: LaunchFunction | None = None) -> list[Finding]:
+    """Start `train.distributed.allreduce_check` once per rank, with these launch arguments.
 
-    Pairs of GPUs are tried where all together hang. launch: starts and waits (tests have their own).
+    If all GPUs together hang, each pair is tried. launch: starts the ranks and waits (tests replace
+    it).
     """
-    if scene.plan is None:
-        return []  # it would be refused, which is told already
+    if context.plan is None:
+        return []  # the plan's own finding tells why
     launch = launch or launch_allreduce
-    ended = launch(words, scene.environ, ALL_RANKS_TIMEOUT_S)
-    found = [*allreduce_findings(ended, scene.plan), *_transport_findings(ended, scene)]
-    alone = scene.plan.spawn == scene.plan.world.world_size
-    if ended.hung and scene.plan.device == "cuda" and alone and scene.plan.spawn > 2:
-        found.append(check_gpu_pairs(read_machine(scene.environ).gpus[: scene.plan.spawn], scene.environ, launch))
-    return found
+    outcome = launch(words, context.environ, ALL_RANKS_TIMEOUT_S)
+    findings = [*allreduce_findings(outcome, context.plan), *_transport_findings(outcome, context)]
+    starts_all_ranks = context.plan.spawn == context.plan.world.world_size
+    if outcome.hung and context.plan.device == "cuda" and starts_all_ranks and context.plan.spawn > 2:
+        findings.append(
+            check_gpu_pairs(read_machine(context.environ).gpus[: context.plan.spawn], context.environ, launch)
+        )
+    return findings
 
 
 def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: float) -> LaunchResult:
-    """Start all ranks of this task, and wait for their end."""
+    """Start all ranks of this task, and wait until they end."""
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         result, python = Path(folder, "result.json"), [sys.executable, "-I", "-m"]
-        smoke = [*python, "train.distributed.allreduce_check", "--result", str(result), "--timeout", f"{limit_s:g}"]
-        command = [*python, "entrypoint", "run", "--logs", f"{folder}/logs", *words, "--", *smoke]
+        check = [*python, "train.distributed.allreduce_check", "--result", str(result), "--timeout", f"{limit_s:g}"]
+        command = [*python, "entrypoint", "run", "--logs", f"{folder}/logs", *words, "--", *check]
         code, console = _run_with_timeout(
             command, {**environ, **_nccl_debug_variables(folder, environ)}, limit_s + _GRACE_S
         )
         logs = [reading.read_text(file) for file in sorted(Path(folder, "logs").glob("*.log"))]
-        nccl = [reading.read_text(file) for file in Path(folder).glob("nccl.*")]
-        left = json.loads(result.read_text()) if result.exists() else None
-        return LaunchResult(code=code, text="\n".join([*logs, console]), result=left, ways=nccl_transports(nccl))
+        nccl_logs = [reading.read_text(file) for file in Path(folder).glob("nccl.*")]
+        result_data = json.loads(result.read_text()) if result.exists() else None
+        return LaunchResult(
+            code=code, text="\n".join([*logs, console]), result=result_data, transports=nccl_transports(nccl_logs)
+        )
 
 
-def allreduce_findings(ended: LaunchResult, plan: Plan) -> list[Finding]:
-    """How it ended, in words."""
-    what, fix = parse_error_block(ended)
-    if ended.hung:
-        hung = _HANG_FIX if plan.device == "cuda" else _RUN_BY_HAND_FIX
-        return [fail(_FINDING_NAME, what or "the ranks were not done in time", hung)]
-    if ended.code:
+def allreduce_findings(outcome: LaunchResult, plan: Plan) -> list[Finding]:
+    """The finding that describes how the ranks ended."""
+    what, fix = parse_error_block(outcome)
+    if outcome.hung:
+        hang_fix = _HANG_FIX if plan.device == "cuda" else _RUN_BY_HAND_FIX
+        return [fail(_FINDING_NAME, what or "the ranks were not done in time", hang_fix)]
+    if outcome.code:
         return [
             fail(
                 _FINDING_NAME,
-                what or f"the ranks ended with {ended.code}: {_last_line(ended.text)}",
+                what or f"the ranks ended with {outcome.code}: {_last_line(outcome.text)}",
                 fix or _RUN_BY_HAND_FIX,
             )
         ]
-    if ended.result is None:
-        return [ok(_FINDING_NAME, "the ranks of this task have exchanged numbers; the task of rank 0 tells how fast")]
-    return [ok(_FINDING_NAME, _describe_speed(ended.result, ended.ways))]
+    if outcome.result is None:
+        return [ok(_FINDING_NAME, "the all-reduce of this task's ranks worked; the task of rank 0 reports its speed")]
+    return [ok(_FINDING_NAME, _describe_speed(outcome.result, outcome.transports))]
 
 
-def parse_error_block(ended: LaunchResult) -> tuple[str, str]:
-    """What the rank that decided the exit code says is wrong, and its fix; empty where it says nothing."""
-    block = re.search(rf"^ERROR\[{ended.code}\] (.*)((?:\n  .*)*)", ended.text, re.M)
+def parse_error_block(outcome: LaunchResult) -> tuple[str, str]:
+    """What is wrong and its fix, from the ERROR block with the exit code; empty without one."""
+    block = re.search(rf"^ERROR\[{outcome.code}\] (.*)((?:\n  .*)*)", outcome.text, re.M)
     if block is None:
         return "", ""
     facts = dict(re.findall(r"^  (found|fix): (.*)", block[2], re.M))
@@ -108,56 +116,66 @@ def parse_error_block(ended: LaunchResult) -> tuple[str, str]:
 
 
 def nccl_transports(logs: Iterable[str]) -> tuple[str, ...]:
-    """The ways that NCCL's logs name: P2P/CUMEM, SHM/direct, NET/IB/0, NET/Socket/1, ..."""
-    return tuple(sorted({way for log in logs for way in re.findall(r"\bvia ([A-Z0-9]+(?:/\w+)?)", log)}))
+    """The transports in NCCL's logs: P2P/CUMEM, SHM/direct, NET/IB/0, NET/Socket/1, ..."""
+    return tuple(sorted({transport for log in logs for transport in re.findall(r"\bvia ([A-Z0-9]+(?:/\w+)?)", log)}))
 
 
 def check_gpu_pairs(uuids: Sequence[str], environ: Mapping[str, str], launch: LaunchFunction) -> Finding:
-    """Which two GPUs exchange and which do not, each pair alone on this machine."""
+    """Find the pairs of GPUs whose all-reduce fails, each pair alone on this machine."""
     words = ["--nodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--procs-per-node", "2"]
-    bad = []
-    for (i, one), (j, other) in combinations(enumerate(uuids), 2):
-        ended = launch(words, {**environ, "CUDA_VISIBLE_DEVICES": f"{one},{other}"}, PAIR_TIMEOUT_S)
-        bad += [f"{i}-{j}"] if ended.code != 0 else []
-    if bad:
-        return fail("pairs", f"these pairs of GPUs do not exchange: {', '.join(bad)}", _HANG_FIX)
+    failed = []
+    for (i, first), (j, second) in combinations(enumerate(uuids), 2):
+        outcome = launch(words, {**environ, "CUDA_VISIBLE_DEVICES": f"{first},{second}"}, PAIR_TIMEOUT_S)
+        failed += [f"{i}-{j}"] if outcome.code != 0 else []
+    if failed:
+        return fail("pairs", f"the all-reduce fails between these pairs of GPUs: {', '.join(failed)}", _HANG_FIX)
     return warn(
-        "pairs", "each pair of GPUs exchanges, all together do not", "NCCL_DEBUG=INFO, and the logs of all ranks"
+        "pairs",
+        "the all-reduce works for each pair of GPUs, but not for all together",
+        "NCCL_DEBUG=INFO, and the logs of all ranks",
     )
 
 
-def _transport_findings(ended: LaunchResult, scene: CheckContext) -> list[Finding]:
-    """A fast network that is there and was not taken."""
-    up = [device for device in reading.list_fabric_devices(scene.root) if device.active]
-    sockets = [way for way in ended.ways if way.startswith("NET/Socket")]
-    if not (up and sockets and scene.several_nodes):
+def _transport_findings(outcome: LaunchResult, context: CheckContext) -> list[Finding]:
+    """A finding if NCCL used TCP although the machine has a faster network."""
+    active = [device for device in reading.list_fabric_devices(context.root) if device.active]
+    sockets = [transport for transport in outcome.transports if transport.startswith("NET/Socket")]
+    if not (active and sockets and context.several_nodes):
         return []
-    wanted, went = [device for device in up if not fabric.disabling_setting(device, scene.environ)], ", ".join(sockets)
-    if not wanted:
+    enabled, used = (
+        [device for device in active if not fabric.disabling_setting(device, context.environ)],
+        ", ".join(sockets),
+    )
+    if not enabled:
         return [
-            ok("transport", f"NCCL went over TCP ({went}), as {fabric.disabling_setting(up[0], scene.environ)} says")
+            ok(
+                "transport",
+                f"NCCL went over TCP ({used}), as {fabric.disabling_setting(active[0], context.environ)} says",
+            )
         ]
-    tell, names = fabric.severity(wanted, scene), ", ".join(device.name for device in wanted)
-    text = f"{names} is here and NCCL went over TCP ({went}): several times slower"
-    return [tell("transport", text, fabric.with_ethernet_fix(wanted, _TRANSPORT_FIX))]
+    make_finding, names = fabric.severity(enabled, context), ", ".join(device.name for device in enabled)
+    text = f"{names} is here and NCCL went over TCP ({used}): several times slower"
+    return [make_finding("transport", text, fabric.with_ethernet_fix(enabled, _TRANSPORT_FIX))]
 
 
-def _describe_speed(result: Mapping[str, Any], ways: Sequence[str]) -> str:
+def _describe_speed(result: Mapping[str, Any], transports: Sequence[str]) -> str:
     if result["ranks"] == 1:
         return f"one rank: torch computes on the {result['device']}"
-    way = ", ".join(ways) or (f"TCP on {result['interface']}" if result["interface"] else "way not told")
+    route = ", ".join(transports) or (
+        f"TCP on {result['interface']}" if result["interface"] else "transport not reported"
+    )
     speed = f"{result['bytes_per_s'] / 1e9:.1f} GB/s ({result['mib']} MiB in {result['seconds'] * 1000:.1f} ms)"
-    return f"{result['ranks']} ranks over {result['backend']} ({way}): every sum right, {speed}"
+    return f"{result['ranks']} ranks over {result['backend']} ({route}): every sum right, {speed}"
 
 
 def _nccl_debug_variables(folder: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """NCCL tells which way it takes; what the user has asked it to tell goes on being told."""
-    wanted = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
-    return {} if environ.get("NCCL_DEBUG") else wanted
+    """Variables that make NCCL log its transports; none if the user has set NCCL_DEBUG."""
+    variables = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,P2P", "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p"}
+    return {} if environ.get("NCCL_DEBUG") else variables
 
 
 def _run_with_timeout(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[int | None, str]:
-    """The exit code, None where time ran out, and what was written."""
+    """The exit code (None after a timeout) and the output."""
     process = subprocess.Popen(
         command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True,
@@ -165,7 +183,7 @@ def _run_with_timeout(command: Sequence[str], environ: Mapping[str, str], limit_
     try:
         text, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its ranks end with it
+        os.killpg(process.pid, signal.SIGKILL)  # the ranks die with their parent
         text, _ = process.communicate()
         return None, text
     except BaseException:

@@ -18,23 +18,23 @@ MIN_DRIVER_BY_CUDA = {11: 450, 12: 525, 13: 580}
 _DRIVER_FINDING = "driver"
 
 
-def driver_findings(reading: NvmlSnapshot | None, torch: tuple[str, str | None] | None) -> list[Finding]:
-    """torch: its version and CUDA, as `reading.installed_torch_versions` finds them; None where there is no torch."""
-    if reading is None or not reading.gpus:
+def driver_findings(snapshot: NvmlSnapshot | None, torch: tuple[str, str | None] | None) -> list[Finding]:
+    """Compare the driver with the CUDA of the installed torch (its version, its CUDA)."""
+    if snapshot is None or not snapshot.gpus:
         return []
-    if reading.cuda is None:
-        return [warn(_DRIVER_FINDING, f"driver {reading.driver} does not tell which CUDA it knows", _LIBCUDA_FIX)]
-    known = f"driver {reading.driver} knows CUDA {_format_version(reading.cuda)}"
+    if snapshot.cuda is None:
+        return [warn(_DRIVER_FINDING, f"driver {snapshot.driver} does not report which CUDA it supports", _LIBCUDA_FIX)]
+    driver = f"driver {snapshot.driver} supports CUDA {_format_version(snapshot.cuda)}"
     if torch is None:
-        return [warn(_DRIVER_FINDING, f"{known}; no torch is installed", "install torch, if this Python is to train")]
-    version, built = torch
-    if built is None:
-        return [fail(_DRIVER_FINDING, f"{known}, but torch {version} is a build for the CPU only", _CUDA_BUILD_FIX)]
-    wanted = _parse_version(built)
-    text = f"{known}; torch {version} was built for CUDA {built}"
-    if reading.cuda[0] < wanted[0]:
-        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _newer_driver_fix(wanted[0]))]
-    if reading.cuda < wanted:
+        return [warn(_DRIVER_FINDING, f"{driver}; no torch is installed", "install torch, if this Python is to train")]
+    version, torch_cuda = torch
+    if torch_cuda is None:
+        return [fail(_DRIVER_FINDING, f"{driver}, but torch {version} is a build for the CPU only", _CUDA_BUILD_FIX)]
+    needed = _parse_version(torch_cuda)
+    text = f"{driver}; torch {version} was built for CUDA {torch_cuda}"
+    if snapshot.cuda[0] < needed[0]:
+        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _newer_driver_fix(needed[0]))]
+    if snapshot.cuda < needed:
         return [ok(_DRIVER_FINDING, f"{text}: it runs, one major version is enough")]
     return [ok(_DRIVER_FINDING, text)]
 
@@ -46,9 +46,9 @@ _CUDA_BUILD_FIX = "install a CUDA build of torch (pip from an index that has one
 
 
 def _newer_driver_fix(major: int) -> str:
-    least = MIN_DRIVER_BY_CUDA.get(major)
-    wanted = f"driver {least} or newer" if least else f"a driver for CUDA {major}"
-    return f"ask the administrator for {wanted}, or use an image with an older CUDA; without GPUs: --device cpu"
+    min_driver = MIN_DRIVER_BY_CUDA.get(major)
+    driver = f"driver {min_driver} or newer" if min_driver else f"a driver for CUDA {major}"
+    return f"ask the administrator for {driver}, or use an image with an older CUDA; without GPUs: --device cpu"
 
 
 def _parse_version(text: str) -> tuple[int, int]:
@@ -60,7 +60,7 @@ def _format_version(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-_BUSY_MEMORY_FRACTION = 0.05  # of a GPU's memory: less is what the driver itself and a desktop take
+_BUSY_MEMORY_FRACTION = 0.05  # of a GPU's memory; the driver and a desktop use less
 _RESET_FIX = "ask the administrator to reset the GPU; srun --exclude=HOST until then"
 FIX_BY_CONTAINER_ENGINE = {
     "apptainer": "start the container with --nv: apptainer exec --nv ...",
@@ -69,65 +69,65 @@ FIX_BY_CONTAINER_ENGINE = {
 }
 
 
-def check(scene: CheckContext) -> list[Finding]:
-    """All about the GPUs and their driver."""
-    if scene.options.device == "cpu":
+def check(context: CheckContext) -> list[Finding]:
+    """Check the GPUs and their driver."""
+    if context.options.device == "cpu":
         return [ok("gpus", "not looked at: --device cpu")]
-    found = read_nvml()
-    if found is None or not found.gpus:
-        return [no_gpu_finding(scene)]
-    gpus = select_used_gpus(found, nvml_gpus(), scene.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [*gpu_findings(found, gpus), *driver_findings(found, reading.installed_torch_versions())]
+    snapshot = read_nvml()
+    if snapshot is None or not snapshot.gpus:
+        return [no_gpu_finding(context)]
+    gpus = select_used_gpus(snapshot, nvml_gpus(), context.environ.get("CUDA_VISIBLE_DEVICES"))
+    return [*gpu_findings(snapshot, gpus), *driver_findings(snapshot, reading.installed_torch_versions())]
 
 
-def preflight(scene: CheckContext) -> list[Finding]:
-    """Without what is as it is on this board; and without memory that may be a neighbour task's of the same run."""
-    alone = scene.ranks_of_task == scene.ranks_here
-    left_out = ("peer access",) if alone else ("peer access", "gpu memory")
-    return [finding for finding in check(scene) if finding.name not in left_out]
+def preflight(context: CheckContext) -> list[Finding]:
+    """The check without fixed properties of the board and without memory of other tasks."""
+    is_only_task = context.ranks_of_task == context.ranks_on_node
+    left_out = ("peer access",) if is_only_task else ("peer access", "gpu memory")
+    return [finding for finding in check(context) if finding.name not in left_out]
 
 
-def no_gpu_finding(scene: CheckContext) -> Finding:
-    """No GPU shows: because there is none, or because the container was started without them."""
-    version = reading.host_driver_version(scene.root)
+def no_gpu_finding(context: CheckContext) -> Finding:
+    """The finding without a GPU: there is none, or the container was started without them."""
+    version = reading.host_driver_version(context.root)
     if version is None:
         return ok("gpus", "this machine has no NVIDIA driver: training would compute on the CPU")
     text = f"this machine has the NVIDIA driver {version}, but no GPU can be used here"
     return fail(
-        "gpus", text, f"{FIX_BY_CONTAINER_ENGINE[container_engine(scene.root)]}; to train without GPUs: --device cpu"
+        "gpus", text, f"{FIX_BY_CONTAINER_ENGINE[container_engine(context.root)]}; to train without GPUs: --device cpu"
     )
 
 
 def select_used_gpus(
-    found: NvmlSnapshot, pairs: Iterable[tuple[str, tuple[str, ...]]], wanted: str | None
+    snapshot: NvmlSnapshot, pairs: Iterable[tuple[str, tuple[str, ...]]], visible_devices: str | None
 ) -> tuple[Gpu, ...]:
-    """Those that CUDA would show, in its order; of a MIG instance the GPU that it is a part of.
+    """The GPUs that CUDA would show, in its order; for a MIG instance the GPU that it belongs to.
 
-    pairs: each GPU's UUID with those of its instances. wanted: CUDA_VISIBLE_DEVICES.
+    pairs: each GPU's UUID with those of its instances. visible_devices: CUDA_VISIBLE_DEVICES.
     """
     pairs = tuple(pairs)
     owner = {name: uuid for uuid, instances in pairs for name in (uuid, *instances)}
-    by_uuid = {gpu.uuid: gpu for gpu in found.gpus}
-    return tuple(dict.fromkeys(by_uuid[owner[name]] for name in visible_gpus(pairs, wanted)))
+    by_uuid = {gpu.uuid: gpu for gpu in snapshot.gpus}
+    return tuple(dict.fromkeys(by_uuid[owner[name]] for name in visible_gpus(pairs, visible_devices)))
 
 
-def gpu_findings(found: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """For the GPUs that are used: one line that lists them, one for each trouble."""
+def gpu_findings(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """For the GPUs that are used: one finding that lists them, and one for each problem."""
     if not gpus:
-        text = f"CUDA_VISIBLE_DEVICES hides all {len(found.gpus)} GPUs: training would compute on the CPU"
+        text = f"CUDA_VISIBLE_DEVICES hides all {len(snapshot.gpus)} GPUs: training would compute on the CPU"
         return [warn("gpus", text, "unset CUDA_VISIBLE_DEVICES, or say --device cpu")]
-    kinds = ", ".join(dict.fromkeys(f"{gpu.name} with {gpu.memory_mib / 1024:.0f} GiB" for gpu in gpus))
-    listed = [ok("gpus", f"{len(gpus)} of {len(found.gpus)}: {kinds}: {' '.join(gpu.uuid for gpu in gpus)}")]
+    models = ", ".join(dict.fromkeys(f"{gpu.name} with {gpu.memory_mib / 1024:.0f} GiB" for gpu in gpus))
+    summary = [ok("gpus", f"{len(gpus)} of {len(snapshot.gpus)}: {models}: {' '.join(gpu.uuid for gpu in gpus)}")]
     return [
-        *listed,
+        *summary,
         *_check_mixed_models(gpus),
-        *(one for gpu in gpus for one in _check_gpu(gpu)),
-        *_check_peer_access(found, gpus),
+        *(finding for gpu in gpus for finding in _check_gpu(gpu)),
+        *_check_peer_access(snapshot, gpus),
     ]
 
 
 def _check_gpu(gpu: Gpu) -> list[Finding]:
-    return [finding for look in GPU_CHECKS if (finding := look(gpu))]
+    return [finding for check_one in GPU_CHECKS if (finding := check_one(gpu))]
 
 
 def _check_ecc(gpu: Gpu) -> Finding | None:
@@ -179,10 +179,10 @@ def _check_mixed_models(gpus: tuple[Gpu, ...]) -> list[Finding]:
     return [warn("gpu kinds", text, "choose equal ones with CUDA_VISIBLE_DEVICES")]
 
 
-def _check_peer_access(found: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
-    """Pairs of used GPUs whose copies go through the host's memory."""
+def _check_peer_access(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...]) -> list[Finding]:
+    """Find pairs of used GPUs without peer access: their copies go through the host's memory."""
     indices = {gpu.index for gpu in gpus}
-    pairs = [f"{i}-{j}" for i, j in found.apart if {i, j} <= indices]
+    pairs = [f"{i}-{j}" for i, j in snapshot.pairs_without_p2p if {i, j} <= indices]
     if len(gpus) < 2 or not pairs:
         return [ok("peer access", "all GPUs reach each other's memory")] if len(gpus) > 1 else []
     text = f"no direct copies between GPUs {', '.join(pairs[:8])}: gradients go through the host's memory, slower"

@@ -1,6 +1,6 @@
 """The host checks compare memory, limits, cores and clock with what the ranks need.
 
-A rank's data workers count too. The clock is compared with the file server's and with the day of
+A rank's data workers count too. The clock is compared with the file server's and with the date of
 the installation.
 """
 
@@ -21,50 +21,50 @@ from entrypoint.errors import LIMIT_FAILURES, resource_limit_failure
 from entrypoint.machine import cores_quota
 
 MIB = reading.MIB
-MIN_SHM_PER_RANK_MIB = 40  # of a rank: one batch of 64 images of 224 x 224, three colours, 4 bytes each, is 37 MiB
-RECOMMENDED_SHM_PER_RANK_MIB = 512  # of a rank: some batches that wait, and NCCL's own buffers
-# Of a rank, before any data: what torch takes with CUDA, or without; and what leaves room.
+MIN_SHM_PER_RANK_MIB = 40  # one batch of 64 x 3 x 224 x 224 float32 is 37 MiB
+RECOMMENDED_SHM_PER_RANK_MIB = 512  # some prefetched batches and NCCL's buffers
+# Per rank, before any data: what torch needs with CUDA or without, and what leaves room for data.
 MIN_MEMORY_PER_CUDA_RANK_MIB, RECOMMENDED_MEMORY_PER_CUDA_RANK_MIB = 1024, 4096
 MIN_MEMORY_PER_CPU_RANK_MIB, RECOMMENDED_MEMORY_PER_CPU_RANK_MIB = 384, 1024
 MIN_OPEN_FILES, RECOMMENDED_OPEN_FILES = 256, 1024
-THREADS_PER_RANK = 32  # torch's own and NCCL's, data workers and those of their libraries
-MAX_TRIED_THREADS = 512  # tried at once: who has a place for these has one for more
+THREADS_PER_RANK = 32  # of torch, NCCL, data workers and their libraries
+MAX_TRIED_THREADS = 512  # if so many can be started, more can too
 _SHM_FIX = "docker run --shm-size=8g (or --ipc=host); apptainer without --contain"
 _MEMORY_FIX = "ask for more (srun --mem, docker run --memory), or start fewer ranks on this machine"
 
 
-def check_memory_and_limits(scene: CheckContext) -> list[Finding]:
-    """All of it."""
-    return [check_shared_memory(scene), check_memory(scene), check_open_files(), check_threads(scene)]
+def check_memory_and_limits(context: CheckContext) -> list[Finding]:
+    """Check shared memory, memory, open files and threads."""
+    return [check_shared_memory(context), check_memory(context), check_open_files(), check_threads(context)]
 
 
-def memory_and_limits_preflight(scene: CheckContext) -> list[Finding]:
-    """Without trying how many threads can be started; shared memory where something is sure to need it.
+def memory_and_limits_preflight(context: CheckContext) -> list[Finding]:
+    """The same without starting threads, and with shared memory only if it is certainly needed.
 
-    Data workers that were not asked for are counted by the training, which then knows how large their batches are.
+    For data.workers=auto the training itself checks shared memory, since it knows the batch size.
     """
-    exchanged = not scene.on_cpu and scene.ranks_here > 1  # NCCL's own buffers
+    nccl_uses_shm = not context.on_cpu and context.ranks_on_node > 1
     return [
-        *([check_shared_memory(scene)] if exchanged or scene.workers else []),
-        check_memory(scene),
+        *([check_shared_memory(context)] if nccl_uses_shm or context.workers else []),
+        check_memory(context),
         check_open_files(),
     ]
 
 
-def check_shared_memory(scene: CheckContext) -> Finding:
-    """/dev/shm, by which data workers and ranks of one node hand over what they have."""
-    folder = os.path.join(scene.root, "dev/shm")
+def check_shared_memory(context: CheckContext) -> Finding:
+    """Check /dev/shm, through which data workers pass batches and ranks of a node exchange data."""
+    folder = os.path.join(context.root, "dev/shm")
     try:
         space = os.statvfs(folder)
     except OSError as error:
         return fail("shared memory", f"{folder} cannot be used: {error.strerror}", _SHM_FIX)
     return shared_memory_finding(
-        space.f_blocks * space.f_frsize // MIB, space.f_bavail * space.f_frsize // MIB, scene.ranks_here
+        space.f_blocks * space.f_frsize // MIB, space.f_bavail * space.f_frsize // MIB, context.ranks_on_node
     )
 
 
 def shared_memory_finding(size: int, free: int, ranks: int) -> Finding:
-    """size, free: of /dev/shm, MiB."""
+    """Compare /dev/shm with the ranks' needs. size, free: in MiB."""
     text = f"/dev/shm has {free} of {size} MiB free, for {_format_num_ranks(ranks)}"
     if free < MIN_SHM_PER_RANK_MIB * ranks:
         return fail("shared memory", f"{text}: not one batch of images for each", _SHM_FIX)
@@ -73,26 +73,26 @@ def shared_memory_finding(size: int, free: int, ranks: int) -> Finding:
     return ok("shared memory", text)
 
 
-def check_memory(scene: CheckContext) -> Finding:
-    """What the machine, and the control group around this process, have left."""
-    free, ranks = reading.free_memory_mib(scene.root), scene.ranks_here
+def check_memory(context: CheckContext) -> Finding:
+    """Check the free memory of the machine and of this process's control group."""
+    free, ranks = reading.free_memory_mib(context.root), context.ranks_on_node
     if free is None:
-        return ok("memory", "this machine does not say how much is free")
-    least, good = (
+        return ok("memory", "this machine does not report how much is free")
+    minimum, recommended = (
         (MIN_MEMORY_PER_CPU_RANK_MIB, RECOMMENDED_MEMORY_PER_CPU_RANK_MIB)
-        if scene.on_cpu
+        if context.on_cpu
         else (MIN_MEMORY_PER_CUDA_RANK_MIB, RECOMMENDED_MEMORY_PER_CUDA_RANK_MIB)
     )
     text = f"{free / 1024:.1f} GiB free, for {_format_num_ranks(ranks)}"
-    if free < least * ranks:
-        return fail("memory", f"{text}: torch alone takes about {least} MiB in each", _MEMORY_FIX)
-    if free < good * ranks:
+    if free < minimum * ranks:
+        return fail("memory", f"{text}: torch alone takes about {minimum} MiB in each", _MEMORY_FIX)
+    if free < recommended * ranks:
         return warn("memory", f"{text}: little is left for data", _MEMORY_FIX)
     return ok("memory", text)
 
 
 def check_open_files() -> Finding:
-    """Open files: each batch on its way from a data worker is one, each worker and each peer a few."""
+    """Check the limit on open files: each batch in flight needs one, each worker and peer a few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = "any number of open files" if soft == resource.RLIM_INFINITY else f"{soft} open files for each process"
     fix = "ulimit -n 4096 (docker run --ulimit nofile=4096)"
@@ -105,27 +105,30 @@ def check_open_files() -> Finding:
     return ok("open files", text)
 
 
-def check_threads(scene: CheckContext, start: Callable[[int], int] | None = None) -> Finding:
-    """Found out by starting them: limits of the user, of the control group and of the machine are one then."""
-    wanted = min(THREADS_PER_RANK * scene.ranks_here, MAX_TRIED_THREADS)
-    started = (start or count_startable_threads)(wanted)
-    if started < wanted:
+def check_threads(context: CheckContext, start: Callable[[int], int] | None = None) -> Finding:
+    """Start threads.
+
+    That tests the limits of the user, the control group and the machine together.
+    """
+    needed = min(THREADS_PER_RANK * context.ranks_on_node, MAX_TRIED_THREADS)
+    started = (start or count_startable_threads)(needed)
+    if started < needed:
         fix = LIMIT_FAILURES["processes"][1]
-        return fail("threads", f"only {started} more threads could be started, {wanted} are wanted", fix)
-    left = reading.num_free_pids(scene.root)
-    text = f"{wanted} started at once on top of what runs here, as training wants: no limit is in the way"
-    return ok("threads", text + (f"; the container takes {left} more" if left else ""))
+        return fail("threads", f"only {started} more threads could be started, {needed} are needed", fix)
+    free_pids = reading.num_free_pids(context.root)
+    text = f"{needed} started at once on top of what runs here, as training needs: no limit is in the way"
+    return ok("threads", text + (f"; the container allows {free_pids} more" if free_pids else ""))
 
 
-def count_startable_threads(wanted: int) -> int:
-    """How many of `wanted` threads the system starts; all have ended at return.
+def count_startable_threads(count: int) -> int:
+    """How many of `count` threads the system starts; all have ended at return.
 
     Raises:
-        RuntimeError: for anything but a limit.
+        RuntimeError: an error that is no limit.
     """
     done, started = threading.Event(), []
     try:
-        for _ in range(wanted):
+        for _ in range(count):
             thread = threading.Thread(target=done.wait, daemon=True)
             thread.start()
             started.append(thread)
@@ -143,49 +146,59 @@ def _format_num_ranks(count: int) -> str:
     return f"{count} rank{'s' if count > 1 else ''} here"
 
 
-CORES_PER_RANK = 2  # of a rank: one for itself, one for a data worker
+CORES_PER_RANK = 2  # one for the rank, one for a data worker
 _CORES_FIX = "give more: srun --cpus-per-task=N (and --cpu-bind=cores), docker run --cpus=N; or start fewer ranks here"
-_QUOTA_FIX = (
-    "give cores instead of time: docker run --cpuset-cpus=0-3; `train` itself starts no more than there is time for"
-)
+_QUOTA_FIX = "limit cores instead of CPU time: docker run --cpuset-cpus=0-3; `train` itself keeps to the quota"
 _WORKERS_FIX = "give more: srun --cpus-per-task=N, docker run --cpus=N; or set data.workers to auto, which counts them"
 
 
-def check_cores(scene: CheckContext) -> list[Finding]:
-    """Affinity, and the time that a control group gives."""
-    mine, there, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cores_quota(scene.root)
-    return [cores_finding(mine, there, quota, num_ranks_sharing_cores(mine, there, scene), scene.workers)]
+def check_cores(context: CheckContext) -> list[Finding]:
+    """Check the affinity and the control group's CPU quota."""
+    usable, machine_cores, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cores_quota(context.root)
+    return [
+        cores_finding(
+            usable, machine_cores, quota, num_ranks_sharing_cores(usable, machine_cores, context), context.workers
+        )
+    ]
 
 
-def num_ranks_sharing_cores(mine: int, there: int, scene: CheckContext) -> int:
-    """How many ranks share these processors at least: a task's own, or more where tasks were not bound apart (all
-    ranks of this machine with so many each are more than there are).
+def num_ranks_sharing_cores(usable: int, machine_cores: int, context: CheckContext) -> int:
+    """How many ranks share these cores.
+
+    Those of this task, or more if tasks are not bound to separate cores.
     """
-    return max(scene.ranks_of_task, scene.ranks_here * mine // there)
+    return max(context.ranks_of_task, context.ranks_on_node * usable // machine_cores)
 
 
-def cores_preflight(scene: CheckContext) -> list[Finding]:
-    """On the CPU without data workers a rank is content with one. A quota that is enough is kept to by a training."""
-    found = check_cores(replace(scene, workers=0) if scene.on_cpu and scene.workers is None else scene)
-    return [finding for finding in found if finding.fix != _QUOTA_FIX]
+def cores_preflight(context: CheckContext) -> list[Finding]:
+    """The check for a training, which keeps to a quota.
 
-
-def cores_finding(mine: int, there: int, quota: float | None, ranks: int, workers: int | None = None) -> Finding:
-    """mine: the processors of this process' affinity, of `there`. quota: processors' worth of time, None for all.
-
-    workers: data workers of each rank, where that is known; they may have the rank's own between them.
+    Without data workers one core per rank is enough.
     """
-    usable = min(mine, quota) if quota else mine
-    text = f"{mine} of {there} can be used" + (f", with the time of {quota:g}" if quota and quota < mine else "")
+    findings = check_cores(replace(context, workers=0) if context.on_cpu and context.workers is None else context)
+    return [finding for finding in findings if finding.fix != _QUOTA_FIX]
+
+
+def cores_finding(
+    cores: int, machine_cores: int, quota: float | None, ranks: int, workers: int | None = None
+) -> Finding:
+    """Compare cores with ranks. cores: in this process's affinity. quota.
+
+    In cores, None for no quota.
+
+    workers: data workers of each rank, if known; they may share the rank's own core.
+    """
+    usable = min(cores, quota) if quota else cores
+    text = f"{cores} of {machine_cores} can be used" + (
+        f", with a quota of {quota:g}" if quota and quota < cores else ""
+    )
     text += f", for {ranks} rank{'s' if ranks > 1 else ''}"
     text += f" with {workers} data worker{'s' if workers > 1 else ''} each" if workers else ""
-    wanted = ranks * (CORES_PER_RANK if workers is None else max(workers, min(workers + 1, CORES_PER_RANK)))
-    if usable >= wanted:
-        if usable == mine:
+    needed = ranks * (CORES_PER_RANK if workers is None else max(workers, min(workers + 1, CORES_PER_RANK)))
+    if usable >= needed:
+        if usable == cores:
             return ok("cores", text)
-        return warn(
-            "cores", f"{text}: a program that counts them starts threads that stand still in between", _QUOTA_FIX
-        )
+        return warn("cores", f"{text}: a program that counts cores starts threads that are throttled", _QUOTA_FIX)
     if workers:
         return warn("cores", f"{text}: they take turns", _WORKERS_FIX)
     return warn(
@@ -193,24 +206,30 @@ def cores_finding(mine: int, there: int, quota: float | None, ranks: int, worker
     )
 
 
-MAX_CLOCK_SKEW_S = 2.0  # the same as between ranks of a run
+MAX_CLOCK_SKEW_S = 2.0  # as between ranks of a run
 _CLOCK_FIX = "ask the administrator to set the clock (chronyc tracking shows its state)"
 _DAY_S = 86_400
 
 
-def check_clock(scene: CheckContext, clock: Callable[[], float] = time.time) -> list[Finding]:
-    """Both. clock: seconds since 1970, as this machine tells them."""
+def check_clock(context: CheckContext, clock: Callable[[], float] = time.time) -> list[Finding]:
+    """Compare this machine's clock with the file server's and the installation. clock.
+
+    As time.time.
+    """
     return [
         clock_finding(
             clock(),
             os.stat(__file__).st_mtime,
-            file_server_clock_offset_s(paths.nearest_existing_folder(scene.output.absolute()), clock),
+            file_server_clock_offset_s(paths.nearest_existing_folder(context.output.absolute()), clock),
         )
     ]
 
 
 def file_server_clock_offset_s(folder: Path, clock: Callable[[], float]) -> float | None:
-    """How far the clock of who keeps `folder` is ahead of ours, seconds; None where nothing can be written."""
+    """How far the clock of the file server of `folder` is ahead, in seconds.
+
+    None if it cannot be written.
+    """
     try:
         with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=folder) as file:
             before = clock()
@@ -218,19 +237,22 @@ def file_server_clock_offset_s(folder: Path, clock: Callable[[], float]) -> floa
             file.flush()
             os.fsync(file.fileno())
             ahead = os.fstat(file.fileno()).st_mtime - before
-            late = clock() - before
+            duration = clock() - before
     except OSError:
         return None
-    return ahead if ahead < 0 else max(0.0, ahead - late)  # how long the writing took is nobody's fault
+    return ahead if ahead < 0 else max(0.0, ahead - duration)  # the write itself takes time
 
 
 def clock_finding(now: float, installed: float, ahead: float | None) -> Finding:
-    """installed: when this program's files were written. ahead: the file server's clock against ours."""
-    said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    """installed: when this program's files were written. ahead.
+
+    Of the file server's clock, in seconds.
+    """
+    date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed - _DAY_S:
-        text = f"it says {said}, a time before this program was installed"
+        text = f"it says {date}, a time before this program was installed"
         return warn("clock", f"{text}: certificates and tokens are refused", _CLOCK_FIX)
     if ahead is not None and abs(ahead) > MAX_CLOCK_SKEW_S:
         text = f"the file server of the output folder is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
         return warn("clock", f"{text}: times in logs and of files do not compare", _CLOCK_FIX)
-    return ok("clock", said + ("" if ahead is None else ", and the file system of the output folder agrees"))
+    return ok("clock", date + ("" if ahead is None else ", and the file system of the output folder agrees"))

@@ -1,6 +1,6 @@
-"""`read_nvml` returns what NVML says of the driver and of each GPU.
+"""`read_nvml` returns what NVML reports about the driver and each GPU.
 
-What a GPU does not answer is left out.
+GPUs that do not answer are left out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar
 
-from entrypoint.machine import import_pynvml as package
+from entrypoint.machine import import_pynvml
 
 T = TypeVar("T")
 MIB = 2**20
-# NVML's words for why a clock is lower than it could be. Idle, and limits that somebody set, are no trouble.
+# NVML's reasons for a lowered clock -> in words. Idle GPUs and limits that somebody set are no
+# problem.
 # Source: NVML API reference, nvmlClocksEventReasons.
 SLOWDOWN_REASONS = {
     "nvmlClocksEventReasonHwSlowdown": "slowed by the hardware",
@@ -30,9 +31,12 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        memory_mib, used_mib: its memory, and what is taken now. programs: how many compute programs use it.
-        uncorrected: memory errors that ECC could not correct since the driver was loaded; None without ECC.
-        to_replace: rows or pages that wait for a reset to be replaced. worn_out: a replacement has failed.
+        memory_mib, used_mib: its memory, and how much is used now.
+        programs: the number of compute programs that use it.
+        uncorrected: memory errors that ECC could not correct since the driver was loaded; None
+            without ECC.
+        to_replace: rows or pages wait for a reset to be replaced. worn_out: a replacement has
+            failed.
         slowed: why its clocks are low now, in words. prohibited: compute programs are refused.
     """
 
@@ -51,26 +55,26 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlSnapshot:
-    """All that is asked for.
+    """NVML's answers about the driver and all GPUs.
 
     Attributes:
-        cuda: the newest version that the driver knows; None where its library for CUDA does not answer.
-        apart: pairs without direct copies.
+        cuda: the newest version that the driver supports; None if its CUDA library does not answer.
+        pairs_without_p2p: pairs of GPU indices without direct copies.
     """
 
     driver: str
     cuda: tuple[int, int] | None
     gpus: tuple[Gpu, ...]
-    apart: tuple[tuple[int, int], ...]
+    pairs_without_p2p: tuple[tuple[int, int], ...]
 
 
 def read_nvml(nvml: Any = None) -> NvmlSnapshot | None:
-    """Ask NVML; None without a driver. nvml: the module pynvml, or what stands in for it.
+    """Read everything from NVML; None without a driver. nvml: the module pynvml, or a fake.
 
     Raises:
-        Failure: NODE, where pynvml is not installed.
+        Failure: NODE if pynvml is not installed.
     """
-    nvml = nvml or package()
+    nvml = nvml or import_pynvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -82,25 +86,28 @@ def read_nvml(nvml: Any = None) -> NvmlSnapshot | None:
             driver=str(_query(nvml, nvml.nvmlSystemGetDriverVersion, "unknown")),
             cuda=(version // 1000, version % 1000 // 10) if version else None,
             gpus=tuple(_read_gpu(nvml, index, handle) for index, handle in handles.items()),
-            apart=_pairs_without_peer_access(nvml, handles),
+            pairs_without_p2p=_pairs_without_peer_access(nvml, handles),
         )
     finally:
         nvml.nvmlShutdown()
 
 
 def _gpu_handles(nvml: Any) -> dict[int, Any]:
-    """Of those that answer: one that is lost is told with the plan, one that is another job's is nobody's concern."""
-    found = {}
+    """Handles by index of the GPUs that answer.
+
+    The plan reports a lost one, and another job's does not matter.
+    """
+    handles = {}
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = _query(nvml, partial(nvml.nvmlDeviceGetHandleByIndex, index), None)
         if handle is not None and _query(nvml, partial(nvml.nvmlDeviceGetUUID, handle), None):
-            found[index] = handle
-    return found
+            handles[index] = handle
+    return handles
 
 
 def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     memory = _query(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
-    # (corrected, uncorrected, one waits, one failed)
+    # (corrected, uncorrected, pending, failed)
     rows = _query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
     prohibited = nvml.NVML_COMPUTEMODE_PROHIBITED
     return Gpu(
@@ -119,9 +126,9 @@ def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _uncorrected_errors(nvml: Any, handle: Any) -> int | None:
-    kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    found: int | None = _query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since), None)
-    return found
+    error_type, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    errors: int | None = _query(nvml, lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, error_type, counter), None)
+    return errors
 
 
 def _slowdown_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
@@ -133,18 +140,20 @@ def _slowdown_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 def _pairs_without_peer_access(nvml: Any, handles: Mapping[int, Any]) -> tuple[tuple[int, int], ...]:
     """Pairs that cannot read each other's memory."""
-    fine = nvml.NVML_P2P_STATUS_OK
+    status_ok = nvml.NVML_P2P_STATUS_OK
 
-    def status(one: Any, other: Any) -> Any:
-        return _query(nvml, lambda: nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_READ), fine)
+    def status(first: Any, second: Any) -> Any:
+        return _query(
+            nvml, lambda: nvml.nvmlDeviceGetP2PStatus(first, second, nvml.NVML_P2P_CAPS_INDEX_READ), status_ok
+        )
 
     pairs = combinations(handles.items(), 2)
-    return tuple((i, j) for (i, one), (j, other) in pairs if status(one, other) != fine)
+    return tuple((i, j) for (i, first), (j, second) in pairs if status(first, second) != status_ok)
 
 
-def _query(nvml: Any, question: Callable[[], T], otherwise: Any) -> Any:
-    """The answer, or `otherwise` where this GPU or driver has none."""
+def _query(nvml: Any, question: Callable[[], T], default: Any) -> Any:
+    """NVML's answer, or `default` if this GPU or driver does not support the question."""
     try:
         return question()
-    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: a driver that is older than pynvml's names
-        return otherwise
+    except (nvml.NVMLError, nvml.NVMLLibraryMismatchError):  # the second: the driver is older than pynvml
+        return default

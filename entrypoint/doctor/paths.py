@@ -21,146 +21,170 @@ from entrypoint.errors import ExitCode
 from entrypoint.machine import is_ephemeral_path, unmounted_path_failure
 
 MIN_FREE_SPACE_MIB = 100
-RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # some checkpoints of a model of 100 million parameters
+RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # a few checkpoints with 100 million parameters
 MIN_FREE_INODES = 100
 _OUTPUT_FIX = "mount a folder that you may write (docker run -v DIR:/workspace, apptainer --bind DIR), or name another"
 _DISK_FULL_MESSAGES = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-_SPACE_FIX = "remove what is no longer wanted, or set run.output_dir to a file system with more room"
+_SPACE_FIX = "remove what is no longer needed, or set run.output_dir to a file system with more room"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeSpace:
-    """What a file system has left. inodes: files that can be made; None where it does not count them."""
+    """Free space of a file system. inodes: files that can be created.
+
+    None if it does not count them.
+    """
 
     free_mib: int
     inodes: int | None
 
 
-def check(scene: CheckContext) -> list[Finding]:
-    """All places."""
-    return [*check_home(scene.environ), *check_caches(scene.environ), check_user(os.getuid()), *check_output(scene)]
+def check(context: CheckContext) -> list[Finding]:
+    """Check HOME, caches, the user and the output folder."""
+    return [
+        *check_home(context.environ),
+        *check_caches(context.environ),
+        check_user(os.getuid()),
+        *check_output(context),
+    ]
 
 
-def preflight(scene: CheckContext) -> list[Finding]:
-    """Without the output folder, which a training looks at by itself, and what rank 0's task says of its own HOME."""
-    found = check_home(scene.environ)
-    if any(finding.state != "ok" for finding in found):  # caches follow HOME to where it can be written
-        first = scene.plan is not None and scene.plan.world.rank == 0
-        return [finding for finding in found if not (first and finding.state == "warn")]
-    return check_caches(scene.environ)
+def preflight(context: CheckContext) -> list[Finding]:
+    """HOME and caches only.
+
+    The training itself checks the output folder, and rank 0's task reports its HOME.
+    """
+    home_findings = check_home(context.environ)
+    if any(finding.state != "ok" for finding in home_findings):  # caches move with HOME
+        has_rank_0 = context.plan is not None and context.plan.world.rank == 0
+        return [finding for finding in home_findings if not (has_rank_0 and finding.state == "warn")]
+    return check_caches(context.environ)
 
 
 def check_home(environ: Mapping[str, str]) -> list[Finding]:
-    """HOME and the place of temporary files."""
-    stand_in = environment.scratch_parent(environ)
-    if stand_in is None:
+    """Check HOME and the folder for temporary files."""
+    scratch = environment.scratch_parent(environ)
+    if scratch is None:
         text = "no temporary folder can be made: not in TMPDIR, /tmp, /var/tmp, /dev/shm or here"
         return [fail("home", text, "set TMPDIR to a folder that you may write, or mount one (docker run --tmpfs /tmp)")]
-    said, temporary = environ.get("HOME"), environ.get("TMPDIR") or "/tmp"
-    if not environment.is_writable(said):
-        text = f"HOME ({said or 'not set'}) cannot be written: caches go to a new folder in {stand_in}, each time anew"
+    home, temporary = environ.get("HOME"), environ.get("TMPDIR") or "/tmp"
+    if not environment.is_writable(home):
+        text = f"HOME ({home or 'not set'}) cannot be written: caches go to a new folder in {scratch} at each start"
         return [warn("home", text, "set HOME to a folder that you may write (docker run -e HOME=/tmp)")]
     if not environment.is_writable(temporary):
-        text = f"TMPDIR ({temporary}) cannot be written: temporary files go to {stand_in}"
+        text = f"TMPDIR ({temporary}) cannot be written: temporary files go to {scratch}"
         return [warn("home", text, "set TMPDIR to a folder that you may write")]
-    return [ok("home", f"{said} can be written, and so can {temporary}")]
+    return [ok("home", f"{home} can be written, and so can {temporary}")]
 
 
 def check_caches(environ: Mapping[str, str]) -> list[Finding]:
-    """Folders of caches that the user has chosen. One that is not there yet can be made where its parent is."""
-    bad = {
+    """Check the cache folders that the user has chosen.
+
+    A missing one may be created in its parent.
+    """
+    unwritable = {
         name: environ[name]
         for name in environment.CACHE_VARIABLES
         if environ.get(name) and not _can_write_or_create(Path(environ[name]))
     }
     fix = "unset {0}, or set it to a folder that you may write"
-    return [warn("caches", f"{name}={at} cannot be written", fix.format(name)) for name, at in bad.items()]
+    return [warn("caches", f"{name}={path} cannot be written", fix.format(name)) for name, path in unwritable.items()]
 
 
 def check_user(uid: int) -> Finding:
-    """An account is not needed: its name is made up where there is none."""
+    """Report the user; without an account a name is made from the uid."""
     try:
         return ok("user", f"{pwd.getpwuid(uid).pw_name} (uid {uid})")
     except KeyError:
         return ok("user", f"uid {uid} has no account here; it is called {environment.user_name(uid)}")
 
 
-def check_output(scene: CheckContext) -> list[Finding]:
-    """Writable, with room, and with a rename that replaces: a checkpoint is committed by one."""
-    folder = scene.output.absolute()
-    place = nearest_existing_folder(folder)
-    if error := find_write_error(place):
-        return [_unwritable_output_finding(scene, folder, place, error)]
-    kind = reading.filesystem_type(place, scene.root)
-    found = free_space_finding(folder, read_free_space(place), kind if folder.exists() else f"{kind}, not there yet")
-    return [_ephemeral_output_finding(found) if is_ephemeral_path(place, root=scene.root) else found]
+def check_output(context: CheckContext) -> list[Finding]:
+    """Check that the output folder is writable and has space, and that rename works."""
+    folder = context.output.absolute()
+    existing = nearest_existing_folder(folder)
+    if error := find_write_error(existing):
+        return [_unwritable_output_finding(context, folder, existing, error)]
+    fs_type = reading.filesystem_type(existing, context.root)
+    finding = free_space_finding(
+        folder, read_free_space(existing), fs_type if folder.exists() else f"{fs_type}, not there yet"
+    )
+    return [_ephemeral_output_finding(finding) if is_ephemeral_path(existing, root=context.root) else finding]
 
 
-def _ephemeral_output_finding(found: Finding) -> Finding:
-    """More room is of no use there."""
-    text = f"{found.text}; it is in the container, and a run there may vanish with it"
-    return replace(found, state="fail" if found.state == "fail" else "warn", text=text, fix=_OUTPUT_FIX)
+def _ephemeral_output_finding(finding: Finding) -> Finding:
+    """The finding for an output folder that ends with the container; more space would not help."""
+    text = f"{finding.text}; it is in the container, and a run there may vanish with it"
+    return replace(finding, state="fail" if finding.state == "fail" else "warn", text=text, fix=_OUTPUT_FIX)
 
 
 def nearest_existing_folder(folder: Path) -> Path:
-    """The folder itself, or the one above it that is there."""
-    return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    """The folder itself, or its nearest existing parent."""
+    return next(candidate for candidate in (folder, *folder.parents) if os.path.lexists(candidate))
 
 
-def find_write_error(place: Path) -> str | None:
-    """Write, sync, rename over a file, read back: what went wrong, or None. Leaves nothing behind."""
-    step = "cannot be written"
+def find_write_error(folder: Path) -> str | None:
+    """Write, sync, rename over a file and read back; return what failed, or None.
+
+    Leaves no file behind.
+    """
+    error_text = "cannot be written"
     try:
-        trial = Path(tempfile.mkdtemp(prefix=".doctor-", dir=place))
+        test_folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=folder))
     except OSError as error:
-        return f"{step}: {error.strerror}"
+        return f"{error_text}: {error.strerror}"
     try:
-        (trial / "old").write_bytes(b"old")
-        with open(trial / "new", "wb") as new:
+        (test_folder / "old").write_bytes(b"old")
+        with open(test_folder / "new", "wb") as new:
             new.write(b"new" * 4096)
             new.flush()
-            step = "does not sync files (fsync)"
+            error_text = "does not sync files (fsync)"
             os.fsync(new.fileno())
-        step = "does not rename a file over another one"
-        os.replace(trial / "new", trial / "old")
-        step = "does not give back what was written"
-        return None if (trial / "old").read_bytes() == b"new" * 4096 else step
+        error_text = "does not rename a file over another one"
+        os.replace(test_folder / "new", test_folder / "old")
+        error_text = "does not give back what was written"
+        return None if (test_folder / "old").read_bytes() == b"new" * 4096 else error_text
     except OSError as error:
-        return f"{step}: {error.strerror}"
+        return f"{error_text}: {error.strerror}"
     finally:
-        shutil.rmtree(trial, ignore_errors=True)
+        shutil.rmtree(test_folder, ignore_errors=True)
 
 
-def read_free_space(place: Path) -> FreeSpace:
-    """Asked of the file system; a quota it does not know shows only when it is used up."""
-    space = os.statvfs(place)
+def read_free_space(folder: Path) -> FreeSpace:
+    """As the file system reports it.
+
+    A quota that it does not know shows only when it is used up.
+    """
+    space = os.statvfs(folder)
     return FreeSpace(
         free_mib=space.f_bavail * space.f_frsize // reading.MIB, inodes=space.f_favail if space.f_files else None
     )
 
 
-def free_space_finding(folder: Path, left: FreeSpace, kind: str) -> Finding:
-    """kind: of the file system."""
-    text = f"{folder} ({kind}) has {left.free_mib / 1024:.1f} GiB free"
-    if left.inodes is not None and left.inodes < MIN_FREE_INODES:
-        return fail("output", f"{folder} ({kind}) takes only {left.inodes} more files", _SPACE_FIX)
-    if left.free_mib < MIN_FREE_SPACE_MIB:
+def free_space_finding(folder: Path, free: FreeSpace, fs_type: str) -> Finding:
+    """Compare the free space with what checkpoints need. fs_type: of the file system."""
+    text = f"{folder} ({fs_type}) has {free.free_mib / 1024:.1f} GiB free"
+    if free.inodes is not None and free.inodes < MIN_FREE_INODES:
+        return fail("output", f"{folder} ({fs_type}) has room for only {free.inodes} more files", _SPACE_FIX)
+    if free.free_mib < MIN_FREE_SPACE_MIB:
         return fail("output", f"{text}: not enough for a checkpoint", _SPACE_FIX)
-    if left.free_mib < RECOMMENDED_FREE_SPACE_MIB:
+    if free.free_mib < RECOMMENDED_FREE_SPACE_MIB:
         return warn("output", f"{text}: enough for small models only", _SPACE_FIX)
     return ok("output", f"{text}; writing and renaming work")
 
 
-def _unwritable_output_finding(scene: CheckContext, folder: Path, place: Path, error: str) -> Finding:
-    """A default folder gives way to a temporary one, where one task starts all ranks; one that was named does not, and
-    neither does a link to nowhere.
+def _unwritable_output_finding(context: CheckContext, folder: Path, existing: Path, error: str) -> Finding:
+    """The finding for an output folder that cannot be used.
+
+    The default folder is replaced by a temporary one if one task starts all ranks; a folder that
+    the user named is not, and neither is a broken link.
     """
-    text = f"{folder}: {place} {error}"
-    alone = scene.plan is None or scene.plan.spawn == scene.plan.world.world_size
-    if scene.output == DEFAULT_OUTPUT and alone and os.path.exists(place):
+    text = f"{folder}: {existing} {error}"
+    starts_all_ranks = context.plan is None or context.plan.spawn == context.plan.world.world_size
+    if context.output == DEFAULT_OUTPUT and starts_all_ranks and os.path.exists(existing):
         return warn("output", f"{text}; a run would go to a temporary folder and may be lost", _OUTPUT_FIX)
-    if hidden := unmounted_path_failure("the output folder", folder, code=ExitCode.OUTPUT):
-        return failure_finding("output", hidden)
+    if unmounted := unmounted_path_failure("the output folder", folder, code=ExitCode.OUTPUT):
+        return failure_finding("output", unmounted)
     return fail("output", text, _SPACE_FIX if error.endswith(_DISK_FULL_MESSAGES) else _OUTPUT_FIX)
 
 

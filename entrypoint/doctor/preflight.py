@@ -61,7 +61,7 @@ def preflight_findings(context: CheckContext) -> list[Finding]:
 
 
 def preflight_checks(context: CheckContext) -> dict[str, Check]:
-    """Return the checks that concern this plan. The GPU checks are loaded only where there are GPUs."""
+    """The checks for this plan. The GPU checks are imported only for a plan with GPUs."""
     checks: dict[str, Check] = {
         "memory": host.memory_and_limits_preflight,
         "cores": host.cores_preflight,

@@ -13,18 +13,18 @@ from entrypoint.errors import CONTROL_ESCAPES, NEWLINE_ESCAPE
 STATE_LABELS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _STATE_COLORS = {"ok": "32", "warn": "33", "fail": "1;31"}  # green, yellow, bold red
 _FIX_LABEL = "fix:"
-_MIN_TEXT_COLUMNS = 30  # below that, folding helps nobody
+_MIN_TEXT_COLUMNS = 30  # with less room nothing is folded
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The object that `doctor --json` promises."""
+    """The JSON object that `doctor --json` prints."""
     return {"findings": [asdict(finding) for finding in findings], "failed": num_failed(findings)}
 
 
 def as_text(findings: Sequence[Finding], *, colour: bool, columns: int | None = None) -> str:
-    """A line for each finding, one with the fix under each that is not ok, and a last one that counts.
+    """One line per finding, its fix below it if it is not ok, and a summary line.
 
-    columns: of the terminal, for which long lines are folded; None folds none, as grep wants it.
+    columns: the terminal's width, to which long lines are folded; None folds nothing, for grep.
     """
     width = max((len(finding.name) for finding in findings), default=0)
     lines = [line for finding in findings for line in _finding_lines(finding, width, colour, columns)]
@@ -32,18 +32,18 @@ def as_text(findings: Sequence[Finding], *, colour: bool, columns: int | None = 
 
 
 def as_lines(findings: Sequence[Finding], *, colour: bool, columns: int | None = None) -> list[str]:
-    """Only those that are not ok, for the beginning of a training. columns: as in `as_text`."""
-    shown = [finding for finding in findings if finding.state != "ok"]
-    return [line for finding in shown for line in _finding_lines(finding, len(finding.name), colour, columns)]
+    """The findings that are not ok, for the start of a training. columns: as in `as_text`."""
+    problems = [finding for finding in findings if finding.state != "ok"]
+    return [line for finding in problems for line in _finding_lines(finding, len(finding.name), colour, columns)]
 
 
 def use_color(terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to colour what is written to a stream. terminal: whether it is one. Source: no-color.org."""
+    """Whether to use colours. terminal: the output goes to a terminal. Source: no-color.org."""
     return terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def summary_line(findings: Sequence[Finding]) -> str:
-    """How it went, in one line."""
+    """The number of findings of each state, in one line."""
     count = {state: sum(finding.state == state for finding in findings) for state in STATE_LABELS}
     if count["fail"]:
         return f"{count['fail']} would break a training here, {count['warn']} to look at, {count['ok']} ok"
@@ -64,13 +64,13 @@ def _finding_lines(finding: Finding, width: int, colour: bool, columns: int | No
 
 
 def _wrap_text(text: str, indent: str, columns: int | None) -> list[str]:
-    """At spaces only: what is to be copied stays whole."""
-    room = (columns or 0) - len(indent)
-    if room < _MIN_TEXT_COLUMNS:
+    """Fold at spaces only, so that commands and paths can be copied."""
+    width = (columns or 0) - len(indent)
+    if width < _MIN_TEXT_COLUMNS:
         return [text]
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _escape_control(text: str) -> str:
-    """A variable's value may hold what a terminal would obey."""
+    """Escape control characters: a variable's value may contain terminal sequences."""
     return text.translate(CONTROL_ESCAPES).translate(NEWLINE_ESCAPE)

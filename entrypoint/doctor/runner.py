@@ -23,48 +23,51 @@ HANG_CAUSES = {
 
 
 def timeout_findings(name: str, limit_s: float) -> list[Finding]:
-    """The finding for a check that did not come back: what it asked would keep a training waiting as well."""
-    text = f"no answer within {limit_s:g} s: {HANG_CAUSES.get(name, 'something of it hangs')}"
+    """The finding for a check that timed out; a training would wait for the same thing."""
+    text = f"no answer within {limit_s:g} s: {HANG_CAUSES.get(name, 'something hangs')}"
     return [fail(name, text, "run `entrypoint doctor` once more; if it stays so, take another node")]
 
 
 def run_checks(
-    checks: Mapping[str, Check], scene: CheckContext, limit_s: float, late: TimeoutHandler = timeout_findings
+    checks: Mapping[str, Check], context: CheckContext, limit_s: float, late: TimeoutHandler = timeout_findings
 ) -> list[Finding]:
-    """Start all, and take what is there at the limit, in the table's order. late: says what to tell of the rest."""
-    together = threading.Event()  # one that tries how many threads there can be would leave none for those behind it
-    answers = {name: _start_check(name, check, scene, together) for name, check in checks.items()}
-    together.set()
+    """Run all checks concurrently; return findings in the table's order. late.
+
+    Makes those of checks that time out.
+    """
+    all_started = threading.Event()  # the thread check must not leave too few threads for checks behind it
+    answers = {name: _start_check(name, check, context, all_started) for name, check in checks.items()}
+    all_started.set()
     deadline = time.monotonic() + limit_s
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for name, answer in answers.items():
         try:
-            found += answer.get(timeout=max(0.001, deadline - time.monotonic()))
+            findings += answer.get(timeout=max(0.001, deadline - time.monotonic()))
         except queue.Empty:
-            found += late(name, limit_s)
-    return found
+            findings += late(name, limit_s)
+    return findings
 
 
-def run_check(name: str, check: Check, scene: CheckContext) -> Sequence[Finding]:
-    """A check that breaks says so, and the others go on."""
+def run_check(name: str, check: Check, context: CheckContext) -> Sequence[Finding]:
+    """Run one check; an exception becomes a finding, so that the others continue."""
     try:
-        return check(scene)
+        return check(context)
     except Failure as failure:
         return [failure_finding(name, failure)]
     except Exception as error:
-        text = f"could not be looked at: {type(error).__name__}: {error}"
-        return [warn(name, text, "please report this line: the doctor should know what it means")]
+        text = f"could not be checked: {type(error).__name__}: {error}"
+        return [warn(name, text, "please report this line: it is a bug of the doctor")]
 
 
 def _start_check(
-    name: str, check: Check, scene: CheckContext, together: threading.Event
+    name: str, check: Check, context: CheckContext, all_started: threading.Event
 ) -> queue.SimpleQueue[Sequence[Finding]]:
-    """A thread that nobody has to wait for: a file server that hangs is not interrupted."""
+    """Start a check in a daemon thread: a call to a hanging file server cannot be interrupted."""
     answer: queue.SimpleQueue[Sequence[Finding]] = queue.SimpleQueue()
 
     def act() -> None:
-        together.wait()
-        answer.put(run_check(name, check, scene))
+        all_started.wait()
+        answer.put(run_check(name, check, context))
 
     start_daemon_thread(act)
     return answer

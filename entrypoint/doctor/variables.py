@@ -1,6 +1,6 @@
-"""The variable checks list the environment variables that act on a training, with the effect.
+"""The variable checks list the environment variables that affect a training, and how.
 
-They also warn of what leaks in from the host's Python.
+They also warn of settings that leak in from the host's Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from entrypoint.doctor.context import CheckContext, Finding, ok, warn
 
 _MAX_SHOWN_CHARS = 60
 _OFF_VALUES = ("", "0")
-# What does harm, or has no effect where the user thinks it has one -> what it does.
+# Variables that do harm, or lack the effect that the user expects -> their effect.
 WARNED_VARIABLES: Mapping[str, str] = {
     "ACCELERATE_MIXED_PRECISION": "`train` refuses it where it contradicts train.precision, and uses the config's",
     "ACCELERATE_*": "`train` does not use it, the config decides; a script under `entrypoint run` gets it",
@@ -21,7 +21,7 @@ WARNED_VARIABLES: Mapping[str, str] = {
     "NCCL_IB_DISABLE": "NCCL does not use InfiniBand or RoCE: TCP between nodes, much slower",
     "NCCL_P2P_DISABLE": "no direct copies between GPUs of a node: slower",
     "NCCL_SHM_DISABLE": "ranks of a node do not use shared memory: slower",
-    "NCCL_NET_DISABLE_INTRA": "it changes which way ranks of a node take",
+    "NCCL_NET_DISABLE_INTRA": "it changes the transport between ranks of a node",
     "NCCL_PROTO": "it fixes NCCL's protocol; some networks need that (Slingshot: ^LL128), others become slower",
     "NCCL_ALGO": "it fixes NCCL's algorithm: slower for all sizes but one",
     "NCCL_BLOCKING_WAIT": "NCCL has no such variable any more; TORCH_NCCL_BLOCKING_WAIT is its name",
@@ -37,7 +37,8 @@ WARNED_VARIABLES: Mapping[str, str] = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each allocation asks the driver: for debugging, many times slower",
     "LD_PRELOAD": "it puts a library before all others, in each rank",
 }
-# What the user or the site has chosen, and what it does. The last that fits is the general one of its family.
+# Variables that the user or the site has set -> their effect. A specific name comes before its
+# family's pattern.
 REPORTED_VARIABLES: Mapping[str, str] = {
     "OMP_NUM_THREADS": "threads of each rank; unset, the cores are shared out among the ranks",
     "MKL_NUM_THREADS": "threads of each rank's matrix products",
@@ -72,45 +73,45 @@ REPORTED_VARIABLES: Mapping[str, str] = {
     "TORCH_*": "a setting of torch",
     "TORCHINDUCTOR_*": "a setting of torch.compile",
 }
-_WARNED_AT_ZERO = ("NVIDIA_TF32_OVERRIDE",)  # 0 is a choice there
+_WARNED_AT_ZERO = ("NVIDIA_TF32_OVERRIDE",)  # 0 has an effect too
 
 
-def check(scene: CheckContext) -> list[Finding]:
-    """Leaks of the host's Python, then one line for each variable."""
-    return [*host_python_findings(scene.environ), *variable_findings(scene.environ)]
+def check(context: CheckContext) -> list[Finding]:
+    """Check for leaks of the host's Python, then report each variable."""
+    return [*host_python_findings(context.environ), *variable_findings(context.environ)]
 
 
 def host_python_findings(environ: Mapping[str, str]) -> list[Finding]:
-    """What hygiene takes out before a rank is started, and what conda leaves in the way of libraries."""
+    """Report settings that `clean_environ` removes, and conda's folders in LD_LIBRARY_PATH."""
     _, notes = environment.clean_environ(environ, foreign=False, scratch=None)
     fix = "unset it in the shell that starts (apptainer: --no-home or APPTAINERENV_PYTHONPATH=); no rank gets it anyway"
-    found = [warn("host python", note, fix) for note in notes]
+    findings = [warn("host python", note, fix) for note in notes]
     prefix = environ.get("CONDA_PREFIX")
     if prefix and any(part.startswith(prefix) for part in environ.get("LD_LIBRARY_PATH", "").split(":")):
         text = f"LD_LIBRARY_PATH points into conda ({prefix}): its libraries come before torch's own"
-        found.append(warn("host python", text, "conda deactivate, or unset LD_LIBRARY_PATH"))
-    return found or [ok("host python", "nothing of it leaks in")]
+        findings.append(warn("host python", text, "conda deactivate, or unset LD_LIBRARY_PATH"))
+    return findings or [ok("host python", "nothing of it leaks in")]
 
 
 def variable_findings(environ: Mapping[str, str]) -> list[Finding]:
-    """Each variable that acts; those that `0` or nothing switches off are left out."""
-    found: list[Finding] = []
+    """Report each variable with an effect; one that is empty or 0, and thereby off, is left out."""
+    findings: list[Finding] = []
     for name in sorted(environ):
         value = environ[name]
-        if (does := _find_effect(WARNED_VARIABLES, name)) and (value not in _OFF_VALUES or name in _WARNED_AT_ZERO):
-            found.append(
-                warn("variables", f"{_format_variable(name, value)}: {does}", f"unset {name}, unless you want that")
+        if (effect := _find_effect(WARNED_VARIABLES, name)) and (value not in _OFF_VALUES or name in _WARNED_AT_ZERO):
+            findings.append(
+                warn("variables", f"{_format_variable(name, value)}: {effect}", f"unset {name}, unless you want that")
             )
-        elif value and (does := _find_effect(REPORTED_VARIABLES, name)):
-            found.append(ok("variables", f"{_format_variable(name, value)}: {does}"))
-    return found or [ok("variables", "none that acts on a training is set")]
+        elif value and (effect := _find_effect(REPORTED_VARIABLES, name)):
+            findings.append(ok("variables", f"{_format_variable(name, value)}: {effect}"))
+    return findings or [ok("variables", "none that affects a training is set")]
 
 
 def _find_effect(table: Mapping[str, str], name: str) -> str | None:
-    return next((does for pattern, does in table.items() if fnmatchcase(name, pattern)), None)
+    return next((effect for pattern, effect in table.items() if fnmatchcase(name, pattern)), None)
 
 
 def _format_variable(name: str, value: str) -> str:
-    """No secret, no novel."""
+    """NAME=value without secrets, shortened."""
     value = redaction.redact_value(name, value)
     return f"{name}={value if len(value) <= _MAX_SHOWN_CHARS else value[: _MAX_SHOWN_CHARS - 3] + '...'}"

@@ -16,17 +16,17 @@ from entrypoint.options import LaunchOptions
 from entrypoint.world import TORCHRUN_VARIABLES, parse_port, parse_whole_number
 
 RUN_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
-JOB_VARIABLE = "ENTRYPOINT_JOB"  # in a process that we started: its torchrun set is ours, and innermost in this job
+JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's variables, if that was us
 
 
 def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
-    """What the launcher gave this task.
+    """The Allocation that the innermost launcher gave this task.
 
-    Order: the command line > a torchrun set > Open MPI > PMI > a real srun step > PET_* > a shell in a job > bare.
-    A job of several nodes under another scheduler is none of these: see `schedulers`.
+    Order: command line > torchrun > Open MPI > PMI > a real srun step > PET_* > a shell in a job >
+    no launcher. A job of several nodes under another scheduler is refused: see `unsupported`.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, where the environment is incomplete or contradicts itself.
+        Failure: LAUNCH_CONFLICT if the environment is incomplete or contradicts itself.
     """
     return _with_master_port(environ, _read_innermost_launcher(environ, options, machine))
 
@@ -50,46 +50,55 @@ def _read_innermost_launcher(environ: Mapping[str, str], options: LaunchOptions,
     return local.single_node_allocation(machine, unsupported.refuse_several_nodes(environ, machine))
 
 
-def _override_master_addr(environ: Mapping[str, str], found: Allocation) -> Allocation:
-    """MASTER_ADDR, exported before srun as MASTER_PORT is, is the commonest idiom on clusters: it wins."""
+def _override_master_addr(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
+    """Use MASTER_ADDR if it is set: many job scripts export it before srun, like MASTER_PORT."""
     addr = environ.get("MASTER_ADDR")
-    return replace(found, master_addr=addr, sources={**found.sources, "master_addr": "MASTER_ADDR"}) if addr else found
+    return (
+        replace(allocation, master_addr=addr, sources={**allocation.sources, "master_addr": "MASTER_ADDR"})
+        if addr
+        else allocation
+    )
 
 
-def _with_master_port(environ: Mapping[str, str], found: Allocation) -> Allocation:
-    """MASTER_PORT counts under every launcher that gives no port of its own, also on one machine."""
-    given = environ.get("MASTER_PORT")
-    if found.master_port is not None or not given:
-        return found
-    sources = {**found.sources, "master_port": "MASTER_PORT"}
-    return replace(found, master_port=parse_port("MASTER_PORT", given), sources=sources)
+def _with_master_port(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
+    """Use MASTER_PORT under every launcher that sets no port itself, also on one machine."""
+    port = environ.get("MASTER_PORT")
+    if allocation.master_port is not None or not port:
+        return allocation
+    sources = {**allocation.sources, "master_port": "MASTER_PORT"}
+    return replace(allocation, master_port=parse_port("MASTER_PORT", port), sources=sources)
 
 
 def current_job_key(environ: Mapping[str, str]) -> str:
-    """The scheduler's job, and Slurm's step, in which this process is; empty outside of any."""
+    """The scheduler's job (and Slurm's step) of this process; empty outside of a job."""
     if slurm.in_job(environ):
         return slurm.job_key(environ)
     return mpi.batch_job_id(environ)
 
 
 def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
-    """A set that we made must be of this job and step; one that no torchrun made must agree with srun's numbers.
+    """Refuse torchrun's variables if they belong to another launch.
 
-    sbatch and srun hand on the environment of the process that calls them, also that of a rank.
+    sbatch and srun pass on the environment of the process that calls them, also that of a rank.
+    Variables that we set must name this job and step; variables set by hand must agree with srun's
+    numbers.
     """
-    here, made_in = current_job_key(environ), environ.get(JOB_VARIABLE)
-    if made_in is not None:
-        if here and made_in != here:
-            raise _inherited_variables_failure(environ, made_in, here)
+    current_job, original_job = current_job_key(environ), environ.get(JOB_VARIABLE)
+    if original_job is not None:
+        if current_job and original_job != current_job:
+            raise _inherited_variables_failure(environ, original_job, current_job)
         return
     if slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
         _refuse_contradiction_with_step(environ)
 
 
 def _is_torchrun_inside_task(environ: Mapping[str, str]) -> bool:
-    """Whether the set may be of a torchrun inside each task: Slurm's numbers are then those of the agents.
+    """Whether a torchrun agent inside each task may have set the variables.
 
-    Each agent starts one rank or more: a set for fewer ranks than the step has tasks is not this step's.
+    Slurm then counts the agents.
+
+    Each agent starts at least one rank, so a world with fewer ranks than the step has tasks is not
+    this step's.
     """
     size, tasks = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
     return bool(environ.get("TORCHELASTIC_RUN_ID")) and parse_whole_number(size, environ[size]) >= parse_whole_number(
@@ -97,19 +106,24 @@ def _is_torchrun_inside_task(environ: Mapping[str, str]) -> bool:
     )
 
 
-def _inherited_variables_failure(environ: Mapping[str, str], made_in: str, here: str) -> Failure:
-    ours = [
+def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, current_job: str) -> Failure:
+    our_variables = [
         *TORCHRUN_VARIABLES.values(),
         JOB_VARIABLE,
         "ENTRYPOINT_DEVICE",
         *environ.get("ENTRYPOINT_SET", "").split(","),
     ]
-    mpis = [variable for tables in mpi.VARIABLE_TABLES.values() for table in tables for variable in table.values()]
-    elastic = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]
-    names = dict.fromkeys(variable for variable in (*ours, *mpis, *elastic) if variable in environ)
+    mpi_variables = [
+        variable for tables in mpi.VARIABLE_TABLES.values() for table in tables for variable in table.values()
+    ]
+    torchelastic_variables = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]
+    names = dict.fromkeys(
+        variable for variable in (*our_variables, *mpi_variables, *torchelastic_variables) if variable in environ
+    )
     return Failure(
-        "the variables of a rank of another launch came along: sbatch, srun and others hand on what they find",
-        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {made_in or 'no job'}, and this is {here}",
+        "the environment holds the variables of a rank of another launch: sbatch, srun and others pass them on",
+        found=f"RANK={environ['RANK']} WORLD_SIZE={environ['WORLD_SIZE']} of {original_job or 'no job'}, "
+        f"and this is {current_job}",
         expected="the variables that the launcher of this job sets",
         fix=f"before submitting, or first in the job script: unset {' '.join(names)}",
         code=ExitCode.LAUNCH_CONFLICT,
@@ -118,26 +132,31 @@ def _inherited_variables_failure(environ: Mapping[str, str], made_in: str, here:
 
 def _refuse_contradiction_with_step(environ: Mapping[str, str]) -> None:
     pairs = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-    own = "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr 127.0.0.1, "
-    own += "without torchrun"
-    for ours, theirs in pairs.items():
-        if environ[ours] != environ[theirs]:
+    advice = (
+        "; for a training of this task alone (in `srun --pty` too): --nodes 1 --node-rank 0 --master-addr 127.0.0.1, "
+    )
+    advice += "without torchrun"
+    for name, slurm_name in pairs.items():
+        if environ[name] != environ[slurm_name]:
             raise Failure(
-                f"{ours} and {theirs} contradict each other",
-                found=f"{ours}={environ[ours]} {theirs}={environ[theirs]}",
+                f"{name} and {slurm_name} contradict each other",
+                found=f"{name}={environ[name]} {slurm_name}={environ[slurm_name]}",
                 expected="one launcher's numbers (a batch script that exports RANK gives all tasks the same one)",
                 fix="remove `export RANK/WORLD_SIZE/LOCAL_RANK` from the batch script, or unset them there: srun's own "
-                f"numbers are read{own if environ.get('TORCHELASTIC_RUN_ID') else ''}",
+                f"numbers are read{advice if environ.get('TORCHELASTIC_RUN_ID') else ''}",
                 code=ExitCode.LAUNCH_CONFLICT,
             )
 
 
 def _refuse_hidden_job(machine: Machine) -> None:
-    """`--cleanenv` and `--containall` remove SLURM_*: a task among several would take itself for a world of one."""
+    """Refuse a task whose SLURM_* variables `--cleanenv` or `--containall` removed.
+
+    It would train alone.
+    """
     hidden = machine.hidden_job
-    # Without the job's variables nothing tells how many tasks it has.
-    known = "SLURM_JOB_NUM_NODES" in hidden or "SLURM_NNODES" in hidden
-    tasks = hidden.get("SLURM_STEP_NUM_TASKS") or hidden.get("SLURM_NTASKS") or ("1" if known else "several")
+    # slurmstepd's title names the job, but not the number of its tasks.
+    has_variables = "SLURM_JOB_NUM_NODES" in hidden or "SLURM_NNODES" in hidden
+    tasks = hidden.get("SLURM_STEP_NUM_TASKS") or hidden.get("SLURM_NTASKS") or ("1" if has_variables else "several")
     if hidden and tasks != "1":
         raise Failure(
             f"a parent process is in Slurm job {hidden['SLURM_JOB_ID']}, but the SLURM_* variables were removed: each "

@@ -1,6 +1,7 @@
 """This launcher allocates one task per node without a scheduler.
 
-The nodes are this machine alone, machines named by hand, or those of a PET_* set (Kubeflow).
+The nodes are this machine alone, machines given with --nodes, or those of PET_* variables
+(Kubeflow).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def single_node_allocation(machine: Machine, warnings: tuple[str, ...] = ()) -> Allocation:
-    """One node, no launcher. MASTER_ADDR, if set, does not matter: its ranks meet over loopback."""
+    """One node without a launcher. MASTER_ADDR is ignored: the ranks meet on loopback."""
     return Allocation(
         launcher="local",
         **_one_task_per_node(node_rank=0, num_nodes=1),
@@ -41,17 +42,17 @@ def manual_allocation(options: LaunchOptions, machine: Machine) -> Allocation:
         hosts=(machine.hostname,) if nodes == 1 else (),
         master_addr=addr,
         master_port=options.master_port,
-        # Not the number of nodes: who disagrees must meet to be told.
+        # Without the number of nodes: tasks that disagree on it must meet to report that.
         key=f"hand:{_strip_interface(addr)}:{options.master_port}",
         sources={"node_rank": "--node-rank", "num_nodes": "--nodes", "master_addr": "--master-addr"},
     )
 
 
 def pet_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
-    """torchrun's own flags as PET_* variables, as Kubeflow sets them: one task on each node.
+    """Torchrun's flags as PET_* variables, which Kubeflow sets: one task on each node.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, for an elastic number of nodes or a missing half.
+        Failure: LAUNCH_CONFLICT for an elastic number of nodes or a missing variable.
     """
     nodes = _parse_num_nodes("PET_NNODES", environ["PET_NNODES"])
     needed = ("PET_NODE_RANK", "PET_MASTER_ADDR") if nodes > 1 else ()
@@ -61,16 +62,16 @@ def pet_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
     node_rank = parse_whole_number("PET_NODE_RANK", environ.get("PET_NODE_RANK") or "0")
     if node_rank >= nodes:
         raise _pet_failure(f"PET_NODE_RANK={node_rank} must be below PET_NNODES={nodes}", "count nodes from 0")
-    addr, given = environ.get("PET_MASTER_ADDR") or LOOPBACK, environ.get("PET_MASTER_PORT")
+    addr, port = environ.get("PET_MASTER_ADDR") or LOOPBACK, environ.get("PET_MASTER_PORT")
     procs = environ.get("PET_NPROC_PER_NODE") or "auto"
     return Allocation(
         launcher="pet",
         **_one_task_per_node(node_rank=node_rank, num_nodes=nodes),
         hosts=(machine.hostname,) if nodes == 1 else (),
         master_addr=addr,
-        master_port=parse_port("PET_MASTER_PORT", given) if given else None,
+        master_port=parse_port("PET_MASTER_PORT", port) if port else None,
         procs_per_node=None if procs in ("auto", "gpu", "cpu") else _parse_positive("PET_NPROC_PER_NODE", procs),
-        key=f"pet:{_strip_interface(addr)}:{given}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
+        key=f"pet:{_strip_interface(addr)}:{port}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
         sources={
             "node_rank": "PET_NODE_RANK",
             "num_nodes": "PET_NNODES",
@@ -82,7 +83,10 @@ def pet_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
 
 
 def _strip_interface(address: str) -> str:
-    """`fe80::1%eth0` may be `fe80::1%ib0` on the next machine, and both must derive the same key."""
+    """Without the interface.
+
+    `fe80::1%eth0` may be `fe80::1%ib0` on another node, and keys must be equal.
+    """
     return address.partition("%")[0]
 
 
@@ -91,7 +95,7 @@ def _one_task_per_node(*, node_rank: int, num_nodes: int) -> dict[str, Any]:
         "task": node_rank,
         "num_tasks": num_nodes,
         "local_task": 0,
-        "tasks_here": 1,
+        "tasks_on_node": 1,
         "node_rank": node_rank,
         "num_nodes": num_nodes,
         "may_spawn": True,

@@ -1,6 +1,6 @@
 """This launcher reads mpirun's variables into an Allocation of one rank.
 
-They are Open MPI's own, or those around PMI (MPICH, Intel MPI, PALS, MVAPICH, srun).
+They are those of Open MPI or of the PMI family (MPICH, Intel MPI, PALS, MVAPICH, srun).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HYDRA_VARIABLES = {
     "local_rank": "MPI_LOCALRANKID",
     "local_world_size": "MPI_LOCALNRANKS",
 }
-# Our noun -> the variable, for each way in which a family says it.
+# Field -> variable, one table for each set of names within a family.
 VARIABLE_TABLES: dict[MpiFamily, tuple[dict[str, str], ...]] = {
     "openmpi": (
         {
@@ -47,10 +47,10 @@ VARIABLE_TABLES: dict[MpiFamily, tuple[dict[str, str], ...]] = {
         },
     ),
 }
-# One for each mpirun, the same on all hosts. PMI_PORT is none: each host has one of its own.
+# Ids of one mpirun, equal on all hosts. PMI_PORT is no such id: it differs between hosts.
 LAUNCH_ID_VARIABLES = ("PMI_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "MPISPAWN_MPIRUN_ID")
 BATCH_JOB_VARIABLES = ("PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX")
-# A rank's number without the size of its world: nothing can be made of it.
+# Launchers that set a rank but no world size, which is not enough to train.
 RANK_ONLY_VARIABLES = {
     "PMIX_RANK": "PMIx (prterun)",
     "PALS_RANKID": "PALS",
@@ -61,10 +61,10 @@ RANK_ONLY_VARIABLES = {
 
 
 def detect_family(environ: Mapping[str, str]) -> MpiFamily | None:
-    """Which family started this process, if any.
+    """The family that started this process, or None.
 
-    `srun --mpi=pmi2` sets PMI_* to the step's own numbers: the richer Slurm set then tells the same, and wins. So it
-    does in an interactive shell, which is one task.
+    `srun --mpi=pmi2` sets PMI_* to the step's own numbers. Slurm's variables then say the same and
+    more, and are used instead, also in an interactive shell, which is one task.
     """
     for name, tables in VARIABLE_TABLES.items():
         for table in tables:
@@ -74,24 +74,26 @@ def detect_family(environ: Mapping[str, str]) -> MpiFamily | None:
 
 
 def _repeats_slurm(environ: Mapping[str, str], table: Mapping[str, str]) -> bool:
-    said = (environ[table["rank"]], environ.get(table["world_size"]))
+    numbers = (environ[table["rank"]], environ.get(table["world_size"]))
     if slurm.in_step(environ):
-        return said == (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
-    return said == ("0", "1") and _is_launched_by_slurm(environ)
+        return numbers == (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
+    return numbers == ("0", "1") and _is_launched_by_slurm(environ)
 
 
 def _is_launched_by_slurm(environ: Mapping[str, str]) -> bool:
-    """Whether the launch is named as Slurm's own plugins name a step of this job (pmi2, cray_shasta, pmix)."""
+    """Whether Slurm's own plugin (pmi2, cray_shasta, pmix) set the launch id."""
     job = environ.get("SLURM_JOB_ID")
     names = {"PMI_JOBID": f"{job}.", "PALS_APID": f"{job}.", "PMIX_NAMESPACE": f"slurm.pmix.{job}."}
     return bool(job) and any(environ.get(name, "").startswith(start) for name, start in names.items())
 
 
 def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
-    """To be called where nothing else tells of a launcher: each task would take itself for the whole world.
+    """Refuse a launcher that sets a rank but no world size: each task would train alone.
+
+    Call this when no other launcher was detected.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, where a variable shows a launcher that does not say how many ranks there are.
+        Failure: LAUNCH_CONFLICT if a variable of such a launcher is set.
     """
     name = next((name for name in RANK_ONLY_VARIABLES if environ.get(name)), None)
     if name and not _is_launched_by_slurm(environ):
@@ -106,7 +108,7 @@ def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
 
 
 def batch_job_id(environ: Mapping[str, str]) -> str:
-    """The job of PBS or LSF; empty outside of any."""
+    """The job id of PBS or LSF; empty outside of a job."""
     return ":".join(environ[name] for name in BATCH_JOB_VARIABLES if environ.get(name))
 
 
@@ -114,7 +116,8 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamil
     """The Allocation of one MPI rank.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, for a missing variable, impossible numbers, or several nodes without an address.
+        Failure: LAUNCH_CONFLICT for a missing variable, impossible numbers, or several nodes
+            without an address.
     """
     table = _select_table(environ, name)
     values = {
@@ -126,14 +129,14 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamil
     _refuse_out_of_range(table, values)
     nodes = -(-values["world_size"] // values["local_world_size"])
     hosts = _read_hosts(environ, machine, nodes)
-    here = environ.get("SLURMD_NODENAME") or machine.hostname
+    node_name = environ.get("SLURMD_NODENAME") or machine.hostname
     return Allocation(
         launcher=name,
         task=values["rank"],
         num_tasks=values["world_size"],
         local_task=values["local_rank"],
-        tasks_here=values["local_world_size"],
-        node_rank=hosts.index(here) if here in hosts else values["rank"] // values["local_world_size"],
+        tasks_on_node=values["local_world_size"],
+        node_rank=hosts.index(node_name) if node_name in hosts else values["rank"] // values["local_world_size"],
         num_nodes=nodes,
         hosts=hosts,
         may_spawn=values["local_world_size"] == 1,
@@ -145,9 +148,9 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamil
 
 
 def _select_table(environ: Mapping[str, str], name: MpiFamily) -> dict[str, str]:
-    """The whole one, or the one of which most is there."""
-    begun = [table for table in VARIABLE_TABLES[name] if environ.get(table["rank"])]
-    return max(begun, key=lambda table: sum(bool(environ.get(variable)) for variable in table.values()))
+    """The complete table, or the one with the most variables set."""
+    tables = [table for table in VARIABLE_TABLES[name] if environ.get(table["rank"])]
+    return max(tables, key=lambda table: sum(bool(environ.get(variable)) for variable in table.values()))
 
 
 def _require_all_variables(table: Mapping[str, str], values: Mapping[str, int]) -> None:
@@ -156,7 +159,7 @@ def _require_all_variables(table: Mapping[str, str], values: Mapping[str, int]) 
         raise Failure(
             f"started by mpirun, but {', '.join(missing)} is not set",
             found=", ".join(f"{table[noun]}={value}" for noun, value in values.items()),
-            fix="start it with Open MPI's mpirun, or with srun: then the place on the node is known",
+            fix="start it with Open MPI's mpirun, or with srun: they set the local rank",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
@@ -173,7 +176,10 @@ def _refuse_out_of_range(table: Mapping[str, str], values: Mapping[str, int]) ->
 
 
 def _read_hosts(environ: Mapping[str, str], machine: Machine, nodes: int) -> tuple[str, ...]:
-    """The job's first `nodes` hosts: mpirun's daemons see a job list of their own node, but SLURM_NODELIST stays."""
+    """The job's first `nodes` hosts, from SLURM_NODELIST.
+
+    Mpirun's daemons change SLURM_JOB_NODELIST.
+    """
     if nodes == 1:
         return (machine.hostname,)
     names = environ.get("SLURM_NODELIST")
@@ -193,9 +199,10 @@ def _first_host(hosts: tuple[str, ...], nodes: int, name: str) -> str:
 
 
 def _launch_key(environ: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """One for each mpirun, as far as a variable tells; the Slurm job tells jobs on one node apart.
+    """A key for this mpirun: its launch id if there is one, and the Slurm job.
 
-    Hydra has no such variable, but hands the whole environment on to all hosts: PBS's or LSF's job is known to all.
+    Hydra sets no launch id, but passes the environment on to all hosts, so the job id of PBS or LSF
+    is used.
     """
     launch = next((environ[name] for name in LAUNCH_ID_VARIABLES if environ.get(name)), "")
     if not launch and table is HYDRA_VARIABLES:

@@ -1,7 +1,7 @@
 """This launcher reads Slurm's variables of a job step's task into an Allocation.
 
-It also checks a batch or interactive shell, which is no task. What each variable means in which
-scope is in docs/detection.md; the tests hold captured environments against it.
+It also checks a batch or interactive shell, which is no task. docs/detection.md tells what each
+variable means in which scope; the tests use captured environments.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
 from entrypoint.world import MAX_DIGITS, parse_whole_number
 
-# Our noun -> Slurm's variable, step scope only: the job's own (SLURM_NODELIST, SLURM_NTASKS_PER_NODE) may describe
-# more nodes than the step has.
+# Field -> Slurm's variable of the step; those of the job (SLURM_NODELIST, SLURM_NTASKS_PER_NODE)
+# may describe more nodes than the step has.
 STEP_VARIABLES = {
     "task": "SLURM_PROCID",
     "local_task": "SLURM_LOCALID",
@@ -25,14 +25,15 @@ STEP_VARIABLES = {
     "hosts": "SLURM_STEP_NODELIST",
     "tasks_per_node": "SLURM_STEP_TASKS_PER_NODE",
 }
-# How many of each the job has, as its batch script and an interactive shell see it.
+# The job's size, in the variables of its batch script or an interactive shell.
 JOB_SIZE_VARIABLES = {
     "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
     "tasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "groups": ("SLURM_HET_SIZE",),
 }
-# Slurm keeps step ids from here up for itself: batch script 0xfffffffb, interactive step 0xfffffffa, printed unsigned
-# by some versions and as -5 and -6 by others. Source: slurm/slurm.h, SLURM_BATCH_SCRIPT and its neighbours.
+# Slurm reserves the step ids from here up: batch script 0xfffffffb, interactive step 0xfffffffa,
+# printed unsigned by some versions and as -5 and -6 by others. Source: slurm/slurm.h,
+# SLURM_BATCH_SCRIPT and its neighbours.
 _FIRST_RESERVED_STEP_ID = 0xFFFFFFF0
 SRUN_COMMAND = "srun --kill-on-bad-exit=1 COMMAND"
 
@@ -45,7 +46,7 @@ def in_job(environ: Mapping[str, str]) -> bool:
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task that srun started.
 
-    SLURM_PROCID alone does not tell: the batch script has it too, as 0.
+    SLURM_PROCID alone is not enough: the batch script has it too, as 0.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
     return (
@@ -58,14 +59,14 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def _missing_task_variables(environ: Mapping[str, str]) -> list[str]:
-    """What srun gives to a task, and is not there."""
+    """The variables that srun sets for a task and that are missing."""
     return [
         STEP_VARIABLES[noun] for noun in ("num_tasks", "task", "local_task") if not environ.get(STEP_VARIABLES[noun])
     ]
 
 
 def job_key(environ: Mapping[str, str]) -> str:
-    """The same on all tasks of one launch: job, step and restart."""
+    """Job, step and restart: equal on all tasks of one launch."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or "batch"
     return f"slurm:{environ['SLURM_JOB_ID']}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
 
@@ -74,7 +75,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
     """The Allocation of a task that srun started.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, for a missing variable or for numbers that contradict each other.
+        Failure: LAUNCH_CONFLICT for a missing variable or for numbers that contradict each other.
     """
     _require_step_variables(environ)
     hosts = expand_hosts(environ[STEP_VARIABLES["hosts"]], STEP_VARIABLES["hosts"])
@@ -84,17 +85,17 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
         for noun in list(STEP_VARIABLES)[:5]
     }
     _refuse_contradictions(environ, numbers, hosts, counts)
-    alone = max(counts) == 1
+    one_task_per_node = max(counts) == 1
     return Allocation(
-        launcher="slurm-node" if alone else "slurm-task",
+        launcher="slurm-node" if one_task_per_node else "slurm-task",
         task=numbers["task"],
         num_tasks=numbers["num_tasks"],
         local_task=numbers["local_task"],
         node_rank=numbers["node_rank"],
         num_nodes=numbers["num_nodes"],
-        tasks_here=counts[numbers["node_rank"]],
+        tasks_on_node=counts[numbers["node_rank"]],
         hosts=hosts,
-        may_spawn=alone,
+        may_spawn=one_task_per_node,
         master_addr=hosts[0],
         master_port=None,
         key=job_key(environ),
@@ -103,19 +104,19 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
 
 
 def check_job_shell(environ: Mapping[str, str], machine: Machine) -> None:
-    """Accept a batch or interactive shell of a job with one node and one task: this node is then the whole world.
+    """Accept a batch or interactive shell of a job with one node and one task.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, where the job has more, or where this machine is not one of the job's nodes.
+        Failure: LAUNCH_CONFLICT if the job has more, or if this machine is not one of its nodes.
     """
     counts = {noun: _first_set_variable(environ, names) for noun, names in JOB_SIZE_VARIABLES.items()}
     if any(parse_whole_number(variable, number) > 1 for variable, number in counts.values()):
         found = " ".join(f"{variable}={number}" for variable, number in counts.values())
         raise _without_srun_failure(environ, found, "the job has several nodes or tasks")
     names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    here = environ.get("SLURMD_NODENAME") or machine.hostname
-    if names and machine.container != "docker" and here not in expand_hosts(names, "SLURM_JOB_NODELIST"):
-        found = f"this host is {here}, SLURM_JOB_NODELIST={names}"
+    node_name = environ.get("SLURMD_NODENAME") or machine.hostname
+    if names and machine.container != "docker" and node_name not in expand_hosts(names, "SLURM_JOB_NODELIST"):
+        found = f"this host is {node_name}, SLURM_JOB_NODELIST={names}"
         raise _without_srun_failure(environ, found, "this host is not one of the job's")
 
 
@@ -127,8 +128,7 @@ def _without_srun_failure(environ: Mapping[str, str], found: str, why: str) -> F
     return Failure(
         f"inside a Slurm job but not started by srun, and {why}: this would train on one node only, or hang",
         found=found,
-        expected="a task that srun started, with "
-        + (", ".join(_missing_task_variables(environ)) or "a step id of its own"),
+        expected="a task that srun started, with " + (", ".join(_missing_task_variables(environ)) or "its own step id"),
         fix=f"start it with {SRUN_COMMAND}",
         code=ExitCode.LAUNCH_CONFLICT,
     )

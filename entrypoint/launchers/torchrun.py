@@ -17,13 +17,13 @@ _SIZE_VARIABLE_BY_RANK = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"
 
 
 def has_rank_variables(environ: Mapping[str, str]) -> bool:
-    """Whether a whole torchrun set is there.
+    """Whether torchrun's variables are set.
 
-    Some platforms put the node's number into RANK beside a whole PET_* set, and into WORLD_SIZE the nodes, or how many
-    ranks torchrun is to start (Kubeflow): theirs is the PET_* set.
+    Kubeflow sets RANK to the node's number and WORLD_SIZE to the number of nodes or ranks, together
+    with PET_* variables for torchrun; there the PET_* variables count.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, for half a set, naming the missing half.
+        Failure: LAUNCH_CONFLICT if only some are set, with the missing ones.
     """
     present = [name for name in CORE_VARIABLES if environ.get(name)]
     if present == ["RANK", "WORLD_SIZE"] and _is_rank_a_node_rank(environ):
@@ -31,7 +31,7 @@ def has_rank_variables(environ: Mapping[str, str]) -> bool:
     if present and len(present) < len(CORE_VARIABLES):
         missing = [name for name in CORE_VARIABLES if name not in present]
         raise Failure(
-            f"half a torchrun set: {', '.join(present)} without {', '.join(missing)}",
+            f"incomplete torchrun variables: {', '.join(present)} without {', '.join(missing)}",
             found=" ".join(f"{name}={environ[name]}" for name in present),
             expected=" ".join(CORE_VARIABLES) + " together, or none of them",
             fix=f"unset {' '.join(present)}, or start the program with torchrun or srun, which set them all",
@@ -41,7 +41,7 @@ def has_rank_variables(environ: Mapping[str, str]) -> bool:
 
 
 def _is_rank_a_node_rank(environ: Mapping[str, str]) -> bool:
-    """Whether RANK is the number of a node among those of PET_*.
+    """Whether RANK is a node's number and WORLD_SIZE describes the nodes of PET_*.
 
     Source: the training operator's pkg/controller.v1/pytorch/envvar.go, WORLD_SIZE = replicas x nprocPerNode.
     """
@@ -57,10 +57,10 @@ def _is_number(text: str) -> bool:
 
 
 def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
-    """The Allocation of a whole set.
+    """The Allocation of one rank, from torchrun's variables.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, for numbers that cannot be, or a missing master address.
+        Failure: LAUNCH_CONFLICT for impossible numbers or a missing master address.
     """
     values = {name: parse_whole_number(name, environ[name]) for name in _number_variables() if environ.get(name)}
     local_size, warnings = _local_world_size(values, machine)
@@ -74,7 +74,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
         task=values["RANK"],
         num_tasks=values["WORLD_SIZE"],
         local_task=values["LOCAL_RANK"],
-        tasks_here=local_size,
+        tasks_on_node=local_size,
         node_rank=values["GROUP_RANK"],
         num_nodes=nodes,
         hosts=(machine.hostname,) if nodes == 1 else (),
@@ -125,7 +125,7 @@ def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing and world_size > 1:
         raise Failure(
-            f"a torchrun set for {world_size} ranks without {' and '.join(missing)}",
+            f"torchrun variables for {world_size} ranks without {' and '.join(missing)}",
             fix=f"set {' and '.join(missing)} to the host and a free port of rank 0, the same for all ranks",
             code=ExitCode.LAUNCH_CONFLICT,
         )
@@ -133,11 +133,12 @@ def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
 
 
 def _launch_key(environ: Mapping[str, str]) -> str:
-    # Slurm's: a job script that names the rendezvous itself names it the same after a requeue.
-    starts = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    facts = (*starts, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-    return "torchrun:" + ":".join(environ.get(name, "") for name in facts)
+    # With Slurm's restart count, since a job script that sets the rendezvous id sets the same one
+    # after a requeue.
+    restart_variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    variables = (*restart_variables, "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    return "torchrun:" + ":".join(environ.get(name, "") for name in variables)
 
 
 def _sources(environ: Mapping[str, str]) -> dict[str, str]:
-    return {noun: name if environ.get(name) else "derived" for noun, name in TORCHRUN_VARIABLES.items()}
+    return {field: variable if environ.get(variable) else "derived" for field, variable in TORCHRUN_VARIABLES.items()}

@@ -1,7 +1,7 @@
 """This module refuses a job of several nodes whose scheduler has no launcher here.
 
-Without it, each node would take itself for the whole world and train alone. UNSUPPORTED_SCHEDULERS
-is the table: an entry holds all that is known of one scheduler or platform.
+Without this refusal each node would train alone. UNSUPPORTED_SCHEDULERS is the table; an entry
+holds all that is known about one scheduler or platform.
 """
 
 from __future__ import annotations
@@ -20,45 +20,47 @@ THIS_NODE_ONLY_FIX: Final = "for a training of this node alone: --nodes 1 --node
 
 
 def _first_word_of_lines(text: str) -> list[str]:
-    """A host file: one line for each host or for each of its slots, the name first."""
+    """Names from a host file: one line for each host or slot, the name first."""
     return [line.split()[0] for line in text.splitlines() if line.strip()]
 
 
 def _split_names(text: str) -> list[str]:
-    """A list of names, by spaces or lines, or as JSON."""
+    """Names separated by spaces, commas or lines, or in a JSON list."""
     return re.findall(r'[^\s,"\[\]]+', text)
 
 
 def _every_second_word(text: str) -> list[str]:
-    """`host1 4 host2 4`."""
+    """Names from `host1 4 host2 4`."""
     return text.split()[::2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsupportedScheduler:
-    """What one scheduler or platform says of a job's nodes.
+    """How one scheduler or platform describes a job's nodes.
 
     Attributes:
-        title: what the error calls the job.
-        names: variables that hold the nodes' names, or the path of a file that does (HOST_FILES), and how to read them.
-        counts: variables with the number of nodes, for where no names can be read.
-        number: the variable with this node's number; here: that with its name among `names`.
+        title: the job's name in the error.
+        names: variables with the nodes' names, or with the path of a file that has them
+            (HOST_FILE_VARIABLES), and how to read them.
+        counts: variables with the number of nodes, used if no names can be read.
+        number: the variable with this node's number.
+        own_name: the variable with this node's name, as in `names`.
         master: the variable with the first node's address, if it is not the first of `names`.
-        starter: where the job's script runs on the first node only: what starts a command on the others. Empty where
-            the command runs on every node.
+        starter: the command that starts a program on the other nodes, if the job's script runs on
+            the first node only; empty if the command runs on every node.
     """
 
     title: str
     names: Mapping[str, Callable[[str], Sequence[str]]] = field(default_factory=dict)
     counts: tuple[str, ...] = ()
     number: str = ""
-    here: str = ""
+    own_name: str = ""
     master: str = ""
     starter: str = ""
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        """The variables that show this family: those that tell how many nodes there are, or its only one."""
+    def detection_variables(self) -> tuple[str, ...]:
+        """The variables that show that this scheduler started the job."""
         return (*self.names, *self.counts) or (self.number,)
 
 
@@ -79,14 +81,15 @@ UNSUPPORTED_SCHEDULERS: Final = (
         master="DSTACK_MASTER_NODE_IP",
     ),
     # ENVIRONMENT_VARIABLES.md of sagemaker-training-toolkit, which sets them: SM_HOSTS=["algo-1","algo-2"]
-    UnsupportedScheduler(title="SageMaker job", names={"SM_HOSTS": _split_names}, here="SM_CURRENT_HOST"),
+    UnsupportedScheduler(title="SageMaker job", names={"SM_HOSTS": _split_names}, own_name="SM_CURRENT_HOST"),
     # HTCondor's src/condor_starter.V6.1/parallel_proc.cpp
     UnsupportedScheduler(title="HTCondor parallel job", counts=("_CONDOR_NPROCS",), number="_CONDOR_PROCNO"),
     # https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode, which JobSet makes its Jobs use. A
-    # pod is told its own index and nothing else: JobSet's labels (how many Jobs) are variables only where the manifest
-    # makes them so, under names of its own, and no label tells how many pods a Job has.
+    # pod knows only its own index: JobSet's labels (how many Jobs) become variables only if the
+    # manifest says so, under names that it chooses, and no label tells how many pods a Job has.
     UnsupportedScheduler(title="Kubernetes indexed Job", number="JOB_COMPLETION_INDEX"),
-    # qsub(1B) and pbsdsh(1B). PBS_NUM_NODES is Torque's; PBS_NNODES is some sites' own, and on some counts cores: last.
+    # qsub(1B) and pbsdsh(1B). PBS_NUM_NODES is Torque's; PBS_NNODES is set by some sites, and
+    # counts cores on some: last.
     UnsupportedScheduler(
         title="PBS job",
         names={"PBS_NODEFILE": _first_word_of_lines},
@@ -114,15 +117,15 @@ UNSUPPORTED_SCHEDULERS: Final = (
 
 
 def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[str, ...]:
-    """To be called where nothing else tells of a launcher; returns what to warn of.
+    """Refuse a job of several nodes; return warnings. Call this when no launcher was detected.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, where a job has several nodes, or where each of its nodes runs this and nothing
-            tells how many.
+        Failure: LAUNCH_CONFLICT if a job has several nodes, or if each of its nodes runs this and
+            their number is unknown.
     """
     warnings = []
     for family in UNSUPPORTED_SCHEDULERS:
-        variables = {name: environ[name] for name in family.marks if environ.get(name)}
+        variables = {name: environ[name] for name in family.detection_variables if environ.get(name)}
         if not variables:
             continue
         hosts, nodes = _read_nodes(family, variables, machine)
@@ -130,7 +133,7 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
             file, path = next(iter(variables.items()))
             warnings.append(
                 f"{file}={path} cannot be read here: whether this {family.title} has other nodes, which would stay "
-                f"idle, is not known. fix: show it to the container (--bind {os.path.dirname(path)})"
+                f"idle, is not known. fix: mount it into the container (--bind {os.path.dirname(path)})"
             )
         elif nodes is None or nodes > 1:
             raise _several_nodes_failure(family, environ, hosts, nodes)
@@ -140,7 +143,7 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
 def _read_nodes(
     family: UnsupportedScheduler, variables: Mapping[str, str], machine: Machine
 ) -> tuple[tuple[str, ...], int | None]:
-    """The nodes' names as far as they can be read, and how many there are; None where nothing tells."""
+    """The nodes' names, if they can be read, and the number of nodes; None if it is unknown."""
     for name, read in family.names.items():
         text = (machine.host_files if name in HOST_FILE_VARIABLES else variables).get(name, "")
         if hosts := tuple(dict.fromkeys(read(text))):
@@ -152,12 +155,12 @@ def _read_nodes(
 def _several_nodes_failure(
     family: UnsupportedScheduler, environ: Mapping[str, str], hosts: tuple[str, ...], nodes: int | None
 ) -> Failure:
-    own = environ.get(family.here, "")
-    number = environ.get(family.number) or (str(hosts.index(own)) if own in hosts else "K")
-    first = environ.get(family.master) or (hosts[0] if hosts else "HOST")
-    options = f"--nodes {nodes or 'N'} --node-rank {number} --master-addr {first} --master-port PORT"
+    own_name = environ.get(family.own_name, "")
+    node_rank = environ.get(family.number) or (str(hosts.index(own_name)) if own_name in hosts else "K")
+    master = environ.get(family.master) or (hosts[0] if hosts else "HOST")
+    options = f"--nodes {nodes or 'N'} --node-rank {node_rank} --master-addr {master} --master-port PORT"
     if family.starter:
-        fix = f"start one process for each GPU with mpirun -x MASTER_ADDR={first}; or start it on each node "
+        fix = f"start one process for each GPU with mpirun -x MASTER_ADDR={master}; or start it on each node "
         fix += f"({family.starter}) with {options}"
     else:
         fix = f"start it with {options} (a free PORT, the same on all nodes"
@@ -165,7 +168,7 @@ def _several_nodes_failure(
     what = f"no launcher connects the {nodes} nodes of this {family.title}"
     if nodes is None:
         what = f"nothing tells how many nodes this {family.title} has, and no launcher connects them"
-    names = (*family.marks, family.number, family.here, family.master)
+    names = (*family.detection_variables, family.number, family.own_name, family.master)
     return Failure(
         f"{what}: this node would train alone",
         found=" ".join(f"{name}={environ[name][:200]}" for name in dict.fromkeys(names) if environ.get(name)),

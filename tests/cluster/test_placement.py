@@ -11,7 +11,7 @@ from runs import TEN_STEPS, Run
 EXEC = "apptainer --quiet exec"
 TRAIN = "/shared/train.sif train --config cfg.yaml"
 UNSEEN = """ERROR[{code}] {name} /shared/elsewhere/{path} is not visible inside the container
-  found: of /shared/elsewhere/{path} only /shared is there, and it is the container's own
+  found: of /shared/elsewhere/{path} only /shared exists, and it belongs to the container
   fix: apptainer exec --bind {folder} ..., or for srun and sbatch: export APPTAINER_BIND={folder}
 """
 REFUSED = {

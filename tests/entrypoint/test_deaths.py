@@ -42,4 +42,4 @@ def test_a_silent_host_is_named_by_the_address_that_was_lost(tmp_path: Path) -> 
     leave(tmp_path, 0, LOST)
     addresses = {"node01": "10.0.0.1", "node02": "10.0.0.2"}
     told = supervise.describe_lost_host(tmp_path, [0, 1], addresses, addresses.__getitem__)
-    assert told == "the lost rank is on node02, from which nothing was heard"
+    assert told == "the lost rank is on node02, which reported nothing"

@@ -42,18 +42,18 @@ def gauges(page: ResourcePage) -> ResourceReader:
 
 
 def test_a_rank_that_has_not_asked_wants_nothing(page: ResourcePage) -> None:
-    assert page.asked() is None
+    assert page.requested_gpus() is None
 
 
 @pytest.mark.parametrize("gpus", [(), ("one",), tuple(f"{number:036d}" for number in range(MAX_GPUS))])
 def test_a_rank_asks_for_its_gpus(page: ResourcePage, gauges: ResourceReader, gpus: tuple[str, ...]) -> None:
     gauges.ask(gpus)
-    assert page.asked() == gpus
+    assert page.requested_gpus() == gpus
 
 
 def test_more_gpus_than_there_is_room_for_are_left_out(page: ResourcePage, gauges: ResourceReader) -> None:
     gauges.ask([str(number) for number in range(MAX_GPUS + 1)])
-    assert len(page.asked() or ()) == MAX_GPUS
+    assert len(page.requested_gpus() or ()) == MAX_GPUS
 
 
 def test_the_newest_figures_are_read_and_the_rest_is_unknown(page: ResourcePage, gauges: ResourceReader) -> None:
@@ -96,7 +96,7 @@ def test_a_process_that_was_handed_the_page_asks_and_reads(page: ResourcePage) -
         command, env=environ, pass_fds=(page.descriptor,), timeout=TIMEOUT_S, text=True, stdout=subprocess.PIPE
     ).stdout
     assert [float(word) for word in said.split()] == FIGURES
-    assert page.asked() == ("one", "other")
+    assert page.requested_gpus() == ("one", "other")
 
 
 def test_a_page_that_is_closed_takes_nothing_more(page: ResourcePage) -> None:

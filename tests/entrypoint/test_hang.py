@@ -27,7 +27,7 @@ SILENT = RankStatus(
 def stepping(seconds: float, steps: int = 200) -> SilenceTimer:
     silence = SilenceTimer(LIMITS)
     for n in range(steps):
-        silence.look(replace(BEAT, number=n, step=10 + n, at=n * seconds), n * seconds)
+        silence.update(replace(BEAT, number=n, step=10 + n, at=n * seconds), n * seconds)
     return silence
 
 
@@ -54,39 +54,39 @@ def test_what_a_step_may_take_is_found_out_within_bounds(seconds: float, limit: 
 
 def test_a_saves_time_is_not_taken_for_a_steps() -> None:
     silence = stepping(0.1)
-    silence.look(replace(BEAT, number=900, phase="save", step=209, at=20.0), 20.0)
+    silence.update(replace(BEAT, number=900, phase="save", step=209, at=20.0), 20.0)
     for number in (901, 902):
-        silence.look(replace(BEAT, number=number, step=number, at=900.0), 900.0)
+        silence.update(replace(BEAT, number=number, step=number, at=900.0), 900.0)
     assert silence.limit == 30
 
 
 def test_going_back_to_a_checkpoint_is_not_taken_for_a_slow_step() -> None:
     silence = stepping(0.1)
-    silence.look(replace(BEAT, number=900, step=50, at=500.0), 500.0)
-    silence.look(replace(BEAT, number=901, step=51, at=500.1), 500.1)
+    silence.update(replace(BEAT, number=900, step=50, at=500.0), 500.0)
+    silence.update(replace(BEAT, number=901, step=51, at=500.1), 500.1)
     assert silence.limit == 30
 
 
 def test_silence_grows_until_the_next_beat() -> None:
     silence = SilenceTimer(LIMITS)
     for second in range(5):
-        silence.look(BEAT, float(second))
+        silence.update(BEAT, float(second))
     assert silence.seconds == 4
-    silence.look(replace(BEAT, number=2), 5.0)
+    silence.update(replace(BEAT, number=2), 5.0)
     assert silence.seconds == 0
 
 
 def test_a_rank_that_has_come_to_another_point_of_its_step_was_not_silent() -> None:
     silence = stepping(0.1)
-    silence.look(replace(silence.beat, point="reads data"), 25.0)  # type: ignore[type-var]
-    silence.look(replace(silence.beat, point="backward"), 30.0)  # type: ignore[type-var]
+    silence.update(replace(silence.beat, point="reads data"), 25.0)  # type: ignore[type-var]
+    silence.update(replace(silence.beat, point="backward"), 30.0)  # type: ignore[type-var]
     assert silence.seconds == 0.0
 
 
 def test_a_suspended_job_was_not_silent() -> None:
     silence = SilenceTimer(LIMITS)
-    silence.look(BEAT, 0.0)
-    silence.look(BEAT, 7200.0)
+    silence.update(BEAT, 0.0)
+    silence.update(BEAT, 7200.0)
     assert silence.seconds == MAX_COUNTED_INTERVAL_S
 
 

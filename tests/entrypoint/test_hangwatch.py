@@ -28,8 +28,8 @@ class Task:
     def __init__(self, errors: Path, world_size: int = 2, **facts: Any) -> None:
         world = replace(worlds.ALONE, world_size=world_size)
         process: Any = SimpleNamespace(pid=os.getpid())
-        self.child = Child(world=world, process=process, tee=None, line=HeartbeatChannel())  # type: ignore[arg-type]
-        self.pulse = Heartbeat(mmap.mmap(self.child.line.page, PAGE_SIZE_BYTES))  # type: ignore[union-attr]
+        self.child = Child(world=world, process=process, tee=None, heartbeat=HeartbeatChannel())  # type: ignore[arg-type]
+        self.pulse = Heartbeat(mmap.mmap(self.child.heartbeat.page, PAGE_SIZE_BYTES))  # type: ignore[union-attr]
         self.care = SupervisionPolicy(limits=LIMITS, errors=errors, blame=lambda *_: None, **facts)
         self.watch, self.now = HangWatch(self.care, [self.child], "node01", False), 0.0
 
@@ -41,7 +41,7 @@ class Task:
         verdict, end = None, self.now + seconds
         while verdict is None and self.now < end:
             self.now += 0.5
-            verdict = self.watch.look([self.child], self.now)
+            verdict = self.watch.poll([self.child], self.now)
         return verdict
 
 
@@ -100,7 +100,7 @@ def test_a_task_answers_another_that_asks(tmp_path: Path) -> None:
     task.beat("step", 2, 4)
     (tmp_path / "hang-node02-0001.json").write_text(json.dumps([asdict(ELSEWHERE)]))
     task.wait(3.0)
-    assert json.loads(task.watch.mine.read_text())[0]["step"] == 4
+    assert json.loads(task.watch.status_path.read_text())[0]["step"] == 4
 
 
 def test_a_node_that_says_nothing_is_lost(tmp_path: Path) -> None:

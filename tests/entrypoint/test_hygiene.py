@@ -37,9 +37,7 @@ def test_what_is_kept_out_is_said_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("foreign", [False, True])
 def test_no_program_waits_for_input_at_its_end(foreign: bool) -> None:
     assert "PYTHONINSPECT" not in cleaned({"PYTHONINSPECT": "1"}, foreign=foreign)
-    assert notes({"PYTHONINSPECT": "1"}) == [
-        "not used, it would let a program that is over wait for input: PYTHONINSPECT"
-    ]
+    assert notes({"PYTHONINSPECT": "1"}) == ["not used, it would make a finished program wait for input: PYTHONINSPECT"]
 
 
 def test_a_clean_environment_needs_no_notes() -> None:

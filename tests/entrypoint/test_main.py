@@ -61,7 +61,7 @@ def test_a_refusal_in_json_holds_code_what_and_fix() -> None:
 def test_a_refusal_for_a_person_is_one_block_without_a_traceback() -> None:
     done = show(*CPU, RANK="0")
     assert done.returncode == 76
-    assert done.stderr.startswith("ERROR[76] half a torchrun set")
+    assert done.stderr.startswith("ERROR[76] incomplete torchrun variables")
     assert "Traceback" not in done.stderr
 
 

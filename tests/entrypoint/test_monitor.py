@@ -74,7 +74,7 @@ class Rank:
     def looked(self, *moments: float) -> dict[str, float]:
         """What the rank reads after looks at these moments."""
         for self.now in moments:
-            self.monitor.look(self.measured)
+            self.monitor.measure(self.measured)
         names = [*PROCESS_FIELDS, *(f"gpu_{name}" for name in GPU_FIELDS)]
         return dict(zip(names, self.gauges.read(1), strict=True))
 
@@ -122,7 +122,7 @@ def test_where_nvml_shows_no_gpu_the_process_is_still_measured(nvml: FakeNvml) -
 
 def test_a_rank_without_a_gpu_never_loads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(None)
-    monkeypatch.setattr(rank.monitor, "_load", lambda: pytest.fail("NVML was loaded"))
+    monkeypatch.setattr(rank.monitor, "_load_nvml", lambda: pytest.fail("NVML was loaded"))
     rank.gauges.ask([])
     assert rank.looked(0.0, 5.0)["seconds"] == 5.0
 

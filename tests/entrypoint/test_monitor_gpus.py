@@ -1,4 +1,4 @@
-"""What is asked of NVML from one look to the next; the GPUs are made up."""
+"""What is asked of NVML from one measure to the next; the GPUs are made up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = replace(INSTANCE, uuid="MIG-two", used=3 * 2**30)
 
 
 class Changing(FakeNvml):
-    """Made up. One GPU, another one at each look."""
+    """Made up. One GPU, another one at each measure."""
 
     def __init__(self, *looks: FakeGpu, old: bool = False) -> None:
         super().__init__(looks[0], old=old)
@@ -30,7 +30,7 @@ class Changing(FakeNvml):
         meter = GpuMeter(self, device)
         for passed, gpu in zip(seconds, self.looks, strict=False):
             meter._device = replace(device, handle=gpu, board=gpu)
-            figures = meter.look(passed)
+            figures = meter.measure(passed)
         return dict(zip(GPU_FIELDS, figures, strict=True))
 
 
@@ -156,7 +156,7 @@ def test_a_gpu_that_nvml_does_not_show_is_nowhere() -> None:
 def test_of_an_instance_memory_is_known_and_the_heat_of_its_gpu_but_no_use_and_no_energy() -> None:
     nvml = FakeNvml(FakeGpu(temperature=55, parts=(INSTANCE,)))
     meter = GpuMeter(nvml, list(list_devices(nvml))[1])
-    meter.look(0.0)
-    told = dict(zip(GPU_FIELDS, meter.look(5.0), strict=True))
+    meter.measure(0.0)
+    told = dict(zip(GPU_FIELDS, meter.measure(5.0), strict=True))
     assert (told["memory_bytes"], told["temperature_c"], told["instance"]) == (2**30, 55, 0)
     assert (told["busy_s"], told["energy_s"]) == (0.0, 0.0)

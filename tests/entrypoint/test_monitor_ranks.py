@@ -43,7 +43,7 @@ def test_the_time_of_a_rank_counts_from_the_first_look(tmp_path: Path) -> None:
     made_up(tmp_path, 1, ticks=50, rss_kib=1)
     meter = ProcessMeter(1, tmp_path, below=lambda pid: [], seconds=100.0)
     made_up(tmp_path, 1, ticks=50 + 3 * CLOCK_TICKS_PER_S, rss_kib=1)
-    assert meter.look(102.0)[:2] == (2.0, 3.0)
+    assert meter.measure(102.0)[:2] == (2.0, 3.0)
 
 
 def test_the_time_of_data_workers_counts_too(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_the_time_of_data_workers_counts_too(tmp_path: Path) -> None:
     meter = ProcessMeter(1, tmp_path, below=lambda pid: [2, 3])
     for pid in (1, 2, 3):
         made_up(tmp_path, pid, ticks=CLOCK_TICKS_PER_S, rss_kib=1)
-    assert meter.look(1.0)[1] == 3.0
+    assert meter.measure(1.0)[1] == 3.0
 
 
 def test_a_data_worker_that_ends_unseen_takes_no_time_back(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_a_data_worker_that_ends_unseen_takes_no_time_back(tmp_path: Path) -> No
     workers = [2]
     meter = ProcessMeter(1, tmp_path, below=lambda pid: workers)
     made_up(tmp_path, 2, ticks=CLOCK_TICKS_PER_S)
-    assert meter.look(1.0)[1] == 1.0
+    assert meter.measure(1.0)[1] == 1.0
     workers.clear()
-    assert meter.look(2.0)[1] == 1.0
+    assert meter.measure(2.0)[1] == 1.0
 
 
 def test_of_data_workers_memory_counts_by_how_much_it_has_grown(tmp_path: Path) -> None:
@@ -70,31 +70,31 @@ def test_of_data_workers_memory_counts_by_how_much_it_has_grown(tmp_path: Path) 
     made_up(tmp_path, 2, own_pages=1000)
     meter = ProcessMeter(1, tmp_path, below=lambda pid: [2])
     made_up(tmp_path, 2, own_pages=1010)
-    assert meter.look(1.0)[2] == MIB + 10 * PAGE_SIZE_BYTES
+    assert meter.measure(1.0)[2] == MIB + 10 * PAGE_SIZE_BYTES
 
 
 def test_the_peak_stays(tmp_path: Path) -> None:
     made_up(tmp_path, 1, rss_kib=2048)
     meter = ProcessMeter(1, tmp_path, below=lambda pid: [])
     made_up(tmp_path, 1, rss_kib=1024)
-    assert meter.look(1.0)[2:] == (MIB, 2 * MIB)
+    assert meter.measure(1.0)[2:] == (MIB, 2 * MIB)
 
 
 def test_a_peak_between_two_looks_is_the_kernels(tmp_path: Path) -> None:
     made_up(tmp_path, 1, rss_kib=1024, peak_kib=5120)
-    assert ProcessMeter(1, tmp_path, below=lambda pid: []).look(1.0)[3] == 5 * MIB
+    assert ProcessMeter(1, tmp_path, below=lambda pid: []).measure(1.0)[3] == 5 * MIB
 
 
 def test_of_a_rank_that_has_ended_the_last_figures_stay(tmp_path: Path) -> None:
     made_up(tmp_path, 1, ticks=0, rss_kib=1024)
     meter = ProcessMeter(1, tmp_path, below=lambda pid: [])
-    before = meter.look(1.0)
+    before = meter.measure(1.0)
     (tmp_path / "1/status").write_text("Name:\tx\nState:\tZ (zombie)\n")
-    assert meter.look(2.0) == before
+    assert meter.measure(2.0) == before
 
 
 def test_of_a_rank_that_was_never_seen_nothing_is_known(tmp_path: Path) -> None:
-    assert all(map(math.isnan, ProcessMeter(1, tmp_path, below=lambda pid: []).look(1.0)[2:]))
+    assert all(map(math.isnan, ProcessMeter(1, tmp_path, below=lambda pid: []).measure(1.0)[2:]))
 
 
 def test_a_real_process_has_taken_time_and_memory() -> None:
@@ -102,7 +102,7 @@ def test_a_real_process_has_taken_time_and_memory() -> None:
     end = os.times().user + 0.1
     while os.times().user < end:
         pass
-    _, cpu, now, peak = meter.look(1.0)
+    _, cpu, now, peak = meter.measure(1.0)
     assert cpu >= 0.09
     assert 5 * MIB < now <= peak
 
@@ -111,7 +111,7 @@ def test_what_a_real_process_below_takes_is_its_ranks(tmp_path: Path) -> None:
     with start_python("-c", FORKED, cwd=tmp_path) as rank:
         wait_until((tmp_path / "forked").exists, "the process below")
         meter = ProcessMeter(rank.pid)
-        before = meter.look(1.0)[2]
+        before = meter.measure(1.0)[2]
         (tmp_path / "go").touch()
         wait_until((tmp_path / "taken").exists, "its memory")
-        assert meter.look(2.0)[2] - before >= 100 * MIB
+        assert meter.measure(2.0)[2] - before >= 100 * MIB

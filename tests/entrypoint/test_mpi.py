@@ -42,7 +42,7 @@ def test_one_node_meets_on_loopback() -> None:
 def test_intels_mpichs_crays_and_mvapichs_ranks_are_read(ranks: dict[str, str]) -> None:
     assert mpi.detect_family(ranks) == "pmi"
     found = read(ranks | {"MASTER_ADDR": "node01"}, "pmi")
-    assert (found.task, found.num_tasks, found.local_task, found.tasks_here) == (3, 4, 1, 2)
+    assert (found.task, found.num_tasks, found.local_task, found.tasks_on_node) == (3, 4, 1, 2)
     assert (found.node_rank, found.num_nodes, found.master_addr) == (1, 2, "node01")
 
 

@@ -60,19 +60,19 @@ def instances(given: int) -> Machine:
 def test_of_several_instances_one_is_used_and_the_others_are_named_with_what_to_do() -> None:
     found = planned({}, instances(3))
     assert (found.device, found.spawn) == ("cuda", 1)
-    assert "not used are MIG-made-up-1, MIG-made-up-2. fix:" in found.warnings[0]
+    assert "unused: MIG-made-up-1, MIG-made-up-2. fix:" in found.warnings[0]
     assert "CUDA_VISIBLE_DEVICES=MIG-..." in found.warnings[0]
 
 
 def test_tasks_that_were_all_given_the_same_instances_are_refused() -> None:
-    with pytest.raises(Failure, match="2 ranks on this node and one instance of MIG") as refused:
+    with pytest.raises(Failure, match="2 ranks on this node and one MIG instance") as refused:
         planned(captured("per-gpu/task-0@node01"), instances(2))
     assert refused.value.code == 78
 
 
 def test_an_instance_bound_to_each_task_is_warned_of() -> None:
     found = planned(captured("gpus-per-task/task-1@node01"), instances(1))
-    assert "NCCL may not join them. fix: ask for GPUs without MIG" in found.warnings[0]
+    assert "NCCL may not connect them. fix: ask for GPUs without MIG" in found.warnings[0]
 
 
 def test_one_instance_alone_is_a_gpu_like_any_other() -> None:
@@ -91,7 +91,7 @@ def test_cores_are_shared_among_the_ranks_of_a_node() -> None:
 )
 def test_tasks_that_may_use_the_same_cores_share_them(cores: int, there: int, tasks: int, threads: int) -> None:
     environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": str(tasks), "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    here = machine(cores=cores, cores_there=there)
+    here = machine(cores=cores, machine_cores=there)
     assert planned(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks)}, here).threads == threads
 
 
@@ -156,7 +156,7 @@ def test_more_tasks_than_gpus_are_refused() -> None:
 
 
 def test_a_number_of_ranks_that_contradicts_the_tasks_is_refused() -> None:
-    with pytest.raises(Failure, match="in another number than asked") as caught:
+    with pytest.raises(Failure, match="their number is not the requested one") as caught:
         planned(captured("per-gpu/task-0@node01"), device="cpu", procs_per_node=3)
     assert caught.value.code == 76
 

@@ -23,11 +23,11 @@ MAPS = """\
 ROOT = "36 35 98:0 / / ro,noatime master:1 - {} /dev/root rw,errors=continue\n37 36 0:5 / /proc rw - proc proc rw\n"
 
 
-def held(folder: Path, kind: str, within: str = "apptainer") -> tuple[int, list[tuple[int, int]]]:
+def held(folder: Path, kind: str, engine: str = "apptainer") -> tuple[int, list[tuple[int, int]]]:
     (folder / "maps").write_text(MAPS)
     (folder / "mountinfo").write_text(ROOT.format(kind))
     asked: list[tuple[int, int]] = []
-    return preload.preload_mapped_files(folder, lambda start, size: asked.append((start, size)) is None, within), asked
+    return preload.preload_mapped_files(folder, lambda start, size: asked.append((start, size)) is None, engine), asked
 
 
 @pytest.mark.parametrize("kind", ["fuse.squashfuse_ll", "fuse", "overlay"])
@@ -38,10 +38,10 @@ def test_every_private_file_is_read_but_for_the_kernels_of_gpus(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "within"), [("ext4", "none"), ("squashfs", "apptainer"), ("overlay", "docker"), ("overlay", "none")]
+    ("kind", "engine"), [("ext4", "none"), ("squashfs", "apptainer"), ("overlay", "docker"), ("overlay", "none")]
 )
-def test_on_another_root_nothing_is_done(tmp_path: Path, kind: str, within: str) -> None:
-    assert held(tmp_path, kind, within) == (0, [])
+def test_on_another_root_nothing_is_done(tmp_path: Path, kind: str, engine: str) -> None:
+    assert held(tmp_path, kind, engine) == (0, [])
 
 
 def test_where_nothing_can_be_read_nothing_is_done(tmp_path: Path) -> None:

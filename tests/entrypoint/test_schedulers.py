@@ -148,4 +148,4 @@ def test_a_number_of_nodes_that_is_none_is_refused_by_its_variable() -> None:
 
 def test_every_variable_that_tells_of_a_family_has_a_case_here() -> None:
     told = {name for environ, _, _ in SEVERAL.values() for name in environ}
-    assert {name for family in UNSUPPORTED_SCHEDULERS for name in family.marks} <= told
+    assert {name for family in UNSUPPORTED_SCHEDULERS for name in family.detection_variables} <= told

@@ -83,7 +83,7 @@ def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: P
 def test_a_rank_killed_for_want_of_memory_is_71(kills: int, code: int) -> None:
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
     watch = Supervision([child], "host", False, Console(is_terminal=False), lambda: kills, 5)
-    watch.first = (child, -signal.SIGKILL)
+    watch.first_failed = (child, -signal.SIGKILL)
     assert watch.exit_code() == code
 
 
@@ -196,19 +196,19 @@ def test_a_second_wish_after_the_double_delivery_is_passed_on(monkeypatch: pytes
     with SignalInbox() as inbox:
         for moment in (100.0, 100.01, 100.0 + SIGNAL_REPEAT_WINDOW_S):
             now[0] = moment
-            inbox._note(signal.SIGINT, None)
+            inbox._record(signal.SIGINT, None)
         assert inbox.drain() == [signal.SIGINT, signal.SIGINT]
 
 
 def test_who_does_not_stop_in_its_time_is_not_said_to_want_memory(capfd: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
         child = Child(world=worlds.ALONE, process=process, tee=None)  # type: ignore[arg-type]
-        watch = Supervision([child], "host", False, Console(), alive=[child], asked=signal.SIGTERM, kill_at=0.0)
-        watch.enforce()
+        watch = Supervision([child], "host", False, Console(), alive=[child], stop_signal=signal.SIGTERM, kill_at=0.0)
+        watch.kill_overdue()
         process.wait(10)
         watch.reap()
     said = capfd.readouterr().err
-    assert "still at work 600 s after it was asked to stop" in said
+    assert "still running 600 s after the request to stop" in said
     assert "memory" not in said
 
 
@@ -230,7 +230,7 @@ def test_a_save_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
     watch = Supervision(
         [child], "host", False, Console(is_terminal=False), hang=HangWatch(care, [child], "host", False)
     )
-    assert watch.save_s == 7200
+    assert watch.save_timeout_s == 7200
 
 
 def test_on_a_terminal_a_wish_to_stop_is_acknowledged_once(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_what_a_wish_to_stop_leads_to_is_said_as_its_command_words_it(tmp_path: 
         console = Console(err=terminal.fileno(), is_terminal=True)
         watch = Supervision([], "host", False, console, hang=HangWatch(care, [child], "host", False))
         watch.forward(signal.SIGINT)
-        watch.first = (child, 130)
+        watch.first_failed = (child, 130)
         watch.report()
     said = (tmp_path / "terminal").read_text()
     assert said == "stopping: nothing is kept; Ctrl-C once more ends it at once\nstopped by SIGINT, for nothing\n"

@@ -52,14 +52,14 @@ def test_a_full_disk_under_the_log_is_no_failure() -> None:
         tee = Tee(log=full, console=None)
         tee.feed(1, b"one\ntwo")
         tee.close()
-        assert (list(tee.memory), full.closed) == (["one", "two"], True)
+        assert (list(tee.last_lines), full.closed) == (["one", "two"], True)
 
 
 def test_the_last_lines_are_remembered_for_a_report(tmp_path: Path) -> None:
     tee = Tee(log=open_log(tmp_path, 0), console=None)
     tee.feed(2, b"".join(b"%d\n" % number for number in range(100)))
     tee.close()
-    assert list(tee.memory) == [str(number) for number in range(85, 100)]
+    assert list(tee.last_lines) == [str(number) for number in range(85, 100)]
 
 
 def test_the_console_gets_the_bytes_as_they_are(tmp_path: Path) -> None:

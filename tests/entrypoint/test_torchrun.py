@@ -20,7 +20,7 @@ WHOLE = {
 
 def test_a_whole_set_is_read_and_its_nodes_derived() -> None:
     found = torchrun.read_allocation(WHOLE, machine())
-    assert (found.task, found.num_tasks, found.local_task, found.tasks_here) == (3, 4, 1, 2)
+    assert (found.task, found.num_tasks, found.local_task, found.tasks_on_node) == (3, 4, 1, 2)
     assert (found.node_rank, found.num_nodes, found.master_addr, found.master_port) == (1, 2, "node01", 29500)
 
 
@@ -37,7 +37,7 @@ def test_one_rank_needs_no_address() -> None:
 def test_without_a_local_size_the_visible_gpus_count_and_it_is_said() -> None:
     environ = {name: value for name, value in WHOLE.items() if name != "LOCAL_WORLD_SIZE"}
     found = torchrun.read_allocation(environ, machine(gpus=fake_gpus(2)))
-    assert found.tasks_here == 2
+    assert found.tasks_on_node == 2
     assert "LOCAL_WORLD_SIZE" in found.warnings[0]
 
 
@@ -59,7 +59,7 @@ def test_node_numbers_beside_a_pet_set_are_no_torchrun_set(procs: str, size: str
     [{"RANK": "0"}, {"WORLD_SIZE": "7"}, {"PET_NPROC_PER_NODE": "auto"}, {"PET_NNODES": ""}, {"PET_NNODES": "1:2"}],
 )
 def test_node_numbers_that_contradict_the_pet_set_are_half_a_torchrun_set(change: dict[str, str]) -> None:
-    with pytest.raises(Failure, match="half a torchrun set"):
+    with pytest.raises(Failure, match="incomplete torchrun variables"):
         torchrun.has_rank_variables(POD | {"PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"} | change)
 
 

@@ -143,7 +143,7 @@ PLACES: Mapping[str, Sick] = {
         code=f"resource.setrlimit(resource.RLIMIT_NPROC, (24, 24)); {_BECOME_NOBODY_ELSE}",
     ),
     "one core": warns("cores", "1 of ", code="os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"),
-    "half a core's time": warns("cores", "with the time of 0.5", limit=("cpu", "50000"), options=("--workers", "0")),
+    "half a core's time": warns("cores", "with a quota of 0.5", limit=("cpu", "50000"), options=("--workers", "0")),
     "a thousand data workers": warns("cores", "they take turns", options=("--workers", "1000")),
     "nowhere to write": fails(
         "home", "no temporary folder", shell=f"{_EVERYWHERE} && cd /proc", environ={"HOME": "/proc"}
@@ -170,7 +170,7 @@ PLACES: Mapping[str, Sick] = {
     ),
     "almost no space": fails("output", "not enough for a checkpoint", shell=_tmpfs("$AT", "size=50m"), options=_NAMED),
     "little space": warns("output", "enough for small models", shell=_tmpfs("$AT", "size=2g"), options=_NAMED),
-    "no more files": fails("output", "takes only", shell=_tmpfs("$AT", "size=8g,nr_inodes=20"), options=_NAMED),
+    "no more files": fails("output", "has room for only", shell=_tmpfs("$AT", "size=8g,nr_inodes=20"), options=_NAMED),
     "renames that are refused": fails(
         "output",
         "does not rename a file over another one: Operation not supported",

@@ -84,7 +84,7 @@ class Blocks:
 
     def _copy_s(self) -> float:
         """Seconds for a plain copy of the last snapshot in the host's memory: the least that a snapshot takes."""
-        tensors = list(self._trainer.loop.snapshot_buffers.kept.values())
+        tensors = list(self._trainer.loop.snapshot_buffers.buffers.values())
         if [copy.numel() for copy in self._copies] != [tensor.numel() for tensor in tensors]:
             self._copies = [tensor.clone() for tensor in tensors]
         began = time.perf_counter()

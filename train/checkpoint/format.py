@@ -5,8 +5,8 @@
 nested state is stored as flat tensors and JSON, bit for bit.
 
 A snapshot copies each tensor once, into the bytes of the files. Writing them needs no torch, so
-training continues in the meantime. safetensors' format is laid out here, since its own writer wants
-a copy on the CPU first and makes a second one.
+training continues in the meantime. This module writes the safetensors format itself, because the
+library needs a copy on the CPU and makes a second one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.files import DIRECT_BLOCK_BYTES
 
-# JSON has no tensors, tuples or keys that are not text. Each becomes an object with one of these marks.
+# JSON has no tensors, tuples or keys other than strings. Each becomes an object with one of these
+# keys.
 TENSOR_MARK, TUPLE_MARK, ITEMS_MARK = "$tensor", "$tuple", "$items"
 MARKS = frozenset({TENSOR_MARK, TUPLE_MARK, ITEMS_MARK})
 
@@ -46,7 +47,10 @@ def pack_state(state: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def unpack_state(tensors: Mapping[str, Tensor], value: Any) -> Any:
-    """What `pack_state` was given. Tensors keep their memory layout (channels_last), so that the same kernels run."""
+    """Undo `pack_state`.
+
+    Tensors keep their memory layout (channels_last), so that the same kernels run.
+    """
     if isinstance(value, list):
         return [unpack_state(tensors, item) for item in value]
     if not isinstance(value, dict):
@@ -67,7 +71,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value
         return {TENSOR_MARK: path} | ({} if value.is_contiguous() else {"stride": list(value.stride())})
     if isinstance(value, list):
-        return [_encode(item, f"{path}.{at}", tensors) for at, item in enumerate(value)]
+        return [_encode(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
     if isinstance(value, tuple):
         return {TUPLE_MARK: _encode(list(value), path, tensors)}
     if isinstance(value, Mapping):
@@ -87,8 +91,9 @@ def _restore_strides(tensor: Tensor, stride: list[int] | None) -> Tensor:
     return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
 
 
-# The bits that are all set in what is not finite, by safetensors' name of the type: IEEE 754's exponent, or in the
-# types of 8 bits as in https://arxiv.org/abs/2209.05433 (table 1). A complex number is two.
+# The bits that are all set in a number that is not finite, by safetensors' name of the dtype: IEEE
+# 754's exponent, or for 8 bits as in https://arxiv.org/abs/2209.05433 (table 1). A complex number
+# is two floats.
 NON_FINITE_BITS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
     "F64": (np.uint64, 0x7FF0_0000_0000_0000),
     "F32": (np.uint32, 0x7F80_0000),
@@ -98,36 +103,36 @@ NON_FINITE_BITS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
     "F8_E5M2": (np.uint8, 0x7C),
     "F8_E4M3": (np.uint8, 0x7F),
 }
-CHUNK_NUMEL: Final = 2**18  # numbers: they stay in a core's cache until they were compared
+CHUNK_NUMEL: Final = 2**18  # numbers that fit into a core's cache
 
 
 def all_finite(file: bytes | memoryview) -> bool:
-    """Whether each number of each tensor in it is finite."""
+    """Whether each number of each tensor in a safetensors file is finite."""
     data = memoryview(file)
-    begin = 8 + int.from_bytes(data[:8], "little")
-    for entry in json.loads(bytes(data[8:begin])).values():
+    data_start = 8 + int.from_bytes(data[:8], "little")
+    for entry in json.loads(bytes(data[8:data_start])).values():
         if entry["dtype"] in NON_FINITE_BITS:
-            kind, bits = NON_FINITE_BITS[entry["dtype"]]
-            first, last = entry["data_offsets"]
-            if not _none_has_bits(np.frombuffer(data[begin + first : begin + last], dtype=kind), kind(bits)):
+            dtype, bits = NON_FINITE_BITS[entry["dtype"]]
+            start, end = entry["data_offsets"]
+            if not _none_has_bits(np.frombuffer(data[data_start + start : data_start + end], dtype=dtype), dtype(bits)):
                 return False
     return True
 
 
 def _none_has_bits(numbers: np.ndarray[Any, Any], bits: np.unsignedinteger[Any]) -> bool:
-    """Whether none has all of these bits."""
-    room = np.empty(min(CHUNK_NUMEL, len(numbers)), dtype=numbers.dtype)
-    for at in range(0, len(numbers), CHUNK_NUMEL):
-        part = numbers[at : at + CHUNK_NUMEL]
-        if np.bitwise_and(part, bits, out=room[: len(part)]).max() == bits:
+    """Whether no number has all of these bits set."""
+    buffer = np.empty(min(CHUNK_NUMEL, len(numbers)), dtype=numbers.dtype)
+    for start in range(0, len(numbers), CHUNK_NUMEL):
+        chunk = numbers[start : start + CHUNK_NUMEL]
+        if np.bitwise_and(chunk, bits, out=buffer[: len(chunk)]).max() == bits:
             return False
     return True
 
 
 STATE_FILE, TENSORS_SUFFIX = "state.json", ".safetensors"
 Array = np.ndarray[Any, np.dtype[Any]]
-TensorCopy = tuple[Array, Array]  # where a tensor's copy is to be, and the tensor: both on the CPU
-ALIGNMENT_BYTES: Final = 8  # bytes: the size of the largest number
+TensorCopy = tuple[Array, Array]  # (destination, tensor), both on the CPU
+ALIGNMENT_BYTES: Final = 8  # the size of the largest number
 INTEGER_DTYPE_BY_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # NumPy has no bfloat16
 # safetensors' names (https://github.com/huggingface/safetensors, README).
 SAFETENSORS_DTYPES: Final = {
@@ -152,7 +157,10 @@ SAFETENSORS_DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a run was after `step`: the content of each file by its name. torch: the version that wrote them."""
+    """A run after `step`: the content of each file by its name. torch.
+
+    The version that wrote it.
+    """
 
     step: int
     torch: str
@@ -160,44 +168,50 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size of all files in bytes."""
         return sum(len(data) for data in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBuffers:
-    """What one snapshot after the other is copied into: the first to use some waits four times as long for it.
+    """Memory that successive snapshots reuse.
 
-    Only the newest snapshot in it is whole: the one before must have been written.
+    The first copy into new memory takes four times as long.
+
+    A new snapshot overwrites the previous one, which must have been written.
     """
 
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
     twins: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def of(self, name: str, size: int, *, pinned: bool) -> Tensor:
-        """uint8 [size], with any content."""
-        found = self.kept.get(name)
-        if found is None or found.numel() != size or found.is_pinned() != pinned:
-            room = torch.empty(size + DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
-            at = -room.data_ptr() % DIRECT_BLOCK_BYTES  # so that it can be written past the page cache
-            found = self.kept[name] = room[at : at + size]
-        return found
+        """A buffer, uint8 [size], with arbitrary content."""
+        buffer = self.buffers.get(name)
+        if buffer is None or buffer.numel() != size or buffer.is_pinned() != pinned:
+            memory = torch.empty(size + DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            offset = -memory.data_ptr() % DIRECT_BLOCK_BYTES  # aligned for direct I/O, past the page cache
+            buffer = self.buffers[name] = memory[offset : offset + size]
+        return buffer
 
     def twin(self, group: str, name: str, tensor: Tensor) -> Tensor:
-        """One laid out in memory like this one, with any content."""
-        found = self.twins.get((group, name))
-        if found is None or (found.dtype, found.shape, found.stride()) != (tensor.dtype, tensor.shape, tensor.stride()):
-            found = self.twins[group, name] = torch.empty_like(tensor)
-        return found
+        """A tensor with the memory layout of this one, and arbitrary content."""
+        twin_tensor = self.twins.get((group, name))
+        if twin_tensor is None or (twin_tensor.dtype, twin_tensor.shape, twin_tensor.stride()) != (
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+        ):
+            twin_tensor = self.twins[group, name] = torch.empty_like(tensor)
+        return twin_tensor
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingSnapshot:
-    """A snapshot under way. `copied` is set once nothing of what it is taken from is needed any more.
+    """A snapshot in progress. `copied` is set when the original tensors are no longer needed.
 
-    later: where a tensor's copy is to be, and the tensor. turned: the same with a copy of the tensor that is laid out
-    as itself: to lay it out as a file has it holds training up half as long again. arrived: what comes from a GPU is
-    there; what its stream has to do after that waits by itself.
+    later: tensors that `finish` copies to the file's bytes. turned: copies of tensors that are not
+    contiguous, which `finish` converts to the file's layout; converting them at once would delay
+    training by half as much again. arrived: the event after the copies from a GPU.
     """
 
     step: int
@@ -209,14 +223,14 @@ class PendingSnapshot:
     copied: threading.Event = field(default_factory=threading.Event)
 
     def finish(self) -> Snapshot:
-        """Copy the rest, in any thread. `copied` is set however that ends."""
+        """Copy the rest, in any thread. `copied` is set even after an exception."""
         try:
-            for place, tensor in self.later:
-                np.copyto(place, tensor)
+            for destination, tensor in self.later:
+                np.copyto(destination, tensor)
         finally:
             self.copied.set()
-        for place, twin in self.turned:
-            np.copyto(place, twin)
+        for destination, twin in self.turned:
+            np.copyto(destination, twin)
         if self.arrived is not None:
             self.arrived.synchronize()
         text = json.dumps(self.state, indent=1).encode()
@@ -229,7 +243,7 @@ def take_snapshot(
     state: Mapping[str, Any],
     memory: SnapshotBuffers | None = None,
 ) -> Snapshot:
-    """Copy what is there now, all of it: see `begin`."""
+    """Copy everything now: see `begin_snapshot`."""
     return begin_snapshot(step, tensors, state, memory).finish()
 
 
@@ -240,58 +254,70 @@ def begin_snapshot(
     memory: SnapshotBuffers | None = None,
     later: Collection[str] = (),
 ) -> PendingSnapshot:
-    """Copy what is there now, but for the groups named in `later` as far as they are on the CPU.
+    """Copy the tensors now, except groups in `later` that are on the CPU.
 
     Args:
-        tensors: by group ("model", "optimizer") and name; any device, any layout. Tied weights are saved twice.
-            From a GPU they go into pinned memory, behind what its current stream has to do.
-        state: everything else, as JSON; NaN and infinities are allowed. Nobody changes it any more.
-        memory: of the snapshot before, which is over with.
-        later: `PendingSnapshot.finish` copies them. They must not change before `copied` is set.
+        tensors: by group ("model", "optimizer") and name; any device, any layout. Tied weights are
+            saved twice. From a GPU they are copied to pinned memory, in its current stream.
+        state: everything else, as JSON; NaN and infinities are allowed. It must not change any
+            more.
+        memory: the buffers of the previous snapshot, which must have been written.
+        later: groups that `PendingSnapshot.finish` copies. They must not change before `copied` is
+            set.
     """
-    taking, room = PendingSnapshot(step=step, state=state), memory or SnapshotBuffers()
-    for group, named in tensors.items():
-        taking.files[f"{group}{TENSORS_SUFFIX}"] = _pack_group(named, group, taking, room, later=group in later)
-    if any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
-        taking.arrived = torch.cuda.current_stream().record_event()
-    if not taking.later:
-        taking.copied.set()
-    return taking
+    pending, buffers = PendingSnapshot(step=step, state=state), memory or SnapshotBuffers()
+    for group, group_tensors in tensors.items():
+        pending.files[f"{group}{TENSORS_SUFFIX}"] = _pack_group(
+            group_tensors, group, pending, buffers, later=group in later
+        )
+    if any(tensor.is_cuda for group_tensors in tensors.values() for tensor in group_tensors.values()):
+        pending.arrived = torch.cuda.current_stream().record_event()
+    if not pending.later:
+        pending.copied.set()
+    return pending
 
 
 def _pack_group(
-    named: Mapping[str, Tensor], group: str, taking: PendingSnapshot, memory: SnapshotBuffers, *, later: bool
+    tensors: Mapping[str, Tensor], group: str, pending: PendingSnapshot, memory: SnapshotBuffers, *, later: bool
 ) -> memoryview:
-    """The safetensors file of these tensors, but for what `taking` is to copy, or what is under way from a GPU."""
-    ordered = sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that all are aligned
+    """The safetensors file of these tensors.
+
+    `pending` or the GPU's stream completes some of them.
+    """
+    ordered = sorted(
+        tensors.items(), key=lambda item: (-item[1].element_size(), item[0])
+    )  # largest numbers first, so that all are aligned
     header = _safetensors_header(ordered)
-    pinned = any(tensor.is_cuda for tensor in named.values())
-    whole = memory.of(group, len(header) + sum(t.nbytes for _, t in ordered), pinned=pinned)
-    whole[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-    at = len(header)
+    pinned = any(tensor.is_cuda for tensor in tensors.values())
+    file = memory.of(group, len(header) + sum(tensor.nbytes for _, tensor in ordered), pinned=pinned)
+    file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    offset = len(header)
     for name, tensor in ordered:
-        place = whole[at : (at := at + tensor.nbytes)].view(tensor.dtype).view(tensor.shape)
+        destination = file[offset : (offset := offset + tensor.nbytes)].view(tensor.dtype).view(tensor.shape)
         tensor = tensor.detach()
         if later and not pinned:
-            taking.later.append((_as_integer_array(place), _as_integer_array(tensor)))
+            pending.later.append((_as_integer_array(destination), _as_integer_array(tensor)))
         elif pinned or tensor.is_contiguous():
-            place.copy_(tensor, non_blocking=True)
+            destination.copy_(tensor, non_blocking=True)
         else:
             twin = memory.twin(group, name, tensor).copy_(tensor)
-            taking.turned.append((_as_integer_array(place), _as_integer_array(twin)))
-    return whole.numpy().data
+            pending.turned.append((_as_integer_array(destination), _as_integer_array(twin)))
+    return file.numpy().data
 
 
 def _as_integer_array(tensor: Tensor) -> Array:
-    """The same memory, of any type of number."""
+    """The same memory as an array of integers, since NumPy has no bfloat16."""
     return tensor.view(INTEGER_DTYPE_BY_SIZE[tensor.element_size()]).numpy()
 
 
 def _safetensors_header(ordered: list[tuple[str, Tensor]]) -> bytes:
-    """The length of what follows as 8 bytes, and the JSON that says where each tensor lies."""
-    at, entries = 0, {}
+    """The header.
+
+    Its length as 8 bytes, and JSON with the dtype, shape and offsets of each tensor.
+    """
+    offset, entries = 0, {}
     for name, tensor in ordered:
-        offsets = [at, at := at + tensor.nbytes]
+        offsets = [offset, offset := offset + tensor.nbytes]
         entries[name] = {
             "dtype": SAFETENSORS_DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
@@ -307,8 +333,10 @@ START_OVER_FIX = "start over with checkpoint.resume=never"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedCheckpoint:
-    """A checkpoint whose manifest is right; of `newest_checkpoint`, its hashes too: `skipped` says which newer ones
-    were not."""
+    """A checkpoint with a valid manifest; from `newest_checkpoint` also with valid hashes.
+
+    skipped: newer checkpoints that are damaged, with the reason.
+    """
 
     path: Path
     step: int
@@ -317,25 +345,25 @@ class CommittedCheckpoint:
 
 
 def prepare_folder(folder: Path, *, need: int = 0) -> list[str]:
-    """Make `folder` ready: sweep what killed writers left (their names are returned), and rehearse one small save.
+    """Remove leftovers of killed writers, and save one small checkpoint as a test.
 
-    The rehearsal shows before training that checkpoints can be kept there, with `need` bytes to spare, and loads all
-    code that a save runs: a signal may take the image's file server away (Apptainer under proctrack/linuxproc).
-    On rank 0, before `newest_checkpoint`.
+    The test shows before training that checkpoints can be written, with `need` bytes free, and imports all code that a
+    save runs: a signal may end the image's file server (Apptainer under proctrack/linuxproc). Call it on rank 0, before
+    `newest_checkpoint`.
 
     Raises:
-        Failure: as `save_checkpoint` does.
+        Failure: as `save_checkpoint`.
     """
-    store.list_checkpoints(folder)  # refuses a link before anything is written through it
+    store.list_checkpoints(folder)  # refuses a link before a file is written through it
     files.prepare_folder(folder, need)
-    swept = store.remove_leftovers(folder)
+    removed = store.remove_leftovers(folder)
     rehearsal = folder / f"{files.TEMPORARY_PREFIX}rehearsal"
     try:
         save_checkpoint(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, state={}, keep=1)
         newest_checkpoint(rehearsal)
     finally:
         files.remove(rehearsal)
-    return swept
+    return removed
 
 
 def save_checkpoint(
@@ -347,38 +375,43 @@ def save_checkpoint(
     keep: int,
     best: int | None = None,
 ) -> Path:
-    """Write a snapshot as a checkpoint, then prune: `keep` checkpoints stay, and that of step `best`."""
+    """Write a snapshot as a checkpoint, then prune.
+
+    `keep` checkpoints stay, and the one of step `best`.
+    """
     final = write_snapshot(folder, take_snapshot(step, tensors, state))
     store.prune_checkpoints(folder, keep=keep, best=best, trusted=step)
     return final
 
 
-def write_snapshot(folder: Path, taken: Snapshot) -> Path:
-    """Commit a snapshot in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread: torch is not used.
+def write_snapshot(folder: Path, snapshot: Snapshot) -> Path:
+    """Commit a snapshot in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread.
 
-    Writing the same content again changes nothing. Another content for the same step replaces it.
+    Torch is not used.
+
+    Writing the same content again changes nothing. Different content for the same step replaces it.
 
     Raises:
-        Failure: as in `files.ERRNO_MEANINGS`, before anything is written where there is no room for it; `kept`
-            names the last committed checkpoint.
+        Failure: as in `files.ERRNO_MEANINGS`, before the first write if the disk is too full;
+            `kept` names the last committed checkpoint.
     """
-    before = store.list_checkpoints(folder)
-    final = folder / store.step_folder_name(taken.step)
+    earlier = store.list_checkpoints(folder)
+    final = folder / store.step_folder_name(snapshot.step)
     try:
-        entries = {name: manifest.make_file_entry(data) for name, data in taken.files.items()}
-        contents = Manifest(format=manifest.FORMAT_VERSION, step=taken.step, torch=taken.torch, files=entries)
+        entries = {name: manifest.make_file_entry(data) for name, data in snapshot.files.items()}
+        contents = Manifest(format=manifest.FORMAT_VERSION, step=snapshot.step, torch=snapshot.torch, files=entries)
         with files.translate_os_errors(final):
             if not store.is_committed(final, contents):
-                files.refuse_full_disk(folder, taken.size)
-                store.commit_checkpoint(final, taken.files, contents)
+                files.refuse_full_disk(folder, snapshot.size)
+                store.commit_checkpoint(final, snapshot.files, contents)
     except Failure as failure:
-        failure.kept = next((str(path) for path in reversed(before.values()) if store.is_valid_checkpoint(path)), None)
+        failure.kept = next((str(path) for path in reversed(earlier.values()) if store.is_valid_checkpoint(path)), None)
         raise
     return final
 
 
 def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
-    """The newest checkpoint whose manifest and hashes are right, checked before anything is parsed; None if none is.
+    """The newest checkpoint with a valid manifest and valid hashes; None without checkpoints.
 
     Raises:
         Failure: DATA when there are checkpoints and all are damaged, or the newest was written by a newer version;
@@ -398,10 +431,9 @@ def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
 
 
 def checkpoint_at_step(folder: Path, step: int) -> CommittedCheckpoint:
-    """The checkpoint of `step`: for the ranks that are told which one rank 0 has chosen. `load_checkpoint` compares
-    its hashes.
+    """The checkpoint of `step`, which rank 0 has chosen; `load_checkpoint` compares its hashes.
 
-    Raises as `newest_checkpoint` does.
+    Raises as `newest_checkpoint`.
     """
     path = store.list_checkpoints(folder).get(step, folder / store.step_folder_name(step))
     try:
@@ -415,15 +447,17 @@ def load_checkpoint(
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """(tensors by group and name, on the CPU; state) of a checkpoint, hashed again as it is read.
 
-    groups: those to read, as far as they are there; None for all.
+    groups: the groups to read, if they exist; None for all.
 
     Raises:
-        Failure: DATA when it was damaged since it was found.
+        Failure: DATA if it was damaged in the meantime.
     """
     try:
         names = [name for name in committed.contents.files if name.endswith(TENSORS_SUFFIX)]
-        wanted = [name for name in names if groups is None or name.removesuffix(TENSORS_SUFFIX) in groups]
-        tensors = {name.removesuffix(TENSORS_SUFFIX): tensors_from(_read_verified(committed, name)) for name in wanted}
+        selected = [name for name in names if groups is None or name.removesuffix(TENSORS_SUFFIX) in groups]
+        tensors = {
+            name.removesuffix(TENSORS_SUFFIX): tensors_from(_read_verified(committed, name)) for name in selected
+        }
         return tensors, json.loads(_read_verified(committed, STATE_FILE))
     except (DamagedCheckpointError, SafetensorError, ValueError, KeyError, RecursionError) as reason:
         raise _damaged_failure(committed.path, reason) from reason
@@ -437,5 +471,5 @@ def _read_verified(committed: CommittedCheckpoint, name: str) -> bytes:
 
 
 def _damaged_failure(path: Path, reason: Exception) -> Failure:
-    fix = f"delete it, so that the one before is taken, or {START_OVER_FIX}"
+    fix = f"delete it, so that the one before is used, or {START_OVER_FIX}"
     return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=fix, code=ExitCode.DATA)

@@ -1,6 +1,6 @@
 """The manifest lists a checkpoint's files with their sizes and hashes.
 
-Only a manifest makes a folder a checkpoint. It tells a damaged checkpoint from a whole one.
+A folder is a checkpoint only with a manifest, which shows whether a file is missing or damaged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from entrypoint import ExitCode, Failure
 
 FILE_NAME = "manifest.json"
-FORMAT_VERSION = (
-    1  # of the files beside the manifest; the envelope {"manifest", "sha256"} stays the same for every format
-)
+# Of the files that the manifest lists; the envelope {"manifest", "sha256"} is the same for every
+# version.
+FORMAT_VERSION = 1
 PLAIN_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-MAX_MANIFEST_BYTES = 1 << 20  # bytes; ours has a few hundred
+MAX_MANIFEST_BYTES = 1 << 20  # ours have a few hundred bytes
 
 
 class DamagedCheckpointError(Exception):
@@ -42,7 +42,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The step that a checkpoint was taken after, the torch that wrote it, and its files by name."""
+    """The step of a checkpoint, the torch version that wrote it, and its files by name."""
 
     format: int
     step: int
@@ -51,36 +51,42 @@ class Manifest:
 
 
 def make_file_entry(data: bytes | memoryview) -> FileEntry:
-    """The entry of a file that is to hold `data`."""
+    """The entry of a file with the content `data`."""
     return FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The manifest's file, which carries its own hash. The same content always gives the same bytes."""
-    inner = asdict(manifest)
-    return (json.dumps({"manifest": inner, "sha256": _hash_manifest(inner)}, indent=2, sort_keys=True) + "\n").encode()
+    """Serialize the manifest with its own hash. The same content always gives the same bytes."""
+    content = asdict(manifest)
+    return (
+        json.dumps({"manifest": content, "sha256": _hash_manifest(content)}, indent=2, sort_keys=True) + "\n"
+    ).encode()
 
 
 def from_bytes(data: bytes) -> Manifest:
     """Read back what `to_bytes` wrote. The hash is compared first: a flipped bit is damage, not a new format.
 
     Raises:
-        Damaged: not a manifest, or its own hash differs.
+        DamagedCheckpointError: not a manifest, or its own hash differs.
         Failure: SECURITY for a name that is not a plain file name.
     """
     try:
         envelope = json.loads(data)
-        inner, told = envelope["manifest"], envelope["sha256"]
-        own = _hash_manifest(inner)
+        content, recorded = envelope["manifest"], envelope["sha256"]
+        computed = _hash_manifest(content)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedCheckpointError(f"{FILE_NAME} is not a manifest") from error
-    if own != told:
-        raise DamagedCheckpointError(f"{FILE_NAME} does not match its own hash{_newer_format_hint(inner)}")
+    if computed != recorded:
+        raise DamagedCheckpointError(f"{FILE_NAME} does not match its own hash{_newer_format_hint(content)}")
     try:
-        files = inner["files"]
+        files = content["files"]
         _refuse_paths(files)
-        entries = {name: FileEntry(size=int(e["size"]), sha256=str(e["sha256"])) for name, e in files.items()}
-        return Manifest(format=int(inner["format"]), step=int(inner["step"]), torch=str(inner["torch"]), files=entries)
+        entries = {
+            name: FileEntry(size=int(entry["size"]), sha256=str(entry["sha256"])) for name, entry in files.items()
+        }
+        return Manifest(
+            format=int(content["format"]), step=int(content["step"]), torch=str(content["torch"]), files=entries
+        )
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedCheckpointError(f"{FILE_NAME} lacks a part: {error}") from error
 
@@ -89,7 +95,7 @@ def read_file(folder: Path, name: str, *, limit: int) -> bytes:
     """The bytes of `folder/name`, through no link, device or pipe.
 
     Raises:
-        Damaged: missing, unreadable, or longer than `limit`.
+        DamagedCheckpointError: missing, unreadable, or longer than `limit`.
         Failure: SECURITY when it, or the folder, is a link or not a regular file.
     """
     with open_file(folder, name) as file, _os_errors_as_damage(name):
@@ -100,31 +106,33 @@ def read_file(folder: Path, name: str, *, limit: int) -> bytes:
 
 
 def hash_file(folder: Path, name: str) -> FileEntry:
-    """The entry that `folder/name` has now, read piece by piece; raises as `read` does."""
+    """The current entry of `folder/name`, read in chunks; raises as `read_file`."""
     with open_file(folder, name) as file, _os_errors_as_damage(name):
         digest = hashlib.file_digest(file, "sha256")
         return FileEntry(size=file.tell(), sha256=digest.hexdigest())
 
 
 def open_file(folder: Path, name: str) -> BufferedReader:
-    """`folder/name` open for reading; raises as `read` does."""
-    if os.path.islink(folder) or os.path.islink(folder / name):  # Path's own raises for a folder that is shut
+    """Open `folder/name` for reading; raises as `read_file`."""
+    if os.path.islink(folder) or os.path.islink(folder / name):  # Path.is_symlink raises for an unreadable folder
         raise _security_failure(f"{folder / name} is reached through a symbolic link")
     with _os_errors_as_damage(name):
-        within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=within)
+            descriptor = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_descriptor
+            )
         finally:
-            os.close(within)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
+            os.close(folder_descriptor)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise _security_failure(f"{folder / name} is not a regular file")
-    return os.fdopen(handle, "rb")
+    return os.fdopen(descriptor, "rb")
 
 
 @contextmanager
 def _os_errors_as_damage(name: str) -> Iterator[None]:
-    """Turn an OSError from reading `name` into Damaged: an older checkpoint may be on a better part of the disk."""
+    """Turn an OSError into DamagedCheckpointError: an older checkpoint may still be readable."""
     try:
         yield
     except OSError as error:
@@ -132,21 +140,21 @@ def _os_errors_as_damage(name: str) -> Iterator[None]:
 
 
 def refuse_changed_file(name: str, expected: FileEntry, found: FileEntry) -> None:
-    """Raises Damaged, naming the file, unless both are the same."""
+    """Raise DamagedCheckpointError, with the file's name, unless both entries are equal."""
     if expected.size != found.size:
         raise DamagedCheckpointError(f"{name} has {found.size} bytes, not {expected.size}")
     if expected.sha256 != found.sha256:
         raise DamagedCheckpointError(f"{name} does not match its hash")
 
 
-def _hash_manifest(inner: Any) -> str:
-    return hashlib.sha256(json.dumps(inner, sort_keys=True).encode()).hexdigest()
+def _hash_manifest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _newer_format_hint(inner: Any) -> str:
-    """The version text for a manifest whose hash is wrong and which says that it is newer."""
-    told = inner.get("format") if isinstance(inner, dict) else None
-    return "" if told == FORMAT_VERSION else f" (it claims format {told}; this version reads {FORMAT_VERSION})"
+def _newer_format_hint(content: Any) -> str:
+    """A hint for a manifest with a wrong hash and another format version."""
+    version = content.get("format") if isinstance(content, dict) else None
+    return "" if version == FORMAT_VERSION else f" (it claims format {version}; this version reads {FORMAT_VERSION})"
 
 
 def _refuse_paths(files: Mapping[str, Any]) -> None:
@@ -156,4 +164,4 @@ def _refuse_paths(files: Mapping[str, Any]) -> None:
 
 
 def _security_failure(what: str) -> Failure:
-    return Failure(what, fix="delete this checkpoint: this project does not write such", code=ExitCode.SECURITY)
+    return Failure(what, fix="delete this checkpoint: this project does not write such files", code=ExitCode.SECURITY)

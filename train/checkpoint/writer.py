@@ -1,6 +1,6 @@
 """A background writer runs one slow action at a time in a thread beside training.
 
-The result must be taken, so no error is lost. The module does not import torch.
+The caller must fetch each result, so that no error is lost. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ POLL_INTERVAL_S: Final = 0.01
 
 
 class BackgroundWriter(Generic[T]):
-    """Begin, go on with something else, and take the result: what was returned, or what was raised.
+    """Runs an action in the background; `result` returns its value or raises its exception.
 
-    While entered; at its end what is being done is waited for, however the block ended.
+    It is a context manager: at the end of the block it waits for the action, also after an
+    exception.
     """
 
     def __init__(self) -> None:
-        self._work: _BackgroundTask[T] | None = None
-        self._begun = False
+        self._task: _BackgroundTask[T] | None = None
+        self._started = False
 
     def __enter__(self) -> Self:
         return self
@@ -33,59 +34,68 @@ class BackgroundWriter(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._work is None:
+        if self._task is None:
             return
-        if not self._begun and self._work.turn.acquire(blocking=False):  # `begin` was interrupted: it never will begin
-            self._work = None
+        if not self._started and self._task.run_lock.acquire(
+            blocking=False
+        ):  # `begin` was interrupted, and the action will never run
+            self._task = None
             return
-        while not self._work.over:
+        while not self._task.done:
             time.sleep(POLL_INTERVAL_S)
 
     @property
     def over(self) -> bool:
-        """Whether there is a result to take, without waiting for it."""
-        return self._work is not None and self._work.over
+        """Whether a result is available."""
+        return self._task is not None and self._task.done
 
     def begin(self, action: Callable[[], T]) -> None:
-        """Run `action` in the thread. The result of the one before must have been taken: never two at once."""
-        if self._work is not None:
+        """Run `action` in a thread. The previous result must have been fetched.
+
+        There is one action at a time.
+        """
+        if self._task is not None:
             raise RuntimeError("the writer is at work")
-        self._begun, self._work = False, _BackgroundTask(action)
-        start_daemon_thread(self._work.run)
-        self._begun = True
+        self._started, self._task = False, _BackgroundTask(action)
+        start_daemon_thread(self._task.run)
+        self._started = True
 
     def result(self, meanwhile: Callable[[], object] = lambda: None) -> T:
-        """Wait, then return or raise what `action` did. `meanwhile` is called again and again, signals are handled."""
-        if self._work is None:
+        """Wait, then return or raise the action's result. `meanwhile` is called repeatedly.
+
+        Signals are handled.
+        """
+        if self._task is None:
             raise RuntimeError("the writer has nothing to do")
-        while not self._work.over:
+        while not self._task.done:
             meanwhile()
             time.sleep(POLL_INTERVAL_S)
-        work, self._work = self._work, None
-        if work.error is not None:
-            raise work.error
-        return work.value  # type: ignore[return-value]
+        task, self._task = self._task, None
+        if task.error is not None:
+            raise task.error
+        return task.value  # type: ignore[return-value]
 
 
 class _BackgroundTask(Generic[T]):
-    """One action and what came of it.
+    """One action and its result.
 
-    It is waited for by looking, without a lock: a handler that raises where one is taken would leave it taken.
+    The waiting thread polls without a lock: a signal handler that raises after an acquire would
+    leave it locked.
     """
 
     def __init__(self, action: Callable[[], T]) -> None:
-        self.turn = threading.Lock()  # of the thread that runs it, or of the one that sees to it that none will
-        self.over = False
+        self.run_lock = threading.Lock()  # held by the thread that runs the action, or by the one that cancels it
+        self.done = False
         self.value: T | None = None
         self.error: BaseException | None = None
         self._action = action
 
     def run(self) -> None:
-        """In the thread."""
-        if not self.turn.acquire(blocking=False):
+        """Run the action; called in the thread."""
+        if not self.run_lock.acquire(blocking=False):
             return
         try:
             self.value = self._action()
-        except BaseException as error:  # anything: it is raised again where it is waited for
+        except BaseException as error:  # of any type: `result` raises it again
             self.error = error
-        self.over = True
+        self.done = True

@@ -22,8 +22,8 @@ from train.cli.launch import TrainArgumentParser, handle_stop_signals, ignore_st
 from train.config.load import parse_overrides
 from train.run.folder import make_temporary_folder
 
-# Each is a module of train.bench with `run(options) -> Iterator[Found]` and, where it has arguments of its own,
-# `arguments(parser)`. What takes seconds to import is imported in `run`.
+# Each is a module of train.bench with `run(options) -> Iterator[Found]` and, optionally,
+# `arguments(parser)`. Modules that take seconds to import are imported in `run`.
 BENCHES: Final[Mapping[str, str]] = {
     "step": "time of a step, and images/s, against scripts that do the same by hand",
     "input": "images/s of the input pipeline, and what a step asks of the file system",
@@ -43,47 +43,48 @@ EXAMPLES: Final = """examples:
 
 
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Measure, print a table (or --json) and leave files in --output."""
+    """Measure, print a table (or JSON with --json), and write files to --output."""
     name = argv[0] if argv and not argv[0].startswith("-") else ""
-    names, parts = _import_benches(name)
-    arguments = build_parser(name, parts).parse_intermixed_args(list(argv[1:] if name else argv))
+    names, modules = _import_benches(name)
+    arguments = build_parser(name, modules).parse_intermixed_args(list(argv[1:] if name else argv))
     if not name:
         what, fix = "`train bench` needs a name", f"use one of: {', '.join(BENCHES)}, all"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     handle_stop_signals(raise_stopped)
     options = parse_options(arguments, environ)
     folder = Path(arguments.output) if arguments.output and options.first else None
-    facts, found = machine.facts(options.device, now=time.time(), quick=options.quick), list[Found]()
+    facts, results = machine.facts(options.device, now=time.time(), quick=options.quick), list[Found]()
     try:
         if folder:
             files.prepare_folder(folder)
-            write_results(folder, found, facts)  # what lay there is of another time
-        for one in _run_benches(names, parts, options):
-            found.append(one)
-            if folder:  # at once: a bench may be cut off
-                write_results(folder, found, facts)
+            write_results(folder, results, facts)  # replaces the results of an earlier bench
+        for result in _run_benches(names, modules, options):
+            results.append(result)
+            if folder:  # at once: a later bench may fail
+                write_results(folder, results, facts)
     finally:
         files.remove(options.scratch)
     if folder:
-        write_plots(folder, found, facts)
+        write_plots(folder, results, facts)
     if options.first:
-        print(_results_json(found, facts) if arguments.json else output.markdown(found, facts))
-    return int(ExitCode.PEER if any(isinstance(one, Row) and one.failed for one in found) else ExitCode.OK)
+        print(_results_json(results, facts) if arguments.json else output.markdown(results, facts))
+    return int(ExitCode.PEER if any(isinstance(result, Row) and result.failed for result in results) else ExitCode.OK)
 
 
 def raise_stopped(signum: int, frame: FrameType | None) -> NoReturn:
-    """A request to stop: what is measured now is given up, with all that was started for it."""
+    """Handle a stop signal: end the current measurement and its processes."""
     ignore_stop_signals()
     what = f"stopped by {signal.Signals(signum).name}"
     raise Failure(what, fix="start it again; --output keeps each row as it is found", code=ExitCode.STOPPED)
 
 
-def build_parser(name: str, parts: Sequence[ModuleType]) -> TrainArgumentParser:
+def build_parser(name: str, modules: Sequence[ModuleType]) -> TrainArgumentParser:
     """The command line after `train bench NAME`."""
-    about = "\n".join(f"  {part:<12} {text}" for part, text in BENCHES.items())
+    descriptions = "\n".join(f"  {module:<12} {text}" for module, text in BENCHES.items())
     parser = TrainArgumentParser(
         prog=f"train bench {name or 'NAME'}",
-        description=f"Measure beside others' ways to do the same. NAME is all, or some (step,comm) of:\n{about}",
+        description="Measure, and compare with other programs that do the same. "
+        f"NAME is all, or some (step,comm) of:\n{descriptions}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -98,14 +99,14 @@ def build_parser(name: str, parts: Sequence[ModuleType]) -> TrainArgumentParser:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--peers", metavar="DIR", help="the scripts to be compared with (default: the project's)")
     add_launch_arguments(parser)
-    for part in parts:
-        if hasattr(part, "arguments"):
-            part.arguments(parser.add_argument_group(part.__name__.rpartition(".")[2]))
+    for module in modules:
+        if hasattr(module, "arguments"):
+            module.arguments(parser.add_argument_group(module.__name__.rpartition(".")[2]))
     return parser
 
 
 def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
-    """The command line as values."""
+    """Turn the command line into options."""
     parse_overrides(arguments.words)
     launch, peers = parse_launch_options(arguments, environ), find_peers(arguments.peers)
     plan = make_plan(environ, launch)
@@ -125,27 +126,27 @@ def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     )
 
 
-def write_results(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None:
-    """bench.json and bench.md."""
-    files.write_atomic(folder / "bench.json", _results_json(found, facts).encode() + b"\n")
-    files.write_atomic(folder / "bench.md", output.markdown(found, facts).encode())
+def write_results(folder: Path, results: Sequence[Found], facts: Mapping[str, str]) -> None:
+    """Write bench.json and bench.md."""
+    files.write_atomic(folder / "bench.json", _results_json(results, facts).encode() + b"\n")
+    files.write_atomic(folder / "bench.md", output.markdown(results, facts).encode())
 
 
-def write_plots(folder: Path, found: Sequence[Found], facts: Mapping[str, str]) -> None:
-    """The pictures that `train report` makes of it."""
+def write_plots(folder: Path, results: Sequence[Found], facts: Mapping[str, str]) -> None:
+    """Write the pictures that `train report` draws of the results."""
     from train.report import page  # matplotlib, which takes a second to import
 
-    for picture in page.bench_pictures(page.parse_bench(output.as_json(found, facts), name="bench")):
+    for picture in page.bench_pictures(page.parse_bench(output.as_json(results, facts), name="bench")):
         files.write_atomic(folder / f"{picture.name}.png", picture.png)
 
 
-def _results_json(found: Sequence[Found], facts: Mapping[str, str]) -> str:
-    return json.dumps(output.as_json(found, facts), indent=1)
+def _results_json(results: Sequence[Found], facts: Mapping[str, str]) -> str:
+    return json.dumps(output.as_json(results, facts), indent=1)
 
 
 def _import_benches(name: str) -> tuple[Sequence[str], list[ModuleType]]:
     names = BENCHES_IN_ALL if name == "all" else tuple(name.split(",")) if name else ()
-    return names, [_import_bench(one) for one in names]
+    return names, [_import_bench(bench) for bench in names]
 
 
 def _import_bench(name: str) -> ModuleType:
@@ -155,30 +156,33 @@ def _import_bench(name: str) -> ModuleType:
     return importlib.import_module(f"train.bench.{name}")
 
 
-def _run_benches(names: Sequence[str], parts: Sequence[Any], options: Options) -> Iterator[Found]:
-    """What each part finds, told as soon as it is known."""
-    for name, part in zip(names, parts, strict=True):
+def _run_benches(names: Sequence[str], modules: Sequence[Any], options: Options) -> Iterator[Found]:
+    """Run each bench, and log each result as soon as it is measured."""
+    for name, module in zip(names, modules, strict=True):
         options.tell(f"bench {name}")
-        for found in _run_bench(name, part, options):
-            options.tell(_format_result(found))
-            yield found
+        for result in _run_bench(name, module, options):
+            options.tell(_format_result(result))
+            yield result
 
 
-def _run_bench(name: str, part: Any, options: Options) -> Iterator[Found]:
-    """Of one part, to its end or until a process that is measured ends instead: the other parts may do."""
+def _run_bench(name: str, module: Any, options: Options) -> Iterator[Found]:
+    """Run one bench.
+
+    If a measured process fails, yield that as a result, so that the other benches run.
+    """
     try:
-        yield from part.run(options)
+        yield from module.run(options)
     except Failure as failure:
         if failure.code != ExitCode.PEER:
             raise
         yield rows.spoiled(name, failure, BENCHES[name])
 
 
-def _format_result(found: Row | Series) -> str:
-    if isinstance(found, Series):
-        return f"  {found.title}: {sum(map(len, found.lines.values()))} points"
-    number, what, value, between, _, target, reached = output.cells(found)
-    return f"  {number:>3} {what}: {value}{f' ({between})' if between else ''}; target {target}: {reached}"
+def _format_result(result: Row | Series) -> str:
+    if isinstance(result, Series):
+        return f"  {result.title}: {sum(map(len, result.lines.values()))} points"
+    number, what, value, interval, _, target, reached = output.cells(result)
+    return f"  {number:>3} {what}: {value}{f' ({interval})' if interval else ''}; target {target}: {reached}"
 
 
 def _log_line(line: str) -> None:

@@ -1,6 +1,6 @@
 """`train data check|fetch|profile` inspects, downloads and profiles a data set without training.
 
-It imports no torch before a command needs it.
+It imports torch only for commands that need it.
 """
 
 from __future__ import annotations
@@ -33,67 +33,72 @@ def run_command(
     file: str | None,
     as_json: bool,
     console: TextIO,
-    place: Callable[[RunConfig], DeviceAndRanks] = _single_cpu_rank,
+    device_and_ranks: Callable[[RunConfig], DeviceAndRanks] = _single_cpu_rank,
 ) -> CommandResult:
-    """What one command has to say, and the failure that it ends with.
+    """Run one command; return its text and the failure that it ends with.
 
     Args:
-        words: the command and its settings. file: of --config.
-        console: takes what passes while it works.
-        place: where a training would compute: cpu or cuda, ranks on this machine, ranks in all.
+        words: the command and its settings.
+        file: the value of --config.
+        console: for progress messages.
+        device_and_ranks: where a training would compute: cpu or cuda, ranks on this machine, all
+            ranks.
 
     Raises:
-        Failure: USAGE for unknown commands and settings, else what keeps the command from its work.
+        Failure: USAGE for unknown commands and settings; others if the command cannot run.
     """
     name, *overrides = words or [""]
     if name not in COMMAND_NAMES:
         what = f"`train data {name}` is no command" if name else "`train data` needs a command"
-        fix = f"use one of: {', '.join(f'train data {known}' for known in COMMAND_NAMES)}"
+        fix = f"use one of: {', '.join(f'train data {command}' for command in COMMAND_NAMES)}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     if as_json and name not in JSON_COMMANDS:
         raise Failure(f"`train data {name}` has no --json", fix="leave --json out", code=ExitCode.USAGE)
     config = load.load_config(file, overrides)
     if name == "profile":
-        return profile_data(config, file, as_json, place(config))
+        return profile_data(config, file, as_json, device_and_ranks(config))
     return DATA_COMMANDS[name](config, file, as_json, console)
 
 
 def check_data(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> CommandResult:
-    """`train data check`: read everything once, in this process; on a terminal say how far it is."""
+    """`train data check`: read all samples once, in this process; show progress on a terminal."""
     registry.refuse_unused_key(config.data, "group")
     from train.cli import data_check  # torch
 
-    teller = StatusLine(console)
+    status = StatusLine(console)
     try:
-        found = data_check.check_samples(
-            config, beside=file, tell=teller.passing if console.isatty() else _discard_progress
+        findings = data_check.check_samples(
+            config, config_file=file, report_progress=status.passing if console.isatty() else _discard_progress
         )
     finally:
-        teller.end()
-    return found.as_json() if as_json else found.as_text(), found.failure
+        status.end()
+    return findings.as_json() if as_json else findings.as_text(), findings.failure
 
 
 def fetch_data(config: RunConfig, file: str | None, as_json: bool, console: TextIO) -> CommandResult:
-    """`train data fetch`: a published data set into data.root, for where there is a network; then jobs need none."""
+    """`train data fetch`.
+
+    Download a published data set to data.root, so that jobs need no network.
+    """
     download.ensure_downloaded(config.data, StatusLine(console))
     return f"{config.data.name}: whole, in {os.path.abspath(config.data.root)}", None
 
 
-def profile_data(config: RunConfig, file: str | None, as_json: bool, place: DeviceAndRanks) -> CommandResult:
-    """`train data profile`: time reading, augmenting, copying and the step, here."""
+def profile_data(config: RunConfig, file: str | None, as_json: bool, device_and_ranks: DeviceAndRanks) -> CommandResult:
+    """`train data profile`: time reading, augmenting, copying and the step on this machine."""
     registry.refuse_unused_key(config.data, "group")
-    device, ranks, world_size = place
+    device, ranks, world_size = device_and_ranks
     micro = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size).micro
     from train.cli import data_profile  # torch
 
-    found = data_profile.measure_stages(
-        config, beside=file, device=device, ranks=ranks, micro=micro, world_size=world_size
+    profile = data_profile.measure_stages(
+        config, config_file=file, device=device, ranks=ranks, micro=micro, world_size=world_size
     )
-    return found.as_json() if as_json else found.as_text(), None
+    return profile.as_json() if as_json else profile.as_text(), None
 
 
 def _discard_progress(text: str) -> None:
-    """Nobody is there to read it."""
+    """Ignore progress if the console is no terminal."""
 
 
 DATA_COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], CommandResult]]] = {
@@ -105,18 +110,23 @@ JSON_COMMANDS: Final = ("check", "profile")
 
 
 def handle(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """What is done with data sets apart from training."""
+    """Run a `train data` command and print its text."""
     process: MutableMapping[str, str] = os.environ if environ is os.environ else dict(environ)
 
-    def place(config: RunConfig) -> DeviceAndRanks:
-        """Where a training would compute. This process computes as one of its ranks would."""
+    def device_and_ranks(config: RunConfig) -> DeviceAndRanks:
+        """Where a training would compute.
+
+        Also limit this process's threads to those of one rank.
+        """
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
         process["OMP_NUM_THREADS"] = plan.num_threads(environ)
         environment.limit_openmp_spinning(process)
         return plan.device, plan.world.local_world_size, plan.world.world_size
 
-    told, failure = run_command(words, file=arguments.config, as_json=arguments.json, console=sys.stderr, place=place)
-    print_message(told, sys.stdout)
+    text, failure = run_command(
+        words, file=arguments.config, as_json=arguments.json, console=sys.stderr, device_and_ranks=device_and_ranks
+    )
+    print_message(text, sys.stdout)
     if failure is not None:
         raise failure
     return 0

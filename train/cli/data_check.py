@@ -1,7 +1,7 @@
 """The data check reads every sample of a data set once and reports what is wrong with it.
 
 Duplicates and leaks are found by a digest of the decoded pixels, so the same image in another
-lossless file is the same sample.
+lossless file format is a duplicate.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices, SampleSource
 
-FILES_PER_CHUNK: Final = 64  # of one thread
+FILES_PER_CHUNK: Final = 64  # per task of one thread
 BYTES_PER_CHUNK: Final = 32 * 2**20
 CHANNEL_MODES: Final = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedSample:
-    """One sample. size: (width, height), clips (width, height, frames). mode: Pillow's word for a pixel. highest: the
-    highest value of an image of 16 bits, else None.
+    """One sample. size: (width, height), for clips (width, height, frames). mode.
 
-    digest: of the decoded pixels, so that the same image in another lossless file is the same. seconds: to read it.
-    broken: why it cannot be read; then size, mode and digest are empty.
+    Pillow's pixel format.
+
+    highest: the highest value of a 16-bit image, otherwise None. digest: of the decoded pixels.
+    seconds: to read it. broken: why it cannot be read; size, mode and digest are then empty.
     """
 
     sample: int
@@ -55,10 +56,10 @@ class InspectedSample:
 
 
 def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator[InspectedSample]:
-    """Read every sample once, `threads` at a time; in order, with a few chunks in memory.
+    """Read every sample once with `threads` threads; yield in order, with a few chunks in memory.
 
     Raises:
-        Failure: IO or RESOURCE, where the system fails; a broken sample is a fact, not a failure.
+        Failure: IO or RESOURCE if the system fails; a broken sample is a result, not a failure.
     """
     count = len(source.labels)
     size = (
@@ -72,40 +73,40 @@ def inspect_source(source: SampleSource, shape: Shape, threads: int) -> Iterator
 
 
 def inspect_file(path: Path, sample: int) -> InspectedSample:
-    """Look at one image file."""
-    began = time.perf_counter()
+    """Read one image file."""
+    start = time.perf_counter()
     try:
         with decode.open_image(path) as image:
-            mode, upright, highest = image.mode, decode.to_rgb(image), decode.highest_value(image)
-            size, pixels = upright.size, upright.tobytes()
+            mode, rgb, highest = image.mode, decode.to_rgb(image), decode.highest_value(image)
+            size, pixels = rgb.size, rgb.tobytes()
     except decode.DECODE_ERRORS as error:
         return _broken_sample(sample, decode.unreadable_image_failure(path, sample, error))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     digest = _pixel_digest(repr(size).encode(), pixels)
     return InspectedSample(sample=sample, size=size, mode=mode, highest=highest, digest=digest, seconds=seconds)
 
 
 def inspect_samples(source: SampleSource, shape: Shape, samples: SampleIndices) -> list[InspectedSample]:
-    """Look at samples that are no files."""
-    began = time.perf_counter()
+    """Read samples that are not image files."""
+    start = time.perf_counter()
     try:
         pixels = source.read(samples)
     except Failure as failure:
         if len(samples) == 1:
             return [_broken_sample(int(samples[0]), failure)]
-        return [look for sample in samples for look in inspect_samples(source, shape, np.array([sample]))]
-    seconds = (time.perf_counter() - began) / len(samples)
+        return [inspected for sample in samples for inspected in inspect_samples(source, shape, np.array([sample]))]
+    seconds = (time.perf_counter() - start) / len(samples)
     mode = CHANNEL_MODES.get(shape.channels, f"{shape.channels} channels") + (
         "" if pixels.dtype == torch.uint8 else " float"
     )
     size = (*shape.size[:-3:-1], *shape.size[:-2])
     return [
         InspectedSample(
-            sample=int(sample), size=size, mode=mode, digest=_pixel_digest(one.numpy().tobytes()), seconds=seconds
+            sample=int(sample), size=size, mode=mode, digest=_pixel_digest(tensor.numpy().tobytes()), seconds=seconds
         )
-        if bool(one.isfinite().all())
+        if bool(tensor.isfinite().all())
         else InspectedSample(sample=int(sample), broken="holds numbers that are not finite")
-        for sample, one in zip(samples, pixels, strict=True)
+        for sample, tensor in zip(samples, pixels, strict=True)
     ]
 
 
@@ -123,7 +124,7 @@ def _map_in_order(
     *,
     ahead: int,
 ) -> Iterator[InspectedSample]:
-    """Like pool.map, which would begin all chunks at once and keep what nobody has asked for yet."""
+    """Like pool.map, but with at most `ahead` chunks submitted, to limit memory."""
     waiting: deque[Future[list[InspectedSample]]] = deque(pool.submit(task, chunk) for chunk in islice(chunks, ahead))
     try:
         while waiting:
@@ -136,7 +137,7 @@ def _map_in_order(
 
 
 def _pixel_digest(*parts: bytes) -> bytes:
-    """sha256, cut to 128 bits: no two of any number of images meet by chance."""
+    """sha256, cut to 128 bits, where chance collisions are practically impossible."""
     return hashlib.sha256(b"".join(parts)).digest()[:16]
 
 
@@ -152,15 +153,17 @@ SamplePair = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class SplitFindings:
-    """What one side holds. name_of and label_of: of a sample; least: data.image_size. highest: value of all images of
-    16 bits.
+    """Findings about one split. name_of, label_of: of a sample. min_size: data.image_size. highest.
 
-    twice: (sample, the earlier one with the same pixels), leaked: (sample, the same image on the other side).
+    Of 16-bit images.
+
+    duplicates: (sample, the earlier sample with the same pixels). leaked: (sample, the same image
+    in the other split).
     """
 
     name_of: Callable[[int], str]
     label_of: Callable[[int], int]
-    least: int
+    min_size: int
     samples: int = 0
     seconds: float = 0.0
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -168,27 +171,27 @@ class SplitFindings:
     highest: int | None = None
     small: list[int] = field(default_factory=list)
     broken: list[tuple[int, str]] = field(default_factory=list)
-    first: dict[bytes, int] = field(default_factory=dict)
-    twice: list[SamplePair] = field(default_factory=list)
+    first_by_digest: dict[bytes, int] = field(default_factory=dict)
+    duplicates: list[SamplePair] = field(default_factory=list)
     leaked: list[SamplePair] = field(default_factory=list)
 
-    def add(self, look: InspectedSample, other: SplitFindings | None = None) -> None:
-        """Take one more sample in. `other` is the side that was looked at before."""
+    def add(self, sample: InspectedSample, other: SplitFindings | None = None) -> None:
+        """Add one sample. other: the split that was read before."""
         self.samples += 1
-        if look.broken is not None:
-            self.broken.append((look.sample, look.broken))
+        if sample.broken is not None:
+            self.broken.append((sample.sample, sample.broken))
             return
-        self.seconds += look.seconds
-        self.sizes[look.size] += 1
-        self.modes[look.mode] += 1
-        if look.highest is not None:
-            self.highest = max(look.highest, self.highest or 0)
-        if min(look.size[:2]) < self.least:
-            self.small.append(look.sample)
-        if self.first.setdefault(look.digest, look.sample) != look.sample:
-            self.twice.append((look.sample, self.first[look.digest]))
-        if other is not None and look.digest in other.first:
-            self.leaked.append((look.sample, other.first[look.digest]))
+        self.seconds += sample.seconds
+        self.sizes[sample.size] += 1
+        self.modes[sample.mode] += 1
+        if sample.highest is not None:
+            self.highest = max(sample.highest, self.highest or 0)
+        if min(sample.size[:2]) < self.min_size:
+            self.small.append(sample.sample)
+        if self.first_by_digest.setdefault(sample.digest, sample.sample) != sample.sample:
+            self.duplicates.append((sample.sample, self.first_by_digest[sample.digest]))
+        if other is not None and sample.digest in other.first_by_digest:
+            self.leaked.append((sample.sample, other.first_by_digest[sample.digest]))
 
     @property
     def read(self) -> int:
@@ -196,7 +199,7 @@ class SplitFindings:
         return self.samples - len(self.broken)
 
     def as_json(self, per_class: dict[str, int]) -> dict[str, Any]:
-        """All that was found on this side."""
+        """All findings about this split."""
         return {
             "samples": self.samples,
             "per_class": per_class,
@@ -206,13 +209,16 @@ class SplitFindings:
             "seconds_per_sample": self.seconds / self.read if self.read else None,
             "smaller_than_image_size": [self.name_of(sample) for sample in self.small],
             "broken": [{"name": self.name_of(sample), "reason": reason} for sample, reason in self.broken],
-            "duplicates": [_pair_json(self, self, pair) for pair in self.twice],
+            "duplicates": [_pair_json(self, self, pair) for pair in self.duplicates],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFindings:
-    """Both sides. classes: lines on how often each is seen; per_class: training and held out."""
+    """Findings about both splits. classes: lines on class balance; per_class.
+
+    Counts of each split.
+    """
 
     title: str
     training: SplitFindings
@@ -222,61 +228,67 @@ class DataFindings:
 
     @property
     def failure(self) -> Failure | None:
-        """DATA for broken samples and for images on both sides, with the way to mend it."""
+        """A Failure (DATA) for broken samples and for images in both splits; otherwise None."""
         broken, leaked = self._broken(), self._leaked()
         if not broken and not leaked:
             return None
-        parts = [f"broken samples ({len(broken):,})"] if broken else []
-        parts += [f"held-out images that are trained on too ({len(leaked):,})"] if leaked else []
+        problems = [f"broken samples ({len(broken):,})"] if broken else []
+        problems += [f"held-out images that are trained on too ({len(leaked):,})"] if leaked else []
         fixes = ["replace or delete the broken ones (or allow some: data.max_bad_images)"] if broken else []
         fixes += ["delete one of each pair (or keep groups together: data.group)"] if leaked else []
-        found = "; ".join((broken + leaked)[:MAX_SHOWN]) + _format_remainder(len(broken) + len(leaked))
-        return Failure(f"the data has {' and '.join(parts)}", found=found, fix="; ".join(fixes), code=ExitCode.DATA)
+        examples = "; ".join((broken + leaked)[:MAX_SHOWN]) + _format_remainder(len(broken) + len(leaked))
+        return Failure(
+            f"the data has {' and '.join(problems)}", found=examples, fix="; ".join(fixes), code=ExitCode.DATA
+        )
 
     def as_text(self) -> str:
-        """For people: one fact per line. Of paths that are not UTF-8 the odd bytes are escaped."""
+        """Text with one fact per line; bytes of a path that are not UTF-8 are escaped."""
         rows = [("data", self.title), *self._lines("training", self.training), *self._lines("held out", self.held_out)]
         lines = [f"{name:<14} {value}" for name, value in rows]
         lines[1:1] = self.classes
-        for name, found in (("broken", self._broken()), ("leakage", self._leaked())):
-            shown = [f"  {one}" for one in found[:MAX_SHOWN]]
-            lines += [f"{name:<14} {len(found) or 'none'}", *shown]
-            lines += [f"  and {len(found) - MAX_SHOWN:,} more: see --json"] if len(found) > MAX_SHOWN else []
+        for name, problems in (("broken", self._broken()), ("leakage", self._leaked())):
+            examples = [f"  {problem}" for problem in problems[:MAX_SHOWN]]
+            lines += [f"{name:<14} {len(problems) or 'none'}", *examples]
+            lines += [f"  and {len(problems) - MAX_SHOWN:,} more: see --json"] if len(problems) > MAX_SHOWN else []
         return "\n".join(lines).encode(errors="backslashreplace").decode()
 
     def as_json(self) -> str:
-        """The same, whole, for programs."""
-        sides = zip((self.training, self.held_out), self.per_class, strict=True)
-        training, held_out = (side.as_json(counts) for side, counts in sides)
+        """All findings as JSON."""
+        splits = zip((self.training, self.held_out), self.per_class, strict=True)
+        training, held_out = (split.as_json(counts) for split, counts in splits)
         leaks = [_pair_json(self.held_out, self.training, pair) for pair in self.held_out.leaked]
-        told = {"ok": self.failure is None, "data": self.title, "training": training, "held_out": held_out}
-        return json.dumps(told | {"leaks": leaks}, indent=2)
+        facts = {"ok": self.failure is None, "data": self.title, "training": training, "held_out": held_out}
+        return json.dumps(facts | {"leaks": leaks}, indent=2)
 
-    def _lines(self, name: str, side: SplitFindings) -> list[tuple[str, str]]:
-        if side.samples == 0:
+    def _lines(self, name: str, split: SplitFindings) -> list[tuple[str, str]]:
+        if split.samples == 0:
             return [(name, "no samples")]
-        speed = f", {1e3 * side.seconds / side.read:.3g} ms each" if side.read else ""
-        share = f"{side.read:,} of " if side.broken else ""
-        rows = [(name, f"{share}{side.samples:,} read{speed}")]
-        if side.read:
+        speed = f", {1e3 * split.seconds / split.read:.3g} ms each" if split.read else ""
+        share = f"{split.read:,} of " if split.broken else ""
+        rows = [(name, f"{share}{split.samples:,} read{speed}")]
+        if split.read:
             rows += [
-                ("  sizes", _format_sizes(side.sizes)),
-                ("  pixels", _format_modes(side.modes) + _format_max_value(side.highest)),
+                ("  sizes", _format_sizes(split.sizes)),
+                ("  pixels", _format_modes(split.modes) + _format_max_value(split.highest)),
             ]
-        if side.small:
-            some = ", ".join(side.name_of(sample) for sample in side.small[:3])
-            more = _format_remainder(len(side.small), 3)
-            rows += [("  small", f"{len(side.small):,} below data.image_size {side.least}, scaled up: {some}{more}")]
-        if side.twice:
-            some = "; ".join(_format_pair(side, side, pair) for pair in side.twice[:3])
-            rows += [("  duplicates", f"{len(side.twice):,}: {some}{_format_remainder(len(side.twice), 3)}")]
+        if split.small:
+            examples = ", ".join(split.name_of(sample) for sample in split.small[:3])
+            more = _format_remainder(len(split.small), 3)
+            rows += [
+                ("  small", f"{len(split.small):,} below data.image_size {split.min_size}, scaled up: {examples}{more}")
+            ]
+        if split.duplicates:
+            examples = "; ".join(_format_pair(split, split, pair) for pair in split.duplicates[:3])
+            rows += [
+                ("  duplicates", f"{len(split.duplicates):,}: {examples}{_format_remainder(len(split.duplicates), 3)}")
+            ]
         return rows
 
     def _broken(self) -> list[str]:
         return [
-            reason if reason.startswith(side.name_of(sample)) else f"{side.name_of(sample)}: {reason}"
-            for side in (self.training, self.held_out)
-            for sample, reason in side.broken
+            reason if reason.startswith(split.name_of(sample)) else f"{split.name_of(sample)}: {reason}"
+            for split in (self.training, self.held_out)
+            for sample, reason in split.broken
         ]
 
     def _leaked(self) -> list[str]:
@@ -289,25 +301,25 @@ def _pair_json(side: SplitFindings, other: SplitFindings, pair: SamplePair) -> d
 
 
 def _format_pair(side: SplitFindings, other: SplitFindings, pair: SamplePair) -> str:
-    told = _pair_json(side, other, pair)
-    return f"{told['name']} = {told['same_as']}" + ("" if told["same_class"] else " (of another class!)")
+    facts = _pair_json(side, other, pair)
+    return f"{facts['name']} = {facts['same_as']}" + ("" if facts["same_class"] else " (of another class!)")
 
 
 def _summarize_sizes(sizes: Counter[tuple[int, ...]]) -> dict[str, Any] | None:
     if not sizes:
         return None
     ordered = sorted(sizes, key=lambda size: (math.prod(size), size))
-    often, times = sizes.most_common(1)[0]
-    return {"smallest": ordered[0], "largest": ordered[-1], "most_frequent": often, "of_that_size": times}
+    most_frequent, count = sizes.most_common(1)[0]
+    return {"smallest": ordered[0], "largest": ordered[-1], "most_frequent": most_frequent, "of_that_size": count}
 
 
 def _format_sizes(sizes: Counter[tuple[int, ...]]) -> str:
-    told = _summarize_sizes(sizes) or {}
+    summary = _summarize_sizes(sizes) or {}
     if len(sizes) == 1:
-        return f"all {_format_size(told['most_frequent'])}"
-    share = told["of_that_size"] / sizes.total()
-    often = f"most often {_format_size(told['most_frequent'])} ({share:.1%})"
-    return f"{_format_size(told['smallest'])} to {_format_size(told['largest'])}, {often}"
+        return f"all {_format_size(summary['most_frequent'])}"
+    share = summary["of_that_size"] / sizes.total()
+    most_frequent = f"most often {_format_size(summary['most_frequent'])} ({share:.1%})"
+    return f"{_format_size(summary['smallest'])} to {_format_size(summary['largest'])}, {most_frequent}"
 
 
 def _format_size(size: Sequence[int]) -> str:
@@ -326,54 +338,56 @@ def _format_remainder(number: int, shown: int = MAX_SHOWN) -> str:
     return f" and {number - shown:,} more" if number > shown else ""
 
 
-def check_samples(config: RunConfig, *, beside: str | None, tell: Callable[[str], None]) -> DataFindings:
-    """Read everything on all cores of this process.
+def check_samples(
+    config: RunConfig, *, config_file: str | None, report_progress: Callable[[str], None]
+) -> DataFindings:
+    """Read all samples on all cores of this process.
 
     Args:
-        beside: the config file, beside which a module of the user's own may lie.
-        tell: takes a line that says how far it is, often.
+        config_file: its folder may hold the user's own modules.
+        report_progress: called often, with a line on the progress.
 
     Raises:
-        Failure: what opening the data raises; IO or RESOURCE where the system fails.
+        Failure: as opening the data; IO or RESOURCE if the system fails.
     """
-    plugin.add_config_folder_to_path(beside, config.data.name, config.model.name)
-    sets = registry.open_splits(config.data)
-    total = len(sets.training.labels) + len(sets.validation.labels)
-    least = config.data.image_size if isinstance(sets.training, ImageFileSource) else 0
+    plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name)
+    splits = registry.open_splits(config.data)
+    total = len(splits.training.labels) + len(splits.validation.labels)
+    min_size = config.data.image_size if isinstance(splits.training, ImageFileSource) else 0
     training, held_out = (
-        _make_split_findings("training", sets.training, least),
-        _make_split_findings("held-out", sets.validation, least),
+        _make_split_findings("training", splits.training, min_size),
+        _make_split_findings("held-out", splits.validation, min_size),
     )
-    for side, source, other in ((training, sets.training, None), (held_out, sets.validation, training)):
-        for look in inspect_source(source, sets.shape, num_usable_cores()):
-            side.add(look, other)
-            tell(f"{training.samples + held_out.samples:,} of {total:,} samples read")
-    return _make_findings(config, sets, training, held_out)
+    for findings, source, other in ((training, splits.training, None), (held_out, splits.validation, training)):
+        for sample in inspect_source(source, splits.shape, num_usable_cores()):
+            findings.add(sample, other)
+            report_progress(f"{training.samples + held_out.samples:,} of {total:,} samples read")
+    return _make_findings(config, splits, training, held_out)
 
 
 def _make_findings(
     config: RunConfig, sets: DataSplits, training: SplitFindings, held_out: SplitFindings
 ) -> DataFindings:
-    where = f" ({config.data.root})" if isinstance(sets.training, ImageFileSource) else ""
+    location = f" ({config.data.root})" if isinstance(sets.training, ImageFileSource) else ""
     labels = sets.training.labels, sets.validation.labels
-    one, other = (_class_counts(sets, side) for side in (sets.training, sets.validation))
+    training_counts, held_out_counts = (_class_counts(sets, source) for source in (sets.training, sets.validation))
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
-        title=f"{config.data.name}{where}: {len(sets.classes)} classes",
+        title=f"{config.data.name}{location}: {len(sets.classes)} classes",
         training=training,
         held_out=held_out,
         classes=[*notes, *statistics.describe_class_balance(*labels, sets.classes, config.optim.class_weights)],
-        per_class=(one, other),
+        per_class=(training_counts, held_out_counts),
     )
 
 
-def _make_split_findings(name: str, source: SampleSource, least: int) -> SplitFindings:
+def _make_split_findings(name: str, source: SampleSource, min_size: int) -> SplitFindings:
     labels = source.labels.tolist()
 
     def name_of(sample: int) -> str:
         return str(source.paths[sample]) if isinstance(source, ImageFileSource) else f"{name} sample {sample}"
 
-    return SplitFindings(name_of=name_of, label_of=labels.__getitem__, least=least)
+    return SplitFindings(name_of=name_of, label_of=labels.__getitem__, min_size=min_size)
 
 
 def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:

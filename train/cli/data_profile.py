@@ -39,31 +39,31 @@ from train.models.registry import build_model
 from train.optim import optimizer as optimizers
 from train.optim.loss import build_criterion
 
-NOTABLE_SHARE: Final = 0.2  # of the time, from which on something is worth a word
+NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
-UNSTEADY_RATIO: Final = 1.5  # times as long as the shortest tenth: from which on the longest tenth is worth a word
+UNSTEADY_RATIO: Final = 1.5  # of the 90th to the 10th percentile; a larger one is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTiming:
-    """Seconds that one batch of `batch` images took, each time: reading and augmenting one, copying it, one step."""
+    """Seconds that one stage took for a batch of `batch` images, at each repeat."""
 
     batch: int
     seconds: Sequence[float]
 
     @property
     def images_per_s(self) -> float:
-        """By the median."""
+        """Images per second, from the median."""
         return self.batch / self.at(0.5)
 
     def at(self, share: float) -> float:
-        """The quantile of the seconds."""
+        """A quantile of the seconds."""
         return sorted(self.seconds)[min(len(self.seconds) - 1, int(share * len(self.seconds)))]
 
     def as_json(self) -> dict[str, float]:
-        """Rates, and milliseconds of a batch with their spread."""
-        told = {"images_per_s": self.images_per_s, "ms_per_batch": 1e3 * self.at(0.5)}
-        return told | {
+        """Images per second, and milliseconds per batch with their spread."""
+        facts = {"images_per_s": self.images_per_s, "ms_per_batch": 1e3 * self.at(0.5)}
+        return facts | {
             "ms_10_percent": 1e3 * self.at(0.1),
             "ms_90_percent": 1e3 * self.at(0.9),
             "times": len(self.seconds),
@@ -72,11 +72,13 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProfile:
-    """read: on one processor. copy: to the GPU; None on the CPU, and where all images lie on the GPU.
+    """The timings of all stages. read: on one core. copy: to the GPU.
 
-    workers: None where all is read at the start. images, bytes_: of the whole data set. cores: that one rank may use.
-    cacheable: whether data.cache could help. quicker: settings that may shorten a step. notes: what was timed otherwise
-    than a training does it.
+    None on the CPU, and for images on the GPU.
+
+    workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
+    one rank. cacheable: data.cache could help. faster_settings: may shorten a step. notes: where
+    the timing differs from a training.
     """
 
     title: str
@@ -91,82 +93,85 @@ class PipelineProfile:
     bytes_: int
     fits: bool
     cacheable: bool
-    quicker: Sequence[str] = ()
+    faster_settings: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     @property
-    def taken(self) -> float:
-        """Images/s that the device can take: it augments, then it steps."""
+    def consumed_per_s(self) -> float:
+        """Images/s that the device can process: it augments, and then computes the step."""
         return 1 / (1 / self.augment.images_per_s + 1 / self.step.images_per_s)
 
     @property
-    def given(self) -> float:
-        """Images/s that come to it."""
-        sent = self.copy.images_per_s if self.copy else math.inf
+    def delivered_per_s(self) -> float:
+        """Images/s that reach the device."""
+        copied = self.copy.images_per_s if self.copy else math.inf
         if self.workers is None:
-            return sent
-        return min(sent, self.read.images_per_s * min(max(1, self.workers), self.cores))
+            return copied
+        return min(copied, self.read.images_per_s * min(max(1, self.workers), self.cores))
 
     @property
     def images_per_s(self) -> float:
-        """What a rank can be expected to train. Workers and copies work beside the step; 0 workers do not."""
+        """Expected images/s of a rank.
+
+        Workers and copies overlap with the step, except with 0 workers.
+        """
         if self.workers == 0:
-            return 1 / (1 / self.given + 1 / self.taken)
-        return min(self.given, self.taken)
+            return 1 / (1 / self.delivered_per_s + 1 / self.consumed_per_s)
+        return min(self.delivered_per_s, self.consumed_per_s)
 
     @property
     def limit(self) -> str:
-        """The stage that all others wait for."""
+        """The slowest stage, for which the others wait."""
         stages = {"augment": self.augment.images_per_s, "step": self.step.images_per_s}
         if self.copy is not None:
             stages["copy"] = self.copy.images_per_s
         slowest = min(stages, key=stages.__getitem__)
-        waits = self.given < (stages["step"] if self.workers == 0 else self.taken)
-        return "read" if waits and self.given < stages.get("copy", math.inf) else slowest
+        device_waits = self.delivered_per_s < (stages["step"] if self.workers == 0 else self.consumed_per_s)
+        return "read" if device_waits and self.delivered_per_s < stages.get("copy", math.inf) else slowest
 
     def advice(self) -> Iterator[str]:
-        """What to change, the most helpful first."""
+        """Advice on settings, the most helpful first."""
         if self.limit == "read":
             yield from self._read_faster()
         elif self.workers is None:
             yield "nothing about how data is read: all of it is read at the start"
         else:
-            ratio = self.given / self.taken
-            yield f"nothing about how data is read: it comes {ratio:.1f} times as fast as the step takes it"
-            if self.workers > (enough := self._needed) and ratio > 2:
-                yield f"data.workers={enough} would do, which leaves processors to others"
-        if self.limit == "step" and self.quicker:
-            yield f"the step is the limit: what may shorten it is {', '.join(self.quicker)}"
+            ratio = self.delivered_per_s / self.consumed_per_s
+            yield f"nothing about how data is read: it arrives {ratio:.1f} times as fast as the step uses it"
+            if self.workers > (needed := self._needed) and ratio > 2:
+                yield f"data.workers={needed} is enough, and leaves cores to others"
+        if self.limit == "step" and self.faster_settings:
+            yield f"the step is the limit: what may shorten it is {', '.join(self.faster_settings)}"
         if self.limit == "copy":
             yield "copying is the limit: a smaller data.image_size, or data.loader=memory where the images fit"
-        share = self.taken / self.augment.images_per_s
+        share = self.consumed_per_s / self.augment.images_per_s
         if share > NOTABLE_SHARE:
             yield f"augmenting takes {share:.0%} of the device's time: data.augment=none shows what it costs"
 
     @property
     def _needed(self) -> int:
-        return math.ceil(self.taken / self.read.images_per_s)
+        return math.ceil(self.consumed_per_s / self.read.images_per_s)
 
     def _read_faster(self) -> Iterator[str]:
-        one, size = self.read.images_per_s, f"{self.bytes_ / BYTES_PER_MB:,.0f} MB"
+        read_per_s, size = self.read.images_per_s, f"{self.bytes_ / BYTES_PER_MB:,.0f} MB"
         if self.fits:
-            once = self.images / (one * self.cores)
-            yield f"data.loader=memory: {self.images:,} images, {size}, read once in about {once:.0f} s"
+            seconds = self.images / (read_per_s * self.cores)
+            yield f"data.loader=memory: {self.images:,} images, {size}, read once in about {seconds:.0f} s"
         elif self.cacheable:
             yield f"data.cache=FOLDER: each image is decoded once, for all epochs and starts ({size} there)"
         if self.workers is not None and self.workers < self._needed < self.cores:
-            yield f"data.workers={self._needed}: they read {self._needed * one:,.0f} images/s"
+            yield f"data.workers={self._needed}: they read {self._needed * read_per_s:,.0f} images/s"
         elif self._needed >= self.cores:
             yield f"more processors for a rank: {self._needed + 1} instead of {self.cores}"
 
     @property
     def stages(self) -> dict[str, StageTiming]:
-        """Those that were timed."""
+        """The stages that were timed."""
         stages = {"read": self.read, "augment": self.augment, "copy": self.copy, "step": self.step}
         return {name: stage for name, stage in stages.items() if stage is not None}
 
-    def told(self) -> Iterator[str]:
-        """What was timed otherwise than in a training, and which times were too unlike to rely on."""
+    def all_notes(self) -> Iterator[str]:
+        """The notes, and which timings vary too much to rely on."""
         yield from self.notes
         for name, stage in self.stages.items():
             low, high = stage.at(0.1), stage.at(0.9)
@@ -174,7 +179,7 @@ class PipelineProfile:
                 yield f"{name} was unsteady: {1e3 * low:,.2f} to {1e3 * high:,.2f} ms a batch (10 to 90 % of the times)"
 
     def as_json(self) -> str:
-        """One object."""
+        """The profile as a JSON object."""
         facts: dict[str, Any] = {
             "data": self.title,
             "device": self.device,
@@ -186,82 +191,91 @@ class PipelineProfile:
             "limit": self.limit,
             "images_per_s": self.images_per_s,
             "advice": list(self.advice()),
-            "notes": list(self.told()),
+            "notes": list(self.all_notes()),
         }
         return json.dumps(facts)
 
     def as_text(self) -> str:
-        """A table, the limit, and what to change."""
-        whole = " (all at the start)" if self.workers is None else f", {self.workers} worker{'s' * (self.workers != 1)}"
-        where = {"read": f"one processor of {self.cores}{whole}", "copy": "to the GPU, beside the step"}
+        """A table, the limit, and the advice."""
+        workers_text = (
+            " (all at the start)" if self.workers is None else f", {self.workers} worker{'s' * (self.workers != 1)}"
+        )
+        location = {"read": f"one processor of {self.cores}{workers_text}", "copy": "to the GPU, beside the step"}
         lines = [f"{self.title}, on {self.device}", f"{'stage':<10}{'images/s':>12}{'ms a batch':>13}   on"]
         for name, stage in self.stages.items():
-            told = f"{stage.images_per_s:>12,.0f}{1e3 * stage.at(0.5):>13,.2f}"
-            lines.append(f"{name:<10}{told}   {where.get(name, self.device)}")
+            numbers = f"{stage.images_per_s:>12,.0f}{1e3 * stage.at(0.5):>13,.2f}"
+            lines.append(f"{name:<10}{numbers}   {location.get(name, self.device)}")
         lines.append(f"limit: {self.limit}; a rank trains about {self.images_per_s:,.0f} images/s")
         return "\n".join(
-            [*lines, *(f"change: {line}" for line in self.advice()), *(f"note: {line}" for line in self.told())]
+            [*lines, *(f"change: {line}" for line in self.advice()), *(f"note: {line}" for line in self.all_notes())]
         )
 
 
-SECONDS_PER_STAGE: Final = 1.0  # for each stage
-MIN_REPEATS: Final = 3  # times, after one that does not count
+SECONDS_PER_STAGE: Final = 1.0
+MIN_REPEATS: Final = 3  # after a warm-up
 AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measure_stages(
     config: RunConfig,
     *,
-    beside: str | None,
+    config_file: str | None,
     device: str,
     ranks: int,
     micro: int,
     world_size: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PipelineProfile:
-    """Time what one of `ranks` ranks of this machine does, with micro batches of `micro`.
+    """Time the stages of one of `ranks` ranks on this machine, with micro batches of `micro`.
 
     Args:
-        beside: the config file, beside which a module of the user's own may lie.
-        device: cpu or cuda. world_size: ranks in all, on all machines.
+        config_file: its folder may hold the user's own modules.
+        device: cpu or cuda.
+        world_size: the ranks on all machines.
 
     Raises:
-        Failure: what opening the data or the model raises; RESOURCE where a step does not fit into the GPU.
+        Failure: as opening the data or the model; RESOURCE if a step does not fit into the GPU's
+            memory.
     """
-    plugin.add_config_folder_to_path(beside, config.data.name, config.model.name, config.optim.name)
-    sets, place = registry.open_splits(config.data), choose_device(device, 0)
+    plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name, config.optim.name)
+    splits, torch_device = registry.open_splits(config.data), choose_device(device, 0)
     allow_tf32(config.train.tf32)
-    use_deterministic_cudnn(place)
-    cacheable = isinstance(sets.training, ImageFileSource)
-    sets, notes = _use_complete_cache(sets, config)
+    use_deterministic_cudnn(torch_device)
+    cacheable = isinstance(splits.training, ImageFileSource)
+    splits, notes = _use_complete_cache(splits, config)
     cores = max(1, SINGLE_RANK.cores() // ranks)
-    kind, workers = loader.choose_loader(sets, config.data, cores)
+    loader_name, workers = loader.choose_loader(splits, config.data, cores)
     with _torch_threads(1):
-        pixels, read = _time_read(config, sets, micro, clock)
-    there, copy = _time_copy(pixels, place, clock, stays=kind == "memory" and _fits_on_gpu(sets, pixels, place))
-    images, augmented = _time_augment(config, sets, there, clock)
-    step = _time_step(config, sets, images, clock)
-    unsought = tuple(_batch_size_notes(config, place, micro))
+        pixels, read = _time_read(config, splits, micro, clock)
+    on_device, copy = _time_copy(
+        pixels, torch_device, clock, stays=loader_name == "memory" and _fits_on_gpu(splits, pixels, torch_device)
+    )
+    images, augmented = _time_augment(config, splits, on_device, clock)
+    step = _time_step(config, splits, images, clock)
+    batch_notes = tuple(_batch_size_notes(config, torch_device, micro))
     return PipelineProfile(
-        title=f"{config.data.name}, {sets.shape}, micro batch {micro}{' (not searched for)' * len(unsought)}",
-        device="CPU" if device == "cpu" else torch.cuda.get_device_name(place),
+        title=f"{config.data.name}, {splits.shape}, micro batch {micro}{' (not searched for)' * len(batch_notes)}",
+        device="CPU" if device == "cpu" else torch.cuda.get_device_name(torch_device),
         cores=cores,
-        workers=None if kind == "memory" else workers,
+        workers=None if loader_name == "memory" else workers,
         read=read,
         augment=augmented,
         copy=copy,
         step=step,
-        images=len(sets.training.labels) + len(sets.validation.labels),
-        bytes_=sets.bytes_,
-        fits=sets.bytes_ <= loader.MAX_IN_MEMORY_BYTES,
+        images=len(splits.training.labels) + len(splits.validation.labels),
+        bytes_=splits.bytes_,
+        fits=splits.bytes_ <= loader.MAX_IN_MEMORY_BYTES,
         cacheable=cacheable and config.data.cache is None,
-        quicker=tuple(_faster_settings(config, place, micro * world_size)),
-        notes=(*notes, *unsought),
+        faster_settings=tuple(_faster_settings(config, torch_device, micro * world_size)),
+        notes=(*notes, *batch_notes),
     )
 
 
 def _use_complete_cache(sets: DataSplits, config: RunConfig) -> tuple[DataSplits, Sequence[str]]:
-    """Read from data.cache where it is whole: to fill one takes as long as an epoch, and is not asked for here."""
+    """Read from data.cache if it is complete.
+
+    Filling it takes as long as an epoch, so that is not done here.
+    """
     folder, training, validation = config.data.cache, sets.training, sets.validation
     if folder is None or not (isinstance(training, ImageFileSource) and isinstance(validation, ImageFileSource)):
         return sets, ()
@@ -272,60 +286,68 @@ def _use_complete_cache(sets: DataSplits, config: RunConfig) -> tuple[DataSplits
     return decoded_cache.use_cache(sets, config.data, SINGLE_RANK, Heartbeat()), ()
 
 
-def _fits_on_gpu(sets: DataSplits, pixels: Tensor, device: torch.device) -> bool:
-    """Whether the training images of data.loader=memory would lie on the GPU, where nothing is copied."""
-    whole = len(sets.training.labels) * pixels[0].nbytes
-    return device.type == "cuda" and whole <= in_memory.FREE_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]
+def _fits_on_gpu(splits: DataSplits, pixels: Tensor, device: torch.device) -> bool:
+    """Whether data.loader=memory would keep the training images on the GPU."""
+    total_bytes = len(splits.training.labels) * pixels[0].nbytes
+    return (
+        device.type == "cuda" and total_bytes <= in_memory.FREE_GPU_MEMORY_FRACTION * torch.cuda.mem_get_info(device)[0]
+    )
 
 
-def _faster_settings(config: RunConfig, device: torch.device, at_once: int) -> Iterator[str]:
-    """Settings that are not in use, may shorten a step here and would not be refused. at_once: images of all ranks."""
+def _faster_settings(config: RunConfig, device: torch.device, images_at_once: int) -> Iterator[str]:
+    """Unused, allowed settings that may shorten a step. images_at_once: of all ranks."""
     if device.type == "cuda" and choose_precision(config.train.precision, device) == "fp32":
         yield "train.precision=bf16"
     if config.train.compile is False and config.train.parallel != "dp" and not checks.is_bitwise(config.train):
         yield "train.compile=default"
-    if at_once < config.train.global_batch_size:
+    if images_at_once < config.train.global_batch_size:
         yield "a larger train.micro_batch_size"
 
 
 def _batch_size_notes(config: RunConfig, device: torch.device, micro: int) -> Iterator[str]:
     if device.type == "cuda" and config.train.micro_batch_size == "auto":
-        yield f"a micro batch of {micro} was timed: a training looks for the largest that fits into the GPU"
+        yield f"a micro batch of {micro} was timed: a training searches for the largest that fits into the GPU"
 
 
 def time_stage(
     action: Callable[[], object], batch: int, clock: Callable[[], float], wait: Callable[[], None] = lambda: None
 ) -> StageTiming:
-    """How long `action` takes, until SECONDS_PER_STAGE are over. wait: for what it has only begun."""
+    """Time `action` repeatedly for SECONDS_PER_STAGE. wait.
+
+    Waits for work that it started asynchronously.
+    """
     action()
     seconds: list[float] = []
     while len(seconds) < MIN_REPEATS or sum(seconds) < SECONDS_PER_STAGE:
         wait()
-        began = clock()
+        start = clock()
         action()
         wait()
-        seconds.append(clock() - began)
+        seconds.append(clock() - start)
     return StageTiming(batch=batch, seconds=seconds)
 
 
 def _time_read(
-    config: RunConfig, sets: DataSplits, micro: int, clock: Callable[[], float]
+    config: RunConfig, splits: DataSplits, micro: int, clock: Callable[[], float]
 ) -> tuple[Tensor, StageTiming]:
-    """In the order of training: each batch other images, as long as there are any."""
-    count, data = len(sets.training.labels), config.data
-    tolerant = SkipUnreadable(sets.training.read, count, most=data.max_bad_images, replace=True)
+    """Time reading in the order of training.
+
+    Each batch has other images, as long as there are some.
+    """
+    count, data = len(splits.training.labels), config.data
+    reader = SkipUnreadable(splits.training.read, count, most=data.max_bad_images, replace=True)
     order = rng.permutation(count, rng.ORDER, config.run.seed, 0)
     size = min(micro, count)
-    batches = itertools.cycle(order[at : at + size] for at in range(0, count - size + 1, size))
-    stage = time_stage(lambda: tolerant.read(next(batches)), size, clock)
-    _, whole, _ = tolerant.read(np.resize(order, micro))
-    return sets.training.read(whole), stage
+    batches = itertools.cycle(order[start : start + size] for start in range(0, count - size + 1, size))
+    stage = time_stage(lambda: reader.read(next(batches)), size, clock)
+    _, readable, _ = reader.read(np.resize(order, micro))
+    return splits.training.read(readable), stage
 
 
 def _time_copy(
     pixels: Tensor, device: torch.device, clock: Callable[[], float], *, stays: bool
 ) -> tuple[Tensor, StageTiming | None]:
-    """stays: all images are on the device before the first step."""
+    """Time copying to the GPU. stays: all images are on the GPU before the first step."""
     if device.type == "cpu" or stays:
         return pixels.to(device), None
     pinned = pixels.pin_memory()
@@ -335,37 +357,37 @@ def _time_copy(
 
 
 def _time_augment(
-    config: RunConfig, sets: DataSplits, pixels: Tensor, clock: Callable[[], float]
+    config: RunConfig, splits: DataSplits, pixels: Tensor, clock: Callable[[], float]
 ) -> tuple[Tensor, StageTiming]:
     rows, epoch = torch.arange(len(pixels), device=pixels.device), itertools.count()
 
     def act() -> Tensor:
-        moves = augment.draw_parameters(
+        parameters = augment.draw_parameters(
             config.data.augment,
             np.arange(len(pixels)),
-            shape=sets.shape,
+            shape=splits.shape,
             seed=config.run.seed,
             epoch=next(epoch),
-            mirror=sets.mirror,
+            mirror=splits.mirror,
         )
-        return augment.apply(pixels, rows, to_device(moves.packed(), pixels.device), gray=moves.gray)
+        return augment.apply(pixels, rows, to_device(parameters.packed(), pixels.device), gray=parameters.gray)
 
     return act(), time_stage(act, len(pixels), clock, _device_synchronizer(pixels.device))
 
 
-def _time_step(config: RunConfig, sets: DataSplits, images: Tensor, clock: Callable[[], float]) -> StageTiming:
-    """Forward, backward and the optimizer's update, as torch does them alone."""
-    device, classes = images.device, len(sets.classes)
+def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Callable[[], float]) -> StageTiming:
+    """Time forward, backward and the optimizer's update, with torch alone."""
+    device, classes = images.device, len(splits.classes)
     precision = choose_precision(config.train.precision, device)
-    net = build_model(config.model, classes=classes, shape=sets.shape, seed=config.run.seed).to(device)
-    optimizer = optimizers.build_optimizer(config.optim, net, device)
-    counts = statistics.class_counts(sets.training.labels, classes).tolist()
-    aimed = build_criterion(config.optim, counts).to(device)
-    labels = sets.training.labels[np.resize(np.arange(len(sets.training.labels)), len(images))].to(device)
+    model = build_model(config.model, classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
+    optimizer = optimizers.build_optimizer(config.optim, model, device)
+    counts = statistics.class_counts(splits.training.labels, classes).tolist()
+    criterion = build_criterion(config.optim, counts).to(device)
+    labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 
     def act() -> None:
         with torch.autocast(device.type, AUTOCAST_DTYPES.get(precision), enabled=precision in AUTOCAST_DTYPES):
-            loss = aimed(net(images), labels)
+            loss = criterion(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -385,9 +407,9 @@ def _device_synchronizer(device: torch.device) -> Callable[[], None]:
 
 @contextmanager
 def _torch_threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

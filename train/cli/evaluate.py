@@ -33,7 +33,7 @@ Nothing is written into the run. Settings may change data.*, launch.*, eval.batc
 Exit codes: 0 measured; 64 command line; 65 a damaged checkpoint, or data of other classes or another size; 66 no \
 checkpoint, no data, or no validation image; 75 stopped, without a result; 77 code that only the run names.
 """
-# What a request to stop leads to: there is nothing to save.
+# The messages after a request to stop: there is nothing to save.
 STOP_MESSAGES: Final = ("the measurement ends without a result", "without a result")
 
 
@@ -55,7 +55,7 @@ def build_parser() -> TrainArgumentParser:
     # What torch.distributed.launch passes to each process.
     parser.add_argument("--local-rank", "--local_rank", dest="local_rank", metavar="N", help=argparse.SUPPRESS)
     add_launch_arguments(parser)
-    parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # of the other commands
+    parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # attributes of other commands
     return parser
 
 
@@ -66,30 +66,39 @@ def help_formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What stands behind `train eval`, with the same `words` as a line of any command. Raises Failure (USAGE)."""
+    """Parse the arguments of `train eval`; `words` are those of any command.
+
+    Raises Failure (USAGE).
+    """
     arguments = build_parser().parse_intermixed_args(argv)
     arguments.words = [COMMAND, *([arguments.run] if arguments.run is not None else []), *arguments.words]
     return arguments
 
 
 def launch_evaluation(arguments: argparse.Namespace, words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Measure a checkpoint: by ranks as in a training, which write nothing into the run's folder."""
-    given, overrides = checkpoints.split_arguments(words)
-    found = checkpoints.choose_checkpoint(given)
-    config, notes = checkpoints.load_config(found, arguments.config, overrides)
+    """Start ranks that measure a checkpoint; they write nothing to the run's folder."""
+    target, overrides = checkpoints.split_arguments(words)
+    checkpoint = checkpoints.choose_checkpoint(target)
+    config, notes = checkpoints.load_config(checkpoint, arguments.config, overrides)
     plan = make_plan(environ, launch.launch_options(arguments, config, environ))
-    plan = replace(plan, warnings=(*plan.warnings, *found.notes, *notes))
+    plan = replace(plan, warnings=(*plan.warnings, *checkpoint.notes, *notes))
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
     folder = make_temporary_folder(environ)
-    source = ["--config", arguments.config] if arguments.config else []
-    source += ["--json"] if arguments.json else []
-    measured = ["--evaluate", str(found.path), "--scratch", str(folder), *(["--all"] if arguments.all else [])]
+    config_words = ["--config", arguments.config] if arguments.config else []
+    config_words += ["--json"] if arguments.json else []
+    evaluation_words = [
+        "--evaluate",
+        str(checkpoint.path),
+        "--scratch",
+        str(folder),
+        *(["--all"] if arguments.all else []),
+    ]
     code = int(ExitCode.OK)
     try:
-        words = [*measured, *source, *overrides]
+        words = [*evaluation_words, *config_words, *overrides]
         code = launch.start_ranks(plan, words, environ, folder=folder, config=config, promise=STOP_MESSAGES)
     finally:
-        if code in (ExitCode.OK, ExitCode.STOPPED):  # else the logs are named in what was said
+        if code in (ExitCode.OK, ExitCode.STOPPED):  # otherwise the error names the logs
             files.remove(folder)
     return code

@@ -1,4 +1,4 @@
-"""`train export RUN --output DIR` writes a trained model to a folder that can be handed on."""
+"""`train export RUN --output DIR` writes a trained model to a folder that can be shared."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ EXAMPLES: Final = """examples:
 
 
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Write weights, description and card, and say where they are. The run is only read."""
+    """Write weights, model.json and model card, and print their names. The run is only read."""
     arguments = build_parser().parse_intermixed_args(argv)
-    found = checkpoints.choose_checkpoint(arguments.checkpoint)
-    config, notes = checkpoints.load_config(found, arguments.config, arguments.words)
+    checkpoint = checkpoints.choose_checkpoint(arguments.checkpoint)
+    config, notes = checkpoints.load_config(checkpoint, arguments.config, arguments.words)
     plugin.add_config_folder_to_path(arguments.config, config.data.name)
     from train.inference import export  # torch
 
     folder = Path(arguments.output).resolve()
-    sizes = export.export_model(config, found, folder)
-    for note in (*found.notes, *notes):
+    sizes = export.export_model(config, checkpoint, folder)
+    for note in (*checkpoint.notes, *notes):
         print_message(f"note: {note}", sys.stderr)
-    listed = ", ".join(f"{name} ({files.format_bytes(size)})" for name, size in sizes.items())
+    file_list = ", ".join(f"{name} ({files.format_bytes(size)})" for name, size in sizes.items())
     print(
         progress.format_rows(
-            {"model": f"{config.model.name}, step {found.contents.step:,}", "folder": folder, "in it": listed}
+            {"model": f"{config.model.name}, step {checkpoint.contents.step:,}", "folder": folder, "in it": file_list}
         )
     )
     return 0

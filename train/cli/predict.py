@@ -1,6 +1,6 @@
 """`train predict RUN IMAGES...` prints the predicted class and probability of each image file.
 
-All that can be refused without torch is refused before torch is imported.
+Everything that can be checked without torch is checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ SETTING_PATTERN: Final = re.compile(r"[a-z_]+(\.[a-z_]+)+=.*", re.DOTALL)
 
 
 def split_images_and_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(images, settings): `section.key=value` is a setting, unless a file is called so."""
+    """(images, settings): `section.key=value` is a setting, unless a file has that name."""
     settings = [word for word in words if SETTING_PATTERN.fullmatch(word) and not os.path.lexists(word)]
     return [word for word in words if word not in settings], settings
 
 
 def find_images(words: Sequence[str], unread: Counter[str] | None = None) -> list[Path]:
-    """All image files, in the order of the words; a folder's in sorted order, with those of folders in it.
+    """All image files, in the order of the words; those of a folder and its subfolders are sorted.
 
-    A file that is named is taken whatever its name ends in; in folders, those that end as images do. unread: counts
-    the others by ending.
+    A named file is used whatever its suffix; of a folder only files with an image's suffix. unread:
+    counts the other files by suffix.
 
     Raises:
-        Failure: USAGE without any word; NO_INPUT for what is not there, and for a folder without an image.
+        Failure: USAGE without words; NO_INPUT for a missing path, and for a folder without images.
     """
     if not words:
         raise Failure("there is no image to look at", fix="name image files or folders", code=ExitCode.USAGE)
@@ -58,15 +58,15 @@ def _images_at(path: Path, unread: Counter[str] | None) -> list[Path]:
     if not os.path.isdir(path):
         return [path]
     _refuse_unreadable_folder(path)
-    found = list(class_folders.image_files(path, unread))
-    if not found:
+    images = list(class_folders.image_files(path, unread))
+    if not images:
         fix = f"name a folder with images ({' '.join(class_folders.IMAGE_SUFFIXES)}), or the files themselves"
         raise _missing_input(f"{path} holds no image", fix)
-    return found
+    return images
 
 
 def _refuse_unreadable_folder(folder: Path) -> None:
-    """Python's walk would pass over a folder that it cannot list."""
+    """Raise if the folder cannot be listed; os.walk would skip it silently."""
     try:
         os.scandir(folder).close()
     except OSError as error:
@@ -77,36 +77,36 @@ def _missing_input(what: str, fix: str) -> Failure:
     return Failure(what, fix=fix, code=ExitCode.NO_INPUT)
 
 
-EXPORT_FILE: Final = "model.json"  # what makes a folder an export: see `train.inference.export`
+EXPORT_FILE: Final = "model.json"  # marks an exported model: see `train.inference.export`
 DEVICE_CHOICES: Final = ("auto", "cpu", "cuda")
 EXAMPLES: Final = """examples:
   train predict runs/NAME image.jpg                    path, class and probability, with tabs between
   train predict runs/NAME photos/ --top 3              all images in a folder and below it; three classes each
-  train predict model photos/                          a model that was handed on: train export
+  train predict model photos/                          an exported model: train export
   train predict runs/NAME photos/ --json > out.jsonl   one JSON object for each image
 """
 
 
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Say on stdout what each image shows, on stderr which cannot be read. Nothing is written."""
+    """Print predictions on stdout, and unreadable images on stderr. No file is written."""
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = split_images_and_settings(arguments.images)
     top, device = _parse_top(arguments.top), _parse_device(arguments.device, environ)
     unread = Counter[str]()
     if os.path.exists(os.path.join(arguments.checkpoint, EXPORT_FILE)):
-        ready, files = _load_from_export(arguments, words, settings, device, unread)
+        model, files = _load_from_export(arguments, words, settings, device, unread)
     else:
-        ready, files = _load_from_run(arguments, words, settings, device, _process_environ(environ), unread)
+        model, files = _load_from_run(arguments, words, settings, device, _process_environ(environ), unread)
     from train.data import decode
     from train.inference import predict
 
     for warning in decode.gray_level_warnings(decode.highest_values(files)):
         print_message(f"WARNING: {warning}", sys.stderr)
-    if ready.doubt:
-        print_message(f"WARNING: {ready.doubt}", sys.stderr)
+    if model.doubt:
+        print_message(f"WARNING: {model.doubt}", sys.stderr)
     try:
-        for one in predict.predict_images(ready, files, top, lambda text: print(text, file=sys.stderr)):
-            _print_prediction(one, as_json=arguments.json)
+        for prediction in predict.predict_images(model, files, top, lambda text: print(text, file=sys.stderr)):
+            _print_prediction(prediction, as_json=arguments.json)
             if _count_lost_writes():
                 break
     finally:
@@ -115,29 +115,33 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return _finish_stdout()
 
 
-def _print_prediction(one: Prediction, *, as_json: bool) -> None:
-    """A line, in letters that the stream has: one that it cannot take would be lost.
+def _print_prediction(prediction: Prediction, *, as_json: bool) -> None:
+    """Print a line.
 
-    In one piece with its end: a request to stop may come between two.
+    Characters that the stream's encoding lacks are escaped, or the line would be lost.
+
+    The newline is in the same write, because a stop signal may arrive between two writes.
     """
     encoding = sys.stdout.encoding or "ascii"
     if as_json:
-        line = one.as_json(ascii_=codecs.lookup(encoding).name != "utf-8")
+        line = prediction.as_json(ascii_=codecs.lookup(encoding).name != "utf-8")
     else:
-        line = one.as_text().encode(encoding, "backslashreplace").decode(encoding)
+        line = prediction.as_text().encode(encoding, "backslashreplace").decode(encoding)
     sys.stdout.write(f"{line}\n")
 
 
 def _count_lost_writes() -> int:
-    """How many writes stdout has refused: our front door lets none of them end a command."""
+    """The number of failed writes to stdout, which NonFailingStream drops and counts."""
     return int(getattr(sys.stdout, "lost", 0))
 
 
 def _finish_stdout() -> int:
-    """OK, also where a pipe's reader wanted no more (`| head`); its end now leads to /dev/null.
+    """Flush stdout and return OK, also if a pipe's reader has closed it (`| head`).
+
+    It is then /dev/null.
 
     Raises:
-        Failure: IO, where lines are missing, as on a full disk.
+        Failure: IO if lines are missing, as on a full disk.
     """
     sys.stdout.flush()
     if _count_lost_writes() and not os.path.samestat(os.fstat(1), os.stat(os.devnull)):
@@ -154,25 +158,25 @@ def _load_from_run(
     environ: MutableMapping[str, str],
     unread: Counter[str],
 ) -> tuple[InferenceModel, list[Path]]:
-    """The network of a checkpoint, and the images; all that can be refused without torch is refused first."""
-    found = checkpoints.choose_checkpoint(arguments.checkpoint)
-    config, notes = checkpoints.load_config(found, arguments.config, settings)
+    """The model of a checkpoint, and the images; checks that need no torch come first."""
+    checkpoint = checkpoints.choose_checkpoint(arguments.checkpoint)
+    config, notes = checkpoints.load_config(checkpoint, arguments.config, settings)
     files = find_images(words, unread)
     plugin.add_config_folder_to_path(arguments.config, config.data.name, config.model.name)
     environment.remove_conflicting_variables(environ, download=False)
     from train.inference import predict  # torch
 
     environ["ENTRYPOINT_DEVICE"] = predict.resolve_device(device)
-    ready = predict.prepare_from_checkpoint(config, found, environ, len(files))
-    for note in (*found.notes, *notes):
+    model = predict.prepare_from_checkpoint(config, checkpoint, environ, len(files))
+    for note in (*checkpoint.notes, *notes):
         print_message(f"note: {note}", sys.stderr)
-    return ready, files
+    return model, files
 
 
 def _load_from_export(
     arguments: argparse.Namespace, words: Sequence[str], settings: Sequence[str], device: str, unread: Counter[str]
 ) -> tuple[InferenceModel, list[Path]]:
-    """The same from a folder of `train export`, which has its own description and no settings."""
+    """The model of an exported folder, which takes no settings, and the images."""
     files = find_images(words, unread)
     from train.inference import predict  # torch
 
@@ -182,33 +186,35 @@ def _load_from_export(
 
 
 def _load_custom_factory(folder: Path, config: str | None, settings: Sequence[str]) -> Callable[..., Any] | None:
-    """The user's own that makes the exported network, where one does: he names it as for a run.
+    """The user's own factory of the exported model, if it has one; the user names it as for a run.
 
     Raises:
-        Failure: USAGE for settings that an export does not have, or another network; SECURITY as
+        Failure: USAGE for other settings or another model; SECURITY as
             `plugin.refuse_recorded_factory`; and as `plugin.load_factory`.
     """
     from train.inference import export
 
-    told = export.read_model_config(folder)
-    own = schema.is_factory(told.name)
-    document = load.YamlDocument(value={"model": {"name": told.name, "args": told.args}}, lines={})
+    exported = export.read_model_config(folder)
+    is_custom = schema.is_factory(exported.name)
+    document = load.YamlDocument(value={"model": {"name": exported.name, "args": exported.args}}, lines={})
     named = load.load_config(config, settings) if config else load.build_config(document, str(folder), settings)
-    others = [word for word in settings if not word.startswith(("model.name=", "model.args"))]
-    if others or ((config or settings) and not own) or replace(named.model, weights=None) != told:
+    other_settings = [word for word in settings if not word.startswith(("model.name=", "model.args"))]
+    if other_settings or ((config or settings) and not is_custom) or replace(named.model, weights=None) != exported:
         raise Failure(
             "an exported model has no settings",
             found=" ".join([*settings, *(["--config", config] if config else [])]),
-            expected=f"none, or what it is: {told.name} {json.dumps(told.args):.200}",
+            expected=f"none, or what it is: {exported.name} {json.dumps(exported.args):.200}",
             fix="leave them out, or name the run",
             code=ExitCode.USAGE,
         )
-    if not own:
+    if not is_custom:
         return None
-    typed = load.overridden_keys(settings, ("model.name",))
-    plugin.refuse_recorded_factory({"model.name": told.name}, folder, config=config, typed=typed, args=told.args)
-    plugin.add_config_folder_to_path(config, told.name)
-    return plugin.load_factory(told.name, "model.name")
+    given_keys = load.overridden_keys(settings, ("model.name",))
+    plugin.refuse_recorded_factory(
+        {"model.name": exported.name}, folder, config=config, typed=given_keys, args=exported.args
+    )
+    plugin.add_config_folder_to_path(config, exported.name)
+    return plugin.load_factory(exported.name, "model.name")
 
 
 def build_parser() -> TrainArgumentParser:
@@ -236,7 +242,10 @@ def build_parser() -> TrainArgumentParser:
 
 
 def _process_environ(environ: Mapping[str, str]) -> MutableMapping[str, str]:
-    """What libraries will read, where this is the process' own environment: they must not see other ranks in it."""
+    """The process's environment, so that libraries do not see variables of other ranks.
+
+    A copy in tests.
+    """
     return os.environ if environ is os.environ else dict(environ)
 
 
@@ -246,10 +255,13 @@ def _parse_top(text: str) -> int:
     raise Failure("--top takes a whole number from 1", found=f"--top {text}", fix="write --top 5", code=ExitCode.USAGE)
 
 
-def _parse_device(given_: str | None, environ: Mapping[str, str]) -> str:
-    """The command line over ENTRYPOINT_DEVICE. Where the training ran does not count."""
+def _parse_device(option: str | None, environ: Mapping[str, str]) -> str:
+    """The device from the command line or ENTRYPOINT_DEVICE.
+
+    That of the training does not matter.
+    """
     source, value = (
-        ("--device", given_) if given_ else ("ENTRYPOINT_DEVICE", environ.get("ENTRYPOINT_DEVICE") or "auto")
+        ("--device", option) if option else ("ENTRYPOINT_DEVICE", environ.get("ENTRYPOINT_DEVICE") or "auto")
     )
     if value in DEVICE_CHOICES:
         return value

@@ -25,7 +25,7 @@ EXAMPLES: Final = """examples:
 
 
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Write the report and say where it is."""
+    """Write the report and print its path."""
     arguments = build_parser().parse_args(argv)
     if not arguments.runs:
         fix = "write `train report RUN`, the folder of a run, several of them, or a bench.json"
@@ -39,12 +39,12 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     )
 
     files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
-    found = [read_bench(Path(file)) for file in files]
+    benches = [read_bench(Path(file)) for file in files]
     runs, missing = read.load_runs([word for word in arguments.runs if word not in files])
     made = f"Made {format_time(time.time())} by train report."
-    document = build_report(runs, found, anyway=arguments.compare_anyway, made=made, missing=missing)
-    alone = runs[0].folder if len(runs) == 1 and not found and not missing else Path()
-    folder = Path(arguments.output) if arguments.output else alone / REPORT_FOLDER
+    document = build_report(runs, benches, anyway=arguments.compare_anyway, made=made, missing=missing)
+    run_folder = runs[0].folder if len(runs) == 1 and not benches and not missing else Path()
+    folder = Path(arguments.output) if arguments.output else run_folder / REPORT_FOLDER
     page, *others = write_report(document, folder, own=not arguments.output)
     for caution in document.cautions():
         print_message(f"caution: {caution}", sys.stdout)

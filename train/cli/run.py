@@ -34,46 +34,48 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     with lock.record_node_failure(folder, environ):
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
     launch.refuse_invalid_launch(config, plan, environ)
-    me = lock.this_start_as_holder(environ, launch=plan.run_id, now=time.time())
-    first = plan.world.rank == 0
-    waited = lock.wait_until_unlocked(folder, me, print_note if first else _print_nothing, first=first)
+    holder = lock.this_start_as_holder(environ, launch=plan.run_id, now=time.time())
+    has_rank_0 = plan.world.rank == 0
+    waited = lock.wait_until_unlocked(folder, holder, print_note if has_rank_0 else _print_nothing, first=has_rank_0)
     refuse_symlinks(folder)
     with lock.record_node_failure(folder, environ):
         launch.print_preflight_findings(plan, config, environ)
     lock.forget_node_failure(folder, environ)
-    if first and (lost := requeue.refuse_missing_run(folder, environ, host=me.host)):
-        plan = replace(plan, warnings=(*plan.warnings, lost))
-    place = choose_writable_folder(config, plan, environ)
-    plan = launch.add_config_warnings(replace(plan, warnings=(*plan.warnings, *place.warnings)), config)
-    settings = keep_last_overrides([*overrides, *place.overrides])
+    if has_rank_0 and (warning := requeue.refuse_missing_run(folder, environ, host=holder.host)):
+        plan = replace(plan, warnings=(*plan.warnings, warning))
+    output = choose_writable_folder(config, plan, environ)
+    plan = launch.add_config_warnings(replace(plan, warnings=(*plan.warnings, *output.warnings)), config)
+    settings = keep_last_overrides([*overrides, *output.overrides])
     source = ["--config", arguments.config] if arguments.config else []
     source += [line_profiling.OPTION] if arguments.profile_lines else []
-    if not first:
-        return _fetch_and_start_ranks(config, plan, [*source, *settings], environ, place.folder)
-    with lock.keep_run_lock(lock.lock_run_folder(place.folder, me, waited, print_note), lost=stop_ranks) as kept:
-        words = ["--lease", str(kept.number), *source, *settings]
-        asked: list[int] = []
+    if not has_rank_0:
+        return _fetch_and_start_ranks(config, plan, [*source, *settings], environ, output.folder)
+    with lock.keep_run_lock(
+        lock.lock_run_folder(output.folder, holder, waited, print_note), lost=stop_ranks
+    ) as run_lock:
+        words = ["--lease", str(run_lock.number), *source, *settings]
+        stop_signals: list[int] = []
 
         def ended(code: int) -> None:
-            if not kept.is_lost():
-                record.write_start_exit(place.folder, code, me)
+            if not run_lock.is_lost():
+                record.write_start_exit(output.folder, code, holder)
 
         def restarting(code: int) -> None:
             ended(code)
-            if not kept.is_lost():
-                exit_file.clear_exit(place.folder)
+            if not run_lock.is_lost():
+                exit_file.clear_exit(output.folder)
 
         try:
-            exit_file.clear_exit(place.folder)
-            if place.folder == folder:  # a stand-in is not looked for by the next start
-                requeue.write_job_marker(folder, environ, host=me.host, now=time.time())
-            code = _fetch_and_start_ranks(config, plan, words, environ, place.folder, restarting, asked)
-        except Failure as failure:  # before the ranks were started
-            _write_missing_exit(kept, failure.code, failure.what)
+            exit_file.clear_exit(output.folder)
+            if output.folder == folder:  # the next start does not look for a replacement folder
+                requeue.write_job_marker(folder, environ, host=holder.host, now=time.time())
+            code = _fetch_and_start_ranks(config, plan, words, environ, output.folder, restarting, stop_signals)
+        except Failure as failure:  # raised before the ranks were started
+            _write_missing_exit(run_lock, failure.code, failure.what)
             raise
-        if code == ExitCode.STOPPED:  # a rank that is asked before it listens just ends
-            by = signal.Signals(asked[0]).name if asked else "a signal"
-            _write_missing_exit(kept, code, f"stopped by {by} before the first step")
+        if code == ExitCode.STOPPED:  # a rank without a signal handler yet writes no exit file
+            by = signal.Signals(stop_signals[0]).name if stop_signals else "a signal"
+            _write_missing_exit(run_lock, code, f"stopped by {by} before the first step")
         requeue.remove_job_marker(folder, environ, code)
         ended(code)
     return code
@@ -93,22 +95,22 @@ def _fetch_and_start_ranks(
     return launch.start_ranks(plan, words, environ, folder=folder, config=config, failed=failed, asked=asked)
 
 
-def _write_missing_exit(kept: RunLock, code: int, cause: str) -> None:
-    """Leave errors/exit.json for the job script where no rank has written it and the folder is still this start's."""
-    if exit_file.read_exit(kept.folder) is None and not kept.is_lost():
-        exit_file.write_exit(kept.folder, code=code, step=None, cause=cause)
+def _write_missing_exit(run_lock: RunLock, code: int, cause: str) -> None:
+    """Write errors/exit.json if no rank did and this start still holds the folder."""
+    if exit_file.read_exit(run_lock.folder) is None and not run_lock.is_lost():
+        exit_file.write_exit(run_lock.folder, code=code, step=None, cause=cause)
 
 
 def stop_ranks() -> None:
-    """The run goes on elsewhere: as if somebody had asked to stop. Rank 0 refuses to commit then."""
+    """Stop, because another start continues the run; rank 0 then refuses to commit a checkpoint."""
     print_note("another start has taken this run's folder over: this one seemed dead")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def print_note(line: str) -> None:
-    """One line on the console."""
+    """Print a note on the console."""
     print_message(f"note: {line}", sys.stderr)
 
 
 def _print_nothing(line: str) -> None:
-    """The task that starts rank 0 says it."""
+    """Ignore the note; the task of rank 0 prints it."""

@@ -2,7 +2,7 @@
 
 The metrics do not depend on the number of ranks, so they are those of the training. All images can
 be evaluated instead of the validation images. A test set may lack classes of the training: its
-images get the numbers that their classes had there.
+images get the class indices of the training.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from train.models import registry as model_registry
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
-    """The same images among the training's `classes`, where they are of some of these; else `sets` as it is.
+    """Map labels to the training's `classes`, if the data has a subset of them.
 
-    Class folders alone have names that somebody chose: elsewhere a class is a number.
+    Otherwise return `sets`.
+
+    Only class folders have names; in other data a class is a number.
     """
     training, validation = sets.training, sets.validation
     if not (
@@ -43,40 +45,40 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
         and set(sets.classes) < set(classes)
     ):
         return sets
-    there = {name: number for number, name in enumerate(classes)}
-    numbers = torch.tensor([there[name] for name in sets.classes])
+    index_by_name = {name: index for index, name in enumerate(classes)}
+    indices = torch.tensor([index_by_name[name] for name in sets.classes])
     return replace(
         sets,
-        training=replace(training, labels=numbers[training.labels]),
-        validation=replace(validation, labels=numbers[validation.labels]),
+        training=replace(training, labels=indices[training.labels]),
+        validation=replace(validation, labels=indices[validation.labels]),
         classes=tuple(classes),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcatSource:
-    """The samples of one source, and behind them those of another. labels: int64 [count] of all."""
+    """The samples of one source, followed by those of another. labels: int64 [count] of all."""
 
     first: SampleSource
     second: SampleSource
     labels: Tensor
 
     def read(self, samples: SampleIndices) -> Tensor:
-        """As `Source.read`; each source is asked for its own."""
+        """As `DataSource.read`; each source reads its own samples."""
         count = len(self.first.labels)
-        early = samples < count
-        if early.all():
+        in_first = samples < count
+        if in_first.all():
             return self.first.read(samples)
-        if not early.any():
+        if not in_first.any():
             return self.second.read(samples - count)
-        mine, theirs = self.first.read(samples[early]), self.second.read(samples[~early] - count)
-        read = torch.empty((len(samples), *mine.shape[1:]), dtype=mine.dtype)
-        read[torch.from_numpy(early)], read[torch.from_numpy(~early)] = mine, theirs
-        return read
+        first_images, second_images = self.first.read(samples[in_first]), self.second.read(samples[~in_first] - count)
+        images = torch.empty((len(samples), *first_images.shape[1:]), dtype=first_images.dtype)
+        images[torch.from_numpy(in_first)], images[torch.from_numpy(~in_first)] = first_images, second_images
+        return images
 
 
 def use_all_for_validation(sets: DataSplits) -> DataSplits:
-    """The same data with all of it as validation images, what is trained on first."""
+    """The data with all images in the validation split, the training images first."""
     return replace(sets, validation=_concat_sources(sets.training, sets.validation))
 
 
@@ -84,19 +86,18 @@ def _concat_sources(first: SampleSource, second: SampleSource) -> SampleSource:
     if not len(second.labels):
         return first
     labels = torch.cat([first.labels, second.labels])
-    if isinstance(first, ImageFileSource) and isinstance(
-        second, ImageFileSource
-    ):  # so that an image that cannot be read has one number
-        every = path_list.concatenate_paths(
+    # One source of files, so that an unreadable image has one number.
+    if isinstance(first, ImageFileSource) and isinstance(second, ImageFileSource):
+        paths = path_list.concatenate_paths(
             path_list.as_packed_paths(first.paths), path_list.as_packed_paths(second.paths)
         )
-        return ImageFileSource(every, labels, first.size)
+        return ImageFileSource(paths, labels, first.size)
     return ConcatSource(first=first, second=second, labels=labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWeights:
-    """A model's tensors by name; averaged: over steps (train.ema_decay)."""
+    """A model's tensors by name. averaged: they are the EMA weights (train.ema_decay)."""
 
     tensors: Mapping[str, Tensor]
     averaged: bool
@@ -104,8 +105,10 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """What of the data is measured, as the validation images of `sets`. words: the same for people. all: every image of
-    it. notes: what makes the numbers other than they look."""
+    """The data to evaluate, in the validation split of `sets`. words: a description. all.
+
+    All images of the data. notes: what limits the meaning of the metrics.
+    """
 
     sets: DataSplits
     words: str
@@ -115,13 +118,13 @@ class EvaluationData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptySource:
-    """The training side: an evaluation does not read it."""
+    """An empty training split, since an evaluation does not read it."""
 
     labels: Tensor
     stored: tuple[int, ...]
 
     def read(self, samples: SampleIndices) -> Tensor:
-        """[0, *stored]."""
+        """An empty tensor [0, *stored]."""
         return torch.empty((0, *self.stored), dtype=torch.uint8)
 
 
@@ -135,31 +138,36 @@ def evaluate_on_rank(
     all_: bool = False,
     pulse: Heartbeat | None = None,
 ) -> int:
-    """Measure as one rank; rank 0 writes the result to stdout. Returns the exit code (OK). all_: every image of the
-    data, not the validation images alone.
+    """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
+
+    all_: evaluate all images, not only the validation images.
 
     Raises:
-        Failure: whatever keeps the checkpoint from being measured.
+        Failure: if the checkpoint cannot be evaluated.
     """
     ready = runtime.start(config, world, environ, accumulation=1)
-    chosen = ready.shared(lambda: chosen)  # tasks look at different moments: a training may go on meanwhile
+    chosen = ready.shared(lambda: chosen)  # rank 0's choice: a training may save meanwhile
     pulse = pulse or Heartbeat()
     pulse.beat("data")
-    config = replace(config, data=replace(config.data, cache=None))  # it would be filled with the training images too
-    part = open_evaluation_data(config, chosen, ready, all_=all_)
-    sets = part.sets
-    for note in part.notes if ready.is_main else ():
+    config = replace(
+        config, data=replace(config.data, cache=None)
+    )  # the cache would be filled with the training images too
+    data = open_evaluation_data(config, chosen, ready, all_=all_)
+    sets = data.sets
+    for note in data.notes if ready.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
     weights = load_weights(chosen)
-    net = build_model(config, sets, weights, ready)
-    validation = len(sets.validation.labels)
-    with explain_out_of_memory(max_batch_size(validation, config.eval.batch_size)):
+    model = build_model(config, sets, weights, ready)
+    num_images = len(sets.validation.labels)
+    with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
         loader = open_validation_loader(config, sets, ready, pulse)
-        mine = rank_batches(validation, config.eval.batch_size, world)
-        measured = evaluate(net, pulse.each("evaluation", loader.evaluate(mine)), ready, classes=len(sets.classes))
+        batches = rank_batches(num_images, config.eval.batch_size, world)
+        evaluation = evaluate(
+            model, pulse.each("evaluation", loader.evaluate(batches)), ready, classes=len(sets.classes)
+        )
     if ready.is_main:
-        verdict = _build_report(config, chosen, part, ready, measured, averaged=weights.averaged, loader=loader.kind)
-        sys.stdout.write((verdict.as_json() if as_json else verdict.as_text()) + "\n")
+        report = _build_report(config, chosen, data, ready, evaluation, averaged=weights.averaged, loader=loader.kind)
+        sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
         sys.stdout.flush()
     ready.barrier()
     ready.close()
@@ -167,31 +175,34 @@ def evaluate_on_rank(
 
 
 def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Runtime, *, all_: bool) -> EvaluationData:
-    """Open the data, and hold it against the other ranks' and the training's.
+    """Open the data, and compare it with the other ranks' and the training's.
 
     Raises:
-        Failure: DATA for other classes than the model was trained on, and for ranks that see different data; NO_INPUT
-            without validation images, and as `registry.open_splits`.
+        Failure: DATA for other classes than the training's, and for ranks that see different data;
+            NO_INPUT without validation images, and as `registry.open_splits`.
     """
-    before = checkpoints.training_dataset_facts(chosen)
-    sets = registry.open_splits(checkpoints.without_class_count(config.data, before))
-    told = statistics.data_fingerprint(sets, config.data.root)
-    statistics.refuse_different_data(told, config.data.name, ready.gathered)
-    there = DatasetFacts(**told | {"data": config.data, "classes": tuple(sets.classes)})
-    if before is not None:
-        sets = map_to_training_classes(sets, before.classes)
-        checkpoints.refuse_other_classes(before, replace(there, classes=sets.classes))
+    training_facts = checkpoints.training_dataset_facts(chosen)
+    sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts))
+    fingerprint = statistics.data_fingerprint(sets, config.data.root)
+    statistics.refuse_different_data(fingerprint, config.data.name, ready.gathered)
+    facts = DatasetFacts(**fingerprint | {"data": config.data, "classes": tuple(sets.classes)})
+    if training_facts is not None:
+        sets = map_to_training_classes(sets, training_facts.classes)
+        checkpoints.refuse_other_classes(training_facts, replace(facts, classes=sets.classes))
     sets = use_all_for_validation(sets) if all_ else sets
     if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)
-    notes = checkpoints.evaluation_caveats(before, there, whole=all_) if before is not None else ()
-    return EvaluationData(sets=sets, words=there.measured(whole=all_), all=all_, notes=notes)
+    notes = checkpoints.evaluation_caveats(training_facts, facts, whole=all_) if training_facts is not None else ()
+    return EvaluationData(sets=sets, words=facts.measured(whole=all_), all=all_, notes=notes)
 
 
 def load_weights(chosen: ChosenCheckpoint) -> CheckpointWeights:
-    """The averaged weights where the checkpoint has them, else those of its step. Raises Failure (DATA)."""
-    found = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
-    tensors, _ = format.load_checkpoint(found, (EMA_GROUP, MODEL_GROUP))
+    """The EMA weights if the checkpoint has them, otherwise those of its step.
+
+    Raises Failure (DATA).
+    """
+    committed = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
+    tensors, _ = format.load_checkpoint(committed, (EMA_GROUP, MODEL_GROUP))
     if MODEL_GROUP not in tensors:
         raise _model_mismatch_failure(
             chosen.path.name, f"no {MODEL_GROUP}{format.TENSORS_SUFFIX} in it", "the weights of a model"
@@ -201,26 +212,29 @@ def load_weights(chosen: ChosenCheckpoint) -> CheckpointWeights:
 
 
 def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights, ready: Runtime) -> nn.Module:
-    """The network with these weights, on the device and in the run's precision.
+    """The model with these weights, on the device and in the run's precision.
 
     Raises:
-        Failure: DATA where the weights are another network's, as for another number of classes.
+        Failure: DATA if the weights do not fit the model, as for another number of classes.
     """
-    own = replace(config.model, weights=None)  # what the training began with may be gone
-    net = model_registry.build_model(own, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
-    if wrong := _state_dict_differences(net.state_dict(), weights.tensors):
-        there, ours = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}", "; ".join(wrong[:3])
-        raise _model_mismatch_failure("the checkpoint", ours, f"a network for the data: {there}")
-    net.load_state_dict(dict(weights.tensors))
-    return ready.accelerator.prepare_model(net, evaluation_mode=True)  # type: ignore[no-any-return]
+    model_config = replace(config.model, weights=None)  # the training's initial weights may be gone
+    model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
+    if differences := _state_dict_differences(model.state_dict(), weights.tensors):
+        expected, found = (
+            f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}",
+            "; ".join(differences[:3]),
+        )
+        raise _model_mismatch_failure("the checkpoint", found, f"a network for the data: {expected}")
+    model.load_state_dict(dict(weights.tensors))
+    return ready.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
 
 
 def open_validation_loader(
     config: RunConfig, sets: DataSplits, ready: Runtime, pulse: Heartbeat | None = None
 ) -> BatchLoader:
-    """The loader of the validation images alone."""
-    nothing = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
-    sets = replace(sets, training=nothing)
+    """A loader of the validation split only."""
+    no_training = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
+    sets = replace(sets, training=no_training)
     seed, host = config.run.seed, shared_memory.host_ranks(ready.world, ready.gathered)
     return open_loader(sets, config.data, seed=seed, device=ready.device, cores=host.cores(), pulse=pulse, host=host)
 
@@ -256,7 +270,10 @@ def _build_report(
 
 
 def _state_dict_differences(ours: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
-    """What is missing, too much, or of another shape, the last layer first: there the classes show."""
+    """Missing, extra and differently shaped tensors.
+
+    Shapes of the last layer first, since they show the classes.
+    """
     shapes = [
         f"{name}: {list(saved[name].shape)} in the checkpoint, {list(tensor.shape)} for this data"
         for name, tensor in reversed(list(ours.items()))

@@ -17,10 +17,10 @@ WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not av
 class EvaluationReport:
     """One evaluation.
 
-    weights: EMA_GROUP or MODEL_GROUP. standing: of the checkpoint in its run, as "the best".
-    measured: which images, in words. all: not the validation images alone. notes: what makes the
-    numbers other than they look. left_out: images that cannot be read. confusion: rows by label;
-    None for very many classes.
+    weights: EMA_GROUP or MODEL_GROUP. standing: the checkpoint's place in its run, such as "the
+    best". measured: a description of the images. all: all images, not only the validation images.
+    notes: what limits the meaning of the metrics. left_out: unreadable images. confusion: rows by
+    label; None for very many classes.
     """
 
     checkpoint: str
@@ -41,8 +41,8 @@ class EvaluationReport:
     confusion: list[list[int]] | None
 
     def as_text(self) -> str:
-        """What was measured and how well; by class where that fits a terminal."""
-        about = {
+        """The report as text, with a table by class if it fits a terminal."""
+        facts = {
             "checkpoint": self.checkpoint,
             "weights": f"of step {self.step}{f' ({self.standing})' if self.standing else ''}, "
             + WEIGHTS_DESCRIPTIONS[self.weights],
@@ -51,16 +51,16 @@ class EvaluationReport:
             "data": f"{self.data}: {len(self.classes)} classes, loader: {self.loader}",
         }
         if self.left_out:
-            about["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
-        told = metrics.metric_rows(self.result, self.classes, "image" if self.all else "validation image")
+            facts["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
+        metric_rows = metrics.metric_rows(self.result, self.classes, "image" if self.all else "validation image")
         if self.confusion is None or len(self.classes) > metrics.MAX_TABLE_CLASSES:
-            return progress.format_rows(about | told)
-        told.pop("weak classes", None)  # the table shows them
+            return progress.format_rows(facts | metric_rows)
+        metric_rows.pop("weak classes", None)  # the table shows them
         table = metrics.format_confusion_table(self.result, self.classes, self.confusion)
-        return f"{progress.format_rows(about | told)}\n\n{table}"
+        return f"{progress.format_rows(facts | metric_rows)}\n\n{table}"
 
     def as_json(self) -> str:
-        """One line. The scores stand beside the rest, not inside `result`."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        del own["result"], own["confusion"]
-        return metrics.result_to_json(self.result, self.confusion, own)
+        """One line of JSON. The metrics are top-level keys, not inside `result`."""
+        facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        del facts["result"], facts["confusion"]
+        return metrics.result_to_json(self.result, self.confusion, facts)

@@ -29,8 +29,10 @@ from train.run import record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """tensors: averaged over steps, where the run did so. told: the checkpoint's state.json. recorded: run.json of its
-    run, as the last start that trained left it; empty where it is not there."""
+    """What is known about a trained model. tensors: the EMA weights if there are any. told.
+
+    The checkpoint's state.json. recorded: run.json of its run; empty if it is missing.
+    """
 
     config: RunConfig
     takes: InputSpec
@@ -43,7 +45,7 @@ class ModelFacts:
 
     @property
     def result(self) -> EvaluationResult | None:
-        """What was measured of these very weights, where they were measured."""
+        """The evaluation of exactly these weights, or None."""
         of = submapping(self.told, "state")
         if not of.get("result") or of.get("evaluated") != self.step:
             return None
@@ -51,24 +53,27 @@ class ModelFacts:
 
 
 def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
-    """All there is to know. Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`."""
-    told, weights = inputs.read_checkpoint_state(chosen), evaluate.load_weights(chosen)
+    """Collect the facts.
+
+    Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`.
+    """
+    state, weights = inputs.read_checkpoint_state(chosen), evaluate.load_weights(chosen)
     return ModelFacts(
         config=config,
-        takes=inputs.build_input_spec(config, told),
+        takes=inputs.build_input_spec(config, state),
         path=chosen.path,
         step=chosen.contents.step,
         tensors=weights.tensors,
         averaged=weights.averaged,
-        told=told,
+        told=state,
         recorded=_read_run_record(chosen.path),
     )
 
 
 def submapping(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of it that may be missing, or be something else in a file of others' making."""
-    found = mapping.get(name)
-    return found if isinstance(found, Mapping) else {}
+    """A mapping inside `mapping`; empty if it is missing or has another type."""
+    value = mapping.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _read_run_record(checkpoint: Path) -> Mapping[str, Any]:
@@ -102,7 +107,7 @@ print(model.classes[int(shares.argmax())], float(shares.max()))
 
 
 def render_card(about: ModelFacts, folder: str) -> str:
-    """The whole card, in Markdown. folder: its name, for the lines that load it."""
+    """Render the card as Markdown. folder: its name, for the loading example."""
     from train.report import page  # matplotlib, which takes a second to import
 
     sections = [
@@ -126,10 +131,10 @@ def render_card(about: ModelFacts, folder: str) -> str:
 
 
 def loading_example(about: ModelFacts, folder: str) -> str:
-    """Six lines of Python that load the model and ask it; of a network of the user's own, seven."""
+    """A few lines of Python that load the model and predict one image."""
     shape, name = [1, *about.takes.shape.input], about.config.model.name
     module, _, function = name.partition(":") if schema.is_factory(name) else ("", "", "")
-    own = {
+    factory_lines = {
         "imports": f"from {module} import {function}  # the code that made the network\n" if module else "",
         "factory": f", factory={function}" if module else "",
     }
@@ -137,9 +142,9 @@ def loading_example(about: ModelFacts, folder: str) -> str:
         inputs.refuse_image_files(about.takes)
     except Failure:
         numbers = "bytes less 127.5, by 63.75" if about.takes.bytes_ else "numbers as in the training's data"
-        return TENSOR_EXAMPLE.format(folder=folder, shape=shape, numbers=numbers, **own)
+        return TENSOR_EXAMPLE.format(folder=folder, shape=shape, numbers=numbers, **factory_lines)
     training = " as in the training" if inputs.array_data_warning(about.takes) is None else ""
-    return IMAGE_EXAMPLE.format(folder=folder, shape=shape, training=training, **own)
+    return IMAGE_EXAMPLE.format(folder=folder, shape=shape, training=training, **factory_lines)
 
 
 def _model_rows(about: ModelFacts) -> dict[str, str]:
@@ -155,7 +160,7 @@ def _model_rows(about: ModelFacts) -> dict[str, str]:
 
 
 def _array_data_caution(about: ModelFacts) -> Iterator[Paragraph]:
-    """Nothing where image files are refused."""
+    """A caution for models trained on arrays; none if image files are refused anyway."""
     with suppress(Failure):
         inputs.refuse_image_files(about.takes)
         if text := inputs.array_data_warning(about.takes):
@@ -180,14 +185,16 @@ def _data_rows(about: ModelFacts) -> dict[str, str]:
 
 def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
-    world, each = about.told.get("world_size"), training.get("steps_per_epoch")
+    world, steps_per_epoch = about.told.get("world_size"), training.get("steps_per_epoch")
     optim, precision = config.optim, training.get("precision", config.train.precision)
-    rate = schedule.peak_learning_rate(optim, config.train.global_batch_size)
+    learning_rate = schedule.peak_learning_rate(optim, config.train.global_batch_size)
     rows = {
         "steps": f"{about.step:,}",
-        "epochs": f"{about.step / each:g}" if isinstance(each, int) and each > 0 else None,
+        "epochs": f"{about.step / steps_per_epoch:g}"
+        if isinstance(steps_per_epoch, int) and steps_per_epoch > 0
+        else None,
         "global batch": f"{config.train.global_batch_size:,}",
-        "optimizer": f"{optim.name}, learning rate {rate:g}, {optim.schedule}",
+        "optimizer": f"{optim.name}, learning rate {learning_rate:g}, {optim.schedule}",
         "precision": str(precision),
         "world": pluralize(world, "rank") if isinstance(world, int) else None,
         "device": str(training["device"]) if "device" in training else None,
@@ -213,9 +220,9 @@ def _recall_rows(result: EvaluationResult, classes: tuple[str, ...]) -> list[lis
 
 
 def _version_rows(about: ModelFacts) -> Mapping[str, str]:
-    """Of the last start that trained, where its run.json is there; else those of this machine, and said so."""
-    trained = submapping(about.recorded, "versions")
-    named = trained or {f"{name} (at export)": version for name, version in record.package_versions().items()}
+    """Versions from run.json, or those of this machine, marked `(at export)`."""
+    recorded = submapping(about.recorded, "versions")
+    versions = recorded or {f"{name} (at export)": version for name, version in record.package_versions().items()}
     commit = about.recorded.get("git")
     git = {"git": commit} if isinstance(commit, str) else {}
-    return {name: str(version) for name, version in {**named, **git}.items() if version is not None}
+    return {name: str(version) for name, version in {**versions, **git}.items() if version is not None}

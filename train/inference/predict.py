@@ -1,6 +1,6 @@
 """A trained network predicts the classes of image files, one prediction for each image.
 
-The network of a run computes as in its evaluation: averaged weights where there are any, and the
+The model of a run computes as in its evaluation: with EMA weights if there are any, and in the
 run's precision. An exported network computes in fp32.
 """
 
@@ -41,8 +41,10 @@ SINGLE_PROCESS_WORLD: Final = World(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceModel:
-    """A network on its device, in evaluation mode, and what it takes. size: images in one batch. doubt: what
-    the user should know of its answers. draft: as `decode.decode_image`."""
+    """A model on its device, in evaluation mode, and its input. size: images in one batch. doubt.
+
+    A warning about its predictions. draft: as `decode.decode_image`.
+    """
 
     network: nn.Module
     classes: tuple[str, ...]
@@ -61,24 +63,27 @@ def resolve_device(device: str) -> str:
 def prepare_from_checkpoint(
     config: RunConfig, chosen: ChosenCheckpoint, environ: MutableMapping[str, str], images: int
 ) -> InferenceModel:
-    """The network as `train eval` measures it: averaged weights where there are, the run's precision.
+    """The model as `train eval` measures it.
+
+    With EMA weights if there are any, in the run's precision.
 
     Changes `environ`, as `runtime.start`.
 
     Raises:
-        Failure: DATA for a damaged checkpoint, USAGE for a network that takes no image files, NODE without the GPU.
+        Failure: DATA for a damaged checkpoint, USAGE for a model that takes no image files, NODE
+            without the GPU.
     """
-    taken = inputs.build_input_spec(config, inputs.read_checkpoint_state(chosen))
-    inputs.refuse_image_files(taken)
+    spec = inputs.build_input_spec(config, inputs.read_checkpoint_state(chosen))
+    inputs.refuse_image_files(spec)
     weights = evaluate.load_weights(chosen)
     ready = runtime.start(config, SINGLE_PROCESS_WORLD, environ, accumulation=1)
-    network = evaluate.build_model(config, taken.sets, weights, ready)
+    network = evaluate.build_model(config, spec.sets, weights, ready)
     return InferenceModel(
         network=network.eval(),
-        classes=taken.classes,
-        shape=taken.shape,
-        doubt=inputs.array_data_warning(taken),
-        draft=taken.made != "pictures",
+        classes=spec.classes,
+        shape=spec.shape,
+        doubt=inputs.array_data_warning(spec),
+        draft=spec.made != "pictures",
         device=ready.device,
         size=max_batch_size(images, config.eval.batch_size),
     )
@@ -87,17 +92,20 @@ def prepare_from_checkpoint(
 def prepare_from_export(
     folder: Path, device: str, images: int, factory: Callable[..., nn.Module] | None = None
 ) -> InferenceModel:
-    """A network that was handed on, in fp32. factory, Raises: as `load_exported`, and as `prepare_from_checkpoint`."""
-    model, place = export.load_exported(folder, factory), choose_device(device, 0)
+    """An exported model, in fp32. factory, Raises.
+
+    As `load_exported`, and as `prepare_from_checkpoint`.
+    """
+    model, torch_device = export.load_exported(folder, factory), choose_device(device, 0)
     inputs.refuse_image_files(model.takes)
     allow_tf32(False)
     return InferenceModel(
-        network=model.network.to(place),
+        network=model.network.to(torch_device),
         classes=model.classes,
         shape=model.shape,
         doubt=inputs.array_data_warning(model.takes),
         draft=model.takes.made != "pictures",
-        device=place,
+        device=torch_device,
         size=max_batch_size(images, "auto"),
     )
 
@@ -105,33 +113,36 @@ def prepare_from_export(
 def predict_images(
     ready: InferenceModel, paths: Sequence[Path], top: int, bad: Callable[[str], None]
 ) -> Iterator[Prediction]:
-    """What the network says of each image, in their order; `bad` is told of those that it cannot be asked about.
+    """Yield a prediction for each image, in their order.
+
+    `bad` is called with a message for each bad image.
 
     Raises:
-        Failure: DATA at the end, where there were such; RESOURCE where a batch does not fit the GPU.
+        Failure: DATA at the end if there were bad images; RESOURCE if a batch does not fit into the
+            GPU's memory.
     """
     failed = 0
     with ThreadPoolExecutor(num_usable_cores()) as threads:
-        for first in range(0, len(paths), ready.size):
-            part = paths[first : first + ready.size]
-            batch, reasons = inputs.read_batch(part, ready.shape, threads, draft=ready.draft)
-            told = iter(_top_classes(_compute_logits(ready, batch), top))
-            for path, reason in zip(part, reasons, strict=True):
-                found = next(told) if reason is None else reason
-                if isinstance(found, Failure):
+        for start in range(0, len(paths), ready.size):
+            batch_paths = paths[start : start + ready.size]
+            batch, reasons = inputs.read_batch(batch_paths, ready.shape, threads, draft=ready.draft)
+            rows = iter(_top_classes(_compute_logits(ready, batch), top))
+            for path, reason in zip(batch_paths, reasons, strict=True):
+                result = next(rows) if reason is None else reason
+                if isinstance(result, Failure):
                     failed += 1
-                    bad(f"{one_line(found.found or str(path))}")
-                elif not found:
+                    bad(f"{one_line(result.found or str(path))}")
+                elif not result:
                     failed += 1
                     bad(f"{one_line(str(path))}: the network's scores are not finite numbers")
                 else:
-                    yield _make_prediction(path, found, ready.classes)
+                    yield _make_prediction(path, result, ready.classes)
     if failed:
         raise _incomplete_failure(failed, len(paths))
 
 
 def _compute_logits(ready: InferenceModel, batch: Tensor) -> Tensor:
-    """float32 [n, classes] on the CPU."""
+    """The logits, float32 [n, classes], on the CPU."""
     if not len(batch):
         return torch.empty((0, len(ready.classes)))
     with torch.no_grad(), explain_out_of_memory(len(batch)):
@@ -140,26 +151,34 @@ def _compute_logits(ready: InferenceModel, batch: Tensor) -> Tensor:
 
 
 def _top_classes(scores: Tensor, top: int) -> list[list[tuple[int, float]]]:
-    """For each row the first `top` classes and their probabilities; nothing where the scores are not numbers.
+    """For each row the `top` likeliest classes and their probabilities.
 
-    Of equal scores the first class is taken, as the evaluation does.
+    Empty if scores are not finite.
+
+    Of equal scores the first class wins, as in the evaluation.
     """
-    shares = scores.double().softmax(dim=1)
+    probabilities = scores.double().softmax(dim=1)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :top]
-    fine = shares.isfinite().all(dim=1).tolist()
-    rows = zip(order.tolist(), shares.gather(1, order).tolist(), fine, strict=True)
-    return [list(zip(places, values, strict=True)) if good else [] for places, values, good in rows]
+    finite = probabilities.isfinite().all(dim=1).tolist()
+    rows = zip(order.tolist(), probabilities.gather(1, order).tolist(), finite, strict=True)
+    return [
+        list(zip(classes, class_probabilities, strict=True)) if is_finite else []
+        for classes, class_probabilities, is_finite in rows
+    ]
 
 
-def _make_prediction(path: Path, found: list[tuple[int, float]], classes: tuple[str, ...]) -> Prediction:
-    names, shares = tuple(classes[place] for place, _ in found), tuple(share for _, share in found)
-    return Prediction(path=path, classes=names, probabilities=shares)
+def _make_prediction(path: Path, top_classes: list[tuple[int, float]], classes: tuple[str, ...]) -> Prediction:
+    names, probabilities = (
+        tuple(classes[index] for index, _ in top_classes),
+        tuple(probability for _, probability in top_classes),
+    )
+    return Prediction(path=path, classes=names, probabilities=probabilities)
 
 
 def _incomplete_failure(failed: int, count: int) -> Failure:
-    have, named, them = ("has", "it is", "it") if failed == 1 else ("have", "they are", "them")
+    have, they_are, them = ("has", "it is", "it") if failed == 1 else ("have", "they are", "them")
     return Failure(
-        f"{failed} of {count} image{'s' * (count != 1)} {have} no answer: {named} named above",
+        f"{failed} of {count} image{'s' * (count != 1)} {have} no answer: {they_are} named above",
         fix=f"replace {them} or leave {them} out; the lines of the others are complete",
         code=ExitCode.DATA,
     )

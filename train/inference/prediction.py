@@ -12,21 +12,23 @@ from train.files import one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Of one image: the likeliest classes and their probabilities, the first one first."""
+    """The likeliest classes of one image and their probabilities, in falling order."""
 
     path: Path
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]
 
     def as_text(self) -> str:
-        """Path, class, probability, with tabs between; further classes and theirs behind."""
+        """Path, class and probability, separated by tabs; further classes follow."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
 
     def as_json(self, *, ascii_: bool = False) -> str:
-        """One object. Bytes of a path that are no text are as in Python: os.fsencode gives them back.
+        """One JSON object. Undecodable bytes of a path are surrogates, as in Python.
 
-        ascii_: for a stream that takes nothing else.
+        Os.fsencode restores them.
+
+        ascii_: escape other characters, for a stream that cannot encode them.
         """
         pairs = zip(self.classes, self.probabilities, strict=True)
         likeliest = [{"class": name, "probability": share} for name, share in pairs]
@@ -34,5 +36,6 @@ class Prediction:
         return text.translate(CONTROL_CHARACTER_ESCAPES).encode(errors="backslashreplace").decode()
 
 
-# JSON leaves these as they are; readers may take them for the end of a line, and terminals for a command.
+# JSON does not escape these; readers may treat them as the end of a line, and terminals as a
+# command.
 CONTROL_CHARACTER_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}

@@ -2,5 +2,6 @@
 
 import logging
 
-# A home that is read-only, a letter that no font has: nothing that a reader can act on. Said at import already.
+# Warnings about a read-only home or a missing glyph help no reader. Some are logged at import
+# already.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

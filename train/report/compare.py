@@ -1,6 +1,6 @@
 """This module compares runs: what differs, and how throughput scales with the number of ranks.
 
-Where runs did not compute the same, it gives the reason instead of the ratios.
+If runs did not compute the same, it gives the reason instead of ratios.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from train.report.read import (
     num_ranks,
 )
 
-# What decides the arithmetic of a step and what is fed into it. The loader: in memory or by workers, not how many; by
-# workers, whether they decode the images or find them decoded.
+# What decides the arithmetic of a step and its input. Of the loader it counts whether images come
+# from memory or from workers (not how many), and whether workers decode them.
 MUST_MATCH: Final[Mapping[str, Callable[[RecordedRun], str]]] = {
     "precision": lambda run: _describe_precision(run),
     "data": lambda run: _describe_data(run),
@@ -62,55 +62,59 @@ STEP_KEYS: Final = (
     "optim.args",
 )
 CONFIG_DEFAULTS: Final = resume_rules.flatten_config(asdict(RunConfig()))
-# Differ between any two runs, and say nothing.
+# They differ between any two runs and mean nothing.
 IGNORED_KEYS: Final = ("run.name", "run.output_dir")
 NO_EFFECT: Final = "no effect"
 CPU_LABEL: Final = "CPU"
 CPU_DEVICE_PATTERN: Final = re.compile(r"CPU, (\d+) threads? per rank")
 THREADS_PER_RANK: Final = "threads per rank"
-# Change the speed, and may follow from the number of ranks.
+# They change the speed, and may depend on the number of ranks.
 SPEED_FACTORS: Final[Mapping[str, Callable[[RecordedRun], str]]] = {
     THREADS_PER_RANK: lambda run: _cpu_threads(run) or "-",
     "micro batch": lambda run: format_value(run.fact("training", "micro_batch_size")),
     "input": lambda run: format_value(run.fact("training", "loader")),
     "data.root": lambda run: "-" if _is_computed(run) else format_value(_config_value(run, "data.root")),
 }
-# The cores of a node are shared out among its ranks: what more ranks gain, each loses in threads.
+# The ranks of a node share its cores: with more ranks, each has fewer threads.
 DIFFERENCE_HINTS: Final = {
     THREADS_PER_RANK: " Fewer ranks have more cores each; start all with OMP_NUM_THREADS=1 to compare like with like."
 }
 IDENTITY_KEYS: Final = {"commit": "git", "hosts": "hosts", "launcher": "launcher"}
-MAX_NAMED_CLASSES: Final = 5  # classes
+MAX_NAMED_CLASSES: Final = 5
 WORLD_KEYS: Final = ("world_size", "num_nodes", "local_world_size")
-MAX_COLUMNS: Final = 6  # that differ, side by side on paper
+MAX_COLUMNS: Final = 6  # of differing keys, side by side on paper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDifferences:
-    """differs: what must be the same -> its values, run by run. weak: the global batch grows with the ranks."""
+    """differs: name -> its value in each run. weak: the global batch grows with the ranks."""
 
     differs: Mapping[str, Sequence[str]]
     weak: bool
 
     @property
     def alike(self) -> bool:
-        """Whether speeds may be set against each other."""
+        """Whether the speeds of the runs may be compared."""
         return not self.differs or (self.weak and set(self.differs) == {GLOBAL_BATCH})
 
 
 def find_differences(runs: Sequence[RecordedRun]) -> RunDifferences:
-    """What has more than one value, or a value that nobody recorded."""
-    values = {name: [read(run) for run in runs] for name, read in MUST_MATCH.items()}
-    differs = {name: each for name, each in values.items() if len(set(each)) > 1 or NOT_RECORDED in each}
+    """Find what has several values, or an unrecorded one, among what must be the same."""
+    values = {name: [describe(run) for run in runs] for name, describe in MUST_MATCH.items()}
+    differs = {
+        name: run_values
+        for name, run_values in values.items()
+        if len(set(run_values)) > 1 or NOT_RECORDED in run_values
+    }
     return RunDifferences(differs=differs | _class_differences(runs), weak=_is_weak_scaling(runs))
 
 
 def _class_differences(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """Equal counts of other classes are other data; told where the names were recorded."""
+    """The classes, if runs with recorded class names have different ones."""
     names = [run.confusion.classes if run.confusion else None for run in runs]
-    if len({known for known in names if known is not None}) < 2:
+    if len({classes for classes in names if classes is not None}) < 2:
         return {}
-    return {"classes": [NOT_RECORDED if one is None else _format_class_names(one) for one in names]}
+    return {"classes": [NOT_RECORDED if classes is None else _format_class_names(classes) for classes in names]}
 
 
 def _format_class_names(names: Sequence[str]) -> str:
@@ -119,21 +123,25 @@ def _format_class_names(names: Sequence[str]) -> str:
     )
 
 
-def incomparable_caution(runs: Sequence[RecordedRun], found: RunDifferences) -> str:
-    """Why no speed is set against another, with the values."""
-    differences = "; ".join(f"{name}: {_format_by_value(runs, values)}" for name, values in found.differs.items())
-    plain = "These runs did not compute the same: a difference in speed may come from that."
-    return f"{plain} Not the same: {differences}."
+def incomparable_caution(runs: Sequence[RecordedRun], differences: RunDifferences) -> str:
+    """Why the speeds are not compared, with the differing values."""
+    text = "; ".join(f"{name}: {_format_by_value(runs, values)}" for name, values in differences.differs.items())
+    warning = "These runs did not compute the same: a difference in speed may come from that."
+    return f"{warning} Not the same: {text}."
 
 
-def speed_cautions(runs: Sequence[RecordedRun], found: RunDifferences) -> list[str]:
-    """What bears on the speed, or on what was trained on, of runs that are alike otherwise."""
-    told = {*found.differs, *([THREADS_PER_RANK] if "device" in found.differs else [])}
-    values = {name: [read(run) for run in runs] for name, read in SPEED_FACTORS.items() if name not in told}
-    unlike = {name: each for name, each in values.items() if len(set(each)) > 1}
+def speed_cautions(runs: Sequence[RecordedRun], differences: RunDifferences) -> list[str]:
+    """Differences of comparable runs that affect the speed or the data."""
+    already_reported = {*differences.differs, *([THREADS_PER_RANK] if "device" in differences.differs else [])}
+    values = {
+        name: [describe(run) for run in runs]
+        for name, describe in SPEED_FACTORS.items()
+        if name not in already_reported
+    }
+    differing = {name: run_values for name, run_values in values.items() if len(set(run_values)) > 1}
     return [
-        f"Not the same {name}: {_format_by_value(runs, each)}.{DIFFERENCE_HINTS.get(name, '')}"
-        for name, each in unlike.items()
+        f"Not the same {name}: {_format_by_value(runs, run_values)}.{DIFFERENCE_HINTS.get(name, '')}"
+        for name, run_values in differing.items()
     ]
 
 
@@ -143,11 +151,14 @@ def threads_differ(runs: Sequence[RecordedRun]) -> bool:
 
 
 def difference_tables(runs: Sequence[RecordedRun]) -> list[Table]:
-    """Every setting, version and derived value that is not the same in all runs: a line for each run."""
+    """Tables of each setting, version and derived value that differs, one row per run."""
     facts = [_all_facts(run) for run in runs]
     keys = dict.fromkeys(key for fact in facts for key in fact)
     differ = [key for key in keys if len({fact.get(key, NOT_RECORDED) for fact in facts}) > 1]
-    return [_difference_table(runs, facts, differ[at : at + MAX_COLUMNS]) for at in range(0, len(differ), MAX_COLUMNS)]
+    return [
+        _difference_table(runs, facts, differ[start : start + MAX_COLUMNS])
+        for start in range(0, len(differ), MAX_COLUMNS)
+    ]
 
 
 def _difference_table(runs: Sequence[RecordedRun], facts: Sequence[Mapping[str, str]], keys: Sequence[str]) -> Table:
@@ -157,21 +168,25 @@ def _difference_table(runs: Sequence[RecordedRun], facts: Sequence[Mapping[str, 
 
 def _all_facts(run: RecordedRun) -> dict[str, str]:
     settings = {key: value for key, value in run.config.items() if key not in IGNORED_KEYS}
-    found = {key: NO_EFFECT if key in run.idle else format_setting(value) for key, value in settings.items()}
-    for noun in ("training", "versions"):
-        facts = run.fact(noun)
-        found |= (
-            {f"{noun}: {key}": format_value(value) for key, value in facts.items()} if isinstance(facts, dict) else {}
+    values = {key: NO_EFFECT if key in run.idle else format_setting(value) for key, value in settings.items()}
+    for group in ("training", "versions"):
+        group_facts = run.fact(group)
+        values |= (
+            {f"{group}: {key}": format_value(value) for key, value in group_facts.items()}
+            if isinstance(group_facts, dict)
+            else {}
         )
-    return found | run_identity(run)
+    return values | run_identity(run)
 
 
 def run_identity(run: RecordedRun) -> dict[str, str]:
-    """Which code ran, in which image, on what."""
+    """Commit, image, hosts, launcher and world of the run."""
     image, world = run.fact("image"), run.fact("world")
-    found = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()}
-    found |= {f"image: {key}": format_value(value) for key, value in image.items()} if isinstance(image, dict) else {}
-    return found | {key: format_value(world.get(key)) for key in WORLD_KEYS if isinstance(world, dict)}
+    identity = {name: format_value(run.fact(key)) for name, key in IDENTITY_KEYS.items()}
+    identity |= (
+        {f"image: {key}": format_value(value) for key, value in image.items()} if isinstance(image, dict) else {}
+    )
+    return identity | {key: format_value(world.get(key)) for key in WORLD_KEYS if isinstance(world, dict)}
 
 
 def _format_by_value(runs: Sequence[RecordedRun], values: Sequence[str]) -> str:
@@ -182,38 +197,38 @@ def _format_by_value(runs: Sequence[RecordedRun], values: Sequence[str]) -> str:
 
 
 def _is_weak_scaling(runs: Sequence[RecordedRun]) -> bool:
-    """The same batch for each rank, on more than one number of ranks."""
+    """Whether the batch per rank is equal, and the numbers of ranks differ."""
     batches = [(count_or_none(run.config.get("train.global_batch_size")), num_ranks(run)) for run in runs]
     shares = {batch / ranks if batch and ranks else None for batch, ranks in batches}
     return len(shares) == 1 and None not in shares and len({ranks for _, ranks in batches}) > 1
 
 
 def _describe_precision(run: RecordedRun) -> str:
-    """The one in effect: `auto` is not the same everywhere."""
-    asked, effective = run.config.get("train.precision"), run.fact("training", "precision")
-    found = effective if isinstance(effective, str) else asked if asked != "auto" else None
-    if not isinstance(found, str):
+    """The effective precision; `auto` depends on the device."""
+    requested, effective = run.config.get("train.precision"), run.fact("training", "precision")
+    precision = effective if isinstance(effective, str) else requested if requested != "auto" else None
+    if not isinstance(precision, str):
         return NOT_RECORDED
-    return f"{found} with TF32" if run.config.get("train.tf32") is True and found == "fp32" else found
+    return f"{precision} with TF32" if run.config.get("train.tf32") is True and precision == "fp32" else precision
 
 
 def _describe_data(run: RecordedRun) -> str:
-    acting = [key for key in DATA_KEYS if f"data.{key}" not in run.idle]
-    given = {key: value for key in acting if (value := _config_value(run, f"data.{key}")) is not None}
+    used_keys = [key for key in DATA_KEYS if f"data.{key}" not in run.idle]
+    values = {key: value for key in used_keys if (value := _config_value(run, f"data.{key}")) is not None}
     settings = [
-        format_value(given.pop("name", "")),
-        *(f"{key} {format_value(value)}" for key, value in given.items()),
+        format_value(values.pop("name", "")),
+        *(f"{key} {format_value(value)}" for key, value in values.items()),
     ]
     counts = [format_value(run.fact("training", key)) for key in ("training_images", "held_out_images", "classes")]
     if not run.config or NOT_RECORDED in counts:
         return NOT_RECORDED
-    return f"{', '.join(settings)} ({counts[0]} training and {counts[1]} held-out images, {counts[2]} classes)"
+    return f"{', '.join(settings)} ({counts[0]} training and {counts[1]} validation images, {counts[2]} classes)"
 
 
 def _describe_loader(run: RecordedRun) -> str:
-    kind = run.fact("training", "loader")
-    if not isinstance(kind, str) or "worker" not in kind:
-        return kind if isinstance(kind, str) else NOT_RECORDED
+    loader = run.fact("training", "loader")
+    if not isinstance(loader, str) or "worker" not in loader:
+        return loader if isinstance(loader, str) else NOT_RECORDED
     cached = "data.cache" not in run.idle and _config_value(run, "data.cache") is not None
     return "workers, from data.cache" if cached else "workers"
 
@@ -228,8 +243,8 @@ def _describe_model(run: RecordedRun) -> str:
     if name is None or parameters is None:
         return NOT_RECORDED
     arguments = run.config.get("model.args")
-    how = f" ({format_value(arguments)})" if arguments else ""
-    return f"{format_value(name)}{how}, {format_value(parameters)} parameters"
+    arguments_text = f" ({format_value(arguments)})" if arguments else ""
+    return f"{format_value(name)}{arguments_text}, {format_value(parameters)} parameters"
 
 
 def _describe_step_options(run: RecordedRun) -> str:
@@ -241,26 +256,27 @@ def _describe_step_options(run: RecordedRun) -> str:
 
 
 def _config_value(run: RecordedRun, key: str) -> Any:
-    """A setting; one that an older version did not know is at its default."""
+    """A setting, or its default if an older version did not have it."""
     return run.config.get(key, CONFIG_DEFAULTS.get(key)) if run.config else None
 
 
 def _cpu_threads(run: RecordedRun) -> str:
-    """Of each rank on a CPU; nothing on a GPU, whose work they do not do, and where nobody recorded them."""
-    found = CPU_DEVICE_PATTERN.fullmatch(format_value(run.fact("training", "device")))
-    return found[1] if found else ""
+    """Threads per rank on a CPU; empty on a GPU, and if they were not recorded."""
+    match = CPU_DEVICE_PATTERN.fullmatch(format_value(run.fact("training", "device")))
+    return match[1] if match else ""
 
 
 X_LABEL: Final = "processes"
-AXIS_HEADROOM: Final = 1.08  # above the highest dot, which would be cut by the edge
+AXIS_HEADROOM: Final = 1.08  # above the highest point, which the edge would cut
 TARGET_EFFICIENCY: Final = 0.75  # the efficiency that computing centres ask for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingMeasurement:
-    """Images per second on so many processes, all together; low and high: the spread over what was measured.
+    """Images per second of all processes together. low, high: the spread of the measurements.
 
-    speed_up: where it was measured in turns, pair by pair, which drifts of the machine spoil less than a quotient.
+    speed_up: set if it was measured in alternating pairs, which a drift of the machine distorts
+    less than a quotient.
     """
 
     processes: int
@@ -272,7 +288,7 @@ class ScalingMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingResult:
-    """speed_up: times the images per second of the fewest processes. efficiency: of the ideal one, 1.0 is all."""
+    """speed_up: relative to the fewest processes. efficiency: speed-up divided by the ideal one."""
 
     processes: int
     images_per_s: float
@@ -283,12 +299,12 @@ class ScalingResult:
 
 
 def compute_scaling(points: Sequence[ScalingMeasurement]) -> list[ScalingResult]:
-    """By the number of processes, held against the fewest. low and high become factors of speed-up too.
+    """Speed-up and efficiency relative to the fewest processes; low and high become speed-ups too.
 
-    The same for strong and weak scaling: both compare images per second, which is work over time.
+    It is the same for strong and weak scaling, since images per second are work over time.
     """
-    rising = sorted((point for point in points if point.images_per_s > 0), key=lambda point: point.processes)
-    return [_scale_against(rising[0], point) for point in rising]
+    ordered = sorted((point for point in points if point.images_per_s > 0), key=lambda point: point.processes)
+    return [_scale_against(ordered[0], point) for point in ordered]
 
 
 def _scale_against(base: ScalingMeasurement, point: ScalingMeasurement) -> ScalingResult:
@@ -306,34 +322,39 @@ def _scale_against(base: ScalingMeasurement, point: ScalingMeasurement) -> Scali
 
 
 def scaling_panels(measured: Mapping[str, Sequence[ScalingMeasurement]]) -> list[Panel]:
-    """Speed-up and efficiency of each name against ideal and the 75 % line; none where nothing was measured."""
-    curves = {name: found for name, points in measured.items() if (found := compute_scaling(points))}
-    ticks = sorted({float(point.processes) for found in curves.values() for point in found})
+    """Panels of speed-up and efficiency with the ideal and the 75 % line.
+
+    None without measurements.
+    """
+    curves = {name: results for name, points in measured.items() if (results := compute_scaling(points))}
+    ticks = sorted({float(point.processes) for results in curves.values() for point in results})
     if not ticks:
         return []
     ideal = [tick / ticks[0] for tick in ticks]
-    up = [PlotSeries(name="ideal", x=ticks, y=ideal, style="ideal")]
-    up += [
+    speed_up = [PlotSeries(name="ideal", x=ticks, y=ideal, style="ideal")]
+    speed_up += [
         PlotSeries(
             name=f"{TARGET_EFFICIENCY:.0%} of ideal",
             x=ticks,
-            y=[TARGET_EFFICIENCY * one for one in ideal],
+            y=[TARGET_EFFICIENCY * ideal_speed_up for ideal_speed_up in ideal],
             style="limit",
         )
     ]
-    share = [PlotSeries(name="ideal", x=ticks, y=[100.0 for _ in ticks], style="ideal")]
-    share += [
+    efficiency = [PlotSeries(name="ideal", x=ticks, y=[100.0 for _ in ticks], style="ideal")]
+    efficiency += [
         PlotSeries(
             name=f"{TARGET_EFFICIENCY:.0%} of ideal", x=ticks, y=[100 * TARGET_EFFICIENCY for _ in ticks], style="limit"
         )
     ]
-    up += [_speed_up_series(name, number, found) for number, (name, found) in enumerate(curves.items())]
-    share += [_efficiency_series(name, number, found) for number, (name, found) in enumerate(curves.items())]
+    speed_up += [_speed_up_series(name, number, results) for number, (name, results) in enumerate(curves.items())]
+    efficiency += [_efficiency_series(name, number, results) for number, (name, results) in enumerate(curves.items())]
     base = f"over {ticks[0]:g} {X_LABEL}" if ticks[0] > 1 else "over one"
-    percent = Panel(title="Efficiency", x=X_LABEL, y="% of ideal", series=share, ticks=ticks, log_x=2, from_zero=True)
+    efficiency_panel = Panel(
+        title="Efficiency", x=X_LABEL, y="% of ideal", series=efficiency, ticks=ticks, log_x=2, from_zero=True
+    )
     return [
-        Panel(title="Speed-up", x=X_LABEL, y=f"speed-up {base}", series=up, ticks=ticks, log_x=2, log_y=2),
-        replace(percent, top=AXIS_HEADROOM * max(map(_highest_value, share)), legend="lower left"),
+        Panel(title="Speed-up", x=X_LABEL, y=f"speed-up {base}", series=speed_up, ticks=ticks, log_x=2, log_y=2),
+        replace(efficiency_panel, top=AXIS_HEADROOM * max(map(_highest_value, efficiency)), legend="lower left"),
     ]
 
 
@@ -341,28 +362,28 @@ def _highest_value(series: PlotSeries) -> float:
     return max([*series.y, *(series.high or ())])
 
 
-def _speed_up_series(name: str, number: int, found: Sequence[ScalingResult]) -> PlotSeries:
-    x, y = [float(one.processes) for one in found], [one.speed_up for one in found]
-    low, high = [one.low for one in found], [one.high for one in found]
+def _speed_up_series(name: str, number: int, results: Sequence[ScalingResult]) -> PlotSeries:
+    x, y = [float(result.processes) for result in results], [result.speed_up for result in results]
+    low, high = [result.low for result in results], [result.high for result in results]
     return PlotSeries(name=name, x=x, y=y, low=low, high=high, style="points", colour=number)
 
 
-def _efficiency_series(name: str, number: int, found: Sequence[ScalingResult]) -> PlotSeries:
-    """In percent."""
-    share = [100 * one.efficiency / one.speed_up for one in found]  # of one time the base, on so many processes
+def _efficiency_series(name: str, number: int, results: Sequence[ScalingResult]) -> PlotSeries:
+    """The efficiency in percent."""
+    percent_per_speed_up = [100 * result.efficiency / result.speed_up for result in results]
     return PlotSeries(
         name=name,
-        x=[float(one.processes) for one in found],
-        y=[100 * one.efficiency for one in found],
-        low=[one.low * part for one, part in zip(found, share, strict=True)],
-        high=[one.high * part for one, part in zip(found, share, strict=True)],
+        x=[float(result.processes) for result in results],
+        y=[100 * result.efficiency for result in results],
+        low=[result.low * factor for result, factor in zip(results, percent_per_speed_up, strict=True)],
+        high=[result.high * factor for result, factor in zip(results, percent_per_speed_up, strict=True)],
         style="points",
         colour=number,
     )
 
 
-MIN_TREND_POINTS: Final = 3  # numbers of processes before a trend can be told from a chance
-MAX_PLAUSIBLE_EFFICIENCY: Final = 1.1  # of the ideal: more is no gift, but a base that was too slow
+MIN_TREND_POINTS: Final = 3  # numbers of processes that a trend needs
+MAX_PLAUSIBLE_EFFICIENCY: Final = 1.1  # a higher one means that the base was measured too slow
 THROUGHPUT_TEXT: Final = (
     "Images per second between log points, all ranks together: the median. Start-up, the first log point of a start, "
     "evaluations and saves are not in it. "
@@ -383,42 +404,45 @@ SCALING_KIND_TEXTS: Final = {
 }
 
 
-def scaling_section(runs: Sequence[RecordedRun], found: RunDifferences, *, anyway: bool) -> Section | None:
-    """None where all runs had as many ranks. Without `anyway`, unlike runs get the reason instead of ratios."""
+def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool) -> Section | None:
+    """Scaling over the runs' ranks; None if all had the same number. anyway.
+
+    Also for runs that differ.
+    """
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
-    measured, left = (
+    measured, excluded = (
         scaling_measurements(runs),
         [Paragraph(text=f"{line}.", caution=True) for line in excluded_runs(runs)],
     )
     if len(measured) < 2:
-        none = Paragraph(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
-        return Section(title=SCALING_TITLE, blocks=[none, *left])
-    if not found.alike and not anyway:
-        asked = "Speed-up and efficiency are left out for that reason. The option --compare-anyway draws them."
-        return Section(title=SCALING_TITLE, blocks=[Paragraph(text=asked)])
-    note = None if found.alike else f"Not comparable: not the same {', '.join(found.differs)}"
-    kind = "unlike runs" if note else "weak scaling" if GLOBAL_BATCH in found.differs else "strong scaling"
-    repeated = len(measured) < len(runs) - len(left)
-    said = [
+        too_few = Paragraph(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
+        return Section(title=SCALING_TITLE, blocks=[too_few, *excluded])
+    if not differences.alike and not anyway:
+        reason = "Speed-up and efficiency are left out for that reason. The option --compare-anyway draws them."
+        return Section(title=SCALING_TITLE, blocks=[Paragraph(text=reason)])
+    note = None if differences.alike else f"Not comparable: not the same {', '.join(differences.differs)}"
+    kind = "unlike runs" if note else "weak scaling" if GLOBAL_BATCH in differences.differs else "strong scaling"
+    repeated = len(measured) < len(runs) - len(excluded)
+    introduction = [
         Paragraph(
             text=SCALING_KIND_TEXTS[kind] + THROUGHPUT_TEXT + (REPEATED_RUNS_TEXT if repeated else QUARTILE_BARS_TEXT)
         )
     ] + ([Paragraph(text=f"{note}.", caution=True)] if note else [])
     doubt = f"not the same {THREADS_PER_RANK}" if threads_differ(runs) else None
-    shown = scaling_blocks({kind: measured}, name="scaling", note=note, doubt=doubt)
-    return Section(title=SCALING_TITLE, blocks=[*said, *left, *shown])
+    blocks = scaling_blocks({kind: measured}, name="scaling", note=note, doubt=doubt)
+    return Section(title=SCALING_TITLE, blocks=[*introduction, *excluded, *blocks])
 
 
 def excluded_runs(runs: Sequence[RecordedRun]) -> list[str]:
-    """Which runs have no speed that ratios could be made of, and why."""
+    """The runs without a usable speed, and why."""
     speeds = {run.name: read.measured_throughput(run) for run in runs}
-    why = {name: "no log point" if found is None else "first steps only" for name, found in speeds.items()}
-    return [f"{name} is left out: {why[name]}" for name, found in speeds.items() if found is None or found.warm_up]
+    reasons = {name: "no log point" if speed is None else "first steps only" for name, speed in speeds.items()}
+    return [f"{name} is left out: {reasons[name]}" for name, speed in speeds.items() if speed is None or speed.warm_up]
 
 
 def scaling_measurements(runs: Sequence[RecordedRun]) -> list[ScalingMeasurement]:
-    """One for each number of ranks, without first steps; of several runs the median."""
+    """One measurement per number of ranks, without first steps; the median of several runs."""
     by_ranks: dict[int, list[read.Throughput]] = {}
     for run in runs:
         if (speed := read.measured_throughput(run)) and speed.ranks and not speed.warm_up:
@@ -441,65 +465,75 @@ def scaling_blocks(
     note: str | None = None,
     doubt: str | None = None,
 ) -> list[Block]:
-    """The picture and the table of what was measured, by kind of scaling. doubt: why there can be no verdict."""
-    shown = scaling_panels(measured)
-    if not shown:
+    """Pictures and tables of the measurements by kind of scaling. doubt.
+
+    Why no verdict is given.
+    """
+    panels = scaling_panels(measured)
+    if not panels:
         return []
-    against = f"{' and '.join(measured)} against the ideal and {TARGET_EFFICIENCY:.0%} of it"
-    found: list[Block] = [*plots.render_panels(name, shown, of=against, note=note)]
-    for kind, of in measured.items():
-        if not (scaled := compute_scaling(of)):
-            found.append(Paragraph(text=f"{kind.capitalize()}: no throughput above 0.", caution=True))
+    caption = f"{' and '.join(measured)} against the ideal and {TARGET_EFFICIENCY:.0%} of it"
+    blocks: list[Block] = [*plots.render_panels(name, panels, of=caption, note=note)]
+    for kind, points in measured.items():
+        if not (results := compute_scaling(points)):
+            blocks.append(Paragraph(text=f"{kind.capitalize()}: no throughput above 0.", caution=True))
             continue
-        found.append(scaling_table(kind, scaled))
-        most = max(one.efficiency for one in scaled)
-        why = doubt or (
-            f"an efficiency of {most:.0%} is not to be believed" if most > MAX_PLAUSIBLE_EFFICIENCY else None
+        blocks.append(scaling_table(kind, results))
+        max_efficiency = max(result.efficiency for result in results)
+        reason = doubt or (
+            f"an efficiency of {max_efficiency:.0%} is not plausible"
+            if max_efficiency > MAX_PLAUSIBLE_EFFICIENCY
+            else None
         )
         if note is None:
-            found.append(
+            blocks.append(
                 Paragraph(
-                    text=f"{kind.capitalize()}: no verdict is given: {why}." if why else scaling_verdict(kind, scaled)
+                    text=f"{kind.capitalize()}: no verdict is given: {reason}."
+                    if reason
+                    else scaling_verdict(kind, results)
                 )
             )
-        if most > MAX_PLAUSIBLE_EFFICIENCY:
-            told = f"An efficiency of {most:.0%} ({kind}): the smallest one was held up by something. Measure it again."
-            found.append(Paragraph(text=told, caution=True))
-        if len(scaled) < MIN_TREND_POINTS:
-            few = (
-                f"Only {len(scaled)} numbers of processes: {MIN_TREND_POINTS} or more are needed "
+        if max_efficiency > MAX_PLAUSIBLE_EFFICIENCY:
+            warning = (
+                f"An efficiency of {max_efficiency:.0%} ({kind}): something slowed down the run with "
+                "the fewest processes. Measure it again."
+            )
+            blocks.append(Paragraph(text=warning, caution=True))
+        if len(results) < MIN_TREND_POINTS:
+            too_few = (
+                f"Only {len(results)} numbers of processes: {MIN_TREND_POINTS} or more are needed "
                 f"to call it a trend ({kind})."
             )
-            found.append(Paragraph(text=few, caution=True))
-    return found
+            blocks.append(Paragraph(text=too_few, caution=True))
+    return blocks
 
 
-def scaling_table(kind: str, found: Sequence[ScalingResult]) -> Table:
-    """The numbers of the picture."""
+def scaling_table(kind: str, results: Sequence[ScalingResult]) -> Table:
+    """The numbers of the picture as a table."""
     head = [f"{kind}: processes", "images/s", "speed-up", "ideal", "efficiency"]
-    fewest = found[0].processes
+    fewest = results[0].processes
     rows = [
         [
-            str(one.processes),
-            format_number(one.images_per_s),
-            f"{one.speed_up:.2f}",
-            f"{one.processes / fewest:g}",
-            f"{one.efficiency:.0%}",
+            str(result.processes),
+            format_number(result.images_per_s),
+            f"{result.speed_up:.2f}",
+            f"{result.processes / fewest:g}",
+            f"{result.efficiency:.0%}",
         ]
-        for one in found
+        for result in results
     ]
     return Table(head=head, rows=rows)
 
 
-def scaling_verdict(kind: str, found: Sequence[ScalingResult]) -> str:
-    """Up to how many processes the efficiency is what centres ask for, without a gap."""
+def scaling_verdict(kind: str, results: Sequence[ScalingResult]) -> str:
+    """Up to how many processes the efficiency is at least TARGET_EFFICIENCY, without a gap."""
     enough = []
-    for one in found:
-        if one.efficiency < TARGET_EFFICIENCY:
+    for result in results:
+        if result.efficiency < TARGET_EFFICIENCY:
             break
-        enough.append(one.processes)
+        enough.append(result.processes)
     if not enough:
         return f"{kind.capitalize()}: below {TARGET_EFFICIENCY:.0%} of the ideal from the first number of processes on."
-    rest = "" if enough[-1] == found[-1].processes else ", not beyond"
-    many = f"{enough[-1]} process{'es' * (enough[-1] > 1)}"
-    return f"{kind.capitalize()}: {TARGET_EFFICIENCY:.0%} or more of the ideal up to {many}{rest}."
+    suffix = "" if enough[-1] == results[-1].processes else ", not beyond"
+    count = f"{enough[-1]} process{'es' * (enough[-1] > 1)}"
+    return f"{kind.capitalize()}: {TARGET_EFFICIENCY:.0%} or more of the ideal up to {count}{suffix}."

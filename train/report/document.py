@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paragraph:
-    """A paragraph. caution: it limits what may be concluded, and is shown so that nobody misses it."""
+    """A paragraph. caution: it limits the conclusions, and is shown prominently."""
 
     text: str
     caution: bool = False
@@ -19,7 +19,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescriptionList:
-    """Names and values. large: the few that a reader looks for first."""
+    """Names and values. large: the few key figures, shown in large type."""
 
     rows: Mapping[str, str]
     large: bool = False
@@ -27,33 +27,42 @@ class DescriptionList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under a head. left: so many columns of words, and those of these numbers; the others hold numbers."""
+    """Rows under a head. left: the number of leading text columns; words.
+
+    Indices of further ones.
+    """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
     words: Sequence[int] = ()
 
-    def holds_words(self, at: int) -> bool:
-        """Whether a column is for reading, not for comparing digits."""
-        return at < self.left or at in self.words
+    def holds_words(self, column: int) -> bool:
+        """Whether a column holds text, not numbers."""
+        return column < self.left or column in self.words
 
-    def parts(self, most: int) -> list[Table]:
-        """Tables of the first column and so many of the others: what is wider runs off a sheet of paper."""
-        places = [(0, *range(at, min(at + most, len(self.head)))) for at in range(1, len(self.head), most)]
+    def parts(self, max_columns: int) -> list[Table]:
+        """Split into tables of the first column and at most so many others, which fit on paper."""
+        column_groups = [
+            (0, *range(column, min(column + max_columns, len(self.head))))
+            for column in range(1, len(self.head), max_columns)
+        ]
         return [
             Table(
-                head=[self.head[at] for at in part],
-                rows=[[row[at] for at in part] for row in self.rows],
-                left=sum(at < self.left for at in part),
+                head=[self.head[column] for column in columns],
+                rows=[[row[column] for column in columns] for row in self.rows],
+                left=sum(column < self.left for column in columns),
             )
-            for part in places
+            for columns in column_groups
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A PNG, kept as `name`.png beside the page. alt: what it shows, for those who do not see it. caption: below it."""
+    """A PNG, written as `name`.png. alt: a description for screen readers. caption.
+
+    The text below it.
+    """
 
     name: str
     png: bytes
@@ -66,7 +75,7 @@ Block = Paragraph | DescriptionList | Table | Picture
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -74,20 +83,20 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The whole report. made: a line about when and by what."""
+    """The complete report. made: a line with the date and the version."""
 
     title: str
     sections: Sequence[Section]
     made: str
 
     def blocks(self) -> list[Block]:
-        """All of them, in order."""
+        """All blocks, in order."""
         return [block for section in self.sections for block in section.blocks]
 
     def pictures(self) -> list[Picture]:
-        """In order."""
+        """All pictures, in order."""
         return [block for block in self.blocks() if isinstance(block, Picture)]
 
     def cautions(self) -> list[str]:
-        """What limits the report."""
+        """The texts of all cautions."""
         return [block.text for block in self.blocks() if isinstance(block, Paragraph) and block.caution]

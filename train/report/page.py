@@ -1,6 +1,6 @@
 """This module builds a report from runs and benchmarks, and writes HTML, Markdown and PNG files.
 
-The HTML page holds its pictures, needs no script and no network, and can be printed.
+The HTML page contains its pictures, needs no script and no network, and can be printed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from train.report.document import Block, DescriptionList, Paragraph, Picture, Re
 from train.report.plots import DPI, Panel, PlotSeries, TargetRatio
 from train.report.read import RecordedRun, finite_or_nan, format_number
 
-# The browser is told to load and run nothing, should a text ever get past `escape`.
+# Forbids the browser to load or run anything, in case some text is not escaped.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-GENERATOR_TAG: Final = '<meta name="generator" content="train report">'  # by which we know our own pages
-MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels: two such pictures stand beside each other
-MAX_UNBROKEN_LETTERS: Final = 30  # letters
-MAX_SHORT_LIST_ROWS: Final = 20  # facts: more stand in two columns
-SCREEN_DPI: Final = 96  # what a browser calls an inch
+GENERATOR_TAG: Final = '<meta name="generator" content="train report">'  # marks our own pages
+MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels wide: two such pictures fit side by side
+MAX_UNBROKEN_LETTERS: Final = 30
+MAX_SHORT_LIST_ROWS: Final = 20  # a longer list gets two columns
+SCREEN_DPI: Final = 96  # a browser's pixels per inch
 STYLESHEET: Final = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -92,7 +92,7 @@ figcaption { font-size: .85rem; color: #4b5563; }
 
 
 def render_html(document: Report) -> str:
-    """The whole page, self-contained."""
+    """Render the complete page, self-contained."""
     title = _escape_html(document.title)
     sections = "\n".join(_html_section(section) for section in document.sections)
     return f"""<!DOCTYPE html>
@@ -127,14 +127,14 @@ def _html_block(block: Block) -> str:
     return HTML_RENDERERS[type(block)](block)
 
 
-def _html_paragraph(words: Paragraph) -> str:
-    kind = ' class="caution" role="note"' if words.caution else ""
-    return f"<p{kind}>{_escape_html(words.text)}</p>"
+def _html_paragraph(paragraph: Paragraph) -> str:
+    attributes = ' class="caution" role="note"' if paragraph.caution else ""
+    return f"<p{attributes}>{_escape_html(paragraph.text)}</p>"
 
 
-def _html_description_list(facts: DescriptionList) -> str:
-    pairs = [f"<dt>{_escape_html(name)}</dt><dd>{_escape_html(value)}</dd>" for name, value in facts.rows.items()]
-    if facts.large:
+def _html_description_list(block: DescriptionList) -> str:
+    pairs = [f"<dt>{_escape_html(name)}</dt><dd>{_escape_html(value)}</dd>" for name, value in block.rows.items()]
+    if block.large:
         return '<dl class="large">' + "".join(f"<div>{pair}</div>" for pair in pairs) + "</dl>"
     if len(pairs) > MAX_SHORT_LIST_ROWS:
         return '<dl class="long">' + "\n".join(f"<div>{pair}</div>" for pair in pairs) + "</dl>"
@@ -144,16 +144,20 @@ def _html_description_list(facts: DescriptionList) -> str:
 def _html_table(table: Table) -> str:
     head = _html_row(table, table.head, "th")
     rows = "\n".join(_html_row(table, row, "td") for row in table.rows)
-    fits = all(len(row[0]) <= MAX_UNBROKEN_LETTERS for row in table.rows)  # no break in `run-1`; longer ones may
-    kind = ' class="names"' if fits else ""
-    return f'<div class="scroll"><table{kind}>\n<thead>{head}</thead>\n<tbody>{rows}</tbody>\n</table></div>'
+    short_names = all(
+        len(row[0]) <= MAX_UNBROKEN_LETTERS for row in table.rows
+    )  # never break `run-1`; longer names may break
+    attributes = ' class="names"' if short_names else ""
+    return f'<div class="scroll"><table{attributes}>\n<thead>{head}</thead>\n<tbody>{rows}</tbody>\n</table></div>'
 
 
 def _html_row(table: Table, cells: Sequence[str], tag: str) -> str:
-    words = [' class="w"' if table.holds_words(at) else "" for at in range(len(cells))]
+    attributes = [' class="w"' if table.holds_words(column) else "" for column in range(len(cells))]
     return (
         "<tr>"
-        + "".join(f"<{tag}{kind}>{_escape_html(cell)}</{tag}>" for kind, cell in zip(words, cells, strict=True))
+        + "".join(
+            f"<{tag}{attribute}>{_escape_html(cell)}</{tag}>" for attribute, cell in zip(attributes, cells, strict=True)
+        )
         + "</tr>"
     )
 
@@ -162,10 +166,10 @@ def _html_picture(picture: Picture) -> str:
     width, height = (side * SCREEN_DPI // DPI for side in png_size(picture.png))
     data = base64.b64encode(picture.png).decode()
     sizes = f'width="{width}" height="{height}"'
-    kind = ' class="small"' if width <= MAX_SMALL_PICTURE_PIXELS else ""
+    attributes = ' class="small"' if width <= MAX_SMALL_PICTURE_PIXELS else ""
     image = f'<img {sizes} alt="{_escape_html(picture.alt)}" src="data:image/png;base64,{data}">'
     caption = f"<figcaption>{_escape_html(picture.caption)}</figcaption>" if picture.caption else ""
-    return f"<figure{kind}>{image}{caption}</figure>"
+    return f"<figure{attributes}>{image}{caption}</figure>"
 
 
 def png_size(png: bytes) -> tuple[int, int]:
@@ -175,9 +179,9 @@ def png_size(png: bytes) -> tuple[int, int]:
 
 
 def _escape_html(text: str) -> str:
-    """Text as text: nothing of it is markup, and what has no letter becomes one that shows that."""
-    whole = text.encode("utf-8", "replace").decode()
-    return escape("".join(letter if letter.isprintable() else "\ufffd" for letter in whole))
+    """Escape text for HTML; an unprintable character becomes the replacement character."""
+    encodable = text.encode("utf-8", "replace").decode()
+    return escape("".join(character if character.isprintable() else "\ufffd" for character in encodable))
 
 
 HTML_RENDERERS: Final[dict[type, Callable[[Any], str]]] = {
@@ -188,14 +192,14 @@ HTML_RENDERERS: Final[dict[type, Callable[[Any], str]]] = {
 }
 
 
-# What would begin a link, a tag, code or emphasis somewhere in a line.
+# Characters that may start a link, a tag, code or emphasis anywhere in a line.
 MARKDOWN_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>#|~!&$])")
-# And at the beginning of one a list, or a line under a heading.
+# Characters that start a list or underline a heading at the beginning of a line.
 MARKDOWN_LEADING: Final = re.compile(r"^(\s*(?:\d+(?=[.)]\s))?)([-+=.)])")
 
 
 def render_markdown(document: Report) -> str:
-    """The whole text. Pictures are named as files beside it."""
+    """Render the complete text; its pictures are files in the same folder."""
     parts = [
         f"# {escape_markdown(document.title)}",
         escape_markdown(document.made),
@@ -205,11 +209,13 @@ def render_markdown(document: Report) -> str:
 
 
 def escape_markdown(raw: str) -> str:
-    """Text as text: nothing of it is markup."""
-    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in raw.encode("utf-8", "replace").decode())
-    marked = MARKDOWN_SPECIAL.sub(r"\\\1", line)
-    begun = MARKDOWN_LEADING.sub(r"\1\\\2", marked)
-    return re.sub(r"(https?|www)([:.])", "\\1\u200b\\2", begun)
+    """Escape text for Markdown."""
+    line = "".join(
+        character if character.isprintable() else "\ufffd" for character in raw.encode("utf-8", "replace").decode()
+    )
+    escaped = MARKDOWN_SPECIAL.sub(r"\\\1", line)
+    result = MARKDOWN_LEADING.sub(r"\1\\\2", escaped)
+    return re.sub(r"(https?|www)([:.])", "\\1\u200b\\2", result)
 
 
 def _markdown_section(section: Section) -> str:
@@ -218,16 +224,16 @@ def _markdown_section(section: Section) -> str:
     )
 
 
-def _markdown_paragraph(words: Paragraph) -> str:
-    return f"> **Caution:** {escape_markdown(words.text)}" if words.caution else escape_markdown(words.text)
+def _markdown_paragraph(paragraph: Paragraph) -> str:
+    return f"> **Caution:** {escape_markdown(paragraph.text)}" if paragraph.caution else escape_markdown(paragraph.text)
 
 
-def _markdown_description_list(facts: DescriptionList) -> str:
-    return _markdown_table(Table(head=["", ""], rows=[[name, value] for name, value in facts.rows.items()], left=2))
+def _markdown_description_list(block: DescriptionList) -> str:
+    return _markdown_table(Table(head=["", ""], rows=[[name, value] for name, value in block.rows.items()], left=2))
 
 
 def _markdown_table(table: Table) -> str:
-    rule = ["---" if table.holds_words(at) else "---:" for at in range(len(table.head))]
+    rule = ["---" if table.holds_words(column) else "---:" for column in range(len(table.head))]
     lines = [_markdown_row([escape_markdown(cell) for cell in table.head]), _markdown_row(rule)]
     return "\n".join([*lines, *(_markdown_row([escape_markdown(cell) for cell in row]) for row in table.rows)])
 
@@ -257,13 +263,14 @@ PICTURE_PATTERN: Final = re.compile(
 
 
 def write_report(document: Report, folder: Path, *, own: bool) -> list[Path]:
-    """Write everything, each file whole or not at all; the paths, the page first.
+    """Write each file atomically; return their paths, the HTML page first.
 
-    own: `folder` is the default place, which may not be a link, nor hold anything else: nobody sent us there. An
-    earlier report is replaced, with its pictures; a file of somebody else never.
+    own: `folder` is the default folder, which may not be a link or hold other files, because the
+    user did not choose it. An earlier report and its pictures are replaced, other files never.
 
     Raises:
-        Failure: SECURITY for such a link; OUTPUT or IO, where the folder takes no files, or holds other ones.
+        Failure: SECURITY for such a link; OUTPUT or IO if the folder cannot be written or holds
+            other files.
     """
     if own and folder.is_symlink():
         raise Failure(
@@ -289,18 +296,18 @@ def write_report(document: Report, folder: Path, *, own: bool) -> list[Path]:
 
 
 def _earlier_pictures(folder: Path, names: set[str], *, own: bool) -> set[str]:
-    """The pictures of an earlier report in `folder`; refused where there are files of somebody else in their place."""
+    """The pictures of an earlier report in `folder`; refuse to overwrite other files."""
     try:
-        there = {name for name in os.listdir(folder) if not name.startswith(file_io.TEMPORARY_PREFIX)}
-    except OSError:  # none there, or `file_io.prepare` says why not
+        existing = {name for name in os.listdir(folder) if not name.startswith(file_io.TEMPORARY_PREFIX)}
+    except OSError:  # it does not exist, or `prepare_folder` raises the reason
         return set()
     if _is_report_page(folder / HTML_FILE):
-        return {name for name in there if PICTURE_PATTERN.fullmatch(name)}
-    if others := there if own else there & names:
+        return {name for name in existing if PICTURE_PATTERN.fullmatch(name)}
+    if others := existing if own else existing & names:
         raise Failure(
             f"{folder} holds files that are no report",
             found=", ".join(sorted(others)[:5]),
-            fix="write `--output DIR`, a folder of its own",
+            fix="write `--output DIR`, an empty folder",
             code=ExitCode.OUTPUT,
         )
     return set()
@@ -316,9 +323,9 @@ def _is_report_page(page: Path) -> bool:
         return False
 
 
-MAX_JSON_BYTES: Final = 64 * 2**20  # bytes
-SCALING_PREFIX: Final = "scaling"  # how series begin whose x is processes and whose line `images_per_s` is throughput
-MAX_TICKS: Final = 12  # places on an axis that all have their number
+MAX_JSON_BYTES: Final = 64 * 2**20
+SCALING_PREFIX: Final = "scaling"  # prefix of series with x = processes and a line `images_per_s`
+MAX_TICKS: Final = 12  # values of x that are all labelled
 THROUGHPUT_KEY: Final = "images_per_s"
 CONFIDENCE_BARS_TEXT: Final = (
     "Bars on speed-up and efficiency are the bounds of images per second: they hold its median with 95 %, or are the "
@@ -330,7 +337,7 @@ REACHED_LABELS: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "-"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResults:
-    """What was read: as `train.bench.output` writes it, each object looked at where it is shown."""
+    """The results that `train.bench.output` wrote; each object is checked where it is shown."""
 
     name: str
     machine: Mapping[str, Any]
@@ -339,48 +346,50 @@ class BenchResults:
 
 
 def read_bench(path: Path) -> BenchResults:
-    """The bench in a JSON file.
+    """Read the bench results in a JSON file.
 
     Raises:
-        Failure: NO_INPUT where it cannot be read, DATA where it is no bench.
+        Failure: NO_INPUT if it cannot be read, DATA if it is no bench.
     """
     try:
-        facts = path.stat()  # of a pipe or a device, reading may never end
-        found = json.loads(path.read_bytes()) if S_ISREG(facts.st_mode) and facts.st_size <= MAX_JSON_BYTES else None
+        status = path.stat()  # reading a pipe or a device may never end
+        content = (
+            json.loads(path.read_bytes()) if S_ISREG(status.st_mode) and status.st_size <= MAX_JSON_BYTES else None
+        )
     except OSError as error:
         fix = "give a run's folder, or the file that `train bench --output DIR` wrote"
         raise Failure(f"{path} cannot be read", found=error.strerror, fix=fix, code=ExitCode.NO_INPUT) from error
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not ("rows" in found or "series" in found):
+        content = None
+    if not isinstance(content, dict) or not ("rows" in content or "series" in content):
         raise Failure(
             f"{path} holds no bench",
             expected="a JSON object with rows and series",
             fix="give the bench.json that `train bench --output DIR` wrote",
             code=ExitCode.DATA,
         )
-    return parse_bench(found, name=path.stem if path.stem != "bench" else f"{path.resolve().parent.name}/{path.stem}")
+    return parse_bench(content, name=path.stem if path.stem != "bench" else f"{path.resolve().parent.name}/{path.stem}")
 
 
-def parse_bench(found: Mapping[str, Any], name: str) -> BenchResults:
-    """The bench in such an object."""
-    machine = found.get("machine")
+def parse_bench(content: Mapping[str, Any], name: str) -> BenchResults:
+    """The bench results in a JSON object."""
+    machine = content.get("machine")
     return BenchResults(
         name=name,
         machine=machine if isinstance(machine, dict) else {},
-        rows=_only_objects(found.get("rows")),
-        series=_only_objects(found.get("series")),
+        rows=_only_objects(content.get("rows")),
+        series=_only_objects(content.get("series")),
     )
 
 
 def bench_section(bench: BenchResults, number: int = 1) -> Section:
-    """The machine, the rows beside their targets, the series."""
+    """The machine, the rows with their targets, and the series."""
     blocks: list[Block] = [
         DescriptionList(rows={str(name): _format_json_value(value) for name, value in bench.machine.items()})
     ]
-    if held := [ratio for row in bench.rows if (ratio := _target_ratio(row)) is not None]:
-        png = plots.draw_ratios("Measured against the target", held)
-        alt = f"{sum(ratio.met for ratio in held)} of {len(held)} targets are reached"
+    if ratios := [ratio for row in bench.rows if (ratio := _target_ratio(row)) is not None]:
+        png = plots.draw_ratios("Measured against the target", ratios)
+        alt = f"{sum(ratio.met for ratio in ratios)} of {len(ratios)} targets are reached"
         blocks.append(Picture(name=f"bench-{number}", png=png, alt=alt))
     if bench.rows:
         blocks.append(bench_table(bench))
@@ -388,45 +397,54 @@ def bench_section(bench: BenchResults, number: int = 1) -> Section:
 
 
 def bench_pictures(bench: BenchResults) -> list[Picture]:
-    """Of its section: `train bench --output` keeps them beside its JSON."""
+    """The pictures of its section, which `train bench --output` writes next to its JSON."""
     return [block for block in bench_section(bench).blocks if isinstance(block, Picture)]
 
 
 def bench_table(bench: BenchResults) -> Table:
-    """Every row, those that were not measured too."""
+    """A table of all rows, also those that were not measured."""
     head = ["#", "measured", "target", "reached", "value", "95 % CI", "of"]
     return Table(head=head, rows=[_bench_cells(row) for row in bench.rows], left=4)
 
 
 def _bench_cells(row: Mapping[str, Any]) -> list[str]:
-    asked = [
+    target_cells = [
         _format_json_value(row.get("row")),
         _format_json_value(row.get("what")),
         _format_json_value(row.get("target")),
     ]
     value, low, high = (finite_or_nan(row.get(key)) for key in ("value", "low", "high"))
     if not math.isfinite(value):
-        return [*asked, "-", f"{NOT_MEASURED}: {_format_json_value(row.get('missing', 'no reason given'))}", "", ""]
+        return [
+            *target_cells,
+            "-",
+            f"{NOT_MEASURED}: {_format_json_value(row.get('missing', 'no reason given'))}",
+            "",
+            "",
+        ]
     reached = row.get("holds")
-    between = (
+    interval = (
         f"{'range ' * (row.get('sure') is False)}{format_number(low)} to {format_number(high)}" if low < high else ""
     )
-    told = f"{format_number(value)} {_format_json_value(row.get('unit', ''))}".rstrip()
+    value_text = f"{format_number(value)} {_format_json_value(row.get('unit', ''))}".rstrip()
     return [
-        *asked,
+        *target_cells,
         REACHED_LABELS[reached if isinstance(reached, bool) else None],
-        told,
-        between,
+        value_text,
+        interval,
         _format_json_value(row.get("of", "")),
     ]
 
 
 def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
-    """A row with a value and a target in numbers, `≥ 0.98` or `≤ 40 µs`."""
-    sign, _, rest = _format_json_value(row.get("target")).partition(" ")
+    """The ratio of a row's value to its target, such as `≥ 0.98` or `≤ 40 µs`.
+
+    None without numbers.
+    """
+    sign, _, target_text = _format_json_value(row.get("target")).partition(" ")
     value, low, high = (finite_or_nan(row.get(key)) for key in ("value", "low", "high"))
     try:
-        target = float(rest.partition(" ")[0])
+        target = float(target_text.partition(" ")[0])
     except ValueError:
         return None
     if sign not in ("≥", "≤") or not math.isfinite(value) or not math.isfinite(target):
@@ -440,19 +458,23 @@ def _target_ratio(row: Mapping[str, Any]) -> TargetRatio | None:
 
 
 def _series_blocks(bench: BenchResults, number: int) -> list[Block]:
-    """Series over processes as speed-up and efficiency, the others as they are."""
-    of_scaling = {_scaling_kind(one): points for one in bench.series if (points := _throughput_points(one))}
-    others = [one for one in bench.series if not _throughput_points(one)]
-    bars = any(point.low is not None or point.high is not None for points in of_scaling.values() for point in points)
-    found: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if bars else []
-    found += compare.scaling_blocks(of_scaling, name=f"bench-{number}-scaling")
-    for at, one in enumerate(others, 1):
-        found += plots.render_panels(f"bench-{number}-{at}", [_series_panel(one)], of=bench.name)
-    return found
+    """Show series over processes as speed-up and efficiency, and the others as they are."""
+    scaling_points = {
+        _scaling_kind(series): points for series in bench.series if (points := _throughput_points(series))
+    }
+    others = [series for series in bench.series if not _throughput_points(series)]
+    bars = any(
+        point.low is not None or point.high is not None for points in scaling_points.values() for point in points
+    )
+    blocks: list[Block] = [Paragraph(text=CONFIDENCE_BARS_TEXT)] if bars else []
+    blocks += compare.scaling_blocks(scaling_points, name=f"bench-{number}-scaling")
+    for index, series in enumerate(others, 1):
+        blocks += plots.render_panels(f"bench-{number}-{index}", [_series_panel(series)], of=bench.name)
+    return blocks
 
 
 def _scaling_kind(series: Mapping[str, Any]) -> str:
-    """`scaling-strong` is strong scaling."""
+    """The kind of scaling; `scaling-strong` is `strong scaling`."""
     return f"{str(series.get('name')).removeprefix(SCALING_PREFIX).strip('-')} {SCALING_PREFIX}".strip()
 
 
@@ -460,9 +482,11 @@ def _throughput_points(series: Mapping[str, Any]) -> list[ScalingMeasurement]:
     lines = _series_lines(series)
     if not str(series.get("name")).startswith(SCALING_PREFIX) or THROUGHPUT_KEY not in lines:
         return []
-    low, high, paired = (dict(lines.get(name, ())) for name in ("low", "high", "speed-up"))
+    low, high, speed_ups = (dict(lines.get(name, ())) for name in ("low", "high", "speed-up"))
     return [
-        ScalingMeasurement(processes=int(x), images_per_s=y, speed_up=paired.get(x), low=low.get(x), high=high.get(x))
+        ScalingMeasurement(
+            processes=int(x), images_per_s=y, speed_up=speed_ups.get(x), low=low.get(x), high=high.get(x)
+        )
         for x, y in lines[THROUGHPUT_KEY]
         if 1 <= x < 10**7
     ]
@@ -471,19 +495,19 @@ def _throughput_points(series: Mapping[str, Any]) -> list[ScalingMeasurement]:
 def _series_panel(series: Mapping[str, Any]) -> Panel:
     lines, dashed = _series_lines(series), series.get("dashed")
     limits = {str(name) for name in dashed} if isinstance(dashed, list) else set()
-    places = sorted({x for line in lines.values() for x, _ in line})
+    x_values = sorted({x for line in lines.values() for x, _ in line})
     return Panel(
         title=_format_json_value(series.get("title")),
         x=_format_json_value(series.get("x")),
         y=_format_json_value(series.get("y")),
         series=[
             PlotSeries(
-                name=name, x=[x for x, _ in line], y=[y for _, y in line], style=_line_style(name, limits), colour=at
+                name=name, x=[x for x, _ in line], y=[y for _, y in line], style=_line_style(name, limits), colour=index
             )
-            for at, (name, line) in enumerate(lines.items())
+            for index, (name, line) in enumerate(lines.items())
         ],
-        ticks=places if len(places) <= MAX_TICKS else (),
-        log_x=_log_base(series, "log_x", places),
+        ticks=x_values if len(x_values) <= MAX_TICKS else (),
+        log_x=_log_base(series, "log_x", x_values),
         log_y=_log_base(series, "log_y", [y for line in lines.values() for _, y in line]),
     )
 
@@ -495,25 +519,25 @@ def _line_style(name: str, limits: set[str]) -> plots.SeriesStyle:
 
 
 def _log_base(series: Mapping[str, Any], key: str, values: Sequence[float]) -> int | None:
-    """A logarithm is for numbers above 0."""
+    """The base of a logarithmic axis; None if a value is not above 0."""
     return 10 if series.get(key) is True and all(value > 0 for value in values) else None
 
 
 def _series_lines(series: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """The points of each line that are two numbers."""
+    """The points of each line, without those that are not two numbers."""
     lines = series.get("lines")
-    found: dict[str, list[tuple[float, float]]] = {}
+    parsed: dict[str, list[tuple[float, float]]] = {}
     for name, points in lines.items() if isinstance(lines, dict) else ():
         pairs = (
             [pair for pair in points if isinstance(pair, list) and len(pair) == 2] if isinstance(points, list) else []
         )
-        both = [(finite_or_nan(x), finite_or_nan(y)) for x, y in pairs]
-        found[str(name)] = [(x, y) for x, y in both if math.isfinite(x) and math.isfinite(y)]
-    return {name: line for name, line in found.items() if line}
+        numbers = [(finite_or_nan(x), finite_or_nan(y)) for x, y in pairs]
+        parsed[str(name)] = [(x, y) for x, y in numbers if math.isfinite(x) and math.isfinite(y)]
+    return {name: line for name, line in parsed.items() if line}
 
 
 def _only_objects(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _format_json_value(value: Any) -> str:
@@ -524,63 +548,73 @@ NO_TRAINING_TEXT = "none: finished before"
 
 
 def build_report(
-    runs: Sequence[RecordedRun], found: Sequence[BenchResults], *, anyway: bool, made: str, missing: Sequence[str] = ()
+    runs: Sequence[RecordedRun],
+    benches: Sequence[BenchResults],
+    *,
+    anyway: bool,
+    made: str,
+    missing: Sequence[str] = (),
 ) -> Report:
-    """One run in full, or several beside each other, and what was benched. missing: what was asked for beside them."""
-    absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # it begins with a path
+    """Build the report of one run, or of several compared, and of benches. missing.
+
+    Arguments that were left out.
+    """
+    absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # each begins with a path
     sections = [Section(title="Left out", blocks=absent)] if absent else []
     if len(runs) == 1:
         sections += _single_run_sections(runs[0])
     elif runs:
         sections += _comparison_sections(runs, compare.find_differences(runs), anyway=anyway)
-    sections += [bench_section(bench, at) for at, bench in enumerate(found, 1)]
-    return Report(title=_report_title(runs, found), sections=sections, made=made)
+    sections += [bench_section(bench, number) for number, bench in enumerate(benches, 1)]
+    return Report(title=_report_title(runs, benches), sections=sections, made=made)
 
 
-def _report_title(runs: Sequence[RecordedRun], found: Sequence[BenchResults]) -> str:
+def _report_title(runs: Sequence[RecordedRun], benches: Sequence[BenchResults]) -> str:
     if len(runs) == 1:
         return f"Run {runs[0].name}"
-    return f"{len(runs)} runs beside each other" if runs else f"Bench {', '.join(bench.name for bench in found)}"
+    return f"{len(runs)} runs compared" if runs else f"Bench {', '.join(bench.name for bench in benches)}"
 
 
 def _single_run_sections(run: RecordedRun) -> list[Section]:
     matrix = plots.confusion_section(run)
-    drawn = [
+    sections = [
         summary_section(run),
         evaluations_section(run),
         plots.curves_section([run]),
         plots.gpu_section(run),
         matrix,
     ]
-    parts = [*drawn, starts_section(run), settings_section(run)]
-    return [part for part in parts if part is not None]
+    all_sections = [*sections, starts_section(run), settings_section(run)]
+    return [section for section in all_sections if section is not None]
 
 
-def _comparison_sections(runs: Sequence[RecordedRun], found: RunDifferences, *, anyway: bool) -> list[Section]:
-    parts = [
-        overview_section(runs, found),
-        compare.scaling_section(runs, found, anyway=anyway),
+def _comparison_sections(runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool) -> list[Section]:
+    sections = [
+        overview_section(runs, differences),
+        compare.scaling_section(runs, differences, anyway=anyway),
         plots.curves_section(runs),
     ]
-    parts += [plots.gpu_comparison_section(runs), plots.confusion_comparison_section(runs)]
-    nothing = Paragraph(text="No setting, no version, no commit, no image and no host is different.")
-    parts.append(Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs)) or [nothing]))
-    return [part for part in parts if part is not None]
+    sections += [plots.gpu_comparison_section(runs), plots.confusion_comparison_section(runs)]
+    no_difference = Paragraph(text="No setting, no version, no commit, no image and no host is different.")
+    sections.append(
+        Section(title="What differs", blocks=compare.difference_tables(sort_by_metric(runs)) or [no_difference])
+    )
+    return [section for section in sections if section is not None]
 
 
 def summary_section(run: RecordedRun) -> Section:
-    """The figures that a reader looks for first."""
-    found = read.best_evaluation(run)
+    """The key figures of the run."""
+    best = read.best_evaluation(run)
     metric = read.selection_metric(run)
-    large = {
-        f"best {read.metric_label(metric)}": read.format_metric(found[0] if found else None, metric),
+    key_figures = {
+        f"best {read.metric_label(metric)}": read.format_metric(best[0] if best else None, metric),
         "speed": read.format_throughput(read.measured_throughput(run)),
         "training": read.format_duration(read.training_seconds(run)),
         "ran on": read.describe_world(run),
     }
     blocks: list[Block] = [
         Paragraph(text=_as_sentence(read.describe_status(run))),
-        DescriptionList(rows=large, large=True),
+        DescriptionList(rows=key_figures, large=True),
     ]
     blocks += [Paragraph(text=f"{_as_sentence(missing)}", caution=True) for missing in run.missing]
     blocks.append(DescriptionList(rows=_run_details(run)))
@@ -588,7 +622,7 @@ def summary_section(run: RecordedRun) -> Section:
 
 
 def evaluations_section(run: RecordedRun) -> Section | None:
-    """The metrics of the best evaluation, by the run's own metric, and of the last one."""
+    """Validation metrics of the best evaluation (by the run's metric) and of the last one."""
     selected, best = read.selection_metric(run), read.best_evaluation(run)
     steps, _ = run.column("eval", selected.name)
     if not steps:
@@ -597,34 +631,34 @@ def evaluations_section(run: RecordedRun) -> Section | None:
         (metric, dict(zip(*run.column("eval", metric.name), strict=True))) for metric in read.validation_metrics(run)
     ]
     measured = [(metric, values) for metric, values in columns if any(map(math.isfinite, values.values()))]
-    evaluations = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps)}
+    steps_by_name = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps)}
     rows = [
         [name, f"{step:,.0f}", *(read.format_metric(values.get(step), metric) for metric, values in measured)]
-        for name, step in evaluations.items()
+        for name, step in steps_by_name.items()
         if step is not None
     ]
     head = ["evaluation", "step", *(read.metric_label(metric) for metric, _ in measured)]
     return Section(title="Evaluations", blocks=[Table(head=head, rows=rows)])
 
 
-def overview_section(runs: Sequence[RecordedRun], found: RunDifferences) -> Section:
-    """One line for each run, and whether their speeds may be compared."""
+def overview_section(runs: Sequence[RecordedRun], differences: RunDifferences) -> Section:
+    """One row per run, and whether their speeds may be compared."""
     blocks: list[Block] = []
-    if found.differs and not found.alike:
-        blocks.append(Paragraph(text=compare.incomparable_caution(runs, found), caution=True))
-    elif found.weak and found.differs:
-        told = "The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
-        blocks.append(Paragraph(text=told))
+    if differences.differs and not differences.alike:
+        blocks.append(Paragraph(text=compare.incomparable_caution(runs, differences), caution=True))
+    elif differences.weak and differences.differs:
+        note = "The global batch grows with the ranks: these runs are compared as weak scaling, by images per second."
+        blocks.append(Paragraph(text=note))
     else:
-        *most, last = compare.MUST_MATCH
-        blocks.append(Paragraph(text=f"The same {', '.join(most)} and {last} in all runs."))
-    blocks += [Paragraph(text=line, caution=True) for line in compare.speed_cautions(runs, found)]
+        *others, last = compare.MUST_MATCH
+        blocks.append(Paragraph(text=f"The same {', '.join(others)} and {last} in all runs."))
+    blocks += [Paragraph(text=line, caution=True) for line in compare.speed_cautions(runs, differences)]
     blocks += [Paragraph(text=f"{run.name}: {missing}.", caution=True) for run in runs for missing in run.missing]
     return Section(title="In short", blocks=[*blocks, _runs_table(sort_by_metric(runs))])
 
 
 def sort_by_metric(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """The best first; as they were named where they were judged by other metrics, or have no score."""
+    """Runs ordered by their metric, best first; unchanged if their metrics differ."""
     metric, *others = {read.selection_metric(run).name: read.selection_metric(run) for run in runs}.values()
     if others:
         return list(runs)
@@ -656,11 +690,11 @@ def _runs_table(runs: Sequence[RecordedRun]) -> Table:
 
 
 def _run_details(run: RecordedRun) -> dict[str, str]:
-    """What ran, where, when."""
-    found, at = read.best_evaluation(run), read.event_times(run)
+    """Model, data, device, checkpoints, time and identity of the run."""
+    best, times = read.best_evaluation(run), read.event_times(run)
     batch = [read.format_value(run.fact("training", key)) for key in ("micro_batch_size", "accumulation")]
-    # The world stands above, in words.
-    known = {key: value for key, value in compare.run_identity(run).items() if key not in compare.WORLD_KEYS}
+    # The key figures show the world already.
+    identity = {key: value for key, value in compare.run_identity(run).items() if key not in compare.WORLD_KEYS}
     details = {
         "model": compare.MUST_MATCH["model"](run),
         "data": compare.MUST_MATCH["data"](run),
@@ -669,61 +703,61 @@ def _run_details(run: RecordedRun) -> dict[str, str]:
         "precision": compare.MUST_MATCH["precision"](run),
         "global batch": f"{compare.MUST_MATCH[compare.GLOBAL_BATCH](run)} "
         f"(micro batch {batch[0]}, accumulation {batch[1]})",
-        "best step": f"{found[1]:,.0f}" if found else NOT_MEASURED,
+        "best step": f"{best[1]:,.0f}" if best else NOT_MEASURED,
         "checkpoints": _describe_checkpoints(run),
-        "recorded": f"{format_time(at[0])} to {format_time(at[-1])}" if at else NOT_MEASURED,
-        **known,
+        "recorded": f"{format_time(times[0])} to {format_time(times[-1])}" if times else NOT_MEASURED,
+        **identity,
         "folder": str(run.folder.absolute()),
     }
     return details | _loss_spike_rows(run)
 
 
 def _describe_checkpoints(run: RecordedRun) -> str:
-    stood = [
+    stalls = [
         value
         for event in run.events.get("checkpoint", ())
         if (value := finite_or_nan(event.get("stalled_seconds"))) >= 0
     ]
-    if not stood:
+    if not stalls:
         return "none recorded"
-    waited = f"{median(stood) * 1000:,.0f} ms for one (median), {max(stood) * 1000:,.0f} ms at most"
-    return f"{len(stood)} written, {run.kept} kept; training waited {waited}"
+    waits = f"{median(stalls) * 1000:,.0f} ms for one (median), {max(stalls) * 1000:,.0f} ms at most"
+    return f"{len(stalls)} written, {run.kept} kept; training waited {waits}"
 
 
 def _describe_image_source(loader: str) -> str:
-    """From memory, by 4 workers."""
+    """Where images come from: `from memory`, `by 4 workers`."""
     return f"by {loader}" if "worker" in loader else f"from {loader}" if loader.startswith("memory") else loader
 
 
 def _loss_spike_rows(run: RecordedRun) -> dict[str, str]:
-    """Jumps of the loss, and what was done about them."""
-    steps = {kind: [f"{step:,.0f}" for step in run.column(kind, "loss")[0]] for kind in ("spike", "rollback")}
-    return {kind: f"at step {', '.join(at)}" for kind, at in steps.items() if at}
+    """The steps of loss spikes and of rollbacks."""
+    steps = {event: [f"{step:,.0f}" for step in run.column(event, "loss")[0]] for event in ("spike", "rollback")}
+    return {event: f"at step {', '.join(steps_text)}" for event, steps_text in steps.items() if steps_text}
 
 
 def starts_section(run: RecordedRun) -> Section | None:
-    """Each start of a run that had several."""
+    """A table of the starts, if the run had several."""
     if len(run.starts) < 2:
         return None
     head = ["began", "from step", "ranks", "hosts", "launcher", "ended"]
-    shown = [{**start, "world_size": NO_TRAINING_TEXT} if start.get("idle") else start for start in run.starts]
+    starts = [{**start, "world_size": NO_TRAINING_TEXT} if start.get("idle") else start for start in run.starts]
     rows = [
         [_format_start_value(start, key) for key in ("at", "step", "world_size", "hosts", "launcher")]
-        for start in shown
+        for start in starts
     ]
     ended = [start.get("ended") for start in run.starts]
-    told = [f"{end.get('code')}, {end.get('cause')}" if isinstance(end, dict) else "not recorded" for end in ended]
-    lines = [[*row, end] for row, end in zip(rows, told, strict=True)]
+    endings = [f"{end.get('code')}, {end.get('cause')}" if isinstance(end, dict) else "not recorded" for end in ended]
+    lines = [[*row, end] for row, end in zip(rows, endings, strict=True)]
     return Section(title="Starts", blocks=[Table(head=head, rows=lines, left=6)])
 
 
 def settings_section(run: RecordedRun) -> Section:
-    """The configuration, without what did nothing in it, and the versions."""
+    """The config without keys that had no effect, and the versions."""
     rows = {key: read.format_setting(value) for key, value in run.config.items() if key not in run.idle}
     idle = ", ".join(key for key in run.config if key in run.idle)
     versions = run.fact("versions")
-    known = versions.items() if isinstance(versions, dict) else ()
-    rows |= {f"version of {name}": read.format_value(value) for name, value in known}
+    items = versions.items() if isinstance(versions, dict) else ()
+    rows |= {f"version of {name}": read.format_value(value) for name, value in items}
     left_out = [Paragraph(text=f"Left out, for they had no effect here: {idle}.")] if idle else []
     return Section(
         title="Settings", blocks=[DescriptionList(rows=rows) if rows else Paragraph(text="Not recorded."), *left_out]
@@ -731,7 +765,7 @@ def settings_section(run: RecordedRun) -> Section:
 
 
 def format_time(seconds: float) -> str:
-    """In UTC, to the second."""
+    """A Unix time as UTC, to the second."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -744,5 +778,5 @@ def _format_start_value(start: object, key: str) -> str:
 
 
 def _as_sentence(text: str) -> str:
-    """A name of a file stays as it is."""
+    """End with a full stop and begin with a capital, unless the first word is a file name."""
     return f"{text}." if "." in text.split()[0] else f"{text[:1].upper()}{text[1:]}."

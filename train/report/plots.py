@@ -36,20 +36,20 @@ from train.report.read import (
     format_number,
 )
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, darkest first; and a marker and a dash for each,
-# which a printer without colours can.
+# Okabe and Ito's colours, which colour-blind people can distinguish, darkest first. Each has a
+# marker and a dash for printers without colours.
 COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: Final = ("-", "--", "-.", (0, (3, 1, 1, 1)), (0, (5, 3)), (0, (1, 1)), ":")
 GRAY: Final = "#6B7280"
 PANEL_WIDTH, PANEL_HEIGHT, DPI = 5.2, 3.4, 150  # inches of one panel
-MAX_NAME_LETTERS: Final = 40  # letters of a name in a picture
+MAX_NAME_LETTERS: Final = 40  # of a name in a picture
 
 # Any: matplotlib types each key of its settings as a literal.
 RC_PARAMS: Final[Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: no machine's own fonts, and no search for one
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on each machine, and no search for fonts
     "font.size": 9.0,
-    "text.parse_math": False,  # a `$` in somebody's class name is a dollar
+    "text.parse_math": False,  # a `$` in a class name is a dollar sign
     "text.usetex": False,
     "axes.titlesize": 10.0,
     "axes.titleweight": "bold",
@@ -73,7 +73,7 @@ RC_PARAMS: Final[Any] = {
 
 @contextmanager
 def plot_style() -> Iterator[None]:
-    """Inside, matplotlib draws as RC_PARAMS says, whatever a matplotlibrc of this machine or folder says."""
+    """Apply RC_PARAMS inside the context, instead of any matplotlibrc of this machine or folder."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matplotlib.rcParams.update(matplotlib.rcParamsDefault)
@@ -84,39 +84,45 @@ def plot_style() -> Iterator[None]:
 def make_figure(
     rows: int, columns: int, *, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT
 ) -> tuple[Figure, list[Axes]]:
-    """(a figure, its axes row by row) for panels of `width` x `height` inches. To be called inside `look`."""
+    """A figure and its axes row by row, for panels of `width` x `height` inches.
+
+    Use it inside `plot_style`.
+    """
     figure = Figure(figsize=(columns * width, rows * height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def encode_png(figure: Figure) -> bytes:
-    """The picture, the same bytes for the same numbers. To be called inside `look`."""
+    """The figure as PNG, the same bytes for the same numbers. Use it inside `plot_style`."""
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
-def shorten_name(name: str, longest: int = MAX_NAME_LETTERS) -> str:
-    """A name that fits: its beginning and its end, which is where names of runs differ."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-    half = longest // 2
-    return shown if len(shown) <= longest else f"{shown[: longest - half - 1]}…{shown[-half:]}"
+def shorten_name(name: str, max_letters: int = MAX_NAME_LETTERS) -> str:
+    """Shorten a name to its beginning and its end, where names of runs differ."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    half = max_letters // 2
+    return printable if len(printable) <= max_letters else f"{printable[: max_letters - half - 1]}…{printable[-half:]}"
 
 
-MAX_NUMBERED_CLASSES: Final = 20  # classes whose cells hold their number
-MAX_HORIZONTAL_LETTERS: Final = 26  # of all names beside each other; more stand upright
-MAX_LABELED_CLASSES: Final = 50  # and that have their name at the axes
+MAX_NUMBERED_CLASSES: Final = 20  # with more classes, cells show no numbers
+MAX_HORIZONTAL_LETTERS: Final = 26  # of all names together; longer ones are rotated
+MAX_LABELED_CLASSES: Final = 50  # with more classes, axes show no names
 
 
 def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
-    """One PNG. matrix [classes, classes]: row by label, column by answer; a row without images stays white."""
+    """Draw a PNG. matrix [classes, classes]: row by label, column by prediction.
+
+    An empty row stays white.
+    """
     size = len(matrix)
     side = min(10.0, max(4.2, 2.4 + 0.36 * size))
     shares = [[cell / total if (total := sum(row)) else 0.0 for cell in row] for row in matrix]
     with plot_style():
         figure, (axes,) = make_figure(1, 1, width=side + 0.8, height=side)
-        shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         axes.grid(visible=False)
@@ -128,14 +134,14 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
         if size <= MAX_NUMBERED_CLASSES:
             for row, cells in enumerate(matrix):
                 for column, count in enumerate(cells):
-                    ink = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
-                    axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=ink)
-        figure.colorbar(shown, ax=axes, shrink=0.8, label="share of the row")
+                    text_color = "white" if shares[row][column] > 0.55 else "#111827" if count else "#9CA3AF"
+                    axes.text(column, row, f"{count}", ha="center", va="center", fontsize=7, color=text_color)
+        figure.colorbar(image, ax=axes, shrink=0.8, label="share of the row")
         return encode_png(figure)
 
 
 SeriesStyle = Literal["line", "points", "ideal", "limit", "faint"]
-# How each kind of series differs from a plain line. ideal and limit are what others are held against.
+# How each style differs from a plain line. ideal and limit are references for the other series.
 SERIES_STYLES: Final[Mapping[SeriesStyle, Mapping[str, Any]]] = {
     "line": {},
     "points": {},
@@ -143,16 +149,17 @@ SERIES_STYLES: Final[Mapping[SeriesStyle, Mapping[str, Any]]] = {
     "limit": {"color": "#B91C1C", "linestyle": (0, (6, 2)), "linewidth": 1.1},
     "faint": {"alpha": 0.35, "linewidth": 1.0},
 }
-MAX_LEGEND_ENTRIES: Final = 12  # names that a legend can hold
-INTEGER_AXES: Final = ("epoch", "step")  # labels of x that are counted: nobody looks for epoch 2.5
-MIN_MARK_DISTANCE: Final = 0.2  # of the width: the least between two words that stand beside each other
+MAX_LEGEND_ENTRIES: Final = 12
+INTEGER_AXES: Final = ("epoch", "step")  # labels of x axes with integer ticks only
+MIN_MARK_DISTANCE: Final = 0.2  # of the width, between two words that are not rotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSeries:
     """y over x; NaN is a gap. low and high: the spread around each y, drawn as bars.
 
-    colour: the number of one; series of the same colour belong together. Without it, by their order.
+    colour: an index into COLORS, equal for series that belong together; None means the order of the
+    series.
     """
 
     name: str
@@ -166,9 +173,10 @@ class PlotSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. x and y: labels with their unit. marks: x -> a word above an upright line.
+    """One pair of axes. x and y: labels with their unit. marks: x -> a word above a vertical line.
 
-    ticks: where x has its numbers (1, 2, 4, ... processes); log_x, log_y: the base. legend: where matplotlib puts it.
+    ticks: labelled values of x (1, 2, 4, ... processes); log_x, log_y: the base. legend: its place
+    in matplotlib.
     """
 
     title: str
@@ -185,12 +193,15 @@ class Panel:
 
 
 def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
-    """One PNG. note: said in the picture itself, so that it goes where the picture goes."""
+    """Draw a PNG. note.
+
+    A text inside the picture, so that it is not lost when the picture is copied.
+    """
     with plot_style():
         figure, (axes,) = make_figure(1, 1)
         _draw_axes(axes, panel)
         if note:
-            lines = textwrap.wrap(shorten_name(note, 400), 85)  # matplotlib's own wrap reads a `$` as mathematics
+            lines = textwrap.wrap(shorten_name(note, 400), 85)  # matplotlib's own wrapping treats a `$` as mathematics
             figure.suptitle("\n".join(lines), fontsize=9, color="#B91C1C")
         return encode_png(figure)
 
@@ -200,18 +211,18 @@ def _draw_axes(axes: Axes, panel: Panel) -> None:
     axes.set_xlabel(_format_axis_label(panel.x, panel.log_x))
     axes.set_ylabel(_format_axis_label(panel.y, panel.log_y))
     _set_scales(axes, panel)
-    shown = [series for series in panel.series if any(map(math.isfinite, series.y))]
-    if not shown:
+    finite = [series for series in panel.series if any(map(math.isfinite, series.y))]
+    if not finite:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GRAY)
-    for number, series in enumerate(shown):
+    for number, series in enumerate(finite):
         _draw_series(axes, series, number if series.colour is None else series.colour)
     _set_limits(axes, panel)
     _draw_marks(axes, panel)
-    if 1 < len(shown) <= MAX_LEGEND_ENTRIES:
+    if 1 < len(finite) <= MAX_LEGEND_ENTRIES:
         axes.legend(loc=panel.legend)
-    elif len(shown) > MAX_LEGEND_ENTRIES:
-        many = f"{len(shown)} lines: too many for a legend"
-        axes.text(0.99, 0.98, many, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=GRAY)
+    elif len(finite) > MAX_LEGEND_ENTRIES:
+        note = f"{len(finite)} lines: too many for a legend"
+        axes.text(0.99, 0.98, note, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=GRAY)
 
 
 def _format_axis_label(text: str, base: int | None) -> str:
@@ -219,35 +230,35 @@ def _format_axis_label(text: str, base: int | None) -> str:
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
-    """Each with its word above the axes, where no curve is; the words lean where they would touch."""
+    """Draw each mark with its word above the axes; words are rotated if they would overlap."""
     if not panel.marks:
         return
-    for at in panel.marks:
-        axes.axvline(at, color=GRAY, linewidth=0.8, linestyle=":")
-    above, places = axes.secondary_xaxis("top"), sorted(panel.marks)
+    for x in panel.marks:
+        axes.axvline(x, color=GRAY, linewidth=0.8, linestyle=":")
+    top_axis, positions = axes.secondary_xaxis("top"), sorted(panel.marks)
     left, right = axes.get_xlim()
-    near = any(b - a < MIN_MARK_DISTANCE * (right - left) for a, b in pairwise(places))
-    above.set_ticks(places, labels=[shorten_name(panel.marks[at]) for at in places])
-    above.tick_params(length=0, labelsize=7, labelcolor=GRAY, labelrotation=30 if near else 0, pad=1)
-    above.spines["top"].set_visible(False)
-    for word in above.get_xticklabels():
-        word.set(ha="left" if near else "center", rotation_mode="anchor" if near else "default")
+    overlap = any(b - a < MIN_MARK_DISTANCE * (right - left) for a, b in pairwise(positions))
+    top_axis.set_ticks(positions, labels=[shorten_name(panel.marks[x]) for x in positions])
+    top_axis.tick_params(length=0, labelsize=7, labelcolor=GRAY, labelrotation=30 if overlap else 0, pad=1)
+    top_axis.spines["top"].set_visible(False)
+    for word in top_axis.get_xticklabels():
+        word.set(ha="left" if overlap else "center", rotation_mode="anchor" if overlap else "default")
 
 
 def _draw_series(axes: Axes, series: PlotSeries, number: int) -> None:
-    """One series, told apart by colour, dash and marker: of the same colour, the next has another dash and marker."""
-    turn, at = divmod(number, len(COLORS))
-    other = (at + turn) % len(COLORS)
-    look: dict[str, Any] = {"color": COLORS[at], "linestyle": DASHES[other], **SERIES_STYLES[series.style]}
+    """Draw one series; when the colours repeat, dash and marker differ."""
+    cycle, color = divmod(number, len(COLORS))
+    dash = (color + cycle) % len(COLORS)
+    style: dict[str, Any] = {"color": COLORS[color], "linestyle": DASHES[dash], **SERIES_STYLES[series.style]}
     if series.style == "points" or len(series.x) == 1:
-        look["marker"] = MARKERS[other]
+        style["marker"] = MARKERS[dash]
     name = shorten_name(series.name)
     if series.low is None or series.high is None:
-        axes.plot(series.x, series.y, label=name, **look)
+        axes.plot(series.x, series.y, label=name, **style)
     else:
         below = [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)]
         above = [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)]
-        axes.errorbar(series.x, series.y, yerr=[below, above], capsize=3, label=name, **look)
+        axes.errorbar(series.x, series.y, yerr=[below, above], capsize=3, label=name, **style)
 
 
 def _set_scales(axes: Axes, panel: Panel) -> None:
@@ -272,16 +283,18 @@ def _set_limits(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(top=panel.top)
 
 
-MIN_VALUE: Final = 1e-3  # of any unit: a logarithm has no place for 0
+MIN_VALUE: Final = 1e-3  # in any unit: a logarithmic axis cannot show 0
 MET_COLOR, MISSED_COLOR = "#009E73", "#D55E00"
-RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches, of the picture and of one row
+RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, height of one row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRatio:
-    """A measured value with its spread and its target, all in the row's own unit. at_least: whether more is better.
+    """A measured value with its spread and its target, all in the row's unit. at_least.
 
-    met: as who measured it judged: some rows by their median, some by the bound of their spread.
+    More is better.
+
+    met: as the bench decided: some rows by their median, some by a bound of their spread.
     """
 
     name: str
@@ -294,20 +307,20 @@ class TargetRatio:
 
 
 def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
-    """One PNG: a dot for each row, right of 1 where more than the target was reached, also where less is better."""
+    """Draw a PNG with a dot for each row, right of 1 if the value is better than the target."""
     with plot_style():
         figure, (axes,) = make_figure(1, 1, width=RATIOS_WIDTH, height=1.1 + RATIO_ROW_HEIGHT * max(1, len(rows)))
         axes.set_title(shorten_name(title, 90))
         axes.set_xscale("log")
         axes.axvline(1.0, color=GRAY, linewidth=1.2)
-        for at, row in enumerate(rows):
-            colour, sides = (
+        for y, row in enumerate(rows):
+            colour, bounds = (
                 MET_COLOR if row.met else MISSED_COLOR,
                 [_share_of_target(row, row.low), _share_of_target(row, row.high)],
             )
-            axes.plot([min(sides), max(sides)], [at, at], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
+            axes.plot([min(bounds), max(bounds)], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
             axes.plot(
-                [_share_of_target(row, row.value)], [at], color=colour, marker="o" if row.met else "X", linestyle=""
+                [_share_of_target(row, row.value)], [y], color=colour, marker="o" if row.met else "X", linestyle=""
             )
         axes.set_yticks(range(len(rows)), [shorten_name(row.name, 60) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -317,43 +330,49 @@ def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
 
 
 def _share_of_target(row: TargetRatio, value: float) -> float:
-    """Above 1: better than asked. A target of 0 is reached by 0 alone."""
-    reached, asked = max(value, MIN_VALUE), max(row.target, MIN_VALUE)
-    return reached / asked if row.at_least else asked / reached
+    """The value relative to the target; above 1 is better. Only 0 reaches a target of 0."""
+    measured, target = max(value, MIN_VALUE), max(row.target, MIN_VALUE)
+    return measured / target if row.at_least else target / measured
 
 
-def render_panels(name: str, shown: Sequence[Panel], *, of: str, note: str | None = None) -> list[Picture]:
-    """`name`.png, or `name`-loss.png and so on where there are several. of: what they are of, in words."""
+def render_panels(name: str, panels: Sequence[Panel], *, of: str, note: str | None = None) -> list[Picture]:
+    """Draw panels to `name`.png, or `name`-loss.png and so on for several. of.
+
+    Their subject, for the alt text.
+    """
     return [
         Picture(
-            name=name if len(shown) == 1 else f"{name}-{_slug(panel.title)}",
+            name=name if len(panels) == 1 else f"{name}-{_slug(panel.title)}",
             png=draw_panel(panel, note=note),
             alt=f"{panel.title} by {panel.x}, {of}",
         )
-        for panel in shown
+        for panel in panels
     ]
 
 
 def _slug(title: str) -> str:
-    """Learning rate: learning-rate. Titles are our own, and no two of a section are the same."""
+    """A title as part of a file name: learning-rate.
+
+    Titles are our own, and unique within a section.
+    """
     return "-".join(title.partition(",")[0].lower().split())
 
 
-MAX_RESTART_MARKS: Final = 8  # restarts that a picture has room for
+MAX_RESTART_MARKS: Final = 8  # a picture has no room for more
 
 
 def curves_section(runs: Sequence[RecordedRun]) -> Section:
-    """The curves of one run, or of several over each other."""
-    shown = single_run_panels(runs[0]) if len(runs) == 1 else comparison_panels(runs)
-    if not any(math.isfinite(y) for panel in shown for series in panel.series for y in series.y):
+    """The curves of one run, or of several in the same panels."""
+    panels = single_run_panels(runs[0]) if len(runs) == 1 else comparison_panels(runs)
+    if not any(math.isfinite(y) for panel in panels for series in panel.series for y in series.y):
         return Section(
             title="Curves", blocks=[Paragraph(text="No log point was reached yet: there is nothing to draw.")]
         )
-    return Section(title="Curves", blocks=render_panels("curves", shown, of=", ".join(run.name for run in runs)))
+    return Section(title="Curves", blocks=render_panels("curves", panels, of=", ".join(run.name for run in runs)))
 
 
 def single_run_panels(run: RecordedRun) -> list[Panel]:
-    """Training beside validation."""
+    """Panels of one run: training and validation metrics together."""
     x, marks = _x_axis_label([run]), restart_marks(run)
     loss = [
         metric_series(run, "train", "loss", name="train loss", colour=0),
@@ -361,40 +380,46 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
     ]
     scores = [metric_series(run, "train", "accuracy", name="train accuracy", colour=0, scale=100)]
     scores += _validation_series(run, is_share=True)
-    rate = [metric_series(run, "train", "lr", name="learning rate", colour=0)]
+    learning_rate = [metric_series(run, "train", "lr", name="learning rate", colour=0)]
     speed = [metric_series(run, "train", "images_per_s", name="images/s", colour=0)]
     return [
         Panel(title="Loss", x=x, y="nats", series=loss, marks=marks),
         Panel(title="Scores", x=x, y="%", series=scores, marks=marks),
-        Panel(title="Learning rate", x=x, y="", series=rate, marks=marks, from_zero=True),
+        Panel(title="Learning rate", x=x, y="", series=learning_rate, marks=marks, from_zero=True),
         Panel(title="Speed, all ranks together", x=x, y="images/s", series=speed, marks=marks, from_zero=True),
     ]
 
 
 def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
-    """The same curve of each."""
+    """Panels with the same curve of each run."""
     x, many = _x_axis_label(runs), len(runs) > MAX_LEGEND_ENTRIES
     selected = {read.selection_metric(run).name for run in runs}
     compared = [metric for metric in METRICS.values() if metric.always_shown or {metric.name} == selected]
     per_epoch = x == "epoch"
 
-    def each(kind: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
+    def run_series(kind: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
         dots = kind == "eval" and not many
-        return [metric_series(run, kind, key, run.name, at, scale, per_epoch, dots) for at, run in enumerate(runs)]
+        return [
+            metric_series(run, kind, key, run.name, colour, scale, per_epoch, dots) for colour, run in enumerate(runs)
+        ]
 
     return [
-        Panel(title="Train loss", x=x, y="nats", series=each("train", "loss")),
+        Panel(title="Train loss", x=x, y="nats", series=run_series("train", "loss")),
         *(
             Panel(
                 title=f"Val {metric.label}",
                 x=x,
                 y="%" if metric.is_share else "nats",
-                series=each("eval", metric.name, 100 if metric.is_share else 1),
+                series=run_series("eval", metric.name, 100 if metric.is_share else 1),
             )
             for metric in sorted(compared, key=lambda metric: metric.is_share)
         ),
         Panel(
-            title="Speed, all ranks together", x=x, y="images/s", series=each("train", "images_per_s"), from_zero=True
+            title="Speed, all ranks together",
+            x=x,
+            y="images/s",
+            series=run_series("train", "images_per_s"),
+            from_zero=True,
         ),
     ]
 
@@ -409,7 +434,7 @@ def metric_series(
     per_epoch: bool = True,
     dots: bool = False,
 ) -> PlotSeries:
-    """One value of one kind of event, by epoch where the length of one is known (and wanted)."""
+    """One value of one kind of event, over epochs if they are known and `per_epoch` is set."""
     steps, values = run.column(kind, key)
     length = (run.steps_per_epoch if per_epoch else None) or 1
     return PlotSeries(
@@ -422,7 +447,7 @@ def metric_series(
 
 
 def restart_marks(run: RecordedRun) -> Mapping[float, str]:
-    """Where later starts went on, with their number of ranks; none where there are too many to be told apart."""
+    """x -> a word for each later start, with its number of ranks; none if there are too many."""
     later = [start for start in run.starts if start["step"] > 0 and not start.get("idle")]
     if len(later) > MAX_RESTART_MARKS:
         return {}
@@ -451,130 +476,143 @@ def _format_ranks(count: int | None) -> str:
     return f"{count} rank{'s' * (count != 1)}" if count else "ranks not recorded"
 
 
-MAX_DRAWN_CLASSES: Final = 200  # classes: of more, a cell is smaller than a dot
-MAX_LISTED_CLASSES: Final = 20  # classes that all stand in the table; of more, the worst ones
+MAX_DRAWN_CLASSES: Final = 200  # with more classes, a cell is smaller than a pixel
+MAX_LISTED_CLASSES: Final = 20  # of more classes, the table shows the worst ones
 MAX_LISTED_MISTAKES: Final = 10
-MAX_RECALL_RUNS: Final = 8  # whose recalls stand side by side on paper
-MAX_MATRICES: Final = 6  # runs whose matrix is shown, of several
+MAX_RECALL_RUNS: Final = 8  # columns of recall that fit on paper
+MAX_MATRICES: Final = 6  # when several runs are compared
 CONFUSION_TITLE: Final = "Confusion matrix"
 MATRIX_AXES_TEXT: Final = " Each row of the picture is a true class, each column a predicted one."
 
 
 def confusion_section(run: RecordedRun) -> Section | None:
-    """Of the best evaluation where it was kept, else of the last: matrix, classes, mistakes; None without any."""
-    found = best_confusion(run) or run.confusion
-    if found is None or not any(map(sum, found.matrix)):
+    """Confusion matrix, classes and mistakes of the best evaluation, or of the last one.
+
+    None without any.
+    """
+    matrix = best_confusion(run) or run.confusion
+    if matrix is None or not any(map(sum, matrix.matrix)):
         return None
-    drawn = _confusion_pictures(run, found, "confusion")
-    axes = MATRIX_AXES_TEXT if drawn else ""
-    said = f"The validation images{_format_step(found)}{_describe_evaluation(run, found)}.{axes}"
-    blocks: list[Block] = [Paragraph(text=said), *drawn, class_table(found)]
-    if pairs := mistake_rows(found):
+    pictures = _confusion_pictures(run, matrix, "confusion")
+    axes = MATRIX_AXES_TEXT if pictures else ""
+    text = f"The validation images{_format_step(matrix)}{_describe_evaluation(run, matrix)}.{axes}"
+    blocks: list[Block] = [Paragraph(text=text), *pictures, class_table(matrix)]
+    if pairs := mistake_rows(matrix):
         blocks.append(Table(head=["true", "predicted", "images", "of its class"], rows=pairs, left=2))
     return Section(title=CONFUSION_TITLE, blocks=blocks)
 
 
 def best_confusion(run: RecordedRun) -> ConfusionMatrix | None:
-    """The matrix of the evaluation that the report calls the best; None where it is not among those kept."""
+    """The matrix of the best evaluation; None if the run did not keep it."""
     best = read.best_evaluation(run)
-    kept = [found for found in (run.confusion_best, run.confusion) if found is not None]
-    return next((found for found in kept if best and found.step == best[1]), None)
+    matrices = [matrix for matrix in (run.confusion_best, run.confusion) if matrix is not None]
+    return next((matrix for matrix in matrices if best and matrix.step == best[1]), None)
 
 
-def _describe_evaluation(run: RecordedRun, found: ConfusionMatrix) -> str:
-    """Whether it is of the best evaluation, with its score."""
+def _describe_evaluation(run: RecordedRun, matrix: ConfusionMatrix) -> str:
+    """Whether the matrix is of the best evaluation, with the score."""
     metric, best = read.selection_metric(run), read.best_evaluation(run)
-    values = dict(zip(*run.column("eval", metric.name), strict=True))
-    if best is None or found.step not in values:
+    scores = dict(zip(*run.column("eval", metric.name), strict=True))
+    if best is None or matrix.step not in scores:
         return ""
-    score = f"{read.metric_label(metric)} {read.format_metric(values[found.step], metric)}"
-    if found.step == best[1]:
+    score = f"{read.metric_label(metric)} {read.format_metric(scores[matrix.step], metric)}"
+    if matrix.step == best[1]:
         return f", the best evaluation ({score})"
-    highest = read.format_metric(best[0], metric)
-    return f", the last evaluation ({score}), not the best ({highest}, after step {best[1]:,.0f})"
+    best_score = read.format_metric(best[0], metric)
+    return f", the last evaluation ({score}), not the best ({best_score}, after step {best[1]:,.0f})"
 
 
 def confusion_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
-    """Recall by class, run by run, where all have the same classes; and the matrix of each of the first runs."""
-    there = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
-    if not there:
+    """Recall by class and run, if all have the same classes, and the matrices of the first runs."""
+    last = [(run, run.confusion) for run in runs if run.confusion is not None and any(map(sum, run.confusion.matrix))]
+    if not last:
         return None
-    best = [(run, found) for run, _ in there if (found := best_confusion(run)) is not None]
-    known = best if len(best) == len(there) else there  # like with like
-    which = "best evaluation" if known is best else "last evaluation, which need not be its best"
-    drawn = [
+    best = [(run, matrix) for run, _ in last if (matrix := best_confusion(run)) is not None]
+    chosen = best if len(best) == len(last) else last  # the same kind for all runs
+    which = "best evaluation" if chosen is best else "last evaluation, which need not be its best"
+    pictures = [
         picture
-        for at, (run, found) in enumerate(known[:MAX_MATRICES], 1)
-        for picture in _confusion_pictures(run, found, f"confusion-{at}")
+        for number, (run, matrix) in enumerate(chosen[:MAX_MATRICES], 1)
+        for picture in _confusion_pictures(run, matrix, f"confusion-{number}")
     ]
-    said = f"The validation images of each run's {which}.{MATRIX_AXES_TEXT if drawn else ''}"
-    blocks: list[Block] = [Paragraph(text=said)]
-    if len({found.classes for _, found in known}) == 1:
-        blocks += recall_table(known).parts(MAX_RECALL_RUNS)
-    return Section(title=CONFUSION_TITLE, blocks=[*blocks, *drawn])
+    text = f"The validation images of each run's {which}.{MATRIX_AXES_TEXT if pictures else ''}"
+    blocks: list[Block] = [Paragraph(text=text)]
+    if len({matrix.classes for _, matrix in chosen}) == 1:
+        blocks += recall_table(chosen).parts(MAX_RECALL_RUNS)
+    return Section(title=CONFUSION_TITLE, blocks=[*blocks, *pictures])
 
 
-def recall_table(known: Sequence[tuple[RecordedRun, ConfusionMatrix]]) -> Table:
-    """Of each class in each run; of many classes those with the lowest mean."""
+def recall_table(matrices: Sequence[tuple[RecordedRun, ConfusionMatrix]]) -> Table:
+    """Recall of each class in each run; of many classes those with the lowest mean."""
     rows = []
-    for at, name in enumerate(known[0][1].classes):
-        parts = [(found.matrix[at][at], sum(found.matrix[at])) for _, found in known]
-        rows.append((sum(_sortable_ratio(*part) for part in parts), [name, *(_format_ratio(*part) for part in parts)]))
+    for index, name in enumerate(matrices[0][1].classes):
+        counts = [(matrix.matrix[index][index], sum(matrix.matrix[index])) for _, matrix in matrices]
+        rows.append(
+            (sum(_sortable_ratio(*count) for count in counts), [name, *(_format_ratio(*count) for count in counts)])
+        )
     if len(rows) > MAX_LISTED_CLASSES:
         rows = sorted(rows, key=lambda row: row[0])[:MAX_LISTED_CLASSES]
-    return Table(head=[_class_heading(known[0][1]), *(run.name for run, _ in known)], rows=[row for _, row in rows])
+    return Table(
+        head=[_class_heading(matrices[0][1]), *(run.name for run, _ in matrices)], rows=[row for _, row in rows]
+    )
 
 
-def _confusion_pictures(run: RecordedRun, found: ConfusionMatrix, name: str) -> list[Picture]:
-    """None of more classes than a picture can show."""
-    if len(found.classes) > MAX_DRAWN_CLASSES:
+def _confusion_pictures(run: RecordedRun, matrix: ConfusionMatrix, name: str) -> list[Picture]:
+    """The picture of a matrix; none for more classes than a picture can show."""
+    if len(matrix.classes) > MAX_DRAWN_CLASSES:
         return []
-    png, told = draw_confusion_matrix(found.matrix, found.classes), f"{run.name}{_format_step(found)}"
-    return [Picture(name=name, png=png, alt=f"Confusion matrix of {told}", caption=told)]
+    png, caption = draw_confusion_matrix(matrix.matrix, matrix.classes), f"{run.name}{_format_step(matrix)}"
+    return [Picture(name=name, png=png, alt=f"Confusion matrix of {caption}", caption=caption)]
 
 
-def _format_step(found: ConfusionMatrix) -> str:
-    return "" if found.step is None else f" after step {found.step:,}"
+def _format_step(matrix: ConfusionMatrix) -> str:
+    return "" if matrix.step is None else f" after step {matrix.step:,}"
 
 
-def class_table(found: ConfusionMatrix) -> Table:
-    """Recall and precision by class, the worst recall first where there are many."""
-    answered = [sum(column) for column in zip(*found.matrix, strict=True)]
+def class_table(matrix: ConfusionMatrix) -> Table:
+    """Recall and precision by class; of many classes those with the worst recall."""
+    predicted = [sum(column) for column in zip(*matrix.matrix, strict=True)]
     lines = [
         (
-            _sortable_ratio(row[at], sum(row)),
-            [name, f"{sum(row):,}", _format_ratio(row[at], sum(row)), _format_ratio(row[at], answered[at])],
+            _sortable_ratio(row[index], sum(row)),
+            [name, f"{sum(row):,}", _format_ratio(row[index], sum(row)), _format_ratio(row[index], predicted[index])],
         )
-        for at, (name, row) in enumerate(zip(found.classes, found.matrix, strict=True))
+        for index, (name, row) in enumerate(zip(matrix.classes, matrix.matrix, strict=True))
     ]
     if len(lines) > MAX_LISTED_CLASSES:
         lines = sorted(lines, key=lambda line: line[0])[:MAX_LISTED_CLASSES]
-    return Table(head=[_class_heading(found), "images", "recall", "precision"], rows=[line for _, line in lines])
+    return Table(head=[_class_heading(matrix), "images", "recall", "precision"], rows=[line for _, line in lines])
 
 
-def _class_heading(found: ConfusionMatrix) -> str:
+def _class_heading(matrix: ConfusionMatrix) -> str:
     return (
         "class"
-        if len(found.classes) <= MAX_LISTED_CLASSES
+        if len(matrix.classes) <= MAX_LISTED_CLASSES
         else f"class (the {MAX_LISTED_CLASSES} with the lowest recall)"
     )
 
 
-def mistake_rows(found: ConfusionMatrix) -> list[Sequence[str]]:
-    """The most frequent ones."""
-    names = found.classes
-    wrong = [
-        (count, label, answer)
-        for label, row in enumerate(found.matrix)
-        for answer, count in enumerate(row)
-        if label != answer and count
+def mistake_rows(matrix: ConfusionMatrix) -> list[Sequence[str]]:
+    """The most frequent confusions.
+
+    True class, predicted class, images, share of the true class.
+    """
+    names = matrix.classes
+    mistakes = [
+        (count, label, prediction)
+        for label, row in enumerate(matrix.matrix)
+        for prediction, count in enumerate(row)
+        if label != prediction and count
     ]
-    worst = sorted(wrong, key=lambda one: (-one[0], one[1], one[2]))[:MAX_LISTED_MISTAKES]
-    return [[names[is_], names[said], f"{n:,}", _format_ratio(n, sum(found.matrix[is_]))] for n, is_, said in worst]
+    worst = sorted(mistakes, key=lambda mistake: (-mistake[0], *mistake[1:]))[:MAX_LISTED_MISTAKES]
+    return [
+        [names[label], names[prediction], f"{count:,}", _format_ratio(count, sum(matrix.matrix[label]))]
+        for count, label, prediction in worst
+    ]
 
 
 def _sortable_ratio(part: int, of: int) -> float:
-    """A class without images comes last."""
+    """A ratio for sorting; a class without images comes last."""
     return part / of if of else 2.0
 
 
@@ -584,7 +622,7 @@ def _format_ratio(part: int, of: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMetric:
-    """One measured value: its name for people, its unit, and how many of the recorded unit make one of it."""
+    """One measured value: its name, its unit, and how many recorded units make one of them."""
 
     name: str
     unit: str
@@ -603,43 +641,43 @@ MAX_COLORED_GPUS: Final = MAX_LEGEND_ENTRIES  # more GPUs are drawn faintly, in 
 
 
 def gpu_section(run: RecordedRun) -> Section:
-    """Curves and a table; a line where nothing was recorded."""
+    """Curves and a table of GPU use, or a line if nothing was recorded."""
     by_gpu = gpu_events(run)
     if not by_gpu:
-        why = "Not measured: this run has no lines about GPUs in metrics.jsonl."
-        return Section(title=GPU_TITLE, blocks=[Paragraph(text=why)])
-    since = min(finite_or_nan(event.get("time")) for events in by_gpu.values() for event in events)
-    shown = [panel for key in GPU_METRICS if (panel := _gpu_panel(key, by_gpu, since)) is not None]
+        text = "Not measured: this run has no lines about GPUs in metrics.jsonl."
+        return Section(title=GPU_TITLE, blocks=[Paragraph(text=text)])
+    start = min(finite_or_nan(event.get("time")) for events in by_gpu.values() for event in events)
+    panels = [panel for key in GPU_METRICS if (panel := _gpu_panel(key, by_gpu, start)) is not None]
     blocks: list[Block] = []
-    if shown:
-        blocks += render_panels("gpus", shown, of=f"{len(by_gpu)} GPUs")
+    if panels:
+        blocks += render_panels("gpus", panels, of=f"{len(by_gpu)} GPUs")
     return Section(title=GPU_TITLE, blocks=[*blocks, gpu_table(by_gpu)])
 
 
 def gpu_comparison_section(runs: Sequence[RecordedRun]) -> Section | None:
-    """One line for each run, over all its GPUs; None where no run has recorded any."""
+    """GPU use of each run, over all its GPUs; None if no run has recorded it."""
     by_run = {run.name: [event for events in gpu_events(run).values() for event in events] for run in runs}
-    known = {name: events for name, events in by_run.items() if events}
-    return Section(title=GPU_TITLE, blocks=[gpu_table(known, "run")]) if known else None
+    measured = {name: events for name, events in by_run.items() if events}
+    return Section(title=GPU_TITLE, blocks=[gpu_table(measured, "run")]) if measured else None
 
 
 def gpu_events(run: RecordedRun) -> dict[str, list[MetricsEvent]]:
-    """The lines of each GPU, by its name, in the order of time."""
-    found: dict[str, list[MetricsEvent]] = {}
+    """The events of each GPU by its name, in the order of time."""
+    by_gpu: dict[str, list[MetricsEvent]] = {}
     timed = [event for event in run.events.get("gpu", ()) if math.isfinite(finite_or_nan(event.get("time")))]
     for event in sorted(timed, key=lambda event: finite_or_nan(event["time"])):
-        found.setdefault(str(event.get("gpu")), []).append(event)
-    return dict(sorted(found.items(), key=lambda one: _natural_sort_key(one[0])))
+        by_gpu.setdefault(str(event.get("gpu")), []).append(event)
+    return dict(sorted(by_gpu.items(), key=lambda item: _natural_sort_key(item[0])))
 
 
 def _natural_sort_key(name: str) -> list[tuple[int, str]]:
-    """node01/2 before node01/10."""
+    """A key that sorts node01/2 before node01/10."""
     parts = re.findall(r"[0-9]{1,15}|[^0-9]+|[0-9]+", name)
     return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
 def gpu_table(by_gpu: Mapping[str, Sequence[MetricsEvent]], what: str = "GPU") -> Table:
-    """Mean and highest value of each kind, by GPU (or by what else the names are of)."""
+    """Mean and highest value of each metric, by GPU or by `what`."""
     keys = [key for key in GPU_METRICS if any(_finite_values(events, key) for events in by_gpu.values())]
     head = [
         what,
@@ -652,21 +690,23 @@ def gpu_table(by_gpu: Mapping[str, Sequence[MetricsEvent]], what: str = "GPU") -
     return Table(head=head, rows=rows)
 
 
-def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], since: float) -> Panel | None:
-    kind = GPU_METRICS[key]
-    curves = {name: _gpu_curve(events, key, since) for name, events in by_gpu.items() if _finite_values(events, key)}
+def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], start: float) -> Panel | None:
+    metric = GPU_METRICS[key]
+    curves = {name: _gpu_curve(events, key, start) for name, events in by_gpu.items() if _finite_values(events, key)}
     if not curves:
         return None
     if len(curves) > MAX_COLORED_GPUS:
         series = [PlotSeries(name=name, x=x, y=y, style="faint", colour=0) for name, (x, y) in curves.items()]
     else:
-        series = [PlotSeries(name=name, x=x, y=y, colour=at) for at, (name, (x, y)) in enumerate(curves.items())]
-    top = 105.0 if kind.unit == "%" else None
-    return Panel(title=kind.name, x="minutes", y=kind.unit, series=series, from_zero=True, top=top)
+        series = [
+            PlotSeries(name=name, x=x, y=y, colour=colour) for colour, (name, (x, y)) in enumerate(curves.items())
+        ]
+    top = 105.0 if metric.unit == "%" else None
+    return Panel(title=metric.name, x="minutes", y=metric.unit, series=series, from_zero=True, top=top)
 
 
-def _gpu_curve(events: Sequence[MetricsEvent], key: str, since: float) -> tuple[list[float], list[float]]:
-    minutes = [(finite_or_nan(event.get("time")) - since) / 60 for event in events]
+def _gpu_curve(events: Sequence[MetricsEvent], key: str, start: float) -> tuple[list[float], list[float]]:
+    minutes = [(finite_or_nan(event.get("time")) - start) / 60 for event in events]
     return minutes, [finite_or_nan(event.get(key)) / GPU_METRICS[key].per for event in events]
 
 

@@ -34,7 +34,7 @@ MetricsEvent = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfusionMatrix:
-    """matrix: row by label, column by answer; after `step`."""
+    """matrix [classes, classes]: row by label, column by prediction. step: of the evaluation."""
 
     step: int | None
     classes: tuple[str, ...]
@@ -43,12 +43,15 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """What a run's folder says. config: by `section.key`. facts: run.json. events: of metrics.jsonl, by kind.
+    """The contents of a run's folder. config: by `section.key`. facts: run.json. events.
 
-    idle: keys of the configuration that had no effect. kept: checkpoints that are in the folder.
-    ending: of the last start that trained: a later one that was refused did not end the run.
-    cut_off: of a run without an ending, what is known of how it was killed. missing: what could not be read, in words.
-    confusion: of the last evaluation; confusion_best: of the best one, None where an older version did not keep it.
+    Of metrics.jsonl, by kind.
+
+    idle: config keys without effect. kept: the number of checkpoints in the folder. ending: the
+    exit record of the last start that trained; a later start that was refused did not end the run.
+    cut_off: how a run without an exit record was killed, if known. missing: what could not be read,
+    in words. confusion: of the last evaluation; confusion_best: of the best one, None if an older
+    version did not write it.
     """
 
     folder: Path
@@ -65,36 +68,36 @@ class RecordedRun:
     missing: tuple[str, ...]
 
     def fact(self, *keys: str) -> Any:
-        """A value inside run.json; None where there is none."""
-        found: Any = self.facts
+        """A value inside run.json, or None."""
+        value: Any = self.facts
         for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     @property
     def starts(self) -> list[MetricsEvent]:
-        """Oldest first; those whose step is known."""
+        """The starts whose step is known, oldest first."""
         return [start for start in _all_starts(self.facts) if count_or_none(start.get("step")) is not None]
 
     @property
     def world_size(self) -> int | None:
-        """Of the last start that has trained."""
+        """The number of ranks of the last start that trained."""
         return count_or_none(self.fact("world", "world_size"))
 
     @property
     def classes(self) -> int | None:
-        """How many there are; None where nothing says it."""
+        """The number of classes, or None if it is unknown."""
         return count_or_none(self.fact("training", "classes")) or (
             len(self.confusion.classes) if self.confusion else None
         )
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None where the record of an older version does not say it."""
+        """Optimizer steps per epoch; None if an older version did not record it."""
         return count_or_none(self.fact("training", "steps_per_epoch")) or None
 
     def column(self, kind: str, key: str) -> tuple[list[float], list[float]]:
-        """(steps, values) of one curve, in the order of steps; NaN where a value is no number."""
+        """(steps, values) of one curve, ordered by step; NaN for a value that is no number."""
         events = [event for event in self.events.get(kind, ()) if count_or_none(event.get("step")) is not None]
         points = sorted(
             ((float(event["step"]), finite_or_nan(event.get(key))) for event in events), key=lambda point: point[0]
@@ -103,12 +106,12 @@ class RecordedRun:
 
 
 def load_run(folder: Path, name: str | None = None) -> RecordedRun:
-    """What is there of the run in `folder`, called `name` in the report.
+    """Read the run in `folder`; `name` is its name in the report.
 
     Raises:
-        Failure: NO_INPUT, where nothing there is a run's.
+        Failure: NO_INPUT if the folder has no file of a run.
     """
-    if not any(_is_file(folder / known) for known in (record.RUN_FILE, record.CONFIG_FILE, metrics.METRICS_FILE)):
+    if not any(_is_file(folder / file) for file in (record.RUN_FILE, record.CONFIG_FILE, metrics.METRICS_FILE)):
         raise Failure(
             f"{folder} is not a run's folder",
             found=_describe_path(folder),
@@ -118,7 +121,7 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
             code=ExitCode.NO_INPUT,
         )
     config, facts, events = _read_config(folder), _read_run_json(folder), _read_events(folder)
-    there = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics.METRICS_FILE: events}
+    files = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics.METRICS_FILE: events}
     return RecordedRun(
         folder=folder,
         name=name or _resolve_path(folder).name,
@@ -131,25 +134,27 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
         confusion=_read_confusion(folder / CONFUSION_FILE),
         confusion_best=_read_confusion(folder / BEST_CONFUSION_FILE),
         kept=_count_checkpoints(folder / "checkpoints"),
-        missing=tuple(f"{file} is not there or cannot be read" for file, found in there.items() if found is None),
+        missing=tuple(f"{file} is not there or cannot be read" for file, content in files.items() if content is None),
     )
 
 
 def load_runs(folders: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
-    """Runs by the names of their folders; by what was typed, where two folders have the same name. Each once.
+    """Read each folder once.
 
-    Of several, what is none is left out; the second list says which, and why.
+    Return the runs, and what was left out because it is no run, with the reason.
+
+    A run is called as its folder, or as the argument if two folders have the same name.
 
     Raises:
-        Failure: as `load_run`, where none is left.
+        Failure: as `load_run`, if no folder is a run.
     """
-    places: dict[Path, str] = {}
+    arguments: dict[Path, str] = {}
     for folder in folders:
-        places.setdefault(_resolve_path(Path(folder)), folder)
-    names, runs, failures = Counter(place.name for place in places), [], []
-    for place, typed in places.items():
+        arguments.setdefault(_resolve_path(Path(folder)), folder)
+    names, runs, failures = Counter(path.name for path in arguments), [], []
+    for path, argument in arguments.items():
         try:
-            runs.append(load_run(Path(typed), place.name if names[place.name] == 1 else typed))
+            runs.append(load_run(Path(argument), path.name if names[path.name] == 1 else argument))
         except Failure as failure:
             failures.append(failure)
     if failures and not runs:
@@ -168,22 +173,22 @@ def finite_or_nan(value: Any) -> float:
 
 
 def count_or_none(value: Any) -> int | None:
-    """A whole number that can be counted to, or None."""
+    """A plausible count (an integer of 0 or more), or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None
 
 
 def _read_config(folder: Path) -> dict[str, Any] | None:
-    """By `section.key`: not through the schema, since another version may have written it."""
+    """The config by `section.key`, without the schema: another version may have written it."""
     try:
-        found = load.read_yaml_file(folder / record.CONFIG_FILE).value
+        content = load.read_yaml_file(folder / record.CONFIG_FILE).value
     except Failure:
         return None
-    sections = found.items() if isinstance(found, dict) else ()
+    sections = content.items() if isinstance(content, dict) else ()
     return {f"{name}.{key}": value for name, keys in sections if isinstance(keys, dict) for key, value in keys.items()}
 
 
 def _idle_keys(folder: Path) -> frozenset[str]:
-    """None that is known, of a configuration of another version."""
+    """Config keys without effect; empty if the config is of another version."""
     try:
         config = load.build_config(load.read_yaml_file(folder / record.CONFIG_FILE), record.CONFIG_FILE)
         return checks.unused_keys(config) | registry.unused_keys(config.data)
@@ -199,9 +204,9 @@ def _read_run_json(folder: Path) -> dict[str, Any] | None:
 
 
 def _all_starts(facts: Mapping[str, Any] | None) -> list[MetricsEvent]:
-    """All of them, also those that never knew their step."""
-    found = (facts or {}).get("starts")
-    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+    """All starts, also those without a step."""
+    starts = (facts or {}).get("starts")
+    return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
 
 def _read_ending(folder: Path) -> ExitRecord | None:
@@ -210,15 +215,15 @@ def _read_ending(folder: Path) -> ExitRecord | None:
 
 def _read_events(folder: Path) -> dict[str, list[MetricsEvent]] | None:
     path = folder / metrics.METRICS_FILE
-    found: dict[str, list[MetricsEvent]] = {}
+    events: dict[str, list[MetricsEvent]] = {}
     if not _is_file(path):
         return None
     try:
         for event in metrics.read_events(path):
-            found.setdefault(str(event.get("event")), []).append(event)
+            events.setdefault(str(event.get("event")), []).append(event)
     except (OSError, RecursionError):
         return None
-    return found
+    return events
 
 
 def _count_checkpoints(folder: Path) -> int:
@@ -229,8 +234,8 @@ def _count_checkpoints(folder: Path) -> int:
 
 def _read_confusion(path: Path) -> ConfusionMatrix | None:
     try:
-        found = json.loads(path.read_bytes()) if _is_file(path) else {}
-        names, rows = found["classes"], found["matrix"]
+        content = json.loads(path.read_bytes()) if _is_file(path) else {}
+        names, rows = content["classes"], content["matrix"]
         matrix = tuple(tuple(count_or_none(cell) for cell in row) for row in rows)
         size = len(names)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -238,11 +243,11 @@ def _read_confusion(path: Path) -> ConfusionMatrix | None:
     counts = tuple(tuple(cell for cell in row if cell is not None) for row in matrix)
     if not 0 < size <= MAX_CLASSES or [len(row) for row in counts] != [size] * size:
         return None
-    return ConfusionMatrix(step=count_or_none(found.get("step")), classes=tuple(map(str, names)), matrix=counts)
+    return ConfusionMatrix(step=count_or_none(content.get("step")), classes=tuple(map(str, names)), matrix=counts)
 
 
 def _is_file(path: Path) -> bool:
-    """Not a pipe or a device, which would be read for ever."""
+    """Whether it is a regular file; reading a pipe or a device may never end."""
     try:
         return path.is_file()
     except (OSError, RuntimeError):
@@ -250,7 +255,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _resolve_path(path: Path) -> Path:
-    """As it was typed, where links lead nowhere."""
+    """The resolved path, or the absolute one if a link is broken."""
     try:
         return path.resolve()
     except (OSError, RuntimeError):
@@ -259,8 +264,8 @@ def _resolve_path(path: Path) -> Path:
 
 def _describe_path(folder: Path) -> str:
     try:
-        kind = folder.stat().st_mode
-        return "a folder without them, or one that cannot be read" if S_ISDIR(kind) else "a file"
+        mode = folder.stat().st_mode
+        return "a folder without them, or one that cannot be read" if S_ISDIR(mode) else "a file"
     except FileNotFoundError:
         return "it does not exist"
     except OSError as error:
@@ -272,9 +277,12 @@ NOT_RECORDED: Final = "not recorded"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Images per second between log points: the median, the quartiles, and of how many.
+    """Images per second between log points.
 
-    ranks: of the start that it is of. warm_up: only its first log point is there, which holds its first steps.
+    The median, the quartiles (low, high), and the number of log points (of).
+
+    ranks: of the measured start. warm_up: only its first log point exists, which includes the first
+    steps.
     """
 
     images_per_s: float
@@ -286,32 +294,35 @@ class Throughput:
 
 
 def measured_throughput(run: RecordedRun) -> Throughput | None:
-    """Of the last start with a log point, all ranks together: without evaluations and saves and, of several lines,
-    without the first.
+    """The throughput of all ranks in the last start, without evaluations and saves.
+
+    The first log point is left out if there are several.
     """
     for start in reversed(run.starts or [{"step": 0}]):
-        if known := _logged_rates(run, after=start["step"]):
-            used, ranks = known[1:] or known, count_or_none(start.get("world_size")) or run.world_size
-            low, _, high = quantiles(used, n=4, method="inclusive") if len(used) > 1 else (used[0],) * 3
-            middle, single = median(used), len(known) == 1
-            return Throughput(images_per_s=middle, low=low, high=high, of=len(used), ranks=ranks, warm_up=single)
+        if rates := _logged_rates(run, after=start["step"]):
+            steady, ranks = rates[1:] or rates, count_or_none(start.get("world_size")) or run.world_size
+            low, _, high = quantiles(steady, n=4, method="inclusive") if len(steady) > 1 else (steady[0],) * 3
+            images_per_s, warm_up = median(steady), len(rates) == 1
+            return Throughput(
+                images_per_s=images_per_s, low=low, high=high, of=len(steady), ranks=ranks, warm_up=warm_up
+            )
     return None
 
 
 def num_ranks(run: RecordedRun) -> int | None:
-    """Of the start whose speed counts."""
-    found = measured_throughput(run)
-    return found.ranks if found else run.world_size
+    """The number of ranks of the start whose throughput is reported."""
+    throughput = measured_throughput(run)
+    return throughput.ranks if throughput else run.world_size
 
 
 def _logged_rates(run: RecordedRun, *, after: int) -> list[float]:
-    """What the log points after a step say."""
+    """Images per second at the log points after a step."""
     lines = [event for event in run.events.get("train", ()) if (count_or_none(event.get("step")) or 0) > after]
     return [value for event in lines if (value := finite_or_nan(event.get("images_per_s"))) > 0]
 
 
 def training_seconds(run: RecordedRun) -> float | None:
-    """Spent in training steps up to the last log point, in all starts."""
+    """Seconds in training steps up to the last log point, in all starts."""
     batch, before, total = count_or_none(run.config.get("train.global_batch_size")), 0.0, 0.0
     steps, rates = run.column("train", "images_per_s")
     if not batch or not steps:
@@ -347,7 +358,7 @@ def best_evaluation(run: RecordedRun) -> tuple[float, float] | None:
 
 
 def last_step(run: RecordedRun) -> int | None:
-    """That stands in the record."""
+    """The last step in metrics.jsonl."""
     steps = [
         count_or_none(event.get("step"))
         for kind in ("train", "eval", "checkpoint")
@@ -357,20 +368,25 @@ def last_step(run: RecordedRun) -> int | None:
 
 
 def describe_status(run: RecordedRun) -> str:
-    """How it ended, or that nobody said so."""
-    said = count_or_none(run.ending.step) if run.ending else None
-    step, steps = last_step(run) if said is None else said, count_or_none(run.fact("training", "steps"))
-    at = "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")
+    """How the run ended, or that it is unfinished."""
+    recorded_step = count_or_none(run.ending.step) if run.ending else None
+    step, steps = (
+        last_step(run) if recorded_step is None else recorded_step,
+        count_or_none(run.fact("training", "steps")),
+    )
+    position = (
+        "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")
+    )
     if run.ending is None:
-        return f"unfinished, {at}: {run.cut_off or 'it is at work, or was killed'}"
+        return f"unfinished, {position}: {run.cut_off or 'it is running, or was killed'}"
     if run.ending.code == 0:
-        return f"finished {at}"
-    how = "stopped" if run.ending.code == ExitCode.STOPPED else "failed"
-    return f"{how} {at} (exit code {run.ending.code}): {run.ending.cause}"
+        return f"finished {position}"
+    verb = "stopped" if run.ending.code == ExitCode.STOPPED else "failed"
+    return f"{verb} {position} (exit code {run.ending.code}): {run.ending.cause}"
 
 
 def describe_world(run: RecordedRun) -> str:
-    """2 ranks on 1 node."""
+    """Ranks and nodes: 2 ranks on 1 node."""
     ranks, nodes = run.world_size, count_or_none(run.fact("world", "num_nodes"))
     if not ranks or not nodes:
         return "not recorded"
@@ -382,41 +398,41 @@ def format_metric(value: float | None, metric: Metric = DEFAULT_METRIC) -> str:
     return metric.format(value if value is not None and math.isfinite(value) else None)
 
 
-def format_throughput(found: Throughput | None) -> str:
-    """Images per second."""
-    if found is None:
+def format_throughput(throughput: Throughput | None) -> str:
+    """Images per second, with their unit."""
+    if throughput is None:
         return NOT_MEASURED
-    return f"{format_number(found.images_per_s)} images/s" + (" (first steps only)" if found.warm_up else "")
+    return f"{format_number(throughput.images_per_s)} images/s" + (" (first steps only)" if throughput.warm_up else "")
 
 
 def format_number(value: float) -> str:
-    """Three digits that count, thousands with a comma."""
+    """Three significant digits, thousands with a comma."""
     if not math.isfinite(value):
         return NOT_MEASURED
-    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"  # else: 1e+03
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"  # .3g would give 1e+03
 
 
 def format_duration(seconds: float | None) -> str:
-    """12.3 s, 4 min 05 s, 3 h 07 min."""
+    """A duration: 12.3 s, 4 min 05 s, 3 h 07 min."""
     if seconds is None or not math.isfinite(seconds):
         return NOT_MEASURED
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def format_setting(value: Any) -> str:
-    """Of a configuration, where null is a value."""
+    """A config value; None is null."""
     return "null" if value is None else format_value(value)
 
 
 def format_value(value: Any) -> str:
-    """A value of a file for people: no quotes or brackets, and commas in large numbers."""
+    """A JSON value for people: without quotes and brackets, with commas in large numbers."""
     if value is None:
         return NOT_RECORDED
     if isinstance(value, dict):
-        return ", ".join(redact_words(f"{key}={format_value(one)}" for key, one in value.items())) or "none"
+        return ", ".join(redact_words(f"{key}={format_value(item)}" for key, item in value.items())) or "none"
     if isinstance(value, list):
         return ", ".join(map(format_value, value)) or "none"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
@@ -427,6 +443,6 @@ def format_value(value: Any) -> str:
 
 
 def event_times(run: RecordedRun) -> list[float]:
-    """Seconds since 1970 of all lines of the record, in order."""
+    """Unix times of all events, in order."""
     lines: list[MetricsEvent] = [event for events in run.events.values() for event in events]
-    return sorted(at for event in lines if math.isfinite(at := finite_or_nan(event.get("time"))))
+    return sorted(time for event in lines if math.isfinite(time := finite_or_nan(event.get("time"))))

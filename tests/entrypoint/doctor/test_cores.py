@@ -28,12 +28,12 @@ def test_each_rank_wants_a_core_and_one_for_its_data(mine: int, quota: float | N
 
 
 def test_a_quota_below_the_affinity_is_told() -> None:
-    assert "with the time of 1.5" in host.cores_finding(8, 64, 1.5, 4).text
+    assert "with a quota of 1.5" in host.cores_finding(8, 64, 1.5, 4).text
 
 
 def test_a_quota_that_is_enough_is_told_all_the_same() -> None:
     found = host.cores_finding(64, 64, 4.0, 1)
-    assert (found.state, "with the time of 4" in found.text, "--cpuset-cpus" in found.fix) == ("warn", True, True)
+    assert (found.state, "with a quota of 4" in found.text, "--cpuset-cpus" in found.fix) == ("warn", True, True)
 
 
 @pytest.mark.parametrize(("cpu_max", "states"), [("0.5", ["warn"]), ("1.5", [])])

@@ -65,4 +65,4 @@ def test_a_whole_process_meets_the_made_up_driver(
     done = python("-m", "entrypoint", "doctor", "--json", environ=found | {"HOME": str(tmp_path)}, cwd=tmp_path)
     told = [finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "driver"]
     assert ([finding["state"] for finding in told], done.returncode) == (states, code), done.stdout
-    assert f"driver {driver} knows CUDA {cuda // 1000}" in told[0]["text"]
+    assert f"driver {driver} supports CUDA {cuda // 1000}" in told[0]["text"]

@@ -48,7 +48,7 @@ def with_device(root: Path, name: str, file: str | None = None, driver: str = ""
 def told(root: Path, device: reading.FabricDevice, has: Sequence[str] = (), nodes: int = 2, **environ: str) -> Finding:
     """What is said of this device where these libraries are installed."""
     return fabric.fabric_finding(
-        fabric.FABRICS[fabric._fabric_key(device)], [device], scene(root, nodes, **environ), loads=has.__contains__
+        fabric.FABRICS[fabric._fabric_key(device)], [device], scene(root, nodes, **environ), can_load=has.__contains__
     )
 
 

@@ -75,7 +75,7 @@ def test_two_real_machines_exchange_over_their_network(tmp_path: Path) -> None:
         with hosts[0].start(*words[0], cwd=tmp_path) as first, hosts[1].start(*words[1], cwd=tmp_path) as second:
             said = [process.communicate(timeout=200)[0] for process in (first, second)]
     assert "2 ranks over gloo (TCP on eth0): every sum right" in said[0]
-    assert "the task of rank 0 tells how fast" in said[1]
+    assert "the task of rank 0 reports its speed" in said[1]
 
 
 def test_a_place_whose_start_is_refused_is_not_started() -> None:
@@ -83,7 +83,9 @@ def test_a_place_whose_start_is_refused_is_not_started() -> None:
 
 
 def test_ways_and_speed_are_named() -> None:
-    (found,) = full.allreduce_findings(LaunchResult(code=0, text="", result=RESULT, ways=("P2P/CUMEM",)), planned(4))
+    (found,) = full.allreduce_findings(
+        LaunchResult(code=0, text="", result=RESULT, transports=("P2P/CUMEM",)), planned(4)
+    )
     assert found.state == "ok"
     assert "4 ranks over nccl (P2P/CUMEM): every sum right, 200.0 GB/s (256 MiB in 2.0 ms)" in found.text
 
@@ -135,7 +137,7 @@ def fabric(root: Path, layer: str = "InfiniBand") -> Path:
 @pytest.mark.parametrize(("nodes", "way", "states"), [(2, "NET/Socket", ["ok", "fail"]), (2, "NET/IB", ["ok"])])
 def test_tcp_beside_a_fast_network_is_a_failure(tmp_path: Path, nodes: int, way: str, states: list[str]) -> None:
     scene = CheckContext(environ={}, plan=replace(planned(2, nodes), device="cuda"), root=fabric(tmp_path))
-    found = full.check_allreduce(scene, [], always(LaunchResult(code=0, text="", result=RESULT, ways=(way,))))
+    found = full.check_allreduce(scene, [], always(LaunchResult(code=0, text="", result=RESULT, transports=(way,))))
     assert [finding.state for finding in found] == states
 
 
@@ -152,7 +154,7 @@ def test_tcp_that_was_chosen_or_may_be_meant_is_none(
 ) -> None:
     scene = CheckContext(environ=environ, plan=planned(2, 2), root=fabric(tmp_path, layer))
     _, found = full.check_allreduce(
-        scene, [], always(LaunchResult(code=0, text="", result=RESULT, ways=("NET/Socket",)))
+        scene, [], always(LaunchResult(code=0, text="", result=RESULT, transports=("NET/Socket",)))
     )
     assert (found.name, found.state, words in found.text) == ("transport", state, True)
 

@@ -189,13 +189,13 @@ def test_a_service_in_front_of_rank_0_is_no_trouble(hosts: Sequence[Host], tmp_p
             found = looked(hosts, tmp_path, "--master-port", "23456", rank=0)
         finally:
             service.kill()
-    assert found["master"]["text"] == "10.77.0.1 is not this host's own, and leads here"
+    assert found["master"]["text"] == "10.77.0.1 is not this host's own, and is forwarded to it"
     assert (found["master"]["state"], found["port"]["state"]) == ("ok", "ok")
 
 
 def test_a_master_address_of_another_machine_is_a_warning_on_rank_0s(hosts: Sequence[Host], tmp_path: Path) -> None:
     found = looked(hosts, tmp_path, rank=0)["master"]
-    assert (found["state"], "nothing came from there" in found["text"]) == ("warn", True)
+    assert (found["state"], "did not arrive here" in found["text"]) == ("warn", True)
     assert "unset MASTER_ADDR" in found["fix"]
 
 

@@ -46,7 +46,7 @@ def test_each_reason_has_its_words(name: str) -> None:
 def test_pairs_without_direct_copies_are_listed() -> None:
     found = nvml.read_nvml(FakeNvml(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
     assert found is not None
-    assert found.apart == ((0, 1), (0, 2), (1, 2))
+    assert found.pairs_without_p2p == ((0, 1), (0, 2), (1, 2))
 
 
 def test_gpus_that_do_not_answer_are_left_out_and_the_others_keep_their_numbers() -> None:
@@ -59,7 +59,7 @@ def test_gpus_that_do_not_answer_are_left_out_and_the_others_keep_their_numbers(
     found = nvml.read_nvml(OneLost(FakeGpu(uuid="a"), FakeGpu(uuid="b"), FakeGpu(uuid="c"), apart=True))
     assert found is not None
     assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(1, "b"), (2, "c")]
-    assert found.apart == ((1, 2),)
+    assert found.pairs_without_p2p == ((1, 2),)
 
 
 def test_an_older_driver_tells_why_its_clock_is_low_by_another_name() -> None:

@@ -13,11 +13,11 @@ from sick import PLACES
 
 ROOT = Path(__file__).parents[3]
 DOCTOR, TESTS = ROOT / "entrypoint/doctor", ROOT / "tests"
-MAKERS = r"(warn|fail|failure_finding|tell)$|^\(?fail if"
+MAKERS = r"(warn|fail|failure_finding|make_finding)$|^\(?fail if"
 HERE = "entrypoint/doctor/"
 # What NVML, NCCL and the kernel's lists of fast networks tell is made up: none of it is in this machine.
 MADE_UP = {
-    "gpu.driver_findings warn driver: does not tell which CUDA it knows": (
+    "gpu.driver_findings warn driver: does not report which CUDA it supports": (
         "test_driver.py::test_a_driver_without_its_cuda_library_is_not_taken_for_an_old_one",
     ),
     "gpu.driver_findings warn driver: no torch is installed": (
@@ -45,16 +45,16 @@ MADE_UP = {
     ),
     "gpu._check_mixed_models warn gpu kinds": ("test_gpus.py::test_gpus_that_differ_are_named",),
     "gpu._check_peer_access warn peer access": ("test_gpus.py::test_peer_access_is_told_of_several_gpus",),
-    "fabric.fabric_finding tell fabric": (
+    "fabric.fabric_finding make_finding fabric": (
         "test_fabric.py::test_a_device_without_its_file_names_the_option",
         "test_fabric.py::test_a_missing_library_is_named",
     ),
-    "fabric.memlock_finding tell fabric": ("test_fabric.py::test_too_little_locked_memory_is_named",),
-    "full._transport_findings tell transport": ("test_full.py::test_tcp_beside_a_fast_network_is_a_failure",),
-    "full.check_gpu_pairs fail pairs: these pairs of GPUs do not exchange": (
+    "fabric.memlock_finding make_finding fabric": ("test_fabric.py::test_too_little_locked_memory_is_named",),
+    "full._transport_findings make_finding transport": ("test_full.py::test_tcp_beside_a_fast_network_is_a_failure",),
+    "full.check_gpu_pairs fail pairs: the all-reduce fails between these pairs of GPUs": (
         "test_full.py::test_pairs_that_do_not_exchange_are_named",
     ),
-    "full.check_gpu_pairs warn pairs: each pair of GPUs exchanges, all together do not": (
+    "full.check_gpu_pairs warn pairs: the all-reduce works for each pair of GPUs, but not for all together": (
         "test_full.py::test_pairs_that_all_exchange_are_a_warning",
     ),
     "runner.run_check warn name": ("test_running.py::test_a_check_that_breaks_says_so",),  # a bug of ours
@@ -64,7 +64,7 @@ FOR_REAL = {
     "host.clock_finding warn clock: certificates and tokens are refused": ("a clock that begins anew",),
     "host.clock_finding warn clock: times in logs and of files do not compare": ("a clock that is ahead",),
     "host.cores_finding warn cores: no core of its own for": ("one core",),
-    "host.cores_finding warn cores: a program that counts them starts threads that stand still in between": (
+    "host.cores_finding warn cores: a program that counts cores starts threads that are throttled": (
         "half a core's time",
     ),
     "host.cores_finding warn cores: they take turns": ("a thousand data workers",),
@@ -89,13 +89,13 @@ FOR_REAL = {
     "network._check_master fail master: and this host has no route to it": (
         "test_names.py::test_a_cut_link_is_no_route",
     ),
-    "network._check_forwarded_address warn master: and nothing came from there to here": (
+    "network._check_forwarded_address warn master: and a connection to it did not arrive here": (
         "test_names.py::test_a_master_address_of_another_machine_is_a_warning_on_rank_0s",
     ),
-    "network._loopback_master_finding warn master: if rank 0 is on another one, it is not found": (
+    "network._loopback_master_finding warn master: if rank 0 is on another machine, it cannot be reached": (
         "test_names.py::test_another_machine_that_knows_the_masters_name_as_loopback_is_warned",
     ),
-    "network._loopback_master_finding warn master: and no network interface leads to another one": (
+    "network._loopback_master_finding warn master: and no network interface leads to another machine": (
         "test_names.py::test_a_master_that_no_network_joins_to_another_machine_is_warned",
     ),
     "network.check_port failure_finding port": ("test_names.py::test_a_taken_port_is_a_failure",),
@@ -104,7 +104,7 @@ FOR_REAL = {
     "paths.check_home fail home": ("nowhere to write",),
     "paths.check_home warn home": ("no home", "no TMPDIR"),
     "paths.check_caches warn caches: cannot be written": ("a cache out of reach",),
-    "paths.free_space_finding fail output: takes only": ("no more files",),
+    "paths.free_space_finding fail output: has room for only": ("no more files",),
     "paths.free_space_finding fail output: not enough for a checkpoint": ("almost no space",),
     "paths.free_space_finding warn output: enough for small models only": ("little space",),
     "paths._unwritable_output_finding fail output": (
@@ -141,7 +141,7 @@ def made() -> Iterator[str]:
             for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
                 maker = ast.unparse(call.func)
                 if re.search(MAKERS, maker) and path.stem != "context":
-                    maker = "tell" if " if " in maker else maker
+                    maker = "make_finding" if " if " in maker else maker
                     yield f"{path.stem}.{function.name} {maker} {_said(call, constants(tree))}"
 
 

@@ -14,10 +14,10 @@ def test_ranks_of_this_machine_come_from_the_plan() -> None:
     environ, options = captured("per-gpu/task-3@node02"), LaunchOptions(device="cpu")
     planned = plan_allocation(detect_allocation(environ, options, machine()), options, machine(), environ)
     scene = CheckContext(environ=environ, plan=planned)
-    assert (scene.ranks_here, scene.ranks_of_task, scene.several_nodes, scene.on_cpu) == (2, 1, True, True)
+    assert (scene.ranks_on_node, scene.ranks_of_task, scene.several_nodes, scene.on_cpu) == (2, 1, True, True)
 
 
 def test_without_a_plan_ranks_are_those_asked_for() -> None:
-    assert CheckContext(environ={}, options=LaunchOptions(procs_per_node=4)).ranks_here == 4
+    assert CheckContext(environ={}, options=LaunchOptions(procs_per_node=4)).ranks_on_node == 4
     assert CheckContext(environ={}, options=LaunchOptions(procs_per_node=4)).ranks_of_task == 4
     assert (CheckContext(environ={}).several_nodes, CheckContext(environ={}).on_cpu) == (False, False)

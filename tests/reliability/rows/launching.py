@@ -97,7 +97,7 @@ def old_driver(seed: int, folder: Path) -> Trial:
     major = str(470 + 10 * seed)
     found = made_up_driver.installed(folder, driver=f"{major}.82.01", cuda=11_040)
     ended = command(folder, *TRAIN, *TINY, **found).ended(30)
-    words = (f"driver {major}.82.01 knows CUDA 11.4", "the driver is too old", "fix:", "or newer")
+    words = (f"driver {major}.82.01 supports CUDA 11.4", "the driver is too old", "fix:", "or newer")
     also = early(ended) | {"nothing is written": not (folder / "runs").exists()}
     return verdict(ended, 72, *words, injector="a made-up libnvidia-ml.so.1", process="the start", also=also)
 

@@ -68,9 +68,12 @@ ADVICE: dict[str, tuple[PipelineProfile, list[str]]] = {
     ),
     "a cache": (profile(cacheable=True), ["data.cache=FOLDER", "data.workers=10"]),
     "processors": (profile(cores=4, workers=3), ["more processors for a rank: 11 instead of 4"]),
-    "fewer workers": (profile(cores=64, workers=40), ["4.0 times as fast", "data.workers=10 would do"]),
+    "fewer workers": (profile(cores=64, workers=40), ["4.0 times as fast", "data.workers=10 is enough"]),
     "nothing": (profile(workers=None), ["nothing about how data is read: all of it"]),
-    "a shorter step": (profile(workers=None, quicker=["train.compile=default"]), ["nothing", "train.compile=default"]),
+    "a shorter step": (
+        profile(workers=None, faster_settings=["train.compile=default"]),
+        ["nothing", "train.compile=default"],
+    ),
     "a bus": (profile(workers=None, copy=300), ["nothing", "a smaller data.image_size"]),
     "augmentation": (profile(workers=None, augment=500), ["nothing", "takes 67% of the device's time"]),
 }

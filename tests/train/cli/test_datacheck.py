@@ -18,7 +18,9 @@ from train.config.load import keep_last_overrides
 
 def checked(*settings: str) -> tuple[DataFindings, list[str]]:
     told: list[str] = []
-    return data_check.check_samples(load.load_config(None, settings), beside=None, tell=told.append), told
+    return data_check.check_samples(
+        load.load_config(None, settings), config_file=None, report_progress=told.append
+    ), told
 
 
 def folder(root: Path, *settings: str) -> DataFindings:

@@ -77,10 +77,10 @@ def test_a_profile_is_one_object_too_and_is_of_the_micro_batch_of_the_run(monkey
         file=None,
         as_json=True,
         console=io.StringIO(),
-        place=lambda _: ("cpu", 2, 8),
+        device_and_ranks=lambda _: ("cpu", 2, 8),
     )
     assert (json.loads(told), failure) == ({"limit": "step"}, None)
-    assert seen == {"beside": None, "device": "cpu", "ranks": 2, "micro": 8, "world_size": 8}
+    assert seen == {"config_file": None, "device": "cpu", "ranks": 2, "micro": 8, "world_size": 8}
 
 
 def test_bad_data_has_a_report_and_a_failure(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ LABELS = [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def side(name: str, *looks: InspectedSample, other: SplitFindings | None = None) -> SplitFindings:
-    made = SplitFindings(name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, least=32)
+    made = SplitFindings(name_of=lambda sample: f"{name}/{sample}.png", label_of=LABELS.__getitem__, min_size=32)
     for look in looks:
         made.add(look, other)
     return made
@@ -105,7 +105,7 @@ def test_an_image_that_is_twice_on_the_held_out_side_leaks_twice() -> None:
 
 def test_broken_samples_are_never_duplicates() -> None:
     found = findings([bad(0), bad(1)], [bad(2)])
-    assert (found.training.twice, found.held_out.leaked) == ([], [])
+    assert (found.training.duplicates, found.held_out.leaked) == ([], [])
 
 
 def test_a_reason_that_begins_with_the_path_is_not_said_twice() -> None:

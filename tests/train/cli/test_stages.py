@@ -32,7 +32,7 @@ def _three_times_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def profile(*settings: str, micro: int = 8) -> PipelineProfile:
     return data_profile.measure_stages(
-        load.load_config(None, [*TINY, *settings]), beside=None, device="cpu", ranks=1, micro=micro
+        load.load_config(None, [*TINY, *settings]), config_file=None, device="cpu", ranks=1, micro=micro
     )
 
 
@@ -105,7 +105,7 @@ def test_what_may_shorten_a_step_and_is_not_searched_for_is_named() -> None:
         torch.device("cuda", 0),
     )
     assert list(data_profile._batch_size_notes(asked, gpu, 64)) == [
-        "a micro batch of 64 was timed: a training looks for the largest that fits into the GPU"
+        "a micro batch of 64 was timed: a training searches for the largest that fits into the GPU"
     ]
     assert list(data_profile._faster_settings(asked, torch.device("cpu"), 64)) == ["a larger train.micro_batch_size"]
 

@@ -48,50 +48,50 @@ def test_where_no_run_is_nothing_is_said(tmp_path: Path, never: tuple[str, ...])
 
 
 def test_an_unfinished_run_would_go_on(tmp_path: Path) -> None:
-    assert stands(saved(tmp_path)) == ResumePreview(said="would go on from step 20 of 40")
+    assert stands(saved(tmp_path)) == ResumePreview(message="would go on from step 20 of 40")
 
 
 def test_a_finished_run_would_do_nothing_and_is_told_what_goes_on(tmp_path: Path) -> None:
-    said = stands(saved(tmp_path, step=40)).said
+    said = stands(saved(tmp_path, step=40)).message
     assert said.startswith("is finished (step 40 of 40): train would do nothing; add train.epochs=10 to go on")
 
 
 def test_a_run_at_its_last_of_so_many_steps_is_told_that_setting(tmp_path: Path) -> None:
-    said = stands(saved(tmp_path), "train.max_steps=20", total=20).said
+    said = stands(saved(tmp_path), "train.max_steps=20", total=20).message
     assert "is finished (step 20 of 20): train would do nothing; add train.max_steps=null to go on" in said
 
 
 def test_a_run_that_has_reached_its_target_is_finished(tmp_path: Path) -> None:
     saved(tmp_path, "eval.target=0.8", state={"held": 1, "result": SCORES})
-    assert "add eval.target=null to go on" in stands(tmp_path, "eval.target=0.8").said
-    assert stands(tmp_path, "eval.target=0.95").said == "would go on from step 20 of 40"
+    assert "add eval.target=null to go on" in stands(tmp_path, "eval.target=0.8").message
+    assert stands(tmp_path, "eval.target=0.95").message == "would go on from step 20 of 40"
 
 
 def test_a_changed_configuration_would_be_refused_with_the_difference_and_the_fix(tmp_path: Path) -> None:
     found = stands(saved(tmp_path), "optim.lr=0.5")
     assert found.refused
-    assert found.said.startswith("would be refused (65): the configuration is not the one that this run began with")
-    assert "found: optim.lr: 0.1 -> 0.5; fix: undo the change" in found.said
+    assert found.message.startswith("would be refused (65): the configuration is not the one that this run began with")
+    assert "found: optim.lr: 0.1 -> 0.5; fix: undo the change" in found.message
 
 
 def test_other_data_would_be_refused_as_far_as_it_is_known(tmp_path: Path) -> None:
     saved(tmp_path, data={"classes": ["a", "b"], "training": 80, "held_out": 20})
     found = stands(tmp_path, data={"classes": ["a", "b"], "training": 81, "held_out": 20})
-    assert (found.refused, "training: 81; expected: training: 80" in found.said) == (True, True)
+    assert (found.refused, "training: 81; expected: training: 80" in found.message) == (True, True)
     assert not stands(tmp_path).refused
 
 
 def test_never_begins_anew_whatever_is_there(tmp_path: Path) -> None:
     found = stands(saved(tmp_path), "optim.lr=0.5", "checkpoint.resume=never")
-    assert found == ResumePreview(said=f"would begin anew: what is in {tmp_path} moves to before-N there")
+    assert found == ResumePreview(message=f"would begin anew: what is in {tmp_path} moves to before-N there")
 
 
 def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     saved(saved(tmp_path, step=10), step=30)
     (tmp_path / "checkpoints/step-00000030/state.json").write_text("{}")
-    assert stands(tmp_path).said == "would go on from step 10 of 40"
+    assert stands(tmp_path).message == "would go on from step 10 of 40"
     (tmp_path / "checkpoints/step-00000010/manifest.json").write_text("{}")
-    assert "would be refused (65): no checkpoint in" in stands(tmp_path).said
+    assert "would be refused (65): no checkpoint in" in stands(tmp_path).message
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,19 @@ def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
 )
 def test_a_state_of_other_words_would_be_refused(tmp_path: Path, more: dict[str, Any]) -> None:
     found = stands(saved(tmp_path, **more), data={"classes": []})
-    assert found.said.startswith("would be refused (65): ")
+    assert found.message.startswith("would be refused (65): ")
 
 
 def test_a_link_inside_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
-    assert stands(tmp_path / "run").said.startswith("would be refused (77): ")
+    assert stands(tmp_path / "run").message.startswith("would be refused (77): ")
 
 
 def test_a_file_in_the_runs_place_would_be_refused(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
-    assert stands(tmp_path / "run").said.startswith(f"would be refused (73): {tmp_path}/run is no folder; fix: ")
+    assert stands(tmp_path / "run").message.startswith(f"would be refused (73): {tmp_path}/run is no folder; fix: ")
 
 
 @pytest.mark.parametrize("shut", [".", "checkpoints"])
@@ -120,14 +120,16 @@ def test_a_folder_that_cannot_be_written_would_be_refused(
 ) -> None:
     place = saved(tmp_path) / shut
     monkeypatch.setattr(os, "access", lambda asked, _: Path(asked) != place)
-    assert stands(tmp_path, "run.output_dir=mine").said.startswith(f"would be refused (73): {place} cannot be written")
+    assert stands(tmp_path, "run.output_dir=mine").message.startswith(
+        f"would be refused (73): {place} cannot be written"
+    )
 
 
 def test_where_the_default_place_cannot_be_written_a_start_takes_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "begins anew in a temporary folder" in stands(saved(tmp_path)).said
+    assert "begins anew in a temporary folder" in stands(saved(tmp_path)).message
 
 
 def held_by(folder: Path, **facts: Any) -> None:
@@ -139,23 +141,23 @@ def held_by(folder: Path, **facts: Any) -> None:
 def test_a_run_that_trains_just_now_would_be_refused(tmp_path: Path, settings: tuple[str, ...]) -> None:
     held_by(saved(tmp_path))
     found = stands(tmp_path, *settings)
-    assert (found.refused, "refused (73): another start of this run is at work" in found.said) == (True, True)
+    assert (found.refused, "refused (73): another start of this run is at work" in found.message) == (True, True)
 
 
 def test_a_run_that_may_train_on_another_machine_is_waited_for(tmp_path: Path) -> None:
     held_by(tmp_path, host="node07", machine="another boot")
-    assert stands(tmp_path).said.startswith("would begin; first process ")
+    assert stands(tmp_path).message.startswith("would begin; first process ")
     found = stands(saved(tmp_path))
     assert not found.refused
-    assert found.said.startswith("would go on from step 20 of 40; first process ")
-    assert "on node07, since 1970" in found.said
-    assert found.said.endswith("train would wait up to 60 s for a sign of life, and be refused (73) if there is one")
+    assert found.message.startswith("would go on from step 20 of 40; first process ")
+    assert "on node07, since 1970" in found.message
+    assert found.message.endswith("train would wait up to 60 s for a sign of life, and be refused (73) if there is one")
 
 
 def test_steps_that_only_a_start_can_count_are_those_that_the_last_one_counted(tmp_path: Path) -> None:
-    assert stands(saved(tmp_path), total=None).said == "would go on from step 20 of a number that the start knows"
+    assert stands(saved(tmp_path), total=None).message == "would go on from step 20 of a number that the start knows"
     (tmp_path / "run.json").write_text(json.dumps({"starts": [], "training": {"steps_per_epoch": 4}}))
-    assert stands(tmp_path, total=None).said.startswith("is finished (step 20 of 20)")
+    assert stands(tmp_path, total=None).message.startswith("is finished (step 20 of 20)")
 
 
 def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
@@ -170,5 +172,5 @@ def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
         )
     finally:
         forget_accelerate()
-    assert stands(tmp_path / "run", *settings, total=None).said.startswith("is finished (step 8 of 8)")
-    assert "run.seed: 0 -> 7" in stands(tmp_path / "run", *settings, "run.seed=7").said
+    assert stands(tmp_path / "run", *settings, total=None).message.startswith("is finished (step 8 of 8)")
+    assert "run.seed: 0 -> 7" in stands(tmp_path / "run", *settings, "run.seed=7").message

@@ -75,7 +75,7 @@ def test_a_start_that_found_the_run_finished_is_listed_as_one_that_trained_nothi
 
 def test_a_run_that_is_not_there_is_a_caution(tmp_path: Path) -> None:
     document = report(make_run(tmp_path / "one"), tmp_path / "gone", make_run(tmp_path / "two"))
-    assert document.title == "2 runs beside each other"
+    assert document.title == "2 runs compared"
     assert "gone is not a run's folder: it does not exist" in document.cautions()[0]
 
 

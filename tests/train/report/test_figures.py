@@ -74,7 +74,7 @@ def test_the_best_is_by_the_runs_own_metric(tmp_path: Path) -> None:
         ({"code": 75, "step": 20, "cause": "SIGUSR1"}, "stopped at step 20 of 20 (exit code 75): SIGUSR1"),
         ({"code": 71, "step": 8, "cause": "out of memory"}, "failed at step 8 of 20 (exit code 71): out of memory"),
         ({"code": 71, "step": "x", "cause": "no step"}, "failed at step 20 of 20 (exit code 71): no step"),
-        (None, "unfinished, at step 20 of 20: it is at work, or was killed"),
+        (None, "unfinished, at step 20 of 20: it is running, or was killed"),
     ],
 )
 def test_how_it_ended_is_said(tmp_path: Path, ending: dict[str, Any] | None, said: str) -> None:
