@@ -20,7 +20,7 @@ from entrypoint import (
     protect_output_streams,
     resource_limit_failure,
 )
-from entrypoint.console import terminal_columns
+from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode
 
 DEFAULT_COLUMNS: Final = 80  # for a terminal that does not report its width
@@ -93,7 +93,7 @@ def build_parser() -> EntrypointParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments: argparse.Namespace | None = None
-    protect_output_streams()
+    protect_output_streams(os.environ)
     try:
         arguments = build_parser().parse_args(argv)
         return _COMMANDS[arguments.command](arguments, os.environ)
@@ -139,7 +139,7 @@ def _doctor_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -
     if arguments.json:
         import json
     terminal = sys.stdout.isatty()
-    colour = report.use_color(terminal, environ)
+    colour = use_color(terminal, environ)
     text = report.as_text(
         findings, colour=colour, columns=(terminal_columns(1) or DEFAULT_COLUMNS) if terminal else None
     )

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, TextIO
 from unicodedata import combining, east_asian_width
@@ -24,6 +25,21 @@ MIN_EXPLANATION_COLUMNS: Final = 24  # with less room, an explanation goes below
 HELP_COLUMNS_WITHOUT_TERMINAL: Final = 120
 # JSON, Markdown tables and repeated output of other programs keep their layout.
 PREFORMATTED_PREFIXES: Final = ("{", "[", "|")
+
+
+# A label at the start of a line, and its colour: red for errors, yellow for warnings.
+LABEL_PATTERN: Final = re.compile(r"^(?:(ERROR(?:\[\d+\])?)|((?i:warning)))(?=[: ])", re.MULTILINE)
+RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+
+
+def use_color(terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Whether to use colours. terminal: the output goes to a terminal. Source: no-color.org."""
+    return terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def color_labels(text: str) -> str:
+    """Show ERROR in red and WARNING in yellow at the start of each line."""
+    return LABEL_PATTERN.sub(lambda match: (RED if match[1] else YELLOW) + match[0] + PLAIN, text)
 
 
 def terminal_columns(descriptor: int) -> int | None:
@@ -45,12 +61,13 @@ def fold_text(text: str, columns: int | None) -> str:
 
 
 def print_message(text: str, stream: TextIO) -> None:
-    """Write a message and a newline."""
+    """Write a message and a newline, folded and coloured for a terminal."""
     try:
         columns = terminal_columns(stream.fileno())
     except (OSError, ValueError, AttributeError):  # a test's stream, or a closed one
         columns = None
-    stream.write(fold_text(text, columns) + "\n")
+    folded = fold_text(text, columns)
+    stream.write((color_labels(folded) if getattr(stream, "uses_color", False) else folded) + "\n")
     stream.flush()
 
 
@@ -76,8 +93,8 @@ def fold_help(text: str, columns: int) -> str:
     return "\n".join(part for line in text.split("\n") for part in _fold_help_line(line, columns))
 
 
-def fold_complete_lines(data: bytes, columns: int, *, begun: bool) -> bytes:
-    """Fold the complete lines among a program's bytes.
+def fold_complete_lines(data: bytes, columns: int | None, *, begun: bool, color: bool = False) -> bytes:
+    """Fold the complete lines among a program's bytes. color: colour their labels, too.
 
     begun: the first line continues one that is shown already, so it is not folded. Text before a
     carriage return belongs to a progress bar and stays as it is.
@@ -87,10 +104,9 @@ def fold_complete_lines(data: bytes, columns: int, *, begun: bool) -> bytes:
     for number, line in enumerate(lines):
         bar, drawn, message = line.rpartition(b"\r")
         starts_at_margin = drawn or not (begun and number == 0)
-        text = message.decode(errors="surrogateescape")
-        folded_lines.append(
-            bar + drawn + fold_text(text, columns).encode(errors="surrogateescape") if starts_at_margin else line
-        )
+        text = fold_text(message.decode(errors="surrogateescape"), columns)
+        shown = (color_labels(text) if color else text).encode(errors="surrogateescape")
+        folded_lines.append(bar + drawn + shown if starts_at_margin else line)
     return b"\n".join([*folded_lines, unfinished])
 
 
@@ -147,8 +163,9 @@ class NonFailingStream:
     Everything else (isatty, fileno, encoding, ...) is passed through, so that progress bars work.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, uses_color: bool = False) -> None:
         self._stream = stream
+        self.uses_color = uses_color
         self.lost = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -180,14 +197,14 @@ class NonFailingStream:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
-def protect_output_streams() -> None:
+def protect_output_streams(environ: Mapping[str, str]) -> None:
     """Wrap sys.stdout and sys.stderr in NonFailingStream.
 
     `main` calls this once, before it opens any file.
     """
     _reopen_closed_descriptors()
-    sys.stdout = _protect_stream(sys.stdout or os.fdopen(1, "w", closefd=False))
-    sys.stderr = _protect_stream(sys.stderr or os.fdopen(2, "w", closefd=False))
+    sys.stdout = _protect_stream(sys.stdout or os.fdopen(1, "w", closefd=False), environ)
+    sys.stderr = _protect_stream(sys.stderr or os.fdopen(2, "w", closefd=False), environ)
 
 
 def _reopen_closed_descriptors() -> None:
@@ -199,9 +216,11 @@ def _reopen_closed_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
 
 
-def _protect_stream(stream: TextIO) -> TextIO:
+def _protect_stream(stream: TextIO, environ: Mapping[str, str]) -> TextIO:
     if (
         isinstance(stream, io.TextIOWrapper) and stream.errors == "strict"
     ):  # an unprintable character in a path must not lose the line
         stream.reconfigure(errors="backslashreplace")
-    return stream if isinstance(stream, NonFailingStream) else NonFailingStream(stream)  # type: ignore[return-value]
+    if isinstance(stream, NonFailingStream):
+        return stream
+    return NonFailingStream(stream, uses_color=use_color(stream.isatty(), environ))  # type: ignore[return-value]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from entrypoint import environment, gauges, heartbeat, network, preload
 from entrypoint.children import Child, die_with_parent, start_rank
-from entrypoint.console import terminal_columns
+from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import HangWatch, SupervisionPolicy
 from entrypoint.launchers import JOB_VARIABLE, RUN_ID_VARIABLE, current_job_key
@@ -51,7 +51,7 @@ def run_plan(
         Failure: before any rank is started, if the launch cannot work.
     """
     terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` needs complete lines
-    console = Console(is_terminal=terminal, folds=not foreign)
+    console = Console(is_terminal=terminal, folds=not foreign, uses_color=use_color(terminal, environ))
     preload.preload_mapped_files()
     asked = [] if asked is None else asked
     with SignalInbox() as inbox, _ScratchHome(environ) as scratch:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from entrypoint.console import fold_complete_lines, fold_text, terminal_columns
+from entrypoint.console import color_labels, fold_complete_lines, fold_text, terminal_columns
 from entrypoint.errors import ExitCode, Failure
 
 _MAX_LINE_BYTES = 65_536
@@ -39,6 +39,7 @@ class Console:
     err: int = 2
     is_terminal: bool = False
     folds: bool = False
+    uses_color: bool = False
     _closed: set[int] = field(default_factory=set)
     _unfinished: set[int] = field(default_factory=set)  # streams with an unfinished line, as of a progress bar
 
@@ -59,15 +60,17 @@ class Console:
                 self._closed.add(descriptor)
 
     def relay(self, descriptor: int, data: bytes) -> None:
-        """Write a rank's output, folded if `folds` is set."""
-        columns = terminal_columns(descriptor) if self.folds else None
-        begun = descriptor in self._unfinished
-        self.write(descriptor, data if columns is None else fold_complete_lines(data, columns, begun=begun))
+        """Write a rank's output, folded and coloured if `folds` is set."""
+        if self.folds:
+            columns, begun = terminal_columns(descriptor), descriptor in self._unfinished
+            data = fold_complete_lines(data, columns, begun=begun, color=self.uses_color)
+        self.write(descriptor, data)
 
     def say(self, text: str) -> None:
         """Write a message of the parent on a new line."""
         self.end_line()
-        self.write(self.err, (fold_text(text, terminal_columns(self.err)) + "\n").encode(errors="replace"))
+        folded = fold_text(text, terminal_columns(self.err))
+        self.write(self.err, ((color_labels(folded) if self.uses_color else folded) + "\n").encode(errors="replace"))
 
     def end_line(self) -> None:
         """End the line of an interrupted progress bar before the next message."""

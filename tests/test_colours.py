@@ -56,6 +56,17 @@ def test_what_is_no_terminal_gets_no_colour(words: list[str], tmp_path: Path) ->
     assert "\x1b" not in done.stdout + done.stderr
 
 
+def test_a_terminal_gets_errors_in_red(tmp_path: Path) -> None:
+    assert "\x1b[31mERROR[64]\x1b[0m" in on_a_terminal(*COMMANDS["refusal"], folder=tmp_path)
+
+
+def test_a_terminal_gets_errors_of_its_ranks_in_red(tmp_path: Path) -> None:
+    training = ["train", "--device", "cpu", "run.output_dir=.", *TINY, "train.max_steps=1"]
+    assert python("-m", *training, cwd=tmp_path).returncode == 0
+    said = on_a_terminal(*training, "optim.weight_decay=0.3", folder=tmp_path)
+    assert "\x1b[31mERROR[65]\x1b[0m" in said
+
+
 def test_a_terminal_gets_the_doctors_colours_and_a_bar(tmp_path: Path) -> None:
     assert COLOUR.search(on_a_terminal(*COMMANDS["doctor"], folder=tmp_path))
     assert "100%|" in on_a_terminal(*COMMANDS["training"], folder=tmp_path)

@@ -88,7 +88,7 @@ def build_parser() -> TrainArgumentParser:
 
 def main() -> int:
     """The console command; returns the exit code."""
-    protect_output_streams()
+    protect_output_streams(os.environ)
     if sys.argv[1:2] == [] or sys.argv[1] not in COMMAND_MODULES:
         command = continue_command.typed_command(sys.argv, os.environ.get("PATH"), isolated=bool(sys.flags.isolated))
         os.environ[continue_command.TYPED_COMMAND_VARIABLE] = command

@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
     With `--evaluate CHECKPOINT --scratch FOLDER [--all] [--json]` it evaluates instead of training.
     """
-    protect_output_streams()
+    protect_output_streams(os.environ)
     signals = StopSignals()
     try:
         signals.install()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from entrypoint.console import terminal_columns
+from entrypoint.console import terminal_columns, use_color
 from entrypoint.doctor import host, paths, report
 from entrypoint.doctor.context import CheckContext, Finding
 from entrypoint.doctor.runner import Check, run_checks
@@ -46,7 +46,7 @@ def run_preflight(
         findings = [replace(finding, name=f"{host}: {finding.name}") for finding in findings]
     if terminal is None:
         return tuple(report.as_lines(findings, colour=False))
-    colour, columns = report.use_color(True, environ), terminal_columns(terminal)
+    colour, columns = use_color(True, environ), terminal_columns(terminal)
     return tuple(report.as_lines(findings, colour=colour, columns=columns))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,11 +35,6 @@ def as_lines(findings: Sequence[Finding], *, colour: bool, columns: int | None =
     """The findings that are not ok, for the start of a training. columns: as in `as_text`."""
     problems = [finding for finding in findings if finding.state != "ok"]
     return [line for finding in problems for line in _finding_lines(finding, len(finding.name), colour, columns)]
-
-
-def use_color(terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to use colours. terminal: the output goes to a terminal. Source: no-color.org."""
-    return terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def summary_line(findings: Sequence[Finding]) -> str:

@@ -48,8 +48,8 @@ def test_the_rest_is_the_stream_s_own() -> None:
 TALKS = """
 import sys
 from entrypoint.console import protect_output_streams
-protect_output_streams()
-protect_output_streams()
+protect_output_streams({})
+protect_output_streams({})
 for _ in range(20000):
     print("x" * 100)
     print("y" * 100, file=sys.stderr)
@@ -82,6 +82,8 @@ def test_output_to_a_full_disk_stops_nothing(tmp_path: os.PathLike[str]) -> None
     ("encoding", "shown"), [("ascii", b"gr\\xf6\\xdfe \\udcff\n"), ("utf-8", b"gr\xc3\xb6\xc3\x9fe \\udcff\n")]
 )
 def test_what_the_console_cannot_write_is_shown_in_ascii_and_not_left_out(encoding: str, shown: bytes) -> None:
-    script = "from entrypoint.console import protect_output_streams as shield; shield(); print('gr\\xf6\\xdfe \\udcff')"
+    script = (
+        "from entrypoint.console import protect_output_streams as shield; shield({}); print('gr\\xf6\\xdfe \\udcff')"
+    )
     environ = {**os.environ, "PYTHONIOENCODING": encoding}
     assert subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, timeout=60).stdout == shown

@@ -30,7 +30,7 @@ START: Final = (
 
 def main() -> int:
     """Start the ranks and wait for them; returns the exit code."""
-    protect_output_streams()
+    protect_output_streams(os.environ)
     return run(sys.argv[1:], os.environ)
 
 

@@ -21,7 +21,7 @@ from entrypoint import ExitCode, Failure, protect_output_streams, world_from_env
 
 def main() -> int:
     """Run it; returns the exit code."""
-    protect_output_streams()
+    protect_output_streams(os.environ)
     try:
         return check_all_reduce(sys.argv[1:], os.environ)
     except Failure as failure:
