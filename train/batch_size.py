@@ -205,13 +205,13 @@ def find_micro_batch(
     memory = get_device_memory(runtime.device)
     if memory is None or model.config.train.micro_batch_size != "auto" or runtime.parallel == "dp":
         return batches, None
-    runtime.total(torch.zeros(1, device=runtime.device))  # allocates what NCCL's first all-reduce needs
+    runtime.all_reduce_sum(torch.zeros(1, device=runtime.device))  # allocates what NCCL's first all-reduce needs
     key = _cache_key(model, runtime, batches, memory)
-    least_free = min(runtime.gathered(memory.free()))
-    cached = runtime.shared(lambda: cache.look_up(key, least_free / GIB))
+    least_free = min(runtime.all_gather(memory.free()))
+    cached = runtime.run_on_rank_zero(lambda: cache.look_up(key, least_free / GIB))
     with torch.random.fork_rng([runtime.device.index] if runtime.device.type == "cuda" else []):
         fit = _agree_on_fit(model, runtime, batches, memory, key, cached, heartbeat)
-    runtime.shared(lambda: cache.store(fit))
+    runtime.run_on_rank_zero(lambda: cache.store(fit))
     sizes = compute_batch_sizes(batches.global_, fit.micro, batches.world)
     runtime.accelerator.gradient_accumulation_steps = sizes.accumulation
     return replace(sizes, why=str(fit)), fit
@@ -250,15 +250,15 @@ def _agree_on_fit(
     free = memory.free()
     trials = _Trials(model=model, runtime=runtime, memory=memory, free=free, heartbeat=heartbeat, taken={})
     sizes = divisors(batches.global_ // batches.world)
-    if cached in sizes and all(runtime.gathered(trials.fits(cached))):
+    if cached in sizes and all(runtime.all_gather(trials.fits(cached))):
         micro = cached
     else:
-        largest = runtime.gathered(find_largest(sizes, trials.fits, MAX_AUTO_MICRO_BATCH) or 0)
+        largest = runtime.all_gather(find_largest(sizes, trials.fits, MAX_AUTO_MICRO_BATCH) or 0)
         _refuse_too_small(largest, runtime, trials.taken.get(1), free)
         micro = min(largest)
     if micro not in trials.taken:  # another rank had less room
         trials.fits(micro)
-    usage = runtime.gathered((trials.taken[micro] or 0, free))
+    usage = runtime.all_gather((trials.taken[micro] or 0, free))
     needed, free = max(usage, key=lambda rank: rank[0] / rank[1])
     return MicroBatchFit(micro=micro, key=key, needed=needed / GIB, free=free / GIB)
 
@@ -285,7 +285,7 @@ def _refuse_too_small(largest: Sequence[int], runtime: Runtime, needed: int | No
     if all(largest):
         return
     rank = largest.index(0)
-    rank_needed, rank_free = runtime.gathered((needed, free))[rank]
+    rank_needed, rank_free = runtime.all_gather((needed, free))[rank]
     takes = "more" if rank_needed is None else f"{rank_needed / GIB:.2f} GiB"
     raise Failure(
         "out of GPU memory: two steps of one sample do not fit",
@@ -303,5 +303,5 @@ def _cache_key(model: TrialModel, runtime: Runtime, batches: BatchSizes, memory:
     parts += [config.optim.name, config.optim.args, config.optim.momentum]
     parts += [train.ema_decay, train.sync_batchnorm, str(train.compile), runtime.precision, runtime.parallel]
     parts += [model.classes, model.shape.input, batches.global_, batches.world, torch.__version__]
-    parts.append(sorted(set(runtime.gathered(memory.name))))
+    parts.append(sorted(set(runtime.all_gather(memory.name))))
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -23,7 +23,7 @@ from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
 from train.data.splits import DataSplits
 from train.distributed import shared_memory, sync_batchnorm
-from train.distributed.bitwise import Exact, refuse_hidden_state
+from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import max_batch_size, rank_batches
@@ -83,7 +83,7 @@ def build_trainer(
     optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
     weight_notes = _load_initial_weights(config, network, is_new_run=resume_point.step is None)
-    runtime.same_weights(network)
+    runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat)
     criterion = _build_criterion(config, splits, runtime.device)
@@ -95,7 +95,7 @@ def build_trainer(
     if train.sync_batchnorm:
         network = sync_batchnorm.convert_sync_batchnorm(network, runtime.device, runtime.control)
     model, optimizer = runtime.prepare(network, optimizer)
-    network = runtime.unwrapped(model)
+    network = runtime.unwrap(model)
     ema = None if train.ema_decay is None else EMA(network, train.ema_decay)
     state = TrainState(network=network, optimizer=optimizer, scaler=runtime.accelerator.scaler, ema=ema)
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
@@ -108,7 +108,7 @@ def build_trainer(
         *loader.notes,
         *weight_notes,
         *resume_notes,
-        *runtime.clocks(),
+        *runtime.clock_skew_notes(),
         *context.faults.notes,
     )
     return Trainer(
@@ -153,7 +153,7 @@ def _start_usage_recorder(
 def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -> DatasetInfo:
     """Raises Failure (DATA) if the ranks do not see the same data."""
     fingerprint = statistics.data_fingerprint(splits, config.data.root)
-    statistics.refuse_different_data(fingerprint, config.data.name, runtime.gathered)
+    statistics.refuse_different_data(fingerprint, config.data.name, runtime.all_gather)
     return DatasetInfo(
         classes=splits.classes,
         num_training=len(splits.training.labels),
@@ -179,7 +179,7 @@ def _load_initial_weights(config: RunConfig, network: nn.Module, *, is_new_run: 
 
 
 def _open_loader(config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat) -> BatchLoader:
-    host_ranks = shared_memory.host_ranks(runtime.world, runtime.gathered)
+    host_ranks = shared_memory.host_ranks(runtime.world, runtime.all_gather)
     return open_loader(
         splits,
         config.data,
@@ -205,12 +205,14 @@ def _refuse_small_shared_memory(
     refuse_small_shared_memory(loader.workers, num_bytes, ranks=runtime.world.local_world_size)
 
 
-def _build_bitwise(config: RunConfig, runtime: Runtime, network: nn.Module, batches: BatchSizes) -> Exact | None:
+def _build_bitwise(
+    config: RunConfig, runtime: Runtime, network: nn.Module, batches: BatchSizes
+) -> BitwiseReducer | None:
     """The parent process has refused conflicts already; here the world is known for certain."""
     checks.refuse_bitwise_conflicts(config, runtime.world.world_size)
     if not checks.is_bitwise(config.train):
         return None
-    return Exact(network, runtime.world, micro_batches=batches.global_ // batches.micro)
+    return BitwiseReducer(network, runtime.world, micro_batches=batches.global_ // batches.micro)
 
 
 def _run_model_once(
@@ -222,7 +224,7 @@ def _run_model_once(
     splits: DataSplits,
     progress: Progress,
     *,
-    bitwise: Exact | None,
+    bitwise: BitwiseReducer | None,
 ) -> Compiled | None:
     """Compute with black images before training: DDP orders its buckets, torch compiles the model."""
     images = partial(compilation.black_images, shape=splits.shape, device=runtime.device)
@@ -236,5 +238,5 @@ def _run_model_once(
         mode, accumulation = config.train.compile, batches.accumulation
         return compilation.compile_model(mode, runtime, model, network, samples=samples, accumulation=accumulation)
     else:
-        runtime.rehearse(model, training)
+        runtime.warm_up(model, training)
     return None

@@ -78,7 +78,7 @@ def compile_model(
     uses_cuda_graphs = mode == CUDA_GRAPHS_MODE and runtime.device.type == "cuda"
     _set_up_compiler(network, str(mode), runtime)
     for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
-        _explain_errors(partial(runtime.rehearse, model, samples.training, always=True))
+        _explain_errors(partial(runtime.warm_up, model, samples.training, always=True))
         if samples.evaluation is not None:
             _explain_errors(partial(_evaluate, runtime, network, samples.evaluation))
     _stop_compile_workers()

@@ -154,7 +154,7 @@ class StepProfiler:
     def _on_rank_zero(self, step: int, action: Callable[[], None]) -> None:
         self._heartbeat.beat("save", step=step)  # it may take as long as a checkpoint
         with self._stopwatch.paused():
-            self._runtime.shared(action)
+            self._runtime.run_on_rank_zero(action)
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]

@@ -78,9 +78,9 @@ def train_on_rank(
         on_first_step=write_facts,
     )
     was_finished = trainer.is_finished
-    rank_runtime.shared(lambda: _write_start(trainer, environ, now, is_idle=was_finished))
+    rank_runtime.run_on_rank_zero(lambda: _write_start(trainer, environ, now, is_idle=was_finished))
     if trainer.state.step == 0:  # else on the first step: until then the record describes an earlier start
-        rank_runtime.shared(lambda: write_facts(trainer))
+        rank_runtime.run_on_rank_zero(lambda: write_facts(trainer))
     notes = (context.previous_stop,) if context.previous_stop else ()
     if was_finished:
         progress.say(_finished_before(trainer, notes))
@@ -118,7 +118,7 @@ def _resume_after_restart(
     config: RunConfig, rank_runtime: Runtime, folder: Path, environ: Mapping[str, str], launch_id: str | None
 ) -> RunConfig:
     """With checkpoint.resume=never, a restarted job resumes: it has started over once already."""
-    if config.checkpoint.resume == resume.NEVER and rank_runtime.shared(
+    if config.checkpoint.resume == resume.NEVER and rank_runtime.run_on_rank_zero(
         lambda: record.is_restart_of_run(folder, environ, launch_id)
     ):
         return replace(config, checkpoint=replace(config.checkpoint, resume="auto"))

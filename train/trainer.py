@@ -30,7 +30,7 @@ from train.config.schema import RunConfig
 from train.data.loader import Batch, BatchLoader
 from train.data.sampler import BatchSampler, MicroBatch
 from train.distributed import replica_check, shared_memory
-from train.distributed.bitwise import Exact
+from train.distributed.bitwise import BitwiseReducer
 from train.distributed.runtime import Runtime, refuse_unused_parameters
 from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, metrics
@@ -159,7 +159,7 @@ class Trainer:
     model: nn.Module
     optimizer: Optimizer
     criterion: Criterion
-    bitwise: Exact | None
+    bitwise: BitwiseReducer | None
     compiled: Compiled | None
     state: TrainState
     faults: FaultInjector
@@ -200,7 +200,7 @@ class Trainer:
 
     def _fit_until_jump(self) -> LossJump | None:
         self.begin()
-        self.runtime.shared(self._write_best_file)
+        self.runtime.run_on_rank_zero(self._write_best_file)
         profiler = self._build_profiler()
         try:
             with self._finish_pending_save():
@@ -240,7 +240,7 @@ class Trainer:
     def _train(self, profiler: StepProfiler) -> None:
         """Train, log, evaluate and save until the run is finished, or until all ranks agree to stop."""
         state, first_step = self.state, self.state.step
-        host_ranks = shared_memory.host_ranks(self.runtime.world, self.runtime.gathered)
+        host_ranks = shared_memory.host_ranks(self.runtime.world, self.runtime.all_gather)
         vote = StopVote(open_vote_exchange(self.runtime.control, host_ranks), self._vote)
         batches = self.loader.train(self.sampler.micro_batches(state.step))
         while True:
@@ -296,14 +296,14 @@ class Trainer:
             self.loop.running_mean.add(loss, correct, batch.labels.numel())
         refuse_unused_parameters(self.model)
 
-    def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: Exact) -> None:
+    def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: BitwiseReducer) -> None:
         """Gradients add up in one tree over all micro batches, whichever rank computes them."""
-        bitwise.open()
+        bitwise.begin_step()
         for _ in range(self.batches.accumulation):
             batch = self._next_batch(batches)
             loss, correct = self._forward_backward(batch)
             bitwise.add(running_mean.sum_micro_batch(loss, correct, batch.labels.numel()))
-        loss, correct, _ = bitwise.close()
+        loss, correct, _ = bitwise.finish_step()
         if self.runtime.is_main:  # every rank has the sums over all ranks: only one may count them
             self.loop.running_mean.add(loss / self.batches.global_, correct, self.batches.global_)
 
@@ -352,7 +352,7 @@ class Trainer:
         on_first_step = self.on_first_step
         if on_first_step is not None:
             with self.loop.stopwatch.paused():
-                self.runtime.shared(lambda: on_first_step(self))
+                self.runtime.run_on_rank_zero(lambda: on_first_step(self))
 
     # Logging
 
@@ -402,7 +402,7 @@ class Trainer:
             Failure: DIVERGED.
             LossJumped: with train.spike=rollback.
         """
-        means = self.loop.running_mean.read(self.runtime.total, self.usage.values_to_sum())
+        means = self.loop.running_mean.read(self.runtime.all_reduce_sum, self.usage.values_to_sum())
         self.usage.receive(means.extra_sums, trained=means.samples > 0)
         if not means.samples:
             return None
@@ -444,7 +444,7 @@ class Trainer:
         steps = steps_since_log_point(self.state.step, self.config.log.every_steps)
         losses_per_step = 1 if self.bitwise else self.batches.accumulation
         own_losses = losses_by_step(self.loop.running_mean.losses(), steps, losses_per_step)
-        losses = self.runtime.gathered(own_losses)
+        losses = self.runtime.all_gather(own_losses)
         if self.bitwise:  # rank 0 has counted for all ranks
             losses = losses[:1] * len(losses)
         if self.runtime.is_main:
@@ -458,7 +458,7 @@ class Trainer:
         if self.config.data.max_bad_images == 0:
             return {}
         log = self.loader.broken
-        for known in self.runtime.gathered(log.known):
+        for known in self.runtime.all_gather(log.known):
             log.merge(known)
         return {"bad_images": len(log.known)}
 
@@ -511,7 +511,7 @@ class Trainer:
                 whole=largest if self.compiled else None,
             )
         self._count_unreadable()
-        if any(self.runtime.gathered(loop.stop.is_made())):
+        if any(self.runtime.all_gather(loop.stop.is_made())):
             return False
         loop.durations.add("evaluation", self.clock() - began)
         state.result, state.evaluated = evaluation.result, state.step
@@ -548,7 +548,7 @@ class Trainer:
             metrics.is_better(config.metric, result, state.best),
             early_stopping.count_target_streak(config, state.target_streak, result),
         )
-        is_best, state.target_streak = self.runtime.shared(lambda: decision)
+        is_best, state.target_streak = self.runtime.run_on_rank_zero(lambda: decision)
         if is_best:
             state.best, state.best_step = result, state.step
 
@@ -569,7 +569,7 @@ class Trainer:
         with loop.stopwatch.paused():
             began = loop.saved_at = self.clock()
             state.seconds = loop.stopwatch.seconds
-            sums = self.runtime.gathered(loop.running_mean.sums())
+            sums = self.runtime.all_gather(loop.running_mean.sums())
             state.window = LogWindow(sums=sums, since=loop.logged_at)
             if self.runtime.is_main:
                 loop.writer.begin(self._take_snapshot(began))
@@ -588,7 +588,7 @@ class Trainer:
         loop.pending_save = None
         self.heartbeat.beat("save", step=self.state.step)
         with loop.stopwatch.paused():
-            saved = self.runtime.shared(lambda: loop.writer.result(self._note_stop_while_waiting))
+            saved = self.runtime.run_on_rank_zero(lambda: loop.writer.result(self._note_stop_while_waiting))
         if saved is None:
             raise self._diverged("weights that are not finite")
         loop.checkpoint, loop.checkpoint_evaluated = saved.path, pending.evaluated
@@ -685,7 +685,7 @@ class Trainer:
             buffer for name, buffer in network.named_buffers() if name in saved_names and buffer.is_floating_point()
         ]
         if buffers:
-            norm = self.runtime.total(torch.stack(torch._foreach_norm(buffers)).sum())
+            norm = self.runtime.all_reduce_sum(torch.stack(torch._foreach_norm(buffers)).sum())
             if not math.isfinite(norm.item()):
                 raise self._diverged("running statistics that are not finite")
         if self.config.train.check_replicas_every_steps is not None:
@@ -711,7 +711,7 @@ class Trainer:
         state = self.state
         self.heartbeat.beat("save")
         self.heartbeat.beat("save", step=state.step)  # reading one takes about as long as a save
-        step = self.runtime.shared(lambda: self._last_checkpoint_step(jump))
+        step = self.runtime.run_on_rank_zero(lambda: self._last_checkpoint_step(jump))
         tensors, facts = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step))
         state.restore(tensors, facts["state"])
         self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it
@@ -723,7 +723,7 @@ class Trainer:
                 self.lock.refuse_lost()
             format.write_snapshot(self.checkpoints, format.take_snapshot(step, tensors, facts))
 
-        self.runtime.shared(rewrite)
+        self.runtime.run_on_rank_zero(rewrite)
 
     def _last_checkpoint_step(self, jump: LossJump) -> int:
         checkpoint = format.newest_checkpoint(self.checkpoints)

@@ -200,7 +200,7 @@ def _of_the_next(folder: Path) -> Iterator[str]:
 
 
 def _hash(data: bytes) -> str:
-    return committer.manifest.entry(data).sha256
+    return committer.manifest.make_file_entry(data).sha256
 
 
 def run(share: int = 1, seed: int = 0, jobs: int = 2) -> Iterator[Trial]:

@@ -17,7 +17,7 @@ def together(action: Callable[[HostRanks], T], nodes: Sequence[int]) -> list[T]:
     """What `action` returns on each rank; nodes: the machine of each."""
     meeting, values = threading.Barrier(len(nodes)), [None] * len(nodes)
 
-    def gathered(rank: int, value: Any) -> list[Any]:
+    def all_gather(rank: int, value: Any) -> list[Any]:
         values[rank] = value
         meeting.wait(PATIENCE_S)
         found = list(values)
@@ -25,8 +25,8 @@ def together(action: Callable[[HostRanks], T], nodes: Sequence[int]) -> list[T]:
         return found
 
     def one(rank: int) -> T:
-        tell: Callable[[Any], list[Any]] = lambda value: gathered(rank, value)  # noqa: E731 - bound to this rank
-        return action(HostRanks(node=nodes[rank], rank=rank, world_size=len(nodes), gathered=tell))
+        tell: Callable[[Any], list[Any]] = lambda value: all_gather(rank, value)  # noqa: E731 - bound to this rank
+        return action(HostRanks(node=nodes[rank], rank=rank, world_size=len(nodes), all_gather=tell))
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         return list(pool.map(one, range(len(nodes))))

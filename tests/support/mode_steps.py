@@ -52,7 +52,7 @@ def measure(place: Path, config: Path, world: World, settings: list[str], kept: 
         for at in range(trainer.steps.total):
             wall, cpu = time.monotonic(), time.process_time()
             trainer.train_step(stream)
-            cpus = trainer.runtime.gathered(time.process_time() - cpu)
+            cpus = trainer.runtime.all_gather(time.process_time() - cpu)
             if at >= WARM:
                 kept["wall"].append(time.monotonic() - wall)
                 kept["cpu"].append(sum(cpus))

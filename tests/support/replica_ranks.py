@@ -22,7 +22,7 @@ def runtime(rank: int, world: int) -> Any:
     """What `compare` needs of a rank."""
     place = SimpleNamespace(rank=rank, world_size=world)
     ready = SimpleNamespace(world=place, control=dist.group.WORLD, device=torch.device("cpu"))
-    ready.gathered = lambda value: Runtime.gathered(ready, value)
+    ready.all_gather = lambda value: Runtime.all_gather(ready, value)
     ready.barrier = lambda: Runtime.barrier(ready)
     return ready
 

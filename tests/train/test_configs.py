@@ -24,7 +24,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 MEASURED = ("quickstart",)  # by coverage; the others run the same lines
 SHORT = ("train.max_steps=2", "log.every_steps=1")
 # Batches that a CPU computes in seconds.
-SMALL = ("train.global_batch_size=8", "train.micro_batch_size=2")
+SMALL = ("train.global_batch_size=4", "train.micro_batch_size=2")
 
 
 def folders(root: Path, classes: int, each: int, size: int) -> None:

@@ -58,7 +58,7 @@ def measured(ready: Runtime, name: str, size: int) -> float:
     operation.check(name)
     first = _slowest(ready, operation)
     times = max(3, min(MOST, int(PATIENCE_S / max(first, 1e-6))))
-    return median(_slowest(ready, operation) for _ in range(int(ready.shared(lambda: times))))
+    return median(_slowest(ready, operation) for _ in range(int(ready.run_on_rank_zero(lambda: times))))
 
 
 class Operation:
@@ -144,4 +144,4 @@ def _slowest(ready: Runtime, operation: Operation) -> float:
     if ready.device.type == "cuda":
         torch.cuda.synchronize(ready.device)
     took: Any = time.perf_counter() - began
-    return max(ready.gathered(float(took)))
+    return max(ready.all_gather(float(took)))

@@ -114,8 +114,8 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     image = rows[:, None] * images + torch.arange(images, device=pixels.device)
     line = image[:, :, None] * height + _reflect(along, height)[:, None, :]
     flat = line[..., None] * width + _reflect(across, width)[:, None, None, :]
-    gathered = pixels.view(-1, channels).index_select(0, flat.view(-1))
-    moved = normalize(gathered.view(len(rows), *pixels.shape[1:]))
+    sampled = pixels.view(-1, channels).index_select(0, flat.view(-1))
+    moved = normalize(sampled.view(len(rows), *pixels.shape[1:]))
     # By lines of memory: an inner loop over three channels would take longer.
     lines = moved.movedim(1, -1).view(len(rows), images, height, width * channels)
     if gray:

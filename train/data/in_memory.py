@@ -139,7 +139,7 @@ def load_in_memory(
     else:
         with suppress(Failure):
             part.read(split, mine, threads, pulse)
-        everywhere = host.gathered(part.found)
+        everywhere = host.all_gather(part.found)
         _raise_first_failure(everywhere)
         found = [everywhere[rank] for rank in area.ranks]
     labels, readable = _merge_reports(split, found)

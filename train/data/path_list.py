@@ -66,8 +66,8 @@ class PackedPaths(Sequence[str]):
         if np.array_equal(starts[1:], starts[:-1] + lengths[:-1]):
             return memoryview(self.letters)[starts[0] : starts[-1] + lengths[-1]]
         moved = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-        gathered: bytes = np.frombuffer(self.letters, np.uint8)[np.arange(len(moved)) + moved].tobytes()
-        return gathered
+        letters: bytes = np.frombuffer(self.letters, np.uint8)[np.arange(len(moved)) + moved].tobytes()
+        return letters
 
 
 def pack_paths(paths: Iterable[str], above: str = "") -> PackedPaths:

@@ -169,11 +169,11 @@ def data_fingerprint(sets: DataSplits, root: str) -> dict[str, Any]:
     return {"classes": list(sets.classes), **sizes, "digests": digests}
 
 
-def refuse_different_data(mine: Mapping[str, Any], name: str, gathered: Callable[[Any], list[Any]]) -> None:
+def refuse_different_data(mine: Mapping[str, Any], name: str, all_gather: Callable[[Any], list[Any]]) -> None:
     """Compare all ranks' data: each trains on what its own list calls by a number. To be called by all ranks.
 
     Args:
-        mine: this rank's `data_fingerprint`. name: data.name. gathered: gives every rank's value, in the order of
+        mine: this rank's `data_fingerprint`. name: data.name. all_gather: gives every rank's value, in the order of
         the ranks.
 
     Raises:
@@ -182,7 +182,7 @@ def refuse_different_data(mine: Mapping[str, Any], name: str, gathered: Callable
     called = _sha256(repr(one).encode() for one in mine["classes"])
     told = {"classes": (len(mine["classes"]), called)}
     told |= {word: (mine[side], mine["digests"][side]) for side, word in SPLIT_NAMES.items()}
-    every = gathered((socket.gethostname(), told))
+    every = all_gather((socket.gethostname(), told))
     for word, first in every[0][1].items():
         if others := [rank for rank, (_, one) in enumerate(every) if one[word] != first]:
             counts = [f"{every[rank][1][word][0]:,} on rank {rank} ({every[rank][0]})" for rank in (0, *others)]

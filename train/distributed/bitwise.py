@@ -128,7 +128,7 @@ def _update_statistics(norm: _BatchNorm, momentum: float | None, before: list[Te
     _buffers(norm)[2].copy_(tracked)
 
 
-class Exact:
+class BitwiseReducer:
     """Gradients, BatchNorm's statistics and the sums for the record of all micro batches of a step, added up in one
     tree. No gradient is added to another in `.grad`, where the order would depend on the number of ranks.
     """
@@ -142,7 +142,7 @@ class Exact:
         self._tree = ReductionTree(world.rank, world.world_size)
         self._micro_batches = micro_batches
 
-    def open(self) -> None:
+    def begin_step(self) -> None:
         """Before the first micro batch of a step."""
         self._statistics.open()
 
@@ -151,7 +151,7 @@ class Exact:
         gradients = [_taken(parameter) for parameter in self._parameters]
         self._tree.add([*gradients, sums.float(), *self._statistics.taken()])
 
-    def close(self) -> Tensor:
+    def finish_step(self) -> Tensor:
         """After the last: set every `.grad` to the mean over all micro batches; returns the total of `sums`."""
         found = self._tree.total()
         own = len(self._parameters)

@@ -59,9 +59,10 @@ def check_replicas(runtime: Runtime, net: nn.Module, optimizer: Optimizer, step:
     """
     if runtime.control is None:
         return
-    mine = int(hash_tensors([*net.parameters(), *optimizer_tensors(optimizer)]).item())
-    told = runtime.gathered((socket.gethostname(), describe_gpu(runtime.device), processor_name(runtime.device), mine))
-    replicas = [Replica(rank=rank, host=h, gpu=g, kind=k, digest=d) for rank, (h, g, k, d) in enumerate(told)]
+    digest = int(hash_tensors([*net.parameters(), *optimizer_tensors(optimizer)]).item())
+    host, gpu, kind = socket.gethostname(), describe_gpu(runtime.device), processor_name(runtime.device)
+    facts = runtime.all_gather((host, gpu, kind, digest))
+    replicas = [Replica(rank=rank, host=h, gpu=g, kind=k, digest=d) for rank, (h, g, k, d) in enumerate(facts)]
     suspects = find_suspects(replicas)
     if not suspects:
         return

@@ -81,11 +81,11 @@ class Runtime:
             model.broadcast_buffers = False
         return model, wrapped
 
-    def unwrapped(self, model: nn.Module) -> nn.Module:
+    def unwrap(self, model: nn.Module) -> nn.Module:
         """The network itself. Accelerate's `unwrap_model` loads torch's compiler on the way: 1.2 s."""
         return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
-    def rehearse(self, model: nn.Module, images: Tensor, *, always: bool = False) -> None:
+    def warm_up(self, model: nn.Module, images: Tensor, *, always: bool = False) -> None:
         """Compute and exchange gradients once, and forget them. Without DDP only where `always` says so.
 
         After its first exchange DDP lays its buckets out in another order, and a number's place in its bucket decides
@@ -120,7 +120,7 @@ class Runtime:
             for generator in every if self.parallel == "dp" else every[own : own + 1]:
                 generator.manual_seed(number)
 
-    def same_weights(self, net: nn.Module) -> None:
+    def check_initial_weights(self, net: nn.Module) -> None:
         """Compare all ranks' parameters and buffers by hash. To be called before DDP, which hides a difference: it
         copies rank 0's weights to all.
 
@@ -129,7 +129,7 @@ class Runtime:
         """
         if self.control is None:
             return
-        prints = self.gathered((socket.gethostname(), hash_weights(net)))
+        prints = self.all_gather((socket.gethostname(), hash_weights(net)))
         others = [f"rank {rank} on {host}" for rank, (host, found) in enumerate(prints) if found != prints[0][1]]
         if others:
             raise Failure(
@@ -140,13 +140,13 @@ class Runtime:
                 code=ExitCode.NODE,
             )
 
-    def total(self, sums: Tensor) -> Tensor:
+    def all_reduce_sum(self, sums: Tensor) -> Tensor:
         """The sum over all ranks, in place, on the device that `sums` is on."""
         if self.control is not None:
             dist.all_reduce(sums)
         return sums
 
-    def shared(self, action: Callable[[], T]) -> T:
+    def run_on_rank_zero(self, action: Callable[[], T]) -> T:
         """What `action` returns on rank 0, on every rank; also a Failure, so that all end for the same reason."""
         answer: list[Any] = [_value_or_failure(action)] if self.is_main else [None]
         if self.control is not None:
@@ -156,17 +156,17 @@ class Runtime:
             raise Failure(**failure)
         return value  # type: ignore[no-any-return]
 
-    def gathered(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of the ranks, on every rank."""
         values = [value] * self.world.world_size
         if self.control is not None:
             dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def clocks(self, clock: Callable[[], float] = time.time) -> tuple[str, ...]:
+    def clock_skew_notes(self, clock: Callable[[], float] = time.time) -> tuple[str, ...]:
         """What is to be said of the nodes' clocks. To be called by all ranks: they look after they have met."""
         self.barrier()
-        told = self.gathered((self.world.node_rank, socket.gethostname(), clock()))
+        told = self.all_gather((self.world.node_rank, socket.gethostname(), clock()))
         return rendezvous.clock_skew_warnings(
             [rendezvous.ClockReading(node=node, host=host, seconds=s) for node, host, s in told]
         )

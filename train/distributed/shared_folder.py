@@ -28,8 +28,8 @@ def refuse_unshared_folder(runtime: Runtime, folder: Path) -> None:
     """
     if runtime.control is None:
         return
-    mark = folder / runtime.shared(lambda: _write_marker(folder))
-    seen = runtime.gathered((socket.gethostname(), _wait_for_marker(mark)))
+    mark = folder / runtime.run_on_rank_zero(lambda: _write_marker(folder))
+    seen = runtime.all_gather((socket.gethostname(), _wait_for_marker(mark)))
     if runtime.is_main:
         files.remove(mark)
     if apart := sorted({host for host, sees in seen if not sees}):

@@ -33,7 +33,7 @@ def _gather_alone(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRanks:
-    """This rank among those of its machine. `gathered` gives every rank's value, in the order of the ranks.
+    """This rank among those of its machine. `all_gather` gives every rank's value, in the order of the ranks.
 
     node, rank: of this rank. world_size: all ranks, on all machines.
     """
@@ -41,14 +41,14 @@ class HostRanks:
     node: int = 0
     rank: int = 0
     world_size: int = 1
-    gathered: Callable[[Any], list[Any]] = _gather_alone
+    all_gather: Callable[[Any], list[Any]] = _gather_alone
 
     def cores(self) -> int:
         """Processors that this rank can keep busy: those of its affinity, or as many as a quota gives time for, divided
         among the ranks that have the same.
         """
         mine = (self.node, sorted(os.sched_getaffinity(0)))
-        return max(1, num_usable_cores() // self.gathered(mine).count(mine))
+        return max(1, num_usable_cores() // self.all_gather(mine).count(mine))
 
     def first(self, action: Callable[[], T]) -> T:
         """What `action` returns on the first rank of this machine, on all of them. To be called by all ranks.
@@ -58,9 +58,9 @@ class HostRanks:
         """
         if self.world_size == 1:
             return action()
-        nodes = self.gathered(self.node)
+        nodes = self.all_gather(self.node)
         leads = nodes.index(self.node) == self.rank
-        found = self.gathered(_result_or_failure(action) if leads else (None, None))
+        found = self.all_gather(_result_or_failure(action) if leads else (None, None))
         for _, failure in found:
             if failure is not None:
                 raise Failure(**failure)
@@ -74,13 +74,13 @@ class HostRanks:
         """
         if self.world_size == 1 or size == 0:
             return HostMemory(ranks=(self.rank,))
-        nodes = self.gathered(self.node)
+        nodes = self.all_gather(self.node)
         ranks = tuple(rank for rank, node in enumerate(nodes) if node == self.node)
         handle = _create_memory_file(size) if self.rank == ranks[0] < ranks[-1] else None
-        offers = self.gathered(None if handle is None else (os.getpid(), handle, _file_identity(handle)))
+        offers = self.all_gather(None if handle is None else (os.getpid(), handle, _file_identity(handle)))
         handle = _open_memory_file(offers[ranks[0]]) if handle is None else handle
         mapped = _map_memory_file(handle, size)
-        common = self.gathered(mapped is not None)  # until here the first rank's file was open
+        common = self.all_gather(mapped is not None)  # until here the first rank's file was open
         if handle is not None:
             os.close(handle)
         return (
@@ -94,7 +94,7 @@ SINGLE_RANK: Final = HostRanks()
 
 
 def host_ranks(
-    world: World, gathered: Callable[[Any], list[Any]], machine: Callable[[], str] = read_boot_id
+    world: World, all_gather: Callable[[Any], list[Any]], machine: Callable[[], str] = read_boot_id
 ) -> HostRanks:
     """This rank among those of its machine. To be called by all ranks. machine: its mark, which no other one has.
 
@@ -103,10 +103,10 @@ def host_ranks(
     """
     node = world.node_rank
     if world.num_nodes > 1:
-        told = gathered((node, mark := machine()))
+        told = all_gather((node, mark := machine()))
         if len(set(told)) > len({number for number, _ in told}):
             node = [each for _, each in told].index(mark)
-    return HostRanks(node=node, rank=world.rank, world_size=world.world_size, gathered=gathered)
+    return HostRanks(node=node, rank=world.rank, world_size=world.world_size, all_gather=all_gather)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,9 +78,9 @@ def open_vote_exchange(group: dist.ProcessGroup | None, host: HostRanks) -> Vote
     """The cheapest that this world has: memory, where all ranks share one machine's. To be called by all ranks."""
     if group is None:
         return None
-    if len(set(host.gathered(host.node))) == 1:
+    if len(set(host.all_gather(host.node))) == 1:
         area = host.area(NUM_SLOTS * WORD_BYTES * host.world_size)
-        processes = host.gathered(os.getpid())
+        processes = host.all_gather(os.getpid())
         if area.memory is not None:
             return SharedMemoryVoteExchange(area.memory, host.rank, processes)
     return AllReduceVoteExchange(group)

@@ -59,17 +59,17 @@ class ConfusionCounter:
             self._cells.index_add_(0, labels * self._classes + predictions, ones)
 
     def read(
-        self, total: Callable[[Tensor], Tensor], gathered: Callable[[BatchLosses], Sequence[BatchLosses]]
+        self, total: Callable[[Tensor], Tensor], all_gather: Callable[[BatchLosses], Sequence[BatchLosses]]
     ) -> tuple[EvaluationResult, Tensor | None]:
         """(result, confusion matrix int64 [classes, classes] on the CPU) over all ranks.
 
-        `total` sums over ranks in place, `gathered` gives all ranks' lists.
+        `total` sums over ranks in place, `all_gather` gives all ranks' lists.
 
         Raises:
             Failure: DATA where nothing was added on any rank.
         """
         total(self._flat)
-        losses = gathered(torch.stack(self._losses).tolist() if self._losses else [])
+        losses = all_gather(torch.stack(self._losses).tolist() if self._losses else [])
         samples, top5_correct = self._sums.tolist()
         if not samples:
             raise Failure("no validation image could be read", fix="see `train data check`", code=ExitCode.DATA)

@@ -49,7 +49,7 @@ def evaluate(
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
             counter.add(_compute_logits(model, batch.images, whole), batch.labels)
-    result, confusion = counter.read(runtime.total, runtime.gathered)
+    result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
     return Evaluation(result=result, confusion=confusion)
 
 

@@ -146,7 +146,7 @@ def evaluate_on_rank(
         Failure: if the checkpoint cannot be evaluated.
     """
     ready = runtime.start(config, world, environ, accumulation=1)
-    chosen = ready.shared(lambda: chosen)  # rank 0's choice: a training may save meanwhile
+    chosen = ready.run_on_rank_zero(lambda: chosen)  # rank 0's choice: a training may save meanwhile
     pulse = pulse or Heartbeat()
     pulse.beat("data")
     config = replace(
@@ -184,7 +184,7 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
     training_facts = checkpoints.training_dataset_facts(chosen)
     sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts))
     fingerprint = statistics.data_fingerprint(sets, config.data.root)
-    statistics.refuse_different_data(fingerprint, config.data.name, ready.gathered)
+    statistics.refuse_different_data(fingerprint, config.data.name, ready.all_gather)
     facts = DatasetFacts(**fingerprint | {"data": config.data, "classes": tuple(sets.classes)})
     if training_facts is not None:
         sets = map_to_training_classes(sets, training_facts.classes)
@@ -235,7 +235,7 @@ def open_validation_loader(
     """A loader of the validation split only."""
     no_training = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
     sets = replace(sets, training=no_training)
-    seed, host = config.run.seed, shared_memory.host_ranks(ready.world, ready.gathered)
+    seed, host = config.run.seed, shared_memory.host_ranks(ready.world, ready.all_gather)
     return open_loader(sets, config.data, seed=seed, device=ready.device, cores=host.cores(), pulse=pulse, host=host)
 
 

@@ -100,7 +100,7 @@ def start_usage_recorder(runtime: Runtime, page: gauges.ResourceReader, every_s:
     for device in devices:
         torch.cuda.reset_peak_memory_stats(device)  # trials of a micro batch may have taken all there is
     page.ask([str(torch.cuda.get_device_properties(device).uuid) for device in devices])
-    hosts = runtime.gathered(socket.gethostname().split(".")[0])
+    hosts = runtime.all_gather(socket.gethostname().split(".")[0])
     return UsageRecorder(page, rank=runtime.world.rank, hosts=hosts, devices=devices, every_s=every_s)
 
 

@@ -54,7 +54,7 @@ def find_resume_point(
             the folder.
     """
     bytes_needed = 2 * checkpoint_bytes(config, network, optimizer)
-    step, notes = runtime.shared(lambda: _choose_step(config, folder, bytes_needed, steps, record_start))
+    step, notes = runtime.run_on_rank_zero(lambda: _choose_step(config, folder, bytes_needed, steps, record_start))
     return ResumePoint(step=step, notes=tuple(notes))
 
 
@@ -75,7 +75,7 @@ def start_over(config: RunConfig, runtime: Runtime, folder: Path, record_start: 
         record_start(0)
         return moved_to
 
-    moved_to = runtime.shared(move_aside)
+    moved_to = runtime.run_on_rank_zero(move_aside)
     return (f"checkpoint.resume={NEVER}: the earlier run was moved to {moved_to}",) if moved_to else ()
 
 

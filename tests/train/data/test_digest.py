@@ -107,7 +107,7 @@ def met(*ranks: DataSplits, name: str = OWN) -> list[str]:
 
     def run(host: HostRanks) -> str:
         try:
-            statistics.refuse_different_data(statistics.data_fingerprint(ranks[host.rank], ""), name, host.gathered)
+            statistics.refuse_different_data(statistics.data_fingerprint(ranks[host.rank], ""), name, host.all_gather)
         except Failure as failure:
             return str(failure)
         return ""
@@ -162,7 +162,7 @@ def test_an_evaluation_whose_ranks_see_different_data_is_refused(photos: Path) -
     before = told(photos)
     renamed(photos)
     trainer = trained(photos.with_name("run"), "data.name=folder", f"data.root={photos}", "train.global_batch_size=8")
-    ready: Any = HostRanks(world_size=2, gathered=lambda mine: [mine, heard(before)])
+    ready: Any = HostRanks(world_size=2, all_gather=lambda mine: [mine, heard(before)])
     with pytest.raises(Failure, match="the ranks see different data") as caught:
         evaluate.open_evaluation_data(
             config, checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)), ready, all_=False

@@ -77,7 +77,7 @@ def test_a_nodes_number_that_was_counted_up_gives_way_to_its_machines_mark(
 ) -> None:
     def run(host: HostRanks) -> int:
         world = replace(FIRST, rank=host.rank, world_size=4, num_nodes=2, node_rank=told[host.rank])
-        return shared_memory.host_ranks(world, host.gathered, machine=lambda: marks[host.rank]).node
+        return shared_memory.host_ranks(world, host.all_gather, machine=lambda: marks[host.rank]).node
 
     assert together(run, [0] * 4) == nodes
 
@@ -105,10 +105,10 @@ def test_processors_are_those_of_the_affinity_divided_among_who_has_the_same(
 ) -> None:
     monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(bound[0]))
     others = [(0, sorted(mine)) for mine in bound]
-    assert HostRanks(world_size=2, gathered=lambda mine: others).cores() == each
+    assert HostRanks(world_size=2, all_gather=lambda mine: others).cores() == each
 
 
 def test_a_quota_of_time_is_divided_among_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(shared_memory, "num_usable_cores", lambda: 4)  # docker run --cpus=4
-    assert HostRanks(world_size=2, gathered=lambda mine: [mine] * 2).cores() == 2
+    assert HostRanks(world_size=2, all_gather=lambda mine: [mine] * 2).cores() == 2

@@ -56,8 +56,8 @@ def test_one_long_name_does_not_make_all_others_as_long() -> None:
 
 
 def test_what_is_hashed_depends_on_the_names_and_their_order_alone() -> None:
-    gathered, listed = kept().part(PART), path_list.pack_paths([NAMES[0], NAMES[2], NAMES[4]], "d/")
-    assert hashed(gathered) == hashed(listed)
+    selected, listed = kept().part(PART), path_list.pack_paths([NAMES[0], NAMES[2], NAMES[4]], "d/")
+    assert hashed(selected) == hashed(listed)
     moved = path_list.pack_paths([name.replace("d/", "elsewhere/", 1) for name in NAMES], "elsewhere/")
     assert hashed(moved) == hashed(kept()) != hashed(kept().part([1, 0, 2, 3, 4]))
 

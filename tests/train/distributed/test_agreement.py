@@ -154,10 +154,10 @@ def one_of(nodes: tuple[int, ...]) -> VoteExchange | None:
     group = object()
     answers = {int: list(nodes), tuple: [None] * len(nodes), bool: [True] * len(nodes)}
 
-    def gathered(value: object) -> list[object]:
+    def all_gather(value: object) -> list[object]:
         return [value, *answers[type(value)][1:]] if not isinstance(value, tuple) else [value] * len(nodes)
 
-    host = HostRanks(node=nodes[0], rank=0, world_size=len(nodes), gathered=gathered)
+    host = HostRanks(node=nodes[0], rank=0, world_size=len(nodes), all_gather=all_gather)
     return open_vote_exchange(group, host)  # type: ignore[arg-type]
 
 

@@ -141,7 +141,6 @@ def test_the_host_of_a_rank_that_does_not_come_is_named_where_the_launcher_tells
 STOPPED_EARLY = """
 import os, signal, threading
 from entrypoint import attach_heartbeat, world_from_environ
-from train.distributed.rendezvous import connect
 pulse = attach_heartbeat(os.environ)
 world = world_from_environ(os.environ)
 if world.rank == 1:
@@ -151,6 +150,7 @@ def beat():
     while not loaded.wait(0.2):
         pulse.beat("start")
 threading.Thread(target=beat, daemon=True).start()
+from train.distributed.rendezvous import connect  # seconds on a busy machine: the beats go on meanwhile
 loaded.set()
 try:
     connect(world, os.environ, 1.0)

@@ -100,7 +100,7 @@ def test_one_rank_is_not_wrapped(alone: runtime.Runtime) -> None:
     net = nn.Linear(2, 2)
     model, _ = alone.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     assert model is net
-    alone.rehearse(model, torch.zeros(1, 2))
+    alone.warm_up(model, torch.zeros(1, 2))
 
 
 def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names() -> None:
@@ -108,7 +108,7 @@ def test_data_parallel_without_gpus_computes_the_same_and_saves_the_same_names()
     ready = runtime.start(load.load_config(None, ["train.parallel=dp"]), ALONE, {}, accumulation=1)
     net = nn.Linear(2, 2)
     model, _ = ready.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    inner, images = ready.unwrapped(model), torch.ones(3, 2)
+    inner, images = ready.unwrap(model), torch.ones(3, 2)
     forget_accelerate()
     assert isinstance(model, nn.DataParallel)
     assert list(inner.state_dict()) == ["weight", "bias"]
@@ -128,7 +128,7 @@ if world.rank == 1 and sys.argv[1] != "same":
     tensor = dict(net.state_dict())[sys.argv[1]]
     tensor.view(-1)[0] = tensor.view(-1)[0] + 1e-7 if tensor.is_floating_point() else 7
 try:
-    ready.same_weights(net)
+    ready.check_initial_weights(net)
     print("all the same")
 except Failure as failure:
     print(int(failure.code), failure.found)
@@ -161,9 +161,9 @@ def test_what_rank_0_found_is_shared_with_its_failures(alone: runtime.Runtime) -
     def fail() -> None:
         raise Failure("no", fix="yes", found="this", code=ExitCode.IO)
 
-    assert alone.shared(lambda: 7) == 7
+    assert alone.run_on_rank_zero(lambda: 7) == 7
     with pytest.raises(Failure, match="no") as caught:
-        alone.shared(fail)
+        alone.run_on_rank_zero(fail)
     assert (caught.value.code, caught.value.found) == (ExitCode.IO, "this")
 
 

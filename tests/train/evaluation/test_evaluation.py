@@ -28,7 +28,7 @@ class OneRank:
         """Nothing to add."""
         return sums
 
-    def gathered(self, value: list[float]) -> list[list[float]]:
+    def all_gather(self, value: list[float]) -> list[list[float]]:
         """Nothing to gather."""
         return [value]
 

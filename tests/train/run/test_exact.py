@@ -11,7 +11,7 @@ from torch import nn
 from worlds import ALONE
 
 from entrypoint import ExitCode, Failure
-from train.distributed.bitwise import Exact, refuse_hidden_state
+from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 
 
 class Counting(nn.Module):
@@ -51,18 +51,18 @@ def test_batchnorm_is_no_such_memory() -> None:
 
 def test_synchronized_batchnorm_is_refused() -> None:
     with pytest.raises(Failure) as caught:
-        Exact(nn.Sequential(nn.SyncBatchNorm(3)), ALONE, micro_batches=4)
+        BitwiseReducer(nn.Sequential(nn.SyncBatchNorm(3)), ALONE, micro_batches=4)
     assert caught.value.code == ExitCode.USAGE
 
 
 def test_gradients_are_the_mean_over_micro_batches_and_zero_where_nothing_was_used() -> None:
     net = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
-    exact = Exact(net, ALONE, micro_batches=2)
-    exact.open()
+    exact = BitwiseReducer(net, ALONE, micro_batches=2)
+    exact.begin_step()
     for value in (1.0, 3.0):
         net[0](torch.tensor([[value]])).sum().backward()
         exact.add(torch.tensor([value, 1.0]))
-    assert exact.close().tolist() == [4.0, 2.0]
+    assert exact.finish_step().tolist() == [4.0, 2.0]
     assert [parameter.grad.item() for parameter in net.parameters()] == [2.0, 0.0]
 
 

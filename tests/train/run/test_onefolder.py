@@ -27,7 +27,7 @@ class Second:
     def shared(self, action: Callable[[], Any]) -> Any:
         return shared_folder._write_marker(self.first)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         return [("node01", True), ("node02", value[1])]
 
 

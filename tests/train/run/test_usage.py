@@ -161,8 +161,8 @@ def counted(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int
     When these come depends on when the writer of a checkpoint has ended.
     """
     sizes: list[int] = []
-    monkeypatch.setattr(Runtime, "total", lambda self, sums: (sizes.append(sums.numel()), sums)[1])
-    for name in ("gathered", "shared", "barrier"):
+    monkeypatch.setattr(Runtime, "all_reduce_sum", lambda self, sums: (sizes.append(sums.numel()), sums)[1])
+    for name in ("all_gather", "run_on_rank_zero", "barrier"):
         real = getattr(Runtime, name)
         monkeypatch.setattr(Runtime, name, lambda *args, real=real: (sizes.append(0), real(*args))[1])
     trainer.fit()
