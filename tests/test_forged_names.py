@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from checkpoints import plant, saved
 from images import write_image
-from train.run.bell import Bell
 from worlds import CONTRACT
 
 from entrypoint import Failure
@@ -20,6 +19,7 @@ from train import __main__ as front
 from train import worker
 from train.inference import checkpoints, evaluate
 from train.inference import export as exported
+from train.run.stop import StopSignals
 
 OLDER = Path(__file__).parent / "support" / "version-0.1.0"
 CODE = "from pathlib import Path\nPath('ran').touch()\ndef make(*args, **kwargs): raise SystemExit('it ran')\n"
@@ -216,7 +216,7 @@ def test_a_rank_that_measures_looks_for_no_optimizer_in_the_folder(
     plant(run, "state.json", json.dumps({"config": {"optim": {"name": "mine:make"}}}).encode())
     monkeypatch.setattr(evaluate, "evaluate_on_rank", lambda *arguments, **options: 0)
     before = list(sys.path)
-    assert worker.run(["--evaluate", str(run), "--scratch", "."], dict(CONTRACT), Bell()) == 0
+    assert worker.run(["--evaluate", str(run), "--scratch", "."], dict(CONTRACT), StopSignals()) == 0
     assert sys.path == before
 
 
@@ -224,7 +224,7 @@ def test_a_rank_that_measures_refuses_too(place: Path) -> None:
     record("mine:make")
     words = ["--evaluate", "run/checkpoints/step-00000004", "--scratch", "."]
     with pytest.raises(Failure) as caught:
-        worker.wanted(worker.build_parser().parse_args(words))
+        worker.load_config(worker.build_parser().parse_args(words))
     assert caught.value.code == 77
 
 

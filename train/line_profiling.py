@@ -44,8 +44,8 @@ OWN: Final[Mapping[str, Sequence[str]]] = {
     ),
     "train.distributed.vote": ("StopVote.result", "StopVote.propose"),
     "train.data.loader": ("BatchLoader.train", "BatchLoader._augmented", "BatchLoader._plain"),
-    "train.data.in_memory": ("DeviceDataset.take", "HostDataset.take"),
-    "train.data.workers": ("WorkerLoader.take",),
+    "train.data.in_memory": ("DeviceDataset.read", "HostDataset.read"),
+    "train.data.workers": ("WorkerLoader.read",),
     "train.optim.loss": ("Criterion.__call__",),
     "train.evaluation.evaluate": ("evaluate",),
 }

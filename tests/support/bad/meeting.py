@@ -113,7 +113,7 @@ SETTINGS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
     "target-without-samples": (
         "eval.target=0.9 data.val_fraction=0",
         64,
-        ("eval.target needs held-out",),
+        ("eval.target needs validation",),
         "data.val_fraction",
     ),
     "top5-of-two": (
@@ -187,9 +187,9 @@ def stopped(folder: Path) -> None:
 def rung(folder: Path) -> None:
     from train.run.stop import StopSignals
 
-    bell = StopSignals()
-    bell.watch.handle(15, None)
-    bell.may_leave(lambda failure: None)
+    signals = StopSignals()
+    signals.handle(15)
+    signals.exit_on_signal(lambda failure: None)
 
 
 def error_of_torch(error: Exception) -> Callable[[Path], object]:

@@ -218,8 +218,8 @@ def test_a_file_that_was_open_before_is_not_given_to_workers(write: Any, packed:
 def test_it_is_trained_on(write: Any, tmp_path: Path, loader: str) -> None:
     write("Listed(), None")
     settings = ("data.name=users_data:make", f"data.loader={loader}", "data.workers=1", "train.max_steps=2")
-    _, end = trained(tmp_path / "run", *settings)
-    assert end.saved is not None
+    trainer = trained(tmp_path / "run", *settings)
+    assert trainer.loop.checkpoint is not None
 
 
 BAD = {
@@ -288,7 +288,7 @@ def test_a_module_beside_the_config_is_found_from_any_folder(write: Any, tmp_pat
     settings = ("--device", "cpu", "--config", "../my.yaml", "log.tensorboard=false")
     ended = python("-m", "train", *settings, cwd=elsewhere, environ={"PYTHONSAFEPATH": "1"})
     assert ended.returncode == 0, ended.stderr
-    assert "data           users_data:make: 32 training and 8 held-out images" in ended.stderr + ended.stdout
+    assert "data           users_data:make: 32 training and 8 validation images" in ended.stderr + ended.stdout
 
 
 LATER = {

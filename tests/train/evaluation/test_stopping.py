@@ -74,13 +74,13 @@ def test_a_run_that_ended_at_its_target_does_nothing_when_it_is_started_again(tm
 
 def test_a_run_that_ended_at_its_target_goes_on_without_it(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0")
-    assert trained(tmp_path)[0].state.step == 8
+    assert trained(tmp_path).state.step == 8
 
 
 def test_patience_is_counted_over_a_restart(tmp_path: Path) -> None:
     settings = ("train.epochs=4", "eval.target=0.0", "eval.patience=3", "optim.schedule=constant")
     trained(tmp_path, *settings, "train.epochs=2")
-    assert trained(tmp_path, *settings)[0].state.step == 12
+    assert trained(tmp_path, *settings).state.step == 12
 
 
 def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import fit, opened
+from jobs import built
 from processes import python
 from torch import nn
 
@@ -92,26 +92,26 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("users_optimizer", None)
 
 
-def built(name: str, **keys: object) -> torch.optim.Optimizer:
+def build(name: str, **keys: object) -> torch.optim.Optimizer:
     return optimizer.build_optimizer(OptimConfig(name=f"users_optimizer:{name}", **keys), NET)  # type: ignore[arg-type]
 
 
 def test_the_config_sets_what_the_class_takes(module: Path) -> None:
-    group = built("Lion", lr=0.3, weight_decay=0.1, args={"betas": [0.5, 0.6]}).param_groups[0]
+    group = build("Lion", lr=0.3, weight_decay=0.1, args={"betas": [0.5, 0.6]}).param_groups[0]
     assert [group[key] for key in ("lr", "weight_decay", "betas")] == [0.3, 0.1, (0.5, 0.6)]
     assert "momentum" not in group
-    assert built("WithMomentum", momentum=0.7).given == 0.7  # type: ignore[attr-defined]
+    assert build("WithMomentum", momentum=0.7).given == 0.7  # type: ignore[attr-defined]
 
 
 def test_a_class_that_takes_any_argument_gets_those_of_optim_args(module: Path) -> None:
-    made = built("Plain", lr=0.3, args={"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1})
+    made = build("Plain", lr=0.3, args={"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1})
     assert [made.param_groups[0][key] for key in ("lr", "momentum", "weight_decay")] == [0.2, 0.5, 0.1]
     optimizer.set_learning_rate(made, 0.01)
     assert made.param_groups[0]["lr"] == 0.01
 
 
 def test_a_class_without_a_learning_rate_keeps_none(module: Path) -> None:
-    made = built("Fixed")
+    made = build("Fixed")
     optimizer.set_learning_rate(made, 0.01)
     assert "lr" not in made.param_groups[0]
 
@@ -131,7 +131,7 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "args", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_train_is_refused(module: Path, name: str, args: dict[str, object], message: str) -> None:
     with pytest.raises(Failure) as caught:
-        built(name, args=args)
+        build(name, args=args)
     assert caught.value.code == 64
     assert message in str(caught.value)
 
@@ -143,11 +143,11 @@ def test_its_run_goes_on_with_the_same_bits_and_moments(module: Path) -> None:
 
 
 def weights_and_moments(folder: Path, *settings: str) -> list[float]:
-    with opened(folder, *settings) as job:
-        fit(job)
-        moments = [state["moment"] for state in job.state.optimizer.state.values()]
-        assert len(moments) == len(list(job.state.network.parameters()))
-        tensors = [*job.state.network.state_dict().values(), *moments]
+    with built(folder, *settings) as trainer:
+        trainer.fit()
+        moments = [state["moment"] for state in trainer.state.optimizer.state.values()]
+        assert len(moments) == len(list(trainer.state.network.parameters()))
+        tensors = [*trainer.state.network.state_dict().values(), *moments]
         return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
 
 
