@@ -133,7 +133,9 @@ def build_trainer(
         heartbeat=heartbeat,
         signals=context.signals,
         usage=_start_usage_recorder(config, runtime, resources),
-        metrics=MetricsLogger(folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say),
+        metrics_logger=MetricsLogger(
+            folder, main=runtime.is_main, tensorboard=config.log.tensorboard, warn=progress.say
+        ),
         progress=progress,
         notes=notes,
         class_table=_describe_classes(config, splits),

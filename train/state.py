@@ -74,7 +74,7 @@ class TrainState:
         ema = {"ema": self.ema.tensors} if self.ema else {}
         return {"model": dict(self.network.state_dict()), "optimizer": moments, **ema}
 
-    def numbers(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Everything else, as JSON values for the checkpoint's state.json."""
         _, optimizer = format.pack_state(self.optimizer.state_dict())
         return {
@@ -91,29 +91,29 @@ class TrainState:
             "scaler": self.scaler.state_dict() if self.scaler else None,
         }
 
-    def restore(self, tensors: TensorGroups, numbers: Mapping[str, Any]) -> None:
-        """Load what `tensors` and `numbers` returned.
+    def restore(self, tensors: TensorGroups, values: Mapping[str, Any]) -> None:
+        """Load what `tensors` and `to_json` returned.
 
         Raises:
             Failure: DATA, if the checkpoint belongs to another model or optimizer.
         """
         try:
-            check_numbers(numbers)
+            check_values(values)
             self.network.load_state_dict(dict(tensors["model"]))
             settings = [dict(group) for group in self.optimizer.param_groups]
-            saved = format.unpack_state(tensors["optimizer"], numbers["optimizer"])
+            saved = format.unpack_state(tensors["optimizer"], values["optimizer"])
             self.optimizer.load_state_dict(_keep_kernel_choice(self.optimizer, saved))
             check_optimizer(self.optimizer, settings)
             if self.ema:
                 self.ema.restore(tensors["ema"])
-            if self.scaler and numbers["scaler"]:
-                self.scaler.load_state_dict(numbers["scaler"])
-            self.step, self.seconds = int(numbers["step"]), float(numbers["seconds"])
-            self.evaluated, self.best_step = int(numbers["evaluated"]), numbers["best_step"]
+            if self.scaler and values["scaler"]:
+                self.scaler.load_state_dict(values["scaler"])
+            self.step, self.seconds = int(values["step"]), float(values["seconds"])
+            self.evaluated, self.best_step = int(values["evaluated"]), values["best_step"]
             # Checkpoints of the first versions do not have the next three.
-            self.target_streak, self.rollbacks = int(numbers.get("held", 0)), int(numbers.get("rollbacks", 0))
-            self.window = LogWindow(**window) if (window := numbers.get("window")) else None
-            self.result, self.best = _result(numbers["result"]), _result(numbers["best"])
+            self.target_streak, self.rollbacks = int(values.get("held", 0)), int(values.get("rollbacks", 0))
+            self.window = LogWindow(**window) if (window := values.get("window")) else None
+            self.result, self.best = _result(values["result"]), _result(values["best"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise Failure(
                 "the checkpoint does not fit this model and optimizer",
@@ -137,16 +137,16 @@ def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
 # Hashes show that a checkpoint is complete, not that a training wrote it: the values are checked too.
 
 
-def check_numbers(numbers: Mapping[str, Any]) -> None:
+def check_values(values: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first value that no training writes."""
-    counters = {name: numbers.get(name, 0) for name in COUNTERS} | {"best_step": numbers["best_step"] or 0}
+    counters = {name: values.get(name, 0) for name in COUNTERS} | {"best_step": values["best_step"] or 0}
     for name, value in counters.items():
         _require(type(value) is int and 0 <= value < MAX_COUNTER, name, value)
-    seconds = numbers["seconds"]
+    seconds = values["seconds"]
     _require(_is_number(seconds) and 0 <= seconds < math.inf, "seconds", seconds)
     for name in ("result", "best"):
-        _require(numbers[name] is None or _is_result(numbers[name]), name, numbers[name])
-    window = numbers.get("window")
+        _require(values[name] is None or _is_result(values[name]), name, values[name])
+    window = values.get("window")
     _require(window is None or _is_window(window), "window", window)
 
 

@@ -167,7 +167,7 @@ class Trainer:
     heartbeat: Heartbeat
     signals: StopSignals
     usage: UsageRecorder
-    metrics: MetricsLogger
+    metrics_logger: MetricsLogger
     progress: Progress
     notes: tuple[str, ...]
     class_table: tuple[str, ...]
@@ -189,12 +189,12 @@ class Trainer:
         """
         jump: LossJump | None = None
         while True:
-            with self.metrics.opened(step=self.state.step, evaluated=self.state.evaluated):
+            with self.metrics_logger.opened(step=self.state.step, evaluated=self.state.evaluated):
                 if jump is not None:
                     self._log_rollback(jump)
                 jump = self._fit_until_jump()
                 if jump is None:
-                    self.usage.finish(self.metrics, self.state.step, images=self.images_trained)
+                    self.usage.finish(self.metrics_logger, self.state.step, images=self.images_trained)
                     return
             self._roll_back(jump)
 
@@ -269,7 +269,10 @@ class Trainer:
     # One optimizer step
 
     def train_step(self, batches: BatchStream) -> None:
-        """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients, one update."""
+        """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients, one update.
+
+        With fp16 the scaler may skip the update; the step, its samples and its learning rate count all the same.
+        """
         state = self.state
         self.faults.strike("step", state.step)
         self.faults.flip_parameter_bit(state.step, state.network)
@@ -287,7 +290,10 @@ class Trainer:
             self.loop.skipped_steps = self.loop.skipped_steps + 1 if was_skipped else 0
 
     def _accumulate_gradients(self, batches: BatchStream) -> None:
-        """Gradients add up in .grad; DDP exchanges them during the last backward pass."""
+        """Gradients add up in .grad; DDP exchanges them during the last backward pass.
+
+        Accelerate divides each loss by the number of micro batches: `runtime.start` has told it.
+        """
         last = self.batches.accumulation - 1
         for number in range(self.batches.accumulation):
             batch = self._next_batch(batches)
@@ -297,7 +303,7 @@ class Trainer:
         refuse_unused_parameters(self.model)
 
     def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: BitwiseReducer) -> None:
-        """Gradients add up in one tree over all micro batches, whichever rank computes them."""
+        """One tree adds up the gradients of all micro batches, whichever rank computes them, and divides the sum."""
         bitwise.begin_step()
         for _ in range(self.batches.accumulation):
             batch = self._next_batch(batches)
@@ -330,7 +336,7 @@ class Trainer:
         return loss.detach(), running_mean.count_correct(logits.detach(), batch.labels)
 
     def _update_parameters(self) -> None:
-        """Clip the gradients if the config says so, step the optimizer, and drop the gradients."""
+        """Wait for the checkpoint writer, clip the gradients, step the optimizer, and drop the gradients."""
         self.heartbeat.at("optimizer")
         self._await_copy()
         if self.config.train.clip_grad_norm is not None:
@@ -369,7 +375,7 @@ class Trainer:
         unreadable = self._count_unreadable()
         seconds, loop.logged_at = loop.stopwatch.seconds - loop.logged_at, loop.stopwatch.seconds
         epoch, images_per_s = self._epoch_of(state.step), means.samples / seconds
-        self.metrics.write(
+        self.metrics_logger.write(
             "train",
             step=state.step,
             epoch=epoch,
@@ -379,7 +385,7 @@ class Trainer:
             images_per_s=images_per_s,
             **unreadable,
         )
-        self.usage.log(self.metrics, state.step)
+        self.usage.log(self.metrics_logger, state.step)
         epochs = self.config.train.epochs
         self.progress.log_point(step=state.step, epoch=epoch, epochs=epochs, loss=means.loss, images_per_s=images_per_s)
 
@@ -394,9 +400,10 @@ class Trainer:
             self._print_epoch()
 
     def check_finite_loss(self) -> StepMetrics | None:
-        """The means since the last log point, after all ranks have seen that they are finite.
+        """All-reduce the sums since the last log point; return the means if they are finite on all ranks.
 
-        None if nothing was trained since then. With fp16 a single infinite loss only makes the scaler skip a step.
+        None if nothing was trained since then. With fp16 a single infinite loss only makes the scaler skip a step. The
+        resource usage of all ranks travels along, so that it needs no all-reduce of its own.
 
         Raises:
             Failure: DIVERGED.
@@ -425,7 +432,7 @@ class Trainer:
     def _warn_of_jump(self, loss: float) -> None:
         jump = self.loop.recent_losses.add(self.state.step, loss)
         if jump and self.config.train.spike == "warn":
-            self.metrics.write("spike", step=jump.step, loss=jump.loss, usual=jump.usual)
+            self.metrics_logger.write("spike", step=jump.step, loss=jump.loss, usual=jump.usual)
             self.progress.say(f"warning: {jump}; train.spike=rollback would go back to the last checkpoint")
 
     def _warn_of_recompilation(self) -> None:
@@ -433,7 +440,7 @@ class Trainer:
         if self.compiled is None or (graphs := compilation.count_compiled()["graphs"]) == self.loop.graphs:
             return
         new_graphs, self.loop.graphs = graphs - self.loop.graphs, graphs
-        self.metrics.write("compiled", step=self.state.step, graphs=new_graphs)
+        self.metrics_logger.write("compiled", step=self.state.step, graphs=new_graphs)
         self.progress.say(
             f"warning: graphs compiled again by step {self.state.step}: {new_graphs}; the model's code depends on what "
             "changes from step to step (TORCH_LOGS=recompiles says on what), or set train.compile=false"
@@ -532,14 +539,14 @@ class Trainer:
     def _log_evaluation(self, evaluation: Evaluation) -> None:
         """Never fails: what cannot be written is counted and printed."""
         step, result = self.state.step, evaluation.result
-        self.metrics.write("eval", step=step, epoch=self._epoch_of(step), **metrics.metrics_to_log(result))
+        self.metrics_logger.write("eval", step=step, epoch=self._epoch_of(step), **metrics.metrics_to_log(result))
         self._write_confusion(CONFUSION_FILE, evaluation)
         self._print_epoch(metrics.format_epoch_line(result, self.config.eval.metric))
 
     def _write_confusion(self, name: str, evaluation: Evaluation) -> None:
         if evaluation.confusion is not None and self.runtime.is_main:
             classes, matrix = self.dataset.classes, evaluation.confusion.tolist()
-            self.metrics.replace(name, metrics.confusion_json(self.state.step, classes, matrix))
+            self.metrics_logger.replace(name, metrics.confusion_json(self.state.step, classes, matrix))
 
     def _compare_with_best(self, result: EvaluationResult) -> None:
         """Whether this evaluation is the best, and reaches the target. Rank 0 decides, so that no rank stops alone."""
@@ -594,7 +601,7 @@ class Trainer:
         loop.checkpoint, loop.checkpoint_evaluated = saved.path, pending.evaluated
         loop.durations.add("save", saved.seconds)
         stalled = pending.stalled + pending.waited
-        self.metrics.write("checkpoint", step=pending.step, seconds=saved.seconds, stalled_seconds=stalled)
+        self.metrics_logger.write("checkpoint", step=pending.step, seconds=saved.seconds, stalled_seconds=stalled)
 
     def _take_snapshot(self, began: float) -> Callable[[], SavedCheckpoint | None]:
         """Copy the state; returns the action that commits it, for the writer. On rank 0 only.
@@ -734,7 +741,7 @@ class Trainer:
     def _log_rollback(self, jump: LossJump) -> None:
         """The metrics were opened again, without the steps after the checkpoint."""
         step = self.state.step
-        self.metrics.write("rollback", step=step, seen_at=jump.step, loss=jump.loss, usual=jump.usual)
+        self.metrics_logger.write("rollback", step=step, seen_at=jump.step, loss=jump.loss, usual=jump.usual)
         self.progress.rewind(step)
         lost = pluralize(jump.step - step, "step")
         self.progress.say(

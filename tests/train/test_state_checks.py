@@ -56,14 +56,14 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def test_what_a_training_tells_passes() -> None:
-    state.check_numbers(TOLD)
-    state.check_numbers({name: value for name, value in TOLD.items() if name not in ("held", "rollbacks", "window")})
+    state.check_values(TOLD)
+    state.check_values({name: value for name, value in TOLD.items() if name not in ("held", "rollbacks", "window")})
 
 
 @pytest.mark.parametrize(("name", "value"), ODD)
 def test_what_no_training_tells_is_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{name} is "):
-        state.check_numbers(TOLD | {name: value})
+        state.check_values(TOLD | {name: value})
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])

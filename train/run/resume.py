@@ -113,7 +113,7 @@ def checkpoint_facts(
 ) -> dict[str, Any]:
     """state.json of a checkpoint: the state's numbers, and what a resumed run is compared with."""
     return {
-        "state": state.numbers(),
+        "state": state.to_json(),
         "config": asdict(config),
         "data": dict(data_fingerprint),
         "world_size": runtime.world.world_size,
