@@ -43,7 +43,7 @@ def disagreeing() -> None:
 def seeing(name: str, samples: int) -> None:
     """A rank that sees 32 samples, and another one."""
     mine = statistics.data_fingerprint(registry.open_splits(DataConfig(samples=40, image_size=8)), "")
-    other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "held-out samples": (8, "z")}
+    other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "validation samples": (8, "z")}
     statistics.refuse_different_data(mine, name, lambda one: [one, other])
 
 
@@ -113,7 +113,7 @@ SETTINGS: dict[str, tuple[str, int, tuple[str, ...], str]] = {
     "target-without-samples": (
         "eval.target=0.9 data.val_fraction=0",
         64,
-        ("eval.target needs held-out",),
+        ("eval.target needs validation",),
         "data.val_fraction",
     ),
     "top5-of-two": (

@@ -124,7 +124,7 @@ def sizes(sets: DataSplits) -> tuple[int, int]:
 MADE = {
     "a-pair": ("Squares(), Squares(10)", (40, 10), ("0", "1")),
     "a-list-of-two": ("[Squares(), Squares(10)]", (40, 10), ("0", "1")),
-    "no-held-out": ("Squares(), None", (32, 8), ("0", "1")),
+    "no-validation": ("Squares(), None", (32, 8), ("0", "1")),
     "with-names": ("Listed(), None", (32, 8), ("even", "odd")),
     "a-subset": ("torch.utils.data.Subset(Listed(), range(0, 30)), None", (24, 6), ("0", "1")),
     "sets": ("sets()", (40, 40), ("a", "b")),
@@ -226,11 +226,11 @@ BAD = {
     "nothing": ("None", "NoneType"),
     "one-dataset": ("Squares()", "Squares"),
     "three": ("(Squares(),) * 3", "tuple"),
-    "no-training-side": ("None, Squares()", "(None, ...)"),
+    "no-training-split": ("None, Squares()", "(None, ...)"),
     "a-loader-of-batches": ("iter([1]), None", "without len()"),
     "an-iterable-dataset": ("Stream(), None", "without len()"),
     "no-items": ("Squares(0), None", "without items"),
-    "no-held-out-items": ("Squares(), Squares(0)", "without items"),
+    "no-validation-items": ("Squares(), Squares(0)", "without items"),
     "too-many-targets": ("setattr(Squares, 'targets', [0, 1] * 40) or (Squares(), None)", "80 labels"),
     "text-targets": ("setattr(Squares, 'targets', ['a', 'b'] * 20) or (Squares(), None)", "users_data:make"),
     "float-targets": ("setattr(Squares, 'targets', [0.0, 1.0] * 20) or (Squares(), None)", "float64"),
@@ -238,7 +238,7 @@ BAD = {
     "a-gap": ("setattr(Squares, 'targets', [0, 2] * 20) or (Squares(), None)", "no label 1"),
     "fewer-names-than-classes": ("setattr(Listed, 'classes', ['a']) or (Listed(), None)", "label 1"),
     "pictures-that-would-be-black": ("Dark(255), None", "no value above 255"),
-    "other-held-out-shape": ("Squares(), Squares(size=6)", "different shapes"),
+    "other-validation-shape": ("Squares(), Squares(size=6)", "different shapes"),
     "sets-with-a-large-label": ("sets([0, 1, 2])", "label 2"),
     "sets-without-samples": ("sets(np.zeros(0, int))", "no training samples"),
     "sets-of-another-shape": ("sets(size=(6, 4))", "[4, 6, 1]"),
@@ -288,7 +288,7 @@ def test_a_module_beside_the_config_is_found_from_any_folder(write: Any, tmp_pat
     settings = ("--device", "cpu", "--config", "../my.yaml", "log.tensorboard=false")
     ended = python("-m", "train", *settings, cwd=elsewhere, environ={"PYTHONSAFEPATH": "1"})
     assert ended.returncode == 0, ended.stderr
-    assert "data           users_data:make: 32 training and 8 held-out images" in ended.stderr + ended.stdout
+    assert "data           users_data:make: 32 training and 8 validation images" in ended.stderr + ended.stdout
 
 
 LATER = {
