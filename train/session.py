@@ -134,7 +134,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     dataset, steps = trainer.dataset, trainer.steps
     rows: dict[str, object] = {
         "data": f"{config.data.name}: {dataset.num_training:,} training and {dataset.num_validation:,} validation "
-        f"images, {len(dataset.classes)} classes, loader: {trainer.loader.kind}",
+        f"images, {len(dataset.classes)} classes, loader: {trainer.loader.description}",
         "model": f"{config.model.name}, {registry.count_parameters(trainer.state.network):,} parameters",
         "output": trainer.folder,
         "world": f"{pluralize(world.world_size, 'rank')} on {pluralize(world.num_nodes, 'node')}",
@@ -221,7 +221,7 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
             best=_describe_best(trainer),
         )
     ]
-    if unreadable := trainer.loader.broken.told:
+    if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
     if stopped_early and state.step < trainer.steps.total:
         wanted, evaluations = config.eval, pluralize(config.eval.patience, "evaluation")
@@ -312,7 +312,7 @@ def _training_facts(trainer: Trainer) -> dict[str, Any]:
         "training_images": dataset.num_training,
         "held_out_images": dataset.num_validation,
         "classes": len(dataset.classes),
-        "loader": trainer.loader.kind,
+        "loader": trainer.loader.description,
         "steps_per_epoch": trainer.steps.per_epoch,
         "steps": trainer.steps.total,
     }

@@ -465,9 +465,9 @@ class Trainer:
         if self.config.data.max_bad_images == 0:
             return {}
         log = self.loader.broken
-        for known in self.runtime.all_gather(log.known):
+        for known in self.runtime.all_gather(log.unreadable):
             log.merge(known)
-        return {"bad_images": len(log.known)}
+        return {"bad_images": len(log.unreadable)}
 
     def _print_epoch(self, metrics_text: str | None = None) -> None:
         """Print the line of the epoch that ends with this step, or of the part of one that training ends with.

@@ -52,7 +52,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
         "batch": trainer.batches.micro,
         "accumulation": trainer.batches.accumulation,
         "steps_per_epoch": trainer.steps.per_epoch,
-        "loader": trainer.loader.kind,
+        "loader": trainer.loader.description,
         "compile_s": trainer.compiled.seconds if trainer.compiled else 0.0,
         **(compile_parts(trainer.compiled.seconds) if trainer.compiled else {}),
     }

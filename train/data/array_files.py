@@ -15,7 +15,8 @@ from typing import Any, BinaryIO, Final
 
 from entrypoint import ExitCode, Failure
 
-MAX_HEADER_BYTES, MAX_NPY_HEADER_BYTES = 10_000_000, 10_000  # bytes: more is no header; numpy's own limit
+MAX_HEADER_BYTES = 10_000_000  # of .safetensors: a longer one is no header
+MAX_NPY_HEADER_BYTES = 10_000  # numpy's own limit
 FIX_DATA_ROOT: Final = "set data.root to the file, or to the folder that holds it (in a container: mount it)"
 PARSE_ERRORS: Final = (
     ValueError,
@@ -58,16 +59,16 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 def _npz_shapes(stream: BinaryIO) -> dict[str, tuple[int, ...]]:
     with zipfile.ZipFile(stream) as archive:
-        found = {}
+        shapes = {}
         for name in archive.namelist():
             if name.endswith(".npy"):
                 with archive.open(name) as entry:
-                    found[name.removesuffix(".npy")] = _npy_shape(entry, archive.getinfo(name).file_size)
-        return found
+                    shapes[name.removesuffix(".npy")] = _npy_shape(entry, archive.getinfo(name).file_size)
+        return shapes
 
 
 def _npy_shape(entry: Any, size: int) -> tuple[int, ...]:
-    """numpy.lib.format: a magic word, a version, a length, and a dict as Python writes it."""
+    """Read the header of numpy.lib.format: a magic word, a version, a length, and a Python dict."""
     start = entry.read(8)
     if start[:6] != b"\x93NUMPY":
         raise ValueError("an entry that numpy did not write")
@@ -89,7 +90,7 @@ def _safetensors_shapes(stream: BinaryIO) -> dict[str, tuple[int, ...]]:
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:
-    if not all(type(side) is int and side >= 0 for side in shape):
+    if not all(type(length) is int and length >= 0 for length in shape):
         raise ValueError(f"the shape {shape}")
     return tuple(shape)
 
@@ -98,14 +99,15 @@ SHAPE_READERS: Final = {".npz": _npz_shapes, ".safetensors": _safetensors_shapes
 
 
 def unusable_file_failure(
-    file: Path, what: str, found: str, expected: str, fix: str = "write the file again"
+    file: Path, what: str, actual: str, expected: str, fix: str = "write the file again"
 ) -> Failure:
-    """A file whose content is wrong."""
-    return Failure(what, found=f"{file}: {found}", expected=expected, fix=fix, code=ExitCode.DATA)
+    """The Failure for a file whose content is wrong."""
+    return Failure(what, found=f"{file}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
 
 
 FILE_SUFFIXES: Final = {"npz": (".npz",), "tensor": (".safetensors", ".pt", ".pth")}
-# What the pair of arrays is called, in any case: ours, scikit-learn's and keras', sklearn's bunches and torchvision's.
+# Names of the images and the labels, in any case: ours, those of scikit-learn and keras, of
+# scikit-learn's bunches, and of torchvision.
 ARRAY_NAME_PAIRS: Final = (
     ("images", "labels"),
     ("x", "y"),
@@ -122,9 +124,9 @@ ArrayNamePair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySummary:
-    """What headers alone tell: the shape of all training images, and whether there is a validation split beside them.
+    """What the headers say: the shape of all training images, and whether there is a validation split.
 
-    validation_images: how many images that split has; None where only its data tell.
+    validation_images: how many images that split has; None if the headers do not say it.
     """
 
     shape: tuple[int, ...]
@@ -132,96 +134,100 @@ class ArraySummary:
     validation_images: int | None = None
 
 
-def find_array_files(root: Path, kind: str) -> tuple[Path, Path | None]:
-    """The training file, and the held-out one if it is another: data.root itself, or what lies in it.
+def find_array_files(root: Path, data_name: str) -> tuple[Path, Path | None]:
+    """The training file, and the validation file if there is a separate one.
+
+    The files are data.root itself, or lie in it.
 
     Raises:
-        Failure: NO_INPUT, saying what is there instead.
+        Failure: NO_INPUT, with a list of the files in data.root.
     """
     if os.path.isfile(root):
-        return _require_suffix(root, kind), None
-    listed = _list_array_files(root, kind)
-    training = [path for path in listed if path.stem.lower() in TRAINING_NAMES]
-    validation = [path for stem in VALIDATION_NAMES for path in listed if path.stem.lower() == stem]
-    if not training and len(listed) == 1:
-        return listed[0], None
+        return _require_suffix(root, data_name), None
+    paths = _list_array_files(root, data_name)
+    training = [path for path in paths if path.stem.lower() in TRAINING_NAMES]
+    validation = [path for stem in VALIDATION_NAMES for path in paths if path.stem.lower() == stem]
+    if not training and len(paths) == 1:
+        return paths[0], None
     if len(training) != 1:
-        raise _missing_files_failure(f"data.root holds {len(training) or 'no'} training files", kind, root, listed)
+        raise _missing_files_failure(f"data.root holds {len(training) or 'no'} training files", data_name, root, paths)
     return training[0], next(iter(validation), None)
 
 
 def find_array_names(keys: Iterable[str], file: Path) -> tuple[ArrayNamePair, ArrayNamePair | None]:
-    """Which arrays of a file are the training images and labels, and which the held-out ones, if they are there too.
+    """The names of the training images and labels in a file, and those of the validation split if it has one.
 
-    `images` and `labels` alone, or both sides as `x_train` or `train_images` write them.
+    A file has `images` and `labels` alone, or both splits named like `x_train` or `train_images`.
 
     Raises:
-        Failure: DATA, naming the arrays that are there.
+        Failure: DATA, naming the arrays of the file.
     """
-    there = {key.lower(): key for key in keys}
-    training = _matching_name_pairs(there, ("", *TRAINING_NAMES))
+    names = {key.lower(): key for key in keys}
+    training = _matching_name_pairs(names, ("", *TRAINING_NAMES))
     if len(training) != 1:
         what = f"{file.name} holds {len(training) or 'no'} pairs of images and labels"
-        raise unusable_file_failure(file, what, f"arrays {', '.join(there.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
-    return training[0], next(iter(_matching_name_pairs(there, VALIDATION_NAMES)), None)
+        raise unusable_file_failure(file, what, f"arrays {', '.join(names.values()) or 'none'}", EXPECTED_ARRAY_NAMES)
+    return training[0], next(iter(_matching_name_pairs(names, VALIDATION_NAMES)), None)
 
 
-def _matching_name_pairs(there: Mapping[str, str], sides: Iterable[str]) -> list[ArrayNamePair]:
-    found = []
-    for side in sides:
+def _matching_name_pairs(names: Mapping[str, str], split_names: Iterable[str]) -> list[ArrayNamePair]:
+    pairs = []
+    for split in split_names:
         for images, labels in ARRAY_NAME_PAIRS:
-            forms = [(images, labels)] if not side else []
-            forms += (
-                [(f"{images}_{side}", f"{labels}_{side}"), (f"{side}_{images}", f"{side}_{labels}")] if side else []
-            )
-            found += [(there[x], there[y]) for x, y in forms if x in there and y in there]
-    return found
+            if split:
+                forms = [(f"{images}_{split}", f"{labels}_{split}"), (f"{split}_{images}", f"{split}_{labels}")]
+            else:
+                forms = [(images, labels)]
+            pairs += [(names[x], names[y]) for x, y in forms if x in names and y in names]
+    return pairs
 
 
-def read_array_summary(root: Path, kind: str) -> ArraySummary | None:
-    """What is meant by data.root, from the files' headers; None for .pt files, whose header is a pickle.
+def read_array_summary(root: Path, data_name: str) -> ArraySummary | None:
+    """Summarize the files of data.root from their headers; None for .pt files, whose header is a pickle.
 
     Raises:
-        Failure: NO_INPUT for what is not there, DATA for what is no such file.
+        Failure: NO_INPUT for a missing file, DATA for a file of another format.
     """
-    training, validation = find_array_files(root, kind)
+    training, validation = find_array_files(root, data_name)
     if training.suffix not in SHAPE_READERS:
         return None
     shapes = read_shapes(training)
-    (images, _), others = find_array_names(shapes, training)
+    (images, _), validation_names = find_array_names(shapes, training)
     validation_images = None
-    if others is not None and validation is None:
-        validation_images = next(iter(shapes[others[0]]), None)
+    if validation_names is not None and validation is None:
+        validation_images = next(iter(shapes[validation_names[0]]), None)
     elif validation is not None and validation.suffix in SHAPE_READERS:
-        theirs = read_shapes(validation)
-        validation_images = next(iter(theirs[find_array_names(theirs, validation)[0][0]]), None)
+        validation_shapes = read_shapes(validation)
+        validation_images = next(iter(validation_shapes[find_array_names(validation_shapes, validation)[0][0]]), None)
     return ArraySummary(
         shape=shapes[images],
-        validation=others is not None or validation is not None,
+        validation=validation_names is not None or validation is not None,
         validation_images=validation_images,
     )
 
 
-def _require_suffix(path: Path, kind: str) -> Path:
-    if path.suffix in FILE_SUFFIXES[kind]:
+def _require_suffix(path: Path, data_name: str) -> Path:
+    if path.suffix in FILE_SUFFIXES[data_name]:
         return path
-    failure = _missing_files_failure(f"data.root has not the ending of data.name {kind}", kind, path, [path])
+    failure = _missing_files_failure(f"data.root has not the ending of data.name {data_name}", data_name, path, [path])
     other = next((name for name, endings in FILE_SUFFIXES.items() if path.suffix in endings), None)
     failure.fix = f"set data.name to {other}" if other else failure.fix
     raise failure
 
 
-def _list_array_files(root: Path, kind: str) -> list[Path]:
+def _list_array_files(root: Path, data_name: str) -> list[Path]:
     try:
         return sorted(
-            path for path in root.iterdir() if path.suffix in FILE_SUFFIXES[kind] and not path.name.startswith(".")
+            path for path in root.iterdir() if path.suffix in FILE_SUFFIXES[data_name] and not path.name.startswith(".")
         )
     except OSError as error:
-        raise _missing_files_failure(f"data.root cannot be read: {error.strerror}", kind, root, [root]) from error
+        raise _missing_files_failure(f"data.root cannot be read: {error.strerror}", data_name, root, [root]) from error
 
 
-def _missing_files_failure(what: str, kind: str, root: Path, found: list[Path]) -> Failure:
-    one, more = FILE_SUFFIXES[kind][0], f" (or {', '.join(FILE_SUFFIXES[kind][1:])})" if FILE_SUFFIXES[kind][1:] else ""
-    expected = f"one file *{one}{more}, or a folder with train{one} and, if you have them, val{one} or test{one}"
-    listed = ", ".join(str(path.absolute()) for path in found[:5]) or f"no such file in {root.absolute()}"
+def _missing_files_failure(what: str, data_name: str, root: Path, paths: list[Path]) -> Failure:
+    suffix, *others = FILE_SUFFIXES[data_name]
+    alternatives = f" (or {', '.join(others)})" if others else ""
+    folder = f"a folder with train{suffix} and, if you have them, val{suffix} or test{suffix}"
+    expected = f"one file *{suffix}{alternatives}, or {folder}"
+    listed = ", ".join(str(path.absolute()) for path in paths[:5]) or f"no such file in {root.absolute()}"
     return Failure(what, found=listed, expected=expected, fix=FIX_DATA_ROOT, code=ExitCode.NO_INPUT)

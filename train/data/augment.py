@@ -19,20 +19,21 @@ from torch import Tensor
 from train import rng
 from train.data.shape import Shape
 
-PIXEL_OFFSET: Final = 127.5  # bytes to about -2..2, whatever the data: no statistics to keep with the weights
+# Bytes become about -2..2 for any data, so no statistics need to be stored with the weights.
+PIXEL_OFFSET: Final = 127.5
 PIXEL_SCALE: Final = 63.75
 MAX_SHIFT_DIVISOR: Final = 8  # a shift is at most an eighth of the image
-CUTOUT_FRACTION: Final = 3 / 8  # the side of what is cut out, of the image's shorter side: 12 of 32 pixels
+CUTOUT_FRACTION: Final = 3 / 8  # size of the cut square / shorter side of the image: 12 of 32 pixels
 
 Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentParameters:
-    """What happens to each of n samples: shifts in pixels, and 1 where it is mirrored. int64, [n] each.
+    """The augmentation of n samples: shifts in pixels, and 1 for a mirrored sample. int64, [n] each.
 
-    hole: row and column of the middle of the square that is cut out, int64 [2, n]; None: nothing is.
-    gray: whether what moves in from outside is gray, and not the image's own mirror image.
+    hole: row and column of the center of the square that is cut out, int64 [2, n]; None: no square.
+    gray: whether the border that a shift uncovers is gray; else it mirrors the image.
     """
 
     down: Int64Array
@@ -47,7 +48,7 @@ class AugmentParameters:
 
 
 def draw_parameters(
-    kind: str | Collection[str],
+    augmentation: str | Collection[str],
     samples: Int64Array,
     *,
     shape: Shape,
@@ -55,33 +56,33 @@ def draw_parameters(
     epoch: int,
     mirror: bool = True,
 ) -> AugmentParameters:
-    """Each sample's moves in this epoch: the same on any rank, in any batch, and in all frames of a clip.
+    """Each sample's augmentation in this epoch: the same on any rank, in any batch, and in all frames of a clip.
 
     Args:
-        kind: of `data.augment`, one word or several.
-        mirror: whether a mirror image is of the same class (`Sets.mirror`). The shifts do not depend on it.
+        augmentation: `data.augment`, one word or several.
+        mirror: whether a mirror image is of the same class (`DataSplits.mirror`). The shifts do not depend on it.
     """
-    kinds = {kind} if isinstance(kind, str) else set(kind)
+    names = {augmentation} if isinstance(augmentation, str) else set(augmentation)
     height, width = shape.size[-2:]
-    draw = _draw_numbers(kinds, seed, epoch, samples)
+    draw = _draw_numbers(names, seed, epoch, samples)
     still = np.zeros(len(samples), np.int64)
     down, right, mirrored = still, still, still
-    if kinds & {"standard", "translate"}:
+    if names & {"standard", "translate"}:
         down, right = _pixel_shift(draw[0], height), _pixel_shift(draw[1], width)
-    if mirror and kinds & {"standard", "mirror"}:
+    if mirror and names & {"standard", "mirror"}:
         mirrored = (draw[2] < 0.5).astype(np.int64)
-    hole = _cutout_center(draw[3:5], height, width) if "cutout" in kinds else None
-    return AugmentParameters(down=down, right=right, mirror=mirrored, hole=hole, gray="translate" in kinds)
+    hole = _cutout_center(draw[3:5], height, width) if "cutout" in names else None
+    return AugmentParameters(down=down, right=right, mirror=mirrored, hole=hole, gray="translate" in names)
 
 
-def is_identity(kind: str | Collection[str]) -> bool:
-    """Whether images stay as they are: then there is nothing to draw or to gather."""
-    return ({kind} if isinstance(kind, str) else set(kind)) == {"none"}
+def is_identity(augmentation: str | Collection[str]) -> bool:
+    """Whether images stay unchanged, so that nothing is drawn or gathered."""
+    return ({augmentation} if isinstance(augmentation, str) else set(augmentation)) == {"none"}
 
 
-def _draw_numbers(kinds: Collection[str], seed: int, epoch: int, samples: Int64Array) -> npt.NDArray[np.float32]:
-    """Each word has numbers of its own: another word beside it does not change what it does."""
-    streams = 0 if kinds == {"none"} else 5 if "cutout" in kinds else 3
+def _draw_numbers(names: Collection[str], seed: int, epoch: int, samples: Int64Array) -> npt.NDArray[np.float32]:
+    """Random numbers [streams, n]. Each word has its own streams, so adding a word does not change the others."""
+    streams = 0 if names == {"none"} else 5 if "cutout" in names else 3
     return rng.uniform(rng.AUGMENT, seed, epoch, np.arange(streams)[:, None], samples)
 
 
@@ -99,8 +100,8 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     Args:
         pixels: uint8 or float [N, *size, channels].
         rows: int64 [n], which of the N samples.
-        shifts: int64 [3 or 5, n], as `AugmentParameters.packed` gives them.
-        gray: what moves in from outside is gray (0); else it is the image's own mirror image.
+        shifts: int64 [3 or 5, n], from `AugmentParameters.packed`.
+        gray: the border that a shift uncovers is gray (0); else it mirrors the image.
 
     Returns:
         float32 [n, channels, *size], channels last in memory.
@@ -116,41 +117,41 @@ def apply(pixels: Tensor, rows: Tensor, shifts: Tensor, *, gray: bool = False) -
     flat = line[..., None] * width + _reflect(across, width)[:, None, None, :]
     sampled = pixels.view(-1, channels).index_select(0, flat.view(-1))
     moved = normalize(sampled.view(len(rows), *pixels.shape[1:]))
-    # By lines of memory: an inner loop over three channels would take longer.
+    # Whole rows of memory: an inner loop over three channels would take longer.
     lines = moved.movedim(1, -1).view(len(rows), images, height, width * channels)
     if gray:
         lines.mul_(_within_mask(along, height)[:, None, :, None])
         lines.mul_(_repeat_channels(_within_mask(across, width), channels)[:, None])
     if hole:
         down, right = (
-            _cutout_mask(size, middle, min(height, width)) for size, middle in zip((height, width), hole, strict=True)
+            _cutout_mask(size, center, min(height, width)) for size, center in zip((height, width), hole, strict=True)
         )
         lines.mul_((1 - down[:, :, None] * _repeat_channels(right, channels))[:, None])
     return moved
 
 
 def normalize(pixels: Tensor) -> Tensor:
-    """[n, *size, channels] as float32 [n, channels, *size]: bytes are laid around 0, other numbers stay."""
+    """[n, *size, channels] as float32 [n, channels, *size]: bytes are normalized, floats stay unchanged."""
     moved = pixels.movedim(-1, 1)
     return moved.float().sub_(PIXEL_OFFSET).div_(PIXEL_SCALE) if pixels.dtype == torch.uint8 else moved.float()
 
 
-def _reflect(place: Tensor, size: int) -> Tensor:
-    """Reflect what lies outside 0..size-1 at the border."""
-    return (size - 1) - ((size - 1) - place.abs()).abs()
+def _reflect(position: Tensor, size: int) -> Tensor:
+    """Reflect positions outside 0..size-1 at the border."""
+    return (size - 1) - ((size - 1) - position.abs()).abs()
 
 
-def _within_mask(place: Tensor, size: int) -> Tensor:
-    """1 where a place lies in 0..size-1, else 0."""
-    return ((place >= 0) & (place < size)).float()
+def _within_mask(position: Tensor, size: int) -> Tensor:
+    """1 for a position in 0..size-1, else 0."""
+    return ((position >= 0) & (position < size)).float()
 
 
-def _cutout_mask(size: int, middle: Tensor, shorter: int) -> Tensor:
-    """[n, size]: 1 where the square around the middles [n, 1] lies, else 0."""
+def _cutout_mask(size: int, center: Tensor, shorter: int) -> Tensor:
+    """[n, size]: 1 within the square around the centers [n, 1], else 0."""
     side = max(1, int(CUTOUT_FRACTION * shorter))
-    return _within_mask(torch.arange(size, device=middle.device) - middle + side // 2, side)
+    return _within_mask(torch.arange(size, device=center.device) - center + side // 2, side)
 
 
 def _repeat_channels(columns: Tensor, channels: int) -> Tensor:
-    """[n, width] as it lies in memory, with the channels: [n, 1, width * channels]."""
+    """Repeat [n, width] for each channel, as pixels lie in memory: [n, 1, width * channels]."""
     return columns.repeat_interleave(channels, dim=1)[:, None, :]

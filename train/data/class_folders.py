@@ -17,22 +17,22 @@ from typing import Final
 from entrypoint import ExitCode, Failure
 from train.files import one_line
 
-# What Pillow reads everywhere. Other files (labels, licences, thumbnails' databases) are not images.
+# Formats that every build of Pillow reads. Other files (labels, licences, thumbnail databases) are no images.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _FIX_DATA_ROOT = "set data.root to the folder that holds the class folders (in a container: mount it)"
-MAX_SUFFIX_LENGTH = 9  # an ending
+MAX_SUFFIX_LENGTH = 9  # a longer ending is not listed by name
 OUTSIDE_CLASS_FOLDERS = " beside the class folders"
-# What the folders of the two sides are called, in any case. The first of the held-out ones that is there is taken.
+# Names of the folders of the two splits, in any case. The first validation name that exists is used.
 TRAINING_FOLDER_NAMES = ("train", "training")
 VALIDATION_FOLDER_NAMES = ("val", "valid", "validation", "dev", "test", "testing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderLayout:
-    """Folders of class folders. validation is None where the held-out images are a part of the training images.
+    """Folders of class folders. validation is None if the validation images are split off the training images.
 
-    `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/` beside it, or `root/CLASS/` alone. aside: folders
-    beside the two that look like images to learn from or to measure on, and are not read.
+    Either `root/train/CLASS/` with `root/val/CLASS/` or `root/test/CLASS/`, or `root/CLASS/` alone.
+    aside: other folders in root that look like images, and are not read.
     """
 
     training: Path
@@ -42,58 +42,59 @@ class FolderLayout:
 
 
 def find_layout(root: Path) -> FolderLayout:
-    """Look at the folders, not at the files.
+    """Find the splits and the classes from the names of folders; files are not looked at.
 
     Raises:
-        Failure: NO_INPUT, where the folder is missing, has no classes, or the two sides' classes differ; and where
-            nobody can tell its sides from its classes.
+        Failure: NO_INPUT if the folder is missing, has no classes, if the classes of the splits differ, or if
+            folders may be splits as well as classes.
     """
-    beside = class_names(root)
-    side = _find_training_folder(root, beside)
-    training = root if side is None else root / side
-    classes = beside if side is None else class_names(training)
+    folders = class_names(root)
+    training_name = _find_training_folder(root, folders)
+    training = root if training_name is None else root / training_name
+    classes = folders if training_name is None else class_names(training)
     if len(classes) < 2:
         raise _too_few_classes_failure(root, training, classes)
-    if side is None:
+    if training_name is None:
         _refuse_validation_without_training(root, classes)
         return FolderLayout(training=root, validation=None, classes=classes)
-    validation = _find_validation_folder(root, beside)
+    validation = _find_validation_folder(root, folders)
     if validation:
         _refuse_different_classes(training, classes, validation, class_names(validation))
-    others = (name for name in beside if name != side and (validation is None or name != validation.name))
+    others = (name for name in folders if name != training_name and (validation is None or name != validation.name))
     aside = tuple(name for name in others if _looks_like_image_folder(root / name, classes))
     return FolderLayout(training=training, validation=validation, classes=classes, aside=aside)
 
 
 def _find_training_folder(root: Path, names: Collection[str]) -> str | None:
-    """The folder to learn from; None where the folders are classes.
+    """The name of the training folder; None if the folders are classes.
 
-    `Train` among classes may be one, a vehicle: it is a side where it holds folders, or a held-out one is beside it.
+    `Train` may be a class (a vehicle). It is the training folder if it holds folders, or if there is a validation
+    folder too.
     """
-    called = [name for name in names if name.lower() in TRAINING_FOLDER_NAMES]
-    if TRAINING_FOLDER_NAMES[0] in called:
+    matches = [name for name in names if name.lower() in TRAINING_FOLDER_NAMES]
+    if TRAINING_FOLDER_NAMES[0] in matches:
         return TRAINING_FOLDER_NAMES[0]
     paired = any(name.lower() in VALIDATION_FOLDER_NAMES for name in names)
-    sides = [name for name in called if paired or class_names(root / name)]
-    if len(sides) > 1:
-        found = f"{_abbreviate(sides)}, in {root.absolute()}"
+    candidates = [name for name in matches if paired or class_names(root / name)]
+    if len(candidates) > 1:
+        actual = f"{_abbreviate(candidates)}, in {root.absolute()}"
         raise _data_root_failure(
-            "data.root holds more than one folder to train on", found, "leave one of them in data.root"
+            "data.root holds more than one folder to train on", actual, "leave one of them in data.root"
         )
-    return sides[0] if sides else None
+    return candidates[0] if candidates else None
 
 
 def _find_validation_folder(root: Path, names: Collection[str]) -> Path | None:
-    """Of `test` and `Test` the one that is written as we write it."""
-    found = [name for name in names if name.lower() in VALIDATION_FOLDER_NAMES]
-    found.sort(key=lambda name: (VALIDATION_FOLDER_NAMES.index(name.lower()), name != name.lower()))
-    return root / found[0] if found else None
+    """The first of VALIDATION_FOLDER_NAMES that exists; of `test` and `Test` the lower-case one."""
+    matches = [name for name in names if name.lower() in VALIDATION_FOLDER_NAMES]
+    matches.sort(key=lambda name: (VALIDATION_FOLDER_NAMES.index(name.lower()), name != name.lower()))
+    return root / matches[0] if matches else None
 
 
 def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) -> None:
-    """Held-out folders without one to learn from: they would be trained on as two classes."""
+    """Refuse validation folders without a training folder: they would be trained on as classes."""
     if all(name.lower() in VALIDATION_FOLDER_NAMES for name in classes):
-        what, found = (
+        what, actual = (
             "data.root holds folders to measure on, and none to train on",
             f"{root.absolute()}: {_abbreviate(classes)}",
         )
@@ -101,36 +102,38 @@ def _refuse_validation_without_training(root: Path, classes: tuple[str, ...]) ->
             f"call the folder to train on {root / TRAINING_FOLDER_NAMES[0]}; if these are classes, "
             "give them other names"
         )
-        raise _data_root_failure(what, found, fix)
+        raise _data_root_failure(what, actual, fix)
 
 
 def _looks_like_image_folder(folder: Path, classes: tuple[str, ...]) -> bool:
-    """By its name, or by what lies directly in it: an image, or a folder called as a class."""
+    """By its name, or because it directly holds an image or a folder with the name of a class."""
     if folder.name in classes or folder.name.lower() in (*TRAINING_FOLDER_NAMES, *VALIDATION_FOLDER_NAMES):
         return True
     try:
-        with os.scandir(folder) as found:
-            return any(entry.name in classes or is_image(entry.name) for entry in found)
-    except OSError:  # nothing in it is wanted
+        with os.scandir(folder) as entries:
+            return any(entry.name in classes or is_image(entry.name) for entry in entries)
+    except OSError:  # nothing in it is needed
         return False
 
 
 def _too_few_classes_failure(root: Path, training: Path, classes: tuple[str, ...]) -> Failure:
-    """Images without class folders are told: who has them stands one folder too deep, or has not sorted them."""
+    """Also names images outside class folders: data.root is one folder too deep, or they are not sorted yet."""
     what, listed = f"data.root {root} has fewer than two class folders", ", ".join(classes) or "none"
     images = sum(map(is_image, list_entries(training, os.DirEntry.is_file)))
     if not images:
         return _data_root_failure(what, f"{training.absolute()}: {listed}")
-    told = f"{images:,} images" if images > 1 else "1 image"
+    counted = f"{images:,} images" if images > 1 else "1 image"
     above = os.path.normpath(root / "..") if ".." not in root.parts else str(root.absolute() / "..")
-    one = f"give the folder above, data.root={above}, if this is one class of it; or " if training == root else ""
+    parent_fix = (
+        f"give the folder above, data.root={above}, if this is one class of it; or " if training == root else ""
+    )
     inside = "" if training == root else f" in {training}"
-    fix = f"{one}make one folder for each class{inside}"
-    return _data_root_failure(what, f"{training.absolute()}: {listed}; {told} directly in it", fix)
+    fix = f"{parent_fix}make one folder for each class{inside}"
+    return _data_root_failure(what, f"{training.absolute()}: {listed}; {counted} directly in it", fix)
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The class folders, sorted; hidden ones are none.
+    """The class folders, sorted, without hidden ones.
 
     Raises:
         Failure: NO_INPUT, where the folder cannot be listed.
@@ -138,30 +141,30 @@ def class_names(folder: Path) -> tuple[str, ...]:
     return tuple(name for name in list_entries(folder, os.DirEntry.is_dir) if not is_hidden(name))
 
 
-def list_entries(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """The names of those in `folder` that are wanted, sorted.
+def list_entries(folder: Path, accepts: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """The names of the entries in `folder` that `accepts` returns true for, sorted.
 
     Raises:
-        Failure: NO_INPUT, where the folder cannot be listed, or one in it cannot be looked at.
+        Failure: NO_INPUT if the folder cannot be listed, or an entry cannot be examined.
     """
     try:
-        with os.scandir(folder) as found:
-            return sorted(entry.name for entry in found if wanted(entry))
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if accepts(entry))
     except OSError as error:
         raise unreadable_folder_failure(error, folder) from error
 
 
 def image_files(folder: Path, others: Counter[str] | None = None, inside: set[str] | None = None) -> Iterator[Path]:
-    """Every image below a class folder, in sorted order, folders inside folders included.
+    """Every image below a class folder, in sorted order, nested folders included.
 
-    Hidden files and folders are passed over: tools keep copies there (`.ipynb_checkpoints`, `.snapshot`), and a Mac's
-    archives hold a `._1.jpg`, which is no image, for each `1.jpg`.
+    Hidden files and folders are skipped: tools keep copies in them (`.ipynb_checkpoints`, `.snapshot`), and archives
+    made on a Mac hold a `._1.jpg`, which is no image, for each `1.jpg`.
 
-    others: counts by ending what is no image. inside: takes the folders directly in it.
+    others: counts the other files by ending. inside: receives the folders directly in `folder`.
 
     Raises:
-        Failure: NO_INPUT for a link to a folder above it, which would be walked without end, and for a folder that
-            cannot be read: its images would be missing without a word.
+        Failure: NO_INPUT for a link to a folder above it, because the walk would not end, and for a folder that
+            cannot be read, because its images would be missing silently.
     """
 
     def refuse(error: OSError) -> None:
@@ -179,29 +182,29 @@ def image_files(folder: Path, others: Counter[str] | None = None, inside: set[st
 
 
 def is_hidden(name: str) -> bool:
-    """Whether `ls` leaves it out, or Python has made it beside a data set of the user's own."""
+    """Whether `ls` hides it, or Python created it (`__pycache__`)."""
     return name.startswith(".") or name == "__pycache__"
 
 
 def is_image(name: str) -> bool:
-    """By its name."""
+    """Whether the name has the ending of an image and is not hidden."""
     return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
 
 
 def suffix_label(name: str) -> str:
-    """Of a file's name, as people call it; one word for all that nobody would."""
-    found = os.path.splitext(name)[1].lower()
-    if len(found) > MAX_SUFFIX_LENGTH or not found.isprintable() or " " in found:
+    """The ending of a file's name, for messages; unusual endings share one label."""
+    suffix = os.path.splitext(name)[1].lower()
+    if len(suffix) > MAX_SUFFIX_LENGTH or not suffix.isprintable() or " " in suffix:
         return "another ending"
-    return found or "no ending"
+    return suffix or "no ending"
 
 
 def unreadable_folder_failure(error: OSError, folder: Path) -> Failure:
-    """What a user reads where the system refuses `folder`, or something in it."""
-    place = Path(error.filename or folder)
-    inside = folder in place.parents
-    fix = f"let your user read {place.absolute()}, mend the link that it is, or remove it" if inside else _FIX_DATA_ROOT
-    return _data_root_failure(f"data.root cannot be read: {error.strerror}", str(place.absolute()), fix)
+    """The Failure for a `folder` that the system refuses to list, or for an entry in it."""
+    path = Path(error.filename or folder)
+    inside = folder in path.parents
+    fix = f"let your user read {path.absolute()}, mend the link that it is, or remove it" if inside else _FIX_DATA_ROOT
+    return _data_root_failure(f"data.root cannot be read: {error.strerror}", str(path.absolute()), fix)
 
 
 def _refuse_symlink_loop(link: Path, top: Path) -> None:
@@ -232,8 +235,8 @@ def count_images_by_class(
     Raises:
         Failure: NO_INPUT, naming the classes that have none.
     """
-    found = {name: sum(1 for _ in image_files(folder / name, others, inside.get(name))) for name in classes}
-    empty = [name for name, images in found.items() if images == 0]
+    counts = {name: sum(1 for _ in image_files(folder / name, others, inside.get(name))) for name in classes}
+    empty = [name for name, images in counts.items() if images == 0]
     if empty:
         what = f"class folders in {folder} without an image: {len(empty)}"
         raise _data_root_failure(
@@ -241,16 +244,16 @@ def count_images_by_class(
             f"{_abbreviate(empty)}, in {folder.absolute()}",
             f"remove them, or put images into them ({' '.join(IMAGE_SUFFIXES)})",
         )
-    return found
+    return counts
 
 
-def count_files_outside_classes(root: Path, found: FolderLayout, unread: Counter[str]) -> None:
+def count_files_outside_classes(root: Path, layout: FolderLayout, unread: Counter[str]) -> None:
     """Count the files that lie in no class folder.
 
     Raises:
-        Failure: NO_INPUT, where a folder cannot be listed.
+        Failure: NO_INPUT if a folder cannot be listed.
     """
-    for folder in {root, found.training, found.validation or found.training}:
+    for folder in {root, layout.training, layout.validation or layout.training}:
         for name in list_entries(folder, os.DirEntry.is_file):
             if not is_hidden(name):
                 unread[suffix_label(name) + (OUTSIDE_CLASS_FOLDERS if is_image(name) else "")] += 1
@@ -261,27 +264,27 @@ def _refuse_different_classes(
 ) -> None:
     only_here, only_there = sorted(set(classes) - set(others)), sorted(set(others) - set(classes))
     if only_here or only_there:
-        found = (
+        actual = (
             f"only in {training.absolute()}: {_abbreviate(only_here)}; "
             f"only in {validation.absolute()}: {_abbreviate(only_there)}"
         )
         same = f"let both folders in data.root have the same: {_abbreviate(sorted({*classes, *others}))}"
-        fix = f"{same}; or, if the second is nothing to measure on, move it out of data.root"
-        raise _data_root_failure("the class folders for training and for evaluation differ", found, fix)
+        fix = f"{same}; or, if the second is not for validation, move it out of data.root"
+        raise _data_root_failure("the class folders for training and for evaluation differ", actual, fix)
 
 
 def _abbreviate(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
 
-def _data_root_failure(what: str, found: str, fix: str = _FIX_DATA_ROOT) -> Failure:
+def _data_root_failure(what: str, actual: str, fix: str = _FIX_DATA_ROOT) -> Failure:
     expected = "ROOT/train/CLASS/*.jpg with ROOT/test/CLASS/*.jpg (or val), or ROOT/CLASS/*.jpg"
-    return Failure(what, found=found, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
+    return Failure(what, found=actual, expected=expected, fix=fix, code=ExitCode.NO_INPUT)
 
 
-MAX_LISTED: Final = 5  # kinds of files
-MAX_LISTED_CLASSES: Final = 3  # classes
-# Pictures that Pillow does not read everywhere: who has them takes them for images.
+MAX_LISTED: Final = 5  # endings or folders in a message
+MAX_LISTED_CLASSES: Final = 3
+# Pictures that not every build of Pillow reads, though users take them for images.
 UNSUPPORTED_IMAGE_SUFFIXES: Final = (
     ".heic",
     ".heif",
@@ -298,69 +301,68 @@ UNSUPPORTED_IMAGE_SUFFIXES: Final = (
 
 
 def describe_unread_files(endings: Mapping[str, int]) -> str | None:
-    """The files that are no images, counted by ending, in words; None where there are none."""
+    """A note of the files that are no images, counted by ending; None if there are none."""
     if not endings:
         return None
-    kinds = sorted(endings.items(), key=lambda kind: (-kind[1], kind[0]))
-    listed = ", ".join(f"{ending} ({count:,})" for ending, count in kinds[:MAX_LISTED])
-    more = f" and {len(kinds) - MAX_LISTED} more endings" if len(kinds) > MAX_LISTED else ""
+    by_count = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{ending} ({count:,})" for ending, count in by_count[:MAX_LISTED])
+    more = f" and {len(by_count) - MAX_LISTED} more endings" if len(by_count) > MAX_LISTED else ""
     number = sum(endings.values())
-    told = f"{number:,} files are not read" if number > 1 else "1 file is not read"
-    return f"{told}: {listed}{more}{_unread_files_fix(endings)}"
+    counted = f"{number:,} files are not read" if number > 1 else "1 file is not read"
+    return f"{counted}: {listed}{more}{_unread_files_fix(endings)}"
 
 
 def _unread_files_fix(endings: Mapping[str, int]) -> str:
     fixes = (
         ["move images into the folders of their classes"]
-        if any(one.endswith(OUTSIDE_CLASS_FOLDERS) for one in endings)
+        if any(suffix.endswith(OUTSIDE_CLASS_FOLDERS) for suffix in endings)
         else []
     )
     fixes += (
         ["save pictures of other kinds as .jpg or .png"]
-        if any(one in UNSUPPORTED_IMAGE_SUFFIXES for one in endings)
+        if any(suffix in UNSUPPORTED_IMAGE_SUFFIXES for suffix in endings)
         else []
     )
     return f". fix: {'; '.join(fixes)}" if fixes else ""
 
 
 def split_folder_warnings(inside: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """A warning for each class folder that looks like a part of the data: it would be trained on as one more class.
+    """A warning for each class folder that looks like a split: it would be trained on as one more class.
 
     Args:
-        inside: of each class folder the folders directly in it.
+        inside: the folders directly in each class folder.
     """
-    found = {name: sorted((inside.keys() & {*folders}) - {name}) for name, folders in inside.items()}
-    return tuple(_split_folder_warning(name, classes) for name, classes in found.items() if len(classes) > 1)[
-        :MAX_LISTED_CLASSES
-    ]
+    matches = {name: sorted((inside.keys() & {*folders}) - {name}) for name, folders in inside.items()}
+    warnings = [_split_folder_warning(name, classes) for name, classes in matches.items() if len(classes) > 1]
+    return tuple(warnings[:MAX_LISTED_CLASSES])
 
 
 def _split_folder_warning(name: str, classes: Sequence[str]) -> str:
     listed = ", ".join(map(one_line, classes[:MAX_LISTED_CLASSES])) + (
         ", ..." if len(classes) > MAX_LISTED_CLASSES else ""
     )
-    sides = ", or the other class folders into data.root/train" if name.lower() in VALIDATION_FOLDER_NAMES else ""
+    alternative = ", or the other class folders into data.root/train" if name.lower() in VALIDATION_FOLDER_NAMES else ""
     return (
         f"the class folder {one_line(name)} holds folders named like other classes ({listed}): a part of the data, not "
-        f"a class? fix: move it beside data.root{sides}"
+        f"a class? fix: move it beside data.root{alternative}"
     )
 
 
-def describe_ignored_folders(found: FolderLayout) -> str | None:
-    """The folders beside the two sides that look like images, in words; None where there are none."""
-    if not found.aside:
+def describe_ignored_folders(layout: FolderLayout) -> str | None:
+    """A note of the folders of images that are not read, because they are no split; None if there are none."""
+    if not layout.aside:
         return None
-    listed = ", ".join(map(one_line, found.aside[:MAX_LISTED]))
-    more = f" and {len(found.aside) - MAX_LISTED:,} more" if len(found.aside) > MAX_LISTED else ""
-    learned = one_line(found.training.name)
-    measured = one_line(found.validation.name) if found.validation else f"a part of {learned}"
-    return f"beside {learned}, which is trained on, and {measured}, which is held out, not read: {listed}{more}"
+    listed = ", ".join(map(one_line, layout.aside[:MAX_LISTED]))
+    more = f" and {len(layout.aside) - MAX_LISTED:,} more" if len(layout.aside) > MAX_LISTED else ""
+    training = one_line(layout.training.name)
+    validation = one_line(layout.validation.name) if layout.validation else f"a part of {training}"
+    return f"not read, beside {training} (training) and {validation} (validation): {listed}{more}"
 
 
 def missing_validation_warnings(
     classes: Sequence[str], training: Sequence[int], validation: Sequence[int]
 ) -> tuple[str, ...]:
-    """A warning where classes are too small for an image to be set aside: nothing measures them.
+    """A warning of the classes without a validation image: no evaluation measures them.
 
     Args:
         training, validation: images of each class.
@@ -373,12 +375,12 @@ def missing_validation_warnings(
     fix = "fix: more images of them, or a larger data.val_fraction"
     if len(missed) == 1:
         return (
-            f"class {missed[0][0]} has {_format_image_count(missed[0][1])}: none is held out. "
+            f"class {missed[0][0]} has {_format_image_count(missed[0][1])}: none is used for validation. "
             + fix.replace("them", "it"),
         )
     listed = ", ".join(f"{name} ({_format_image_count(count)})" for name, count in missed[:MAX_LISTED_CLASSES])
     more = f" and {len(missed) - MAX_LISTED_CLASSES:,} more" if len(missed) > MAX_LISTED_CLASSES else ""
-    return (f"of {len(missed):,} classes no image is held out: {listed}{more}. {fix}",)
+    return (f"of {len(missed):,} classes no image is used for validation: {listed}{more}. {fix}",)
 
 
 def _format_image_count(count: int) -> str:

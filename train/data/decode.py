@@ -21,12 +21,14 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from entrypoint import ExitCode, Failure
 
-# All that Pillow raises for 70,000 damaged files of its main formats.
+# All that Pillow raised for 70,000 damaged files of its main formats.
 DECODE_ERRORS: Final = (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError)
-HIGH_BIT_DEPTH_MODES: Final = ("I", "F")  # 16-bit PGM files come as I too
+HIGH_BIT_DEPTH_MODES: Final = ("I", "F")  # Pillow opens 16-bit PGM files as I, too
 PIXELS_PER_MEGAPIXEL: Final = 10**6
-EXIF_KEYS: Final = frozenset({"exif", "Raw profile type exif"})  # where Pillow keeps the block; of a TIFF nowhere
-# What makes an image upright, by its EXIF orientation.
+EXIF_KEYS: Final = frozenset(
+    {"exif", "Raw profile type exif"}
+)  # keys of Image.info for the EXIF block; a TIFF has none
+# The transposition that makes an image upright, by its EXIF orientation.
 EXIF_TRANSPOSES: Final[Mapping[object, Image.Transpose]] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -36,7 +38,7 @@ EXIF_TRANSPOSES: Final[Mapping[object, Image.Transpose]] = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# The system's own errors say nothing of the image: skipping it would hide a lost disk.
+# These errors are the system's, not the image's: skipping the image would hide a lost disk.
 _NO_PERMISSION = (ExitCode.NO_INPUT, "let this user read the file, or delete it")
 _IO_ERROR = (ExitCode.IO, "start again when the file system answers")
 _LIMIT_REACHED = (ExitCode.RESOURCE, "set data.workers lower, or raise the limit of open files (ulimit -n)")
@@ -49,14 +51,14 @@ OS_ERRORS: Final[Mapping[int | None, tuple[ExitCode, str]]] = {
 
 
 def decode_image(path: Path, size: int, sample: int, *, draft: bool = True) -> npt.NDArray[np.uint8]:
-    """One image, uint8 [size, size, 3]: its shorter side scaled to `size`, the middle of the longer one.
+    """Decode one image to uint8 [size, size, 3]: the shorter side is scaled to `size`, the longer one cropped.
 
     Args:
-        draft: whether a JPEG is decoded at a part of its size first, which is quicker, and gives slightly other pixels.
+        draft: whether a JPEG is decoded at a reduced size first. This is faster, and the pixels differ slightly.
 
     Raises:
-        Failure: DATA for what is no whole image, NO_INPUT for a file that is gone or not for this user, IO or RESOURCE
-            where the system failed; all name path and index.
+        Failure: DATA for a damaged image, NO_INPUT for a file that is gone or that this user may not read, IO or
+            RESOURCE for an error of the system; all name path and index.
     """
     try:
         with open_image(path) as image:
@@ -68,32 +70,32 @@ def decode_image(path: Path, size: int, sample: int, *, draft: bool = True) -> n
 
 
 def open_image(path: Path) -> Image.Image:
-    """The image, not yet decoded. Raises one of DECODE_ERRORS; also for a pipe, which would be waited for."""
+    """Open an image without decoding it. Raises one of DECODE_ERRORS; also for a pipe, where reading would block."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError("no regular file")
     return Image.open(path)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright, as its EXIF orientation says, in 8 bits and three channels.
+    """Convert to 8 bits and three channels, and turn it upright by its EXIF orientation.
 
-    Of 16 bits the upper 8 are taken: Pillow itself would make nearly all white.
+    Of 16 bits the upper 8 are taken: Pillow itself would clip nearly all pixels to white.
 
     Raises:
-        ValueError: for 32 bits, whose range nobody knows.
+        ValueError: for 32 bits, whose range of values is unknown.
     """
-    flat = _to_8_bit_rgb(image)  # which loads it: only then a TIFF has turned itself, and a PNG has told all its tags
-    turn = _exif_transpose(image)
-    return flat if turn is None else flat.transpose(turn)
+    rgb = _to_8_bit_rgb(image)  # loads the image: before that a TIFF is not turned, and a PNG has not read all tags
+    transpose = _exif_transpose(image)
+    return rgb if transpose is None else rgb.transpose(transpose)
 
 
 def _exif_transpose(image: Image.Image) -> Image.Transpose | None:
-    """None too where the tags are damaged: the pixels may be whole."""
+    """The transposition of its EXIF orientation. None also for damaged tags: the pixels may be intact."""
     if EXIF_KEYS.isdisjoint(image.info):
         return None
     try:
         return EXIF_TRANSPOSES.get(image.getexif().get(ExifTags.Base.Orientation))
-    except Exception:  # Pillow promises nothing of what it raises here
+    except Exception:  # Pillow does not document what it raises here
         return None
 
 
@@ -112,7 +114,7 @@ def _to_8_bit_rgb(image: Image.Image) -> Image.Image:
 
 
 def unreadable_image_failure(path: Path, sample: int, error: Exception) -> Failure:
-    """What an error of Pillow's or of the system's means, with the way to mend it."""
+    """Translate an error of Pillow or of the system into a Failure with its fix."""
     number = error.errno if isinstance(error, OSError) else None
     code, fix = OS_ERRORS.get(
         number,
@@ -130,20 +132,20 @@ def unreadable_image_failure(path: Path, sample: int, error: Exception) -> Failu
 
 
 def _describe_too_large(reason: str) -> str:
-    """Pillow's text takes it for an attack; a scene seen by a satellite, or a slide, is none."""
-    size, most = map(int, re.findall(r"(\d+) pixels", reason))
-    return f"{-(-size // PIXELS_PER_MEGAPIXEL)} megapixels, and at most {most // PIXELS_PER_MEGAPIXEL} are read"
+    """Replace Pillow's text, which calls the image an attack: it may be a satellite scene or a slide."""
+    size, max_pixels = map(int, re.findall(r"(\d+) pixels", reason))
+    return f"{-(-size // PIXELS_PER_MEGAPIXEL)} megapixels, and at most {max_pixels // PIXELS_PER_MEGAPIXEL} are read"
 
 
 def _is_empty_file(path: Path) -> bool:
-    """A download or a copy that was cut at once. False where it is gone since."""
+    """Whether the file has no bytes, as after a failed copy. False if it is gone by now."""
     with suppress(OSError):
         return path.stat().st_size == 0
     return False
 
 
 def center_crop_and_resize(image: Image.Image, size: int) -> Image.Image:
-    """Its middle, scaled: whole pixels are cut, so that all who read an image cut the same."""
+    """The central square, scaled. Whole pixels are cropped, so that every reader crops the same."""
     if image.size == (size, size):
         return image
     side = min(image.size)
@@ -151,19 +153,19 @@ def center_crop_and_resize(image: Image.Image, size: int) -> Image.Image:
     return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
 
 
-NUM_CHECKED_IMAGES: Final = 8  # images, spread over all
+NUM_CHECKED_IMAGES: Final = 8  # evenly spread over the data set
 MAX_16_BIT_VALUE: Final = 0xFFFF
-MAX_BLACK_VALUE: Final = 0xFF  # up to this nothing is left
-MAX_12_BIT_VALUE: Final = 0xFFF  # 12 bits, as cameras and scanners have them: 16 of 256 gray levels are left
+MAX_BLACK_VALUE: Final = 0xFF  # up to this value the upper 8 bits are 0
+MAX_12_BIT_VALUE: Final = 0xFFF  # of cameras and scanners: the upper 8 bits hold 16 of 256 gray levels
 
 
 def highest_values(paths: Sequence[str] | Sequence[Path]) -> list[int | None]:
-    """The highest value of some of these images; None for one of 8 bits. Of broken ones nothing is said here."""
-    found = []
-    for place in np.unique(np.linspace(0, len(paths) - 1, NUM_CHECKED_IMAGES).astype(int)) if len(paths) else ():
-        with suppress(*DECODE_ERRORS), open_image(Path(paths[int(place)])) as image:
-            found.append(highest_value(image))
-    return found
+    """The highest value of some of these images; None for one of 8 bits. Broken images are skipped."""
+    values = []
+    for index in np.unique(np.linspace(0, len(paths) - 1, NUM_CHECKED_IMAGES).astype(int)) if len(paths) else ():
+        with suppress(*DECODE_ERRORS), open_image(Path(paths[int(index)])) as image:
+            values.append(highest_value(image))
+    return values
 
 
 def highest_value(image: Image.Image) -> int | None:
@@ -175,27 +177,28 @@ def highest_value(image: Image.Image) -> int | None:
 
 
 def bit_depth_warnings(values: Iterable[int | None], name: str) -> tuple[str, ...]:
-    """What to say of a set, of which some images have these highest values: nothing, or one warning.
+    """At most one warning for a data set whose sampled images have these highest values.
 
-    One dark image is no matter, and of those of 8 bits nothing is known: only where all are alike the set is refused.
+    The set is refused only if all sampled images would be black: a single dark image is no reason, and None (8 bits)
+    says nothing.
 
     Raises:
-        Failure: DATA, where all of them would be black.
+        Failure: DATA if all of them would be black.
     """
-    looked = list(values)
-    if looked and all(value is not None and 0 < value <= MAX_BLACK_VALUE for value in looked):
+    sampled = list(values)
+    if sampled and all(value is not None and 0 < value <= MAX_BLACK_VALUE for value in sampled):
         raise Failure(
             f"{name} holds images of 16 bits that would all be read as black",
-            found=_describe_values([value for value in looked if value is not None]),
+            found=_describe_values([value for value in sampled if value is not None]),
             expected=f"values up to {MAX_16_BIT_VALUE:,}, of which the upper 8 bits are read",
             fix="save them anew with 8 bits",
             code=ExitCode.DATA,
         )
-    return tuple(f"{name}: {warning}" for warning in gray_level_warnings(looked))
+    return tuple(f"{name}: {warning}" for warning in gray_level_warnings(sampled))
 
 
 def gray_level_warnings(values: Iterable[int | None]) -> tuple[str, ...]:
-    """The same as a warning, whatever the values."""
+    """At most one warning, even if all images would be black."""
     deep = [value for value in values if value is not None]
     top = max(deep, default=0)
     if not 0 < top <= MAX_12_BIT_VALUE:

@@ -34,9 +34,9 @@ from train.data.splits import DataSplits, SampleIndices
 from train.distributed.shared_memory import HostRanks
 from train.files import os_error_failure
 
-CACHE_VERSION: Final = 2  # raised whenever the same file would be decoded to other pixels
+CACHE_VERSION: Final = 2  # raised whenever the same file would decode to other pixels
 RGB_CHANNELS: Final = 3
-METADATA_BYTES_PER_IMAGE: Final = 5  # bytes beside each image: its checksum, and whether there is one
+METADATA_BYTES_PER_IMAGE: Final = 5  # a checksum (4 bytes), and whether the image is readable (1 byte)
 
 UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
@@ -44,22 +44,26 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedCache:
-    """pixels: uint8 [N, size, size, 3], mapped. sums: of each image, uint32 [N]. whole: which are there, bool [N]."""
+    """The decoded images of a data set, in a mapped file.
+
+    pixels: uint8 [N, size, size, 3]. sums: checksum of each image, uint32 [N]. readable: which could be decoded, bool
+    [N].
+    """
 
     path: Path
     pixels: UInt8Array
     sums: npt.NDArray[np.uint32]
-    whole: BoolArray
+    readable: BoolArray
 
     def take(self, rows: npt.NDArray[np.int64]) -> tuple[UInt8Array, BoolArray, bool]:
-        """A copy of these images, which of them can be used, and whether one is not what was written."""
-        taken, whole = self.pixels[rows], self.whole[rows]
+        """A copy of these images, which of them are usable, and whether one is damaged (another checksum)."""
+        taken, readable = self.pixels[rows], self.readable[rows]
         sums = np.fromiter((zlib.crc32(image) for image in taken), np.uint32, len(rows))
         same = sums == self.sums[rows]
-        return taken, whole & same, bool((whole & ~same).any())
+        return taken, readable & same, bool((readable & ~same).any())
 
     def give_up(self) -> bool:
-        """Let the next start make it anew. Whether this process was the first to say so."""
+        """Remove the manifest, so that the next start decodes again. Whether this process removed it."""
         try:
             _manifest_path(self.path).unlink()
         except OSError:
@@ -69,36 +73,36 @@ class DecodedCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheWriter:
-    """Takes the images in any order, from several threads."""
+    """Writes the images in any order, from several threads."""
 
     handle: int
     count: int
     size: int
     sums: npt.NDArray[np.uint32] = field(init=False)
-    whole: BoolArray = field(init=False)
+    readable: BoolArray = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sums", np.zeros(self.count, np.uint32))
-        object.__setattr__(self, "whole", np.zeros(self.count, bool))
+        object.__setattr__(self, "readable", np.zeros(self.count, bool))
 
-    def put(self, rows: npt.NDArray[np.int64], pixels: UInt8Array, whole: BoolArray) -> None:
-        """Images of rows that follow each other. Raises OSError."""
-        self.sums[rows], self.whole[rows] = [zlib.crc32(image) for image in pixels], whole
+    def put(self, rows: npt.NDArray[np.int64], pixels: UInt8Array, readable: BoolArray) -> None:
+        """Write the images of consecutive rows. Raises OSError."""
+        self.sums[rows], self.readable[rows] = [zlib.crc32(image) for image in pixels], readable
         _write_at(self.handle, pixels, int(rows[0]) * pixels[0].nbytes)
 
     def finish(self) -> None:
-        """Checksums and marks behind the images, and all of it on the disk. Raises OSError."""
+        """Write checksums and flags after the images, and flush the file to the disk. Raises OSError."""
         end = self.count * _bytes_per_image(self.size)
         _write_at(self.handle, self.sums, end)
-        _write_at(self.handle, self.whole, end + self.sums.nbytes)
+        _write_at(self.handle, self.readable, end + self.sums.nbytes)
         os.fsync(self.handle)
 
 
 def open_cache(path: Path, count: int, size: int) -> DecodedCache | None:
-    """The images, or None where the file is missing, of another size than it should be, or was given up.
+    """Open the cache; None if the file is missing, has an unexpected size, or was given up.
 
     Raises:
-        Failure: OUTPUT where it is there, for other users: to decode all of it again would only replace theirs.
+        Failure: OUTPUT if this user may not read it. Decoding again would only replace the other users' cache.
     """
     try:
         if json.loads(_manifest_path(path).read_bytes()) != _manifest_content(count, size) or os.path.getsize(
@@ -115,24 +119,24 @@ def open_cache(path: Path, count: int, size: int) -> DecodedCache | None:
         path=path,
         pixels=mapped[:end].reshape(count, size, size, RGB_CHANNELS),
         sums=np.frombuffer(mapped[end : end + 4 * count].tobytes(), np.uint32),
-        whole=mapped[end + 4 * count :] == 1,
+        readable=mapped[end + 4 * count :] == 1,
     )
 
 
 @contextmanager
 def write_cache(path: Path, count: int, size: int) -> Iterator[CacheWriter]:
-    """A new file, which replaces the one at `path` once the block has ended without an error.
+    """Write a new file, which replaces the one at `path` if the block ends without an error.
 
     Raises:
-        OSError: as the system says it; ENOSPC before anything is written where there is too little room.
+        OSError: from the system; ENOSPC before anything is written if there is too little space.
         Failure: as `files.write_atomic`.
     """
     need, free = cache_file_bytes(count, size), _free_bytes(path.parent)
     if free < need:
         raise OSError(errno.ENOSPC, f"{need / 1e6:.1f} MB are needed")
     temporary = path.with_name(f"{files.TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
-    for left in _partial_files(path):  # of one that was killed
-        files.remove(left)
+    for partial in _partial_files(path):  # of a killed process
+        files.remove(partial)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         writer = CacheWriter(handle, count, size)
@@ -149,13 +153,13 @@ def write_cache(path: Path, count: int, size: int) -> Iterator[CacheWriter]:
 
 
 def refuse_unreadable_cache(path: Path) -> None:
-    """Whether this user will be able to read what another process is writing, asked before it is waited for.
+    """Check before the wait that this user may read the file that another process is writing.
 
     Raises:
-        Failure: OUTPUT.
+        Failure: OUTPUT if not.
     """
     for file in _partial_files(path):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # gone by now
             try:
                 os.close(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
             except PermissionError as error:
@@ -178,22 +182,22 @@ def _no_permission_failure(file: Path) -> Failure:
 
 
 def _owner_name(file: Path) -> str:
-    """Of the file, or, where a folder above it is shut, of that one."""
-    for place in (file, *file.parents):
+    """The owner of the file, or of the first folder above it that may be examined."""
+    for path in (file, *file.parents):
         with suppress(OSError):
-            return _user_name(place.stat().st_uid)
+            return _user_name(path.stat().st_uid)
     return "another user"
 
 
 def _user_name(user: int) -> str:
-    """Containers often know no names of users."""
+    """The user's name, or its number: containers often have no user names."""
     with suppress(KeyError):
         return pwd.getpwuid(user).pw_name
     return f"uid {user}"
 
 
 def cache_file_bytes(count: int, size: int) -> int:
-    """Of the whole file."""
+    """The size of the whole file."""
     return count * (_bytes_per_image(size) + METADATA_BYTES_PER_IMAGE)
 
 
@@ -214,16 +218,16 @@ def _manifest_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def _write_at(handle: int, array: npt.NDArray[Any], place: int) -> None:
+def _write_at(handle: int, array: npt.NDArray[Any], offset: int) -> None:
     rest = np.ascontiguousarray(array).data.cast("B")
     while rest:
-        written = os.pwrite(handle, rest, place)
-        rest, place = rest[written:], place + written
+        written = os.pwrite(handle, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
-IMAGES_PER_CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
-FILES_PER_CHUNK: Final = 1000  # files by one thread at a time
-STAT_THREADS: Final = 16  # threads: a file server answers many at once
+IMAGES_PER_CHUNK: Final = 128  # decoded by one thread between two heartbeats
+FILES_PER_CHUNK: Final = 1000  # stat calls of one thread between two heartbeats
+STAT_THREADS: Final = 16  # a file server answers many requests at once
 FIXES_BY_CODE: Final = {
     ExitCode.OUTPUT: "set data.cache to a folder that you may write (in a container: mount one), or leave it out",
     ExitCode.IO: "free space there, set data.cache to another file system, or leave it out",
@@ -233,11 +237,11 @@ FIXES_BY_CODE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CachedSource:
-    """Image files of which the pixels are in a cache. rows: int64 [count], where in the cache."""
+    """Image files whose pixels are in a cache. rows: int64 [count], their rows in the cache."""
 
     files: ImageFileSource
     rows: npt.NDArray[np.int64]
-    stock: DecodedCache
+    cache: DecodedCache
 
     @property
     def labels(self) -> Tensor:
@@ -246,48 +250,48 @@ class CachedSource:
 
     @property
     def paths(self) -> Sequence[str]:
-        """Of the files."""
+        """The paths of the files."""
         return self.files.paths
 
     def read(self, samples: SampleIndices) -> Tensor:
-        """uint8 [n, size, size, 3]. What is not in the cache, or was damaged there, is decoded from its file.
+        """uint8 [n, size, size, 3]. An image that is missing or damaged in the cache is decoded from its file.
 
         Raises:
-            Failure: as `Files.read`.
+            Failure: as `ImageFileSource.read`.
         """
-        pixels, fine, damaged = self.stock.take(self.rows[samples])
-        if damaged and self.stock.give_up():
-            sys.stderr.write(f"{self.stock.path} is damaged: read from the files; the next start decodes them anew\n")
-        for place in np.flatnonzero(~fine):
-            pixels[place] = self.files.read(samples[place : place + 1])[0].numpy()
+        pixels, readable, damaged = self.cache.take(self.rows[samples])
+        if damaged and self.cache.give_up():
+            sys.stderr.write(f"{self.cache.path} is damaged: read from the files; the next start decodes them anew\n")
+        for index in np.flatnonzero(~readable):
+            pixels[index] = self.files.read(samples[index : index + 1])[0].numpy()
         return torch.from_numpy(pixels)
 
 
-def use_cache(sets: DataSplits, data: DataConfig, host: HostRanks, pulse: Heartbeat) -> DataSplits:
-    """The same samples, read from data.cache, which is filled first. To be called by all ranks.
+def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Heartbeat) -> DataSplits:
+    """Fill data.cache, and return the same samples read from it. All ranks must call this.
 
     Raises:
-        Failure: USAGE for a cache among the images; OUTPUT, IO or SECURITY for its folder, also where another user
-            keeps it for himself; what reading the files raises where it is no broken image.
+        Failure: USAGE for a cache inside data.root; OUTPUT, IO or SECURITY for its folder, also if another user's
+            cache is not readable; the failures of reading the files, except for broken images.
     """
-    if data.cache is None or isinstance(sets.validation, CachedSource):
-        return sets
-    if not (isinstance(sets.training, ImageFileSource) and isinstance(sets.validation, ImageFileSource)):
+    if data.cache is None or isinstance(splits.validation, CachedSource):
+        return splits
+    if not (isinstance(splits.training, ImageFileSource) and isinstance(splits.validation, ImageFileSource)):
         return replace(
-            sets, notes=(*sets.notes, "data.cache does nothing here: only image folders are decoded into it")
+            splits, notes=(*splits.notes, "data.cache does nothing here: only image folders are decoded into it")
         )
     _refuse_cache_in_data_root(Path(data.cache), Path(data.root))
-    files, rows = combine_files(sets.training, sets.validation)
+    files, rows = combine_files(splits.training, splits.validation)
     name = host.first(lambda: cache_key(files, data, pulse))
-    images = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)
-    count = len(sets.training.labels)
-    training = CachedSource(sets.training, rows[:count], images)
-    validation = CachedSource(sets.validation, rows[count:], images)
-    return replace(sets, training=training, validation=validation, notes=(*sets.notes, f"data.cache: {images.path}"))
+    cache = _open_or_fill(Path(data.cache) / f"{name}.pixels", files, pulse)
+    count = len(splits.training.labels)
+    training = CachedSource(splits.training, rows[:count], cache)
+    validation = CachedSource(splits.validation, rows[count:], cache)
+    return replace(splits, training=training, validation=validation, notes=(*splits.notes, f"data.cache: {cache.path}"))
 
 
 def _refuse_cache_in_data_root(cache: Path, root: Path) -> None:
-    """At the next start it would be one of the class folders."""
+    """Refuse a cache that the next start would take for a class folder."""
     if cache.resolve().is_relative_to(root.resolve()):
         raise Failure(
             "data.cache lies inside data.root",
@@ -298,9 +302,9 @@ def _refuse_cache_in_data_root(cache: Path, root: Path) -> None:
 
 
 def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tuple[ImageFileSource, SampleIndices]:
-    """All files once, in one order, however they are split; and where in it those of each side are, int64 [count].
+    """All files of both splits, sorted, each once; and the rows of training, then of validation, int64 [count].
 
-    Their labels do not matter.
+    The order does not depend on the split. Labels are not set.
     """
     every, rows = path_list.merge_paths(
         path_list.as_packed_paths(training.paths), path_list.as_packed_paths(validation.paths)
@@ -309,18 +313,18 @@ def combine_files(training: ImageFileSource, validation: ImageFileSource) -> tup
 
 
 def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str:
-    """Another one for other files, sizes, times of change, data.image_size, or another way to decode.
+    """A name that changes with the files, their sizes and modification times, data.image_size and CACHE_VERSION.
 
-    Not for another place of the same folder, as on the disk of another node.
+    It does not change if the folder is moved, for example to the disk of another node.
 
     Raises:
-        Failure: NO_INPUT or IO, for a file that is gone.
+        Failure: NO_INPUT or IO for a file that is gone.
     """
     digest = hashlib.sha256(f"{CACHE_VERSION} {files.size}\n".encode())
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))
     with ThreadPoolExecutor(STAT_THREADS) as pool:
-        for told in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, data.root), chunks)):
-            digest.update(told)
+        for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, data.root), chunks)):
+            digest.update(lines)
     return digest.hexdigest()[:32]
 
 
@@ -329,37 +333,39 @@ def _stat_files(files: ImageFileSource, chunk: SampleIndices, root: str) -> byte
     for sample in chunk:
         path = str(files.paths[sample])
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError as error:
             raise decode.unreadable_image_failure(Path(path), int(sample), error) from error
-        lines.append(f"{path.removeprefix(above)}\0{found.st_size}\0{found.st_mtime_ns}\n")
+        lines.append(f"{path.removeprefix(above)}\0{status.st_size}\0{status.st_mtime_ns}\n")
     return "".join(lines).encode(errors="surrogateescape")
 
 
 def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> DecodedCache:
-    """The cache, whole. Of all processes that want it, on all nodes, one fills it and the others wait."""
-    place, waited = path.with_suffix(".lease"), None
-    while (found := open_cache(path, len(files.paths), files.size)) is None:
+    """The complete cache. One of all processes on all nodes fills it, and the others wait."""
+    lease_path, waited = path.with_suffix(".lease"), None
+    while (cache := open_cache(path, len(files.paths), files.size)) is None:
         with _translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held = file_lock.acquire_lock(place, waited)
+            held = file_lock.acquire_lock(lease_path, waited)
         if held is None:
-            waited = file_lock.wait_for_release(place, lambda _: None, beat=lambda _: _check_while_waiting(path, pulse))
+            waited = file_lock.wait_for_release(
+                lease_path, lambda _: None, beat=lambda _: _check_while_waiting(path, pulse)
+            )
             continue
         with held.held():
-            if open_cache(path, len(files.paths), files.size) is None:  # while this process asked for the lease
+            if open_cache(path, len(files.paths), files.size) is None:  # filled while this process acquired the lease
                 _fill_unless_taken_over(path, files, pulse)
-    return found
+    return cache
 
 
 def _check_while_waiting(path: Path, pulse: Heartbeat) -> None:
-    """Its holder lives: what a dead one left is no matter."""
+    """Called while the holder lives: partial files of a dead holder are not examined."""
     refuse_unreadable_cache(path)
     pulse.beat("data")
 
 
 def _fill_unless_taken_over(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
-    """A holder that was stopped for longer than its lease finds its file removed, by one that has filled the cache."""
+    """Fill the cache. A failure is ignored if another process took over the expired lease and has filled it."""
     try:
         _fill_cache(path, files, pulse)
     except Failure:
@@ -368,7 +374,7 @@ def _fill_unless_taken_over(path: Path, files: ImageFileSource, pulse: Heartbeat
 
 
 def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
-    """Under the lease: decode all files, on all processors of this process, since its other ranks wait for it."""
+    """Under the lease: decode all files on all cores of this process, because the other ranks wait for it."""
     count = len(files.paths)
     chunks = np.array_split(np.arange(count), -(-count // IMAGES_PER_CHUNK))
     cores = num_usable_cores()
@@ -378,26 +384,26 @@ def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
             for _ in pulse.each("data", results):
                 pass
         finally:
-            results.close()  # type: ignore[attr-defined]  # a generator: what was not begun is not read any more
+            results.close()  # type: ignore[attr-defined]  # a generator: chunks that have not begun are cancelled
 
 
 def _decode_chunk(files: ImageFileSource, chunk: SampleIndices) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """The images, and which of them are whole: a broken one is left to whoever reads it, as without a cache."""
+    """The images, and which of them are readable. Whoever reads a broken one reports it, as without a cache."""
     pixels = np.zeros((len(chunk), files.size, files.size, 3), np.uint8)
-    whole = np.ones(len(chunk), bool)
-    for place in range(len(chunk)):
+    readable = np.ones(len(chunk), bool)
+    for index in range(len(chunk)):
         try:
-            pixels[place] = files.read(chunk[place : place + 1])[0].numpy()
+            pixels[index] = files.read(chunk[index : index + 1])[0].numpy()
         except Failure as failure:
             if failure.code != ExitCode.DATA:
                 raise
-            whole[place] = False
-    return pixels, whole
+            readable[index] = False
+    return pixels, readable
 
 
 @contextmanager
 def _translate_os_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of writing there into its Failure. Reading the images raises Failures of its own."""
+    """Translate an OSError of writing the cache into its Failure. Reading the images raises Failures itself."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Downloads, verifies and unpacks the published data sets, once for all processes that need them.
 
 A file appears complete and with its published hash, or not at all. The table of archives gives the
-URLs, hashes and the place of each file below `data.root`; it is torchvision's, and a test compares.
+URLs, hashes and the path of each file below `data.root`. A test compares it with torchvision's.
 
 Proxies: urllib's rules (http_proxy, https_proxy, no_proxy). TLS certificates are always verified
 (SSL_CERT_FILE and SSL_CERT_DIR name other authorities). This module does not import torch.
@@ -39,28 +39,28 @@ TERMINAL_INTERVAL_S, LINE_INTERVAL_S = 0.2, 10.0
 
 
 class StatusLine:
-    """Writes to `stream`: facts with `line`, and with `passing` what the next moment replaces."""
+    """Writes lines to `stream`: `line` writes one that stays, `passing` one that the next replaces."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._terminal = stream.isatty()
         self._pause = TERMINAL_INTERVAL_S if self._terminal else LINE_INTERVAL_S
         self._last = clock()
-        self._open = False  # a line that is not ended
+        self._open = False  # the last line has no newline yet
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that stays."""
         self._write(f"{text}\n", open_after=False)
         self._last = self._clock()
 
     def passing(self, text: str) -> None:
-        """A line that need not stay: left out where the last one is too near."""
+        """Write a line that need not stay; skipped if the last one is too recent."""
         if self._clock() - self._last >= self._pause:
             self._last = self._clock()
             self._write(text if self._terminal else f"{text}\n", open_after=self._terminal)
 
     def end(self) -> None:
-        """Leave the console clean for others."""
+        """Erase a line that need not stay."""
         self._write("", open_after=False)
 
     def _write(self, text: str, *, open_after: bool) -> None:
@@ -69,14 +69,14 @@ class StatusLine:
         self._open = open_after
 
 
-CHUNK_BYTES = 1 << 20  # bytes at a time
+CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedFile:
     """A file that torchvision reads. path: below data.root; inside a .tar.gz it has the same name.
 
-    What is published of it: its md5 (CIFAR), or its size in bytes (MNIST: a header and so many images).
+    Either its md5 is published (CIFAR), or its size in bytes is known (MNIST: a header and a number of images).
     """
 
     path: str
@@ -86,10 +86,9 @@ class PublishedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedArchive:
-    """A published file, which holds `files`: a .tar.gz several, a .gz one. It stays beside them.
+    """A published archive of `files`: a .tar.gz holds several, a .gz one. It is kept after unpacking.
 
-    path: where it is kept, below data.root. folders: addresses whose `/NAME` is this file, the best first.
-    size: in bytes.
+    path: where it is kept, below data.root. folders: URLs of folders that hold it, the best first. size: in bytes.
     """
 
     path: str
@@ -100,11 +99,11 @@ class PublishedArchive:
 
     @property
     def name(self) -> str:
-        """Its file name, here and at its address."""
+        """Its file name, below data.root and in its URLs."""
         return self.path.rpartition("/")[2]
 
     def addresses(self, mirror: str | None) -> tuple[str, ...]:
-        """Where it is found: below data.mirror where there is one, else where it is published."""
+        """Its URL below data.mirror if that is set, else the URLs where it is published."""
         folders = self.folders if mirror is None else (mirror,)
         return tuple(f"{folder.rstrip('/')}/{self.name}" for folder in folders)
 
@@ -116,7 +115,7 @@ def _cifar_archives(name: str, md5: str, size: int, folder: str, files: dict[str
     )
 
 
-# Bytes once unpacked: images are a header of 16 bytes and 28 x 28 pixels each, labels one of 8 bytes and one byte each.
+# Unpacked bytes: images have a header of 16 bytes and 28 x 28 bytes each, labels a header of 8 and 1 byte each.
 _IDX_FILE_BYTES = {
     "train-images-idx3-ubyte": 16 + 60_000 * 28 * 28,
     "train-labels-idx1-ubyte": 8 + 60_000,
@@ -192,7 +191,7 @@ PUBLISHED_ARCHIVES: dict[str, tuple[PublishedArchive, ...]] = {
 
 
 def refuse_unpublished(data: DataConfig) -> None:
-    """Raises Failure (USAGE), where there is nothing to download."""
+    """Raises Failure (USAGE) for a data set that is not published."""
     if data.name not in PUBLISHED_ARCHIVES:
         raise Failure(
             f"data.name {data.name} is not a published data set: there is nothing to download",
@@ -203,12 +202,12 @@ def refuse_unpublished(data: DataConfig) -> None:
 
 
 def is_unpacked(archive: PublishedArchive, root: Path) -> bool:
-    """Whether all that `archive` holds lies unpacked below `root`: the published hashes (all is read) or sizes."""
+    """Whether all files of `archive` lie unpacked below `root`, with their published hashes or sizes."""
     return all(is_intact(file, root) for file in archive.files)
 
 
 def is_intact(file: PublishedFile, root: Path) -> bool:
-    """Whether this file is there with its published hash or size; False where it cannot be read."""
+    """Whether this file exists with its published hash or size; False if it cannot be read."""
     path = root / file.path
     try:
         return path.is_file() and path.stat().st_size == file.size if file.md5 is None else file_md5(path) == file.md5
@@ -217,12 +216,12 @@ def is_intact(file: PublishedFile, root: Path) -> bool:
 
 
 def files_exist(name: str, root: Path) -> bool:
-    """Whether every file of data set `name` has its name below `root`; nothing is read, for `train check`."""
+    """Whether every file of data set `name` exists below `root`. Nothing is read: `train check` calls this."""
     return all(_archive_files_exist(archive, root) for archive in PUBLISHED_ARCHIVES[name])
 
 
 def refuse_missing_files(data: DataConfig) -> None:
-    """Raises Failure (NO_INPUT), naming the first file that is not below data.root and two ways to bring it there."""
+    """Raises Failure (NO_INPUT) with the first file that is missing below data.root, and two ways to get it."""
     if files_exist(data.name, root := Path(data.root)):
         return
     first = next(
@@ -241,7 +240,7 @@ def refuse_missing_files(data: DataConfig) -> None:
 
 
 def fetch_command(name: str, root: Path) -> str:
-    """What a user types to bring data set `name` into `root`."""
+    """The command that downloads data set `name` into `root`."""
     return f"train data fetch data.name={name} data.root={shlex.quote(str(root))}"
 
 
@@ -250,8 +249,8 @@ def _archive_files_exist(archive: PublishedArchive, root: Path) -> bool:
 
 
 def file_md5(path: Path) -> str:
-    """In hexadecimal. Raises OSError."""
-    digest = hashlib.md5(usedforsecurity=False)  # what is published; against accidents, and FIPS systems allow it so
+    """The md5 of a file, in hexadecimal. Raises OSError."""
+    digest = hashlib.md5(usedforsecurity=False)  # detects accidents only; without the flag FIPS systems refuse md5
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
@@ -262,11 +261,11 @@ TEMPORARY_PREFIX = f"{files.TEMPORARY_PREFIX}fetch-"
 
 
 def unpack_archive(archive: PublishedArchive, root: Path) -> None:
-    """Put the files that `archive` holds in their places below `root`. Only they are read out of it, by name.
+    """Unpack the published files of `archive` below `root`, by name; other entries are not extracted.
 
     Raises:
-        Failure: DATA, where it does not hold them whole; SECURITY, where a name or a link in it leads elsewhere.
-        OSError: where the disk refuses.
+        Failure: DATA if one of them is missing or damaged; SECURITY if an entry leads out of the folder.
+        OSError: from the disk.
     """
     try:
         if archive.name.endswith(".tar.gz"):
@@ -299,11 +298,11 @@ def _gunzip(archive: PublishedArchive, root: Path) -> None:
 def _extract_file(
     archive: PublishedArchive, file: PublishedFile, source: IO[bytes] | gzip.GzipFile, root: Path
 ) -> None:
-    """Copy one file out, and let it appear if it is the published one."""
+    """Extract one file. It appears only if it is the published one."""
     digest, size = hashlib.md5(usedforsecurity=False), 0
-    place = root / file.path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(place) as stream:
+    path = root / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_atomically(path) as stream:
         while chunk := source.read(CHUNK_BYTES):
             stream.write(chunk)
             digest.update(chunk)
@@ -313,33 +312,33 @@ def _extract_file(
 
 
 @contextmanager
-def write_atomically(place: Path) -> Iterator[IO[bytes]]:
-    """A stream whose file appears at `place` once the block has ended well, and is fsynced; else nothing is left.
+def write_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """A stream whose file appears at `path`, fsynced, if the block ends without an error; else nothing is left.
 
     Raises:
-        OSError: where the disk refuses.
+        OSError: from the disk.
     """
-    temporary = place.with_name(f"{TEMPORARY_PREFIX}{place.name}-{os.urandom(4).hex()}")
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.urandom(4).hex()}")
     try:
         with temporary.open("xb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        files.retry_transient_errors(lambda: os.replace(temporary, place))
-        files.fsync_folder(place.parent)
+        files.retry_transient_errors(lambda: os.replace(temporary, path))
+        files.fsync_folder(path.parent)
     finally:
         files.remove(temporary)
 
 
 def remove_partial_files(archive: PublishedArchive, root: Path) -> None:
-    """Remove what killed processes left of `archive` and its files. Call it only where no other process is at work."""
-    for place in (archive.path, *(file.path for file in archive.files)):
-        for left in (root / place).parent.glob(f"{TEMPORARY_PREFIX}{(root / place).name}-*"):
-            files.remove(left)
+    """Remove the partial files of killed processes. Call this only under the lease, when no other process writes."""
+    for relative_path in (archive.path, *(file.path for file in archive.files)):
+        for partial in (root / relative_path).parent.glob(f"{TEMPORARY_PREFIX}{(root / relative_path).name}-*"):
+            files.remove(partial)
 
 
 def _refuse_unsafe_members(archive: PublishedArchive, members: Iterable[tarfile.TarInfo]) -> None:
-    """What `tarfile.data_filter` would refuse, and all links and devices: a data set has none."""
+    """Refuse what `tarfile.data_filter` would refuse, and all links and devices: a data set has none."""
     for member in members:
         path = PurePosixPath(member.name)
         if not (member.isreg() or member.isdir()) or path.is_absolute() or ".." in path.parts:
@@ -352,10 +351,10 @@ def _refuse_unsafe_members(archive: PublishedArchive, members: Iterable[tarfile.
             )
 
 
-def _damaged_archive_failure(archive: PublishedArchive, found: str) -> Failure:
+def _damaged_archive_failure(archive: PublishedArchive, actual: str) -> Failure:
     return Failure(
         f"{archive.name} cannot be unpacked",
-        found=found,
+        found=actual,
         expected="the published files",
         fix=f"remove {archive.name} below data.root, and start again: it is fetched anew",
         code=ExitCode.DATA,
@@ -366,26 +365,26 @@ STALL_TIMEOUT_S = 60.0  # without one byte
 
 
 class DownloadError(Exception):
-    """Why an address gives nothing, in words. wrong: it gave something else than what is published."""
+    """A download failed. wrong: the URL gave another file than the published one."""
 
     def __init__(self, what: str, *, wrong: bool = False) -> None:
         super().__init__(what)
         self.wrong = wrong
 
 
-def download_archive(address: str, archive: PublishedArchive, place: Path, progress: Callable[[int], None]) -> None:
-    """Put what `address` has at `place`, if it is `archive`; otherwise leave nothing, and what was there as it was.
+def download_archive(address: str, archive: PublishedArchive, path: Path, progress: Callable[[int], None]) -> None:
+    """Download `archive` from `address` to `path`. If it is another file, `path` stays unchanged.
 
     Args:
-        progress: called with the bytes that arrived so far, at every piece.
+        progress: called after every chunk with the bytes received so far.
 
     Raises:
-        Unusable: where the address does not give the published file.
-        OSError: where the disk, not the network, refuses.
+        DownloadError: if the address does not give the published file.
+        OSError: from the disk, not from the network.
     """
-    with write_atomically(place) as stream:
+    with write_atomically(path) as stream:
         digest, size, beginning = hashlib.md5(usedforsecurity=False), 0, b""
-        with closing(download_chunks(address, most=2 * archive.size)) as arriving:
+        with closing(download_chunks(address, max_bytes=2 * archive.size)) as arriving:
             for chunk in arriving:
                 stream.write(chunk)
                 digest.update(chunk)
@@ -397,15 +396,15 @@ def download_archive(address: str, archive: PublishedArchive, place: Path, progr
             raise DownloadError(what, wrong=True)
 
 
-def download_chunks(address: str, *, most: int) -> Generator[bytes, None, None]:
-    """The bytes at `address`, as they arrive. Raises Unusable, where they do not come, or not to their end."""
+def download_chunks(address: str, *, max_bytes: int) -> Generator[bytes, None, None]:
+    """The bytes at `address`, as they arrive. Raises DownloadError if they do not arrive completely."""
     received = 0
     with _open_url(address) as response:
         promised = response.headers.get("Content-Length")
         while chunk := _read_chunk(response, received):
             received += len(chunk)
-            if received > most:
-                raise DownloadError(f"more than {most} bytes: not the published file", wrong=True)
+            if received > max_bytes:
+                raise DownloadError(f"more than {max_bytes} bytes: not the published file", wrong=True)
             yield chunk
     if promised is not None and promised.isdecimal() and received < int(promised):
         raise DownloadError(f"the connection ended after {received} of {promised} bytes")
@@ -423,7 +422,7 @@ def _open_url(address: str) -> Any:
 
 
 def _read_chunk(response: Any, received: int) -> bytes:
-    """What has arrived, without waiting for a whole chunk: so that a slow server is seen to be at work."""
+    """The bytes that have arrived, without waiting for a full chunk, so that a slow server shows progress."""
     try:
         arrived: bytes = response.read1(CHUNK_BYTES) if hasattr(response, "read1") else response.read(CHUNK_BYTES)
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -432,7 +431,7 @@ def _read_chunk(response: Any, received: int) -> bytes:
 
 
 def _describe_error(error: Exception) -> str:
-    """What a person says of it: urllib wraps the reason, and a time-out says only that it timed out."""
+    """The reason in plain words: urllib wraps it, and a time-out does not name its limit."""
     reason = getattr(error, "reason", None)
     inner = reason if isinstance(reason, Exception) else error
     if isinstance(inner, TimeoutError):
@@ -443,10 +442,10 @@ def _describe_error(error: Exception) -> str:
 
 
 class SafeRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Redirects are followed, but neither from https to http nor to anything else."""
+    """Follows redirects to http and https, but not from https to http."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Refuse by Unusable."""
+        """Raises DownloadError for an unsafe redirect."""
         if not newurl.startswith("https://" if req.type == "https" else ("http://", "https://")):
             fp.close()
             raise DownloadError(f"the server sends on to {newurl}, which is not safe")
@@ -458,69 +457,71 @@ _FIX_DISK_FULL = "free space there, or set data.root to another file system"
 _FIX_IO_ERROR = "look at the file system (dmesg, mount), then start again: nothing half was kept"
 
 
-def ensure_downloaded(data: DataConfig, teller: StatusLine) -> None:
-    """Return once data set `data.name` lies whole below `data.root`; at once, and without a word, where it does.
+def ensure_downloaded(data: DataConfig, status: StatusLine) -> None:
+    """Return when data set `data.name` is complete below `data.root`; silently if it is complete already.
 
-    Of all processes that ask, on all nodes that see the folder, one fetches and the others wait for it.
+    One of all processes on all nodes that share the folder downloads it, and the others wait.
 
     Raises:
-        Failure: USAGE for a data set that is not published, NO_INPUT where no address answers, DATA for other files
-            than the published ones, OUTPUT or IO where data.root cannot be written.
+        Failure: USAGE for a data set that is not published, NO_INPUT if no address answers, DATA for other files
+            than the published ones, OUTPUT or IO if data.root cannot be written.
     """
     refuse_unpublished(data)
     root, waited = Path(data.root), None
-    place = root / f".fetch-{data.name}"
+    lock_path = root / f".fetch-{data.name}"
     while missing := [archive for archive in PUBLISHED_ARCHIVES[data.name] if not is_unpacked(archive, root)]:
-        _raise_recorded_failure(place, waited, data)
+        _raise_recorded_failure(lock_path, waited, data)
         with _translate_os_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            held = file_lock.acquire_lock(place, waited)
+            held = file_lock.acquire_lock(lock_path, waited)
         if held is None:
-            waited = file_lock.wait_for_release(place, lambda holder: teller.passing(_waiting_message(data, holder)))
+            waited = file_lock.wait_for_release(
+                lock_path, lambda holder: status.passing(_waiting_message(data, holder))
+            )
             continue
-        with held.held(), _record_failure(place, held.holder, data):
+        with held.held(), _record_failure(lock_path, held.holder, data):
             for archive in missing:
                 with _translate_os_errors(root):
-                    _fetch_archive(archive, missing, data, teller)
-    teller.end()
+                    _fetch_archive(archive, missing, data, status)
+    status.end()
 
 
 def _fetch_archive(
-    archive: PublishedArchive, missing: list[PublishedArchive], data: DataConfig, teller: StatusLine
+    archive: PublishedArchive, missing: list[PublishedArchive], data: DataConfig, status: StatusLine
 ) -> None:
-    """Under the lease: fetch one archive, unless it is there, and unpack it."""
+    """Under the lease: download one archive unless it exists, and unpack it."""
     root = Path(data.root)
-    place = root / archive.path
-    place.parent.mkdir(parents=True, exist_ok=True)
+    path = root / archive.path
+    path.parent.mkdir(parents=True, exist_ok=True)
     remove_partial_files(archive, root)
-    if is_unpacked(archive, root):  # while this process was asking for the lease
+    if is_unpacked(archive, root):  # unpacked while this process acquired the lease
         return
     _refuse_full_disk(archive, root)
-    found = file_md5(place) if place.exists() else None
-    if found != archive.md5:
-        if found:
-            teller.line(f"{place} is there, but with md5 {found} instead of {archive.md5}: it is fetched again")
-        _download_from_mirrors(archive, missing, data, teller)
-    teller.line(f"{archive.name}: verified, unpacking into {root}")
+    md5 = file_md5(path) if path.exists() else None
+    if md5 != archive.md5:
+        if md5:
+            status.line(f"{path} is there, but with md5 {md5} instead of {archive.md5}: it is fetched again")
+        _download_from_mirrors(archive, missing, data, status)
+    status.line(f"{archive.name}: verified, unpacking into {root}")
     unpack_archive(archive, root)
 
 
 def _download_from_mirrors(
-    archive: PublishedArchive, missing: list[PublishedArchive], data: DataConfig, teller: StatusLine
+    archive: PublishedArchive, missing: list[PublishedArchive], data: DataConfig, status: StatusLine
 ) -> None:
-    """From the first address that has it."""
+    """Download from the first address that has the published file."""
 
     def progress(received: int) -> None:
-        teller.passing(f"{archive.name}: {received / 1e6:.1f} of {archive.size / 1e6:.1f} MB")
+        status.passing(f"{archive.name}: {received / 1e6:.1f} of {archive.size / 1e6:.1f} MB")
 
     failed, wrong = [], False
     for address in archive.addresses(data.mirror):
-        teller.line(f"fetching {address} ({archive.size / 1e6:.1f} MB)")
+        status.line(f"fetching {address} ({archive.size / 1e6:.1f} MB)")
         try:
             return download_archive(address, archive, Path(data.root) / archive.path, progress)
-        except DownloadError as why:
-            failed.append(f"{address}: {why}")
-            wrong = wrong or why.wrong
+        except DownloadError as error:
+            failed.append(f"{address}: {error}")
+            wrong = wrong or error.wrong
     code = ExitCode.DATA if wrong else ExitCode.NO_INPUT
     what = f"{archive.name} cannot be fetched for data.name={data.name}"
     expected = f"{archive.size} bytes with md5 {archive.md5}"
@@ -528,7 +529,7 @@ def _download_from_mirrors(
 
 
 def manual_download_fix(missing: list[PublishedArchive], data: DataConfig) -> str:
-    """What to do without a network: the command for where there is one, or which files to put where."""
+    """What to do without a network: the command for a machine that has one, or which files to put where."""
     command = fetch_command(data.name, Path(data.root).absolute())
     folder = (Path(data.root) / missing[0].path).parent.absolute()
     files = ", ".join(f"{archive.name} (md5 {archive.md5}, from {archive.addresses(None)[0]})" for archive in missing)
@@ -543,17 +544,17 @@ def _waiting_message(data: DataConfig, holder: LockHolder | None) -> str:
 
 
 def _refuse_full_disk(archive: PublishedArchive, root: Path) -> None:
-    """Raises Failure (IO) before an hour of downloading, instead of after it."""
+    """Raises Failure (IO) before the download if there is too little space for it."""
     need = archive.size + sum(file.size or archive.size // len(archive.files) for file in archive.files)
     if shutil.disk_usage(root).free < need:
-        short = _os_error_failure(OSError(errno.ENOSPC, "too little"), root)
-        short.expected = f"{file_io.format_bytes(need)} free for {archive.name} and what it holds"
-        raise short
+        failure = _os_error_failure(OSError(errno.ENOSPC, "too little"), root)
+        failure.expected = f"{file_io.format_bytes(need)} free for {archive.name} and what it holds"
+        raise failure
 
 
 @contextmanager
 def _translate_os_errors(root: Path) -> Iterator[None]:
-    """Turn an OSError below data.root into its Failure."""
+    """Translate an OSError below data.root into its Failure."""
     try:
         yield
     except OSError as error:
@@ -570,29 +571,29 @@ def _os_error_failure(error: OSError, path: Path) -> Failure:
 
 
 @contextmanager
-def _record_failure(place: Path, holder: LockHolder, data: DataConfig) -> Iterator[None]:
-    """Leave word of a failure for those who wait: they need not try the same again, one after the other."""
-    note = place.with_name(f"{place.name}.failed")
-    file_io.remove(note)
+def _record_failure(lock_path: Path, holder: LockHolder, data: DataConfig) -> Iterator[None]:
+    """Record a failure for the waiting processes, so that they do not retry one after the other."""
+    note_path = lock_path.with_name(f"{lock_path.name}.failed")
+    file_io.remove(note_path)
     try:
         yield
     except Failure as failure:
         if failure.code != ExitCode.STOPPED:
             with suppress(Failure, OSError):
-                told = {"token": holder.token, "mirror": data.mirror, "by": str(holder)}
-                file_io.write_json(note, told | {"failure": failure.as_json()})
+                record = {"token": holder.token, "mirror": data.mirror, "by": str(holder)}
+                file_io.write_json(note_path, record | {"failure": failure.as_json()})
         raise
 
 
-def _raise_recorded_failure(place: Path, waited: WaitOutcome | None, data: DataConfig) -> None:
-    """Raises the Failure of the process that was waited for, where it asked the same addresses."""
+def _raise_recorded_failure(lock_path: Path, waited: WaitOutcome | None, data: DataConfig) -> None:
+    """Raises the Failure of the process that was waited for, if it used the same addresses."""
     if waited is None or waited.token is None:
         return
     try:
-        note = json.loads(place.with_name(f"{place.name}.failed").read_bytes())
-        same = (note["token"], note["mirror"]) == (waited.token, data.mirror)
-        failure, by = note["failure"], note["by"]
-        again = Failure(
+        record = json.loads(lock_path.with_name(f"{lock_path.name}.failed").read_bytes())
+        same = (record["token"], record["mirror"]) == (waited.token, data.mirror)
+        failure, by = record["failure"], record["by"]
+        repeated = Failure(
             f"{failure['what']} ({by} tried)",
             fix=failure["fix"],
             code=ExitCode(failure["code"]),
@@ -602,4 +603,4 @@ def _raise_recorded_failure(place: Path, waited: WaitOutcome | None, data: DataC
     except (OSError, ValueError, TypeError, KeyError):
         return
     if same:
-        raise again
+        raise repeated

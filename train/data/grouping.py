@@ -21,73 +21,73 @@ from train.data.class_folders import FolderLayout
 Labels = npt.NDArray[np.int64]
 SampleMask = npt.NDArray[np.bool_]
 MAX_LISTED_GROUPS: Final = 5
-MAX_ROUNDS: Final = 8  # each group is looked at so often; two or three are enough in practice
+MAX_ROUNDS: Final = 8  # passes over all groups; two or three are enough in practice
 
 
 def group_names(paths: Iterable[str], pattern: str) -> list[str]:
-    """Each path's group: what the pattern's own groups hold, or its whole match where it has none.
+    """Each path's group: what the groups of the pattern match, or the whole match if it has no groups.
 
     Args:
         paths: relative to the folder of the class folders, with `/`: `CLASS/video_1/0001.jpg`.
 
     Raises:
-        Failure: DATA for paths in which the pattern is not found, with the first one and how many there are.
+        Failure: DATA if the pattern is not found in a path, with the first such path and their number.
     """
     search = re.compile(pattern).search
-    found, without = [], []
+    names, unmatched = [], []
     for path in paths:
         match = search(path)
         if match is None:
-            without.append(path)
+            unmatched.append(path)
         else:
-            found.append(", ".join(part or "" for part in match.groups()) if match.re.groups else match[0])
-    if without:
+            names.append(", ".join(part or "" for part in match.groups()) if match.re.groups else match[0])
+    if unmatched:
         raise Failure(
-            f"data.group is not found in the paths of {len(without):,} of {len(found) + len(without):,} images",
-            found=f"{without[0]}" + (", and others" if len(without) > 1 else ""),
+            f"data.group is not found in the paths of {len(unmatched):,} of {len(names) + len(unmatched):,} images",
+            found=f"{unmatched[0]}" + (", and others" if len(unmatched) > 1 else ""),
             expected=f"a match of {pattern!r} in each path below the folder of class folders",
             fix="correct data.group, or rename or move these files; data.group=null splits by single images",
             code=ExitCode.DATA,
         )
-    return found
+    return names
 
 
 def validation_mask_by_group(labels: Labels, groups: Sequence[str], count: int) -> SampleMask:
-    """Which samples are set aside, bool [n]: about `count`, about the same share of every class, only whole groups.
+    """Which samples are for validation, bool [n]: about `count`, about the same share of every class, whole groups.
 
-    Not keyed by run.seed, and from the groups' names alone: neither the order of the files nor that of the groups
-    matters. From the empty set on, a group changes sides wherever this brings the classes nearer to their shares.
+    The split depends on the names of the groups, not on run.seed or the order of the files. It begins with an empty
+    validation split, and moves a group to the other split if that brings the classes nearer to their shares.
 
     Raises:
-        Failure: DATA for fewer than two groups, and for a class that is not trained on whatever is held out.
+        Failure: DATA for fewer than two groups, and if every split leaves a class without a training image.
     """
     if count == 0:
         return np.zeros(len(labels), bool)
     unique, member = np.unique(np.array(groups), return_inverse=True)
     if len(unique) < 2:
         raise _unsplittable_failure(
-            "all images are one group: nothing can be held out", f"{len(labels)} images of {unique[0]}"
+            "all images are one group: they cannot be split", f"{len(labels)} images of {unique[0]}"
         )
     tables = _count_labels_by_group(labels, member, len(unique))
     sizes = np.bincount(labels)
-    held = _choose_groups(tables, sizes, count / len(labels))
-    if not held.any():
-        held[_least_harmful_group(tables, sizes, range(len(unique)))] = True
-    chosen: SampleMask = held[member]
-    missing = np.setdiff1d(labels, labels[~chosen])
+    is_validation_group = _choose_groups(tables, sizes, count / len(labels))
+    if not is_validation_group.any():
+        is_validation_group[_least_harmful_group(tables, sizes, range(len(unique)))] = True
+    is_validation: SampleMask = is_validation_group[member]
+    missing = np.setdiff1d(labels, labels[~is_validation])
     if len(missing):
-        shown = ", ".join(str(name) for name in unique[held][:MAX_LISTED_GROUPS])
+        listed = ", ".join(str(name) for name in unique[is_validation_group][:MAX_LISTED_GROUPS])
         raise _unsplittable_failure(
-            f"no image of {len(missing)} classes would be trained on", f"held-out groups: {shown}"
+            f"no image of {len(missing)} classes would be trained on", f"validation groups: {listed}"
         )
-    return chosen
+    return is_validation
 
 
 def count_training_images(layout: FolderLayout, pattern: str, fraction: float) -> int:
-    """How many images of a folder are left for training, where whole groups of its images are held out.
+    """How many images of a folder are for training, if the validation images are whole groups of them.
 
     Raises:
-        Failure: as above.
+        Failure: as `group_names` and `validation_mask_by_group`.
     """
     files = [list(class_folders.image_files(layout.training / name)) for name in layout.classes]
     labels = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
@@ -97,26 +97,25 @@ def count_training_images(layout: FolderLayout, pattern: str, fraction: float) -
     return int((~validation_mask_by_group(labels, named, batches.num_validation_samples(len(labels), fraction))).sum())
 
 
-def describe_split(groups: Sequence[str], chosen: SampleMask, asked: int) -> str:
-    """What came out, for the banner."""
-    held = {group for group, is_held in zip(groups, chosen, strict=True) if is_held}
-    images = f"{int(chosen.sum()):,} of {len(chosen):,} images"
-    return (
-        f"val: {images} in {len(held):,} of {len(set(groups)):,} groups (data.val_fraction asks for {asked:,} images)"
-    )
+def describe_split(groups: Sequence[str], is_validation: SampleMask, requested: int) -> str:
+    """The sizes of the split, for the banner."""
+    validation_groups = {group for group, in_validation in zip(groups, is_validation, strict=True) if in_validation}
+    images = f"{int(is_validation.sum()):,} of {len(is_validation):,} images"
+    groups_text = f"{len(validation_groups):,} of {len(set(groups)):,} groups"
+    return f"val: {images} in {groups_text} (data.val_fraction asks for {requested:,} images)"
 
 
 def refuse_leak(training: Sequence[str], validation: Sequence[str]) -> None:
-    """With folders of their own for both sides.
+    """Refuse groups that are in both splits, if each split has its own folder.
 
     Raises:
-        Failure: DATA for groups that are on both.
+        Failure: DATA, naming these groups.
     """
     both = sorted(set(training) & set(validation))
     if both:
         more = f" and {len(both) - MAX_LISTED_GROUPS:,} more" if len(both) > MAX_LISTED_GROUPS else ""
-        what = f"{len(both):,} groups are on both sides: trained on, and held out to measure with"
-        fix = "move all files of a group to one side, or correct data.group"
+        what = f"{len(both):,} groups are in both splits, training and validation"
+        fix = "move all files of a group to one split, or correct data.group"
         raise Failure(what, found=", ".join(both[:MAX_LISTED_GROUPS]) + more, fix=fix, code=ExitCode.DATA)
 
 
@@ -130,32 +129,35 @@ def _count_labels_by_group(labels: Labels, member: npt.NDArray[np.int64], groups
 
 
 def _choose_groups(tables: Sequence[LabelCounts], sizes: Labels, share: float) -> SampleMask:
-    """Sum over classes of (held out - wanted)^2 / size, made smaller group by group until nothing helps.
+    """Minimize the sum over classes of (validation - requested)^2 / size, moving one group at a time.
 
-    In the first round only groups for which there is room; a group with the last images of a class stays in training.
+    The first round only adds groups that fit. A group with the last training images of a class stays in training.
     """
-    held, over = np.zeros(len(tables), bool), -share * sizes.astype(np.float64)  # over: held out - wanted
-    most = (1 - share) * sizes - 0.5
+    in_validation, excess = (
+        np.zeros(len(tables), bool),
+        -share * sizes.astype(np.float64),
+    )  # excess: validation - requested
+    max_excess = (1 - share) * sizes - 0.5
     for turn in range(MAX_ROUNDS):
         changed = False
         for group in rng.permutation(len(tables), rng.SPLIT):
             label, number = tables[group]
-            change = -number if held[group] else number
-            better = ((change * (2 * over[label] + change)) / sizes[label]).sum() < -1e-9
-            room = turn > 0 or over.sum() + change.sum() < 0.5
-            if better and room and (held[group] or (over[label] + change < most[label]).all()):
-                over[label] += change
-                held[group], changed = not held[group], True
+            change = -number if in_validation[group] else number
+            better = ((change * (2 * excess[label] + change)) / sizes[label]).sum() < -1e-9
+            room = turn > 0 or excess.sum() + change.sum() < 0.5
+            if better and room and (in_validation[group] or (excess[label] + change < max_excess[label]).all()):
+                excess[label] += change
+                in_validation[group], changed = not in_validation[group], True
         if turn and not changed:
             break
-    return held
+    return in_validation
 
 
 def _least_harmful_group(tables: Sequence[LabelCounts], sizes: Labels, among: Iterable[int]) -> int:
-    """The group that takes the smallest share of any class: where even that is more than was asked for."""
+    """The group that takes the smallest share of any class; used if every group is larger than requested."""
     return min(among, key=lambda group: float((tables[group][1] / sizes[tables[group][0]]).max()))
 
 
-def _unsplittable_failure(what: str, found: str) -> Failure:
-    fix = "choose a data.group that makes smaller groups, or give the held-out images a folder of their own (val)"
-    return Failure(what, found=found, fix=fix, code=ExitCode.DATA)
+def _unsplittable_failure(what: str, actual: str) -> Failure:
+    fix = "choose a data.group that makes smaller groups, or move the validation images into a folder val"
+    return Failure(what, found=actual, fix=fix, code=ExitCode.DATA)

@@ -1,7 +1,7 @@
 """Lists the labelled images in class folders, and splits off a validation set if there is none.
 
-The same share of every class is held out, and the same samples in every run: the split does not
-depend on `run.seed`. Unread files, misplaced folders and classes that are too small are reported.
+The validation split has the same share of every class, and the same samples in every run: it does
+not depend on `run.seed`. Unread files, misplaced folders and classes that are too small are reported.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from train.data.splits import DataSplits
 
 
 def validation_mask(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
-    """Which samples are set aside, bool [n]: `count` of them, the same share of every class.
+    """Which samples are for validation, bool [n]: `count` of them, the same share of every class.
 
-    Not keyed by run.seed: runs with different seeds are measured on the same images.
+    Not keyed by run.seed: runs with different seeds are evaluated on the same images.
     """
     order = rng.permutation(len(labels), rng.SPLIT)
     share = np.empty(len(labels))
@@ -45,7 +45,7 @@ SampleIndices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ImageFileSource:
-    """Image files and their classes. paths: `Paths`, or whatever a factory of the user's own gives."""
+    """Image files and their classes. paths: `PackedPaths`, or any sequence from a user's factory."""
 
     paths: Sequence[str]
     labels: Tensor
@@ -55,17 +55,17 @@ class ImageFileSource:
         """Decode them, uint8 [n, size, size, 3].
 
         Raises:
-            Failure: DATA for a file that is not a whole image, NO_INPUT for one that went away.
+            Failure: DATA for a damaged image, NO_INPUT for a file that is gone.
         """
         pixels = np.empty((len(samples), self.size, self.size, 3), np.uint8)
-        for place, sample in enumerate(samples):
-            pixels[place] = decode.decode_image(Path(str(self.paths[sample])), self.size, int(sample))
+        for index, sample in enumerate(samples):
+            pixels[index] = decode.decode_image(Path(str(self.paths[sample])), self.size, int(sample))
         return torch.from_numpy(pixels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolderSplits:
-    """Both sides, the names of the classes, and what is worth saying of the split."""
+    """Both splits, the names of the classes, and notes and warnings about the split."""
 
     training: ImageFileSource
     validation: ImageFileSource
@@ -91,11 +91,11 @@ def open_image_folder(data: DataConfig) -> DataSplits:
 
 
 def list_splits(data: DataConfig) -> ImageFolderSplits:
-    """List all files of data.root, and split them where nothing is held out yet.
+    """List all files of data.root, and split them if there is no validation folder.
 
     Raises:
         Failure: NO_INPUT for missing folders and classes without images, DATA for another number of classes and for
-            groups that cannot be kept on one side.
+            groups that cannot be kept in one split.
     """
     layout = class_folders.find_layout(Path(data.root))
     _refuse_wrong_class_count(data, layout)
@@ -107,14 +107,18 @@ def list_splits(data: DataConfig) -> ImageFolderSplits:
         if data.group is not None:
             grouping.refuse_leak(_group_names(training, data), _group_names(validation, data))
         return _image_folder_splits(layout, training, validation, unread, class_folders.split_folder_warnings(inside))
-    chosen, notes = _choose_validation_files(training, data)
-    validation, training = _select_files(training, chosen), _select_files(training, ~chosen)
+    is_validation, notes = _choose_validation_files(training, data)
+    validation, training = _select_files(training, is_validation), _select_files(training, ~is_validation)
     warnings = class_folders.split_folder_warnings(inside)
     if data.val_fraction > 0:
-        counted = (np.bincount(side.labels.numpy(), minlength=len(layout.classes)) for side in (training, validation))
+        counts_by_split = (
+            np.bincount(split.labels.numpy(), minlength=len(layout.classes)) for split in (training, validation)
+        )
         warnings = (
             *warnings,
-            *class_folders.missing_validation_warnings(layout.classes, *(one.tolist() for one in counted)),
+            *class_folders.missing_validation_warnings(
+                layout.classes, *(counts.tolist() for counts in counts_by_split)
+            ),
         )
     return _image_folder_splits(layout, training, validation, unread, warnings, notes)
 
@@ -127,29 +131,29 @@ def _image_folder_splits(
     warnings: tuple[str, ...],
     notes: tuple[str, ...] = (),
 ) -> ImageFolderSplits:
-    told = (class_folders.describe_unread_files(unread), class_folders.describe_ignored_folders(layout))
+    messages = (class_folders.describe_unread_files(unread), class_folders.describe_ignored_folders(layout))
     return ImageFolderSplits(
         training=training,
         validation=validation,
         classes=layout.classes,
-        notes=(*notes, *filter(None, told)),
+        notes=(*notes, *filter(None, messages)),
         warnings=warnings,
     )
 
 
 def _choose_validation_files(files: ImageFileSource, data: DataConfig) -> tuple[npt.NDArray[np.bool_], tuple[str, ...]]:
-    """Which files are held out, and what to say of it."""
+    """Which files are for validation, and notes about that."""
     labels = files.labels.numpy()
     count = batches.num_validation_samples(len(labels), data.val_fraction)
     if data.group is None:
         return validation_mask(labels, count), ()
-    named = _group_names(files, data)
-    chosen = grouping.validation_mask_by_group(labels, named, count)
-    return chosen, (grouping.describe_split(named, chosen, count),)
+    groups = _group_names(files, data)
+    is_validation = grouping.validation_mask_by_group(labels, groups, count)
+    return is_validation, (grouping.describe_split(groups, is_validation, count),)
 
 
 def _group_names(files: ImageFileSource, data: DataConfig) -> list[str]:
-    """data.group is searched in paths as they are below the folder of class folders: no folder above may match."""
+    """The groups, searched in the paths below the folder of class folders, so that no folder above can match."""
     return grouping.group_names(path_list.as_packed_paths(files.paths).names(), data.group or "")
 
 
@@ -178,7 +182,7 @@ def _select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> Imag
 
 
 def _refuse_wrong_class_count(data: DataConfig, layout: class_folders.FolderLayout) -> None:
-    """A default is no claim; any other number must be right."""
+    """Refuse a data.classes that is not the number of class folders. Its default claims nothing."""
     if data.classes not in (len(layout.classes), DataConfig().classes):
         raise Failure(
             "data.classes is not the number of class folders",

@@ -23,15 +23,15 @@ from train.data.splits import SampleIndices
 from train.data.workers import PixelBatch, Request, Split, to_device
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
-IMAGES_PER_CHUNK: Final = 128  # images decoded by one thread at a time, which then gives a sign of life
-MAX_ITEMSIZE_BYTES: Final = 4  # bytes of one number, at most: what is never written of an area takes no memory
-# Of a GPU's free memory, for the images of one split: what is computed of them needs the rest.
+IMAGES_PER_CHUNK: Final = 128  # decoded by one thread between two heartbeats
+MAX_ITEMSIZE_BYTES: Final = 4  # largest dtype; pages of an area that are never written take no memory
+# Of a GPU's free memory, for the images of one split: the training needs the rest.
 FREE_GPU_MEMORY_FRACTION: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDataset:
-    """Every image, decoded, on the device. readable: which rows hold one, bool [N]; None: all."""
+    """All images, decoded, on the device. readable: which rows hold an image, bool [N]; None: all."""
 
     pixels: Tensor
     labels: Tensor
@@ -41,7 +41,7 @@ class DeviceDataset:
         return "memory" if self.pixels.device.type == "cpu" else "memory, on the GPU"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """Give the pixels of all images each time, and the rows of the samples."""
+        """Yield the pixels of all images for each request, and the rows of its samples."""
         for request, samples in _readable_requests(requests, self.readable):
             rows = to_device(samples, self.pixels.device)
             yield request, (self.pixels, rows, self.labels.index_select(0, rows))
@@ -49,7 +49,7 @@ class DeviceDataset:
 
 @dataclass(frozen=True, slots=True)
 class HostDataset:
-    """Every image, decoded, in the host's memory. A batch is copied while the one before it is computed."""
+    """All images, decoded, in host memory. A batch is copied while the GPU computes the one before it."""
 
     pixels: Tensor
     labels: Tensor
@@ -60,7 +60,7 @@ class HostDataset:
         return "memory, of the host: copied one batch ahead"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """Give the pixels of the samples alone, and all their rows."""
+        """Yield the pixels of the samples alone, with the rows 0..n-1."""
         lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         pending: tuple[Request, _PendingCopy] | None = None
         for request, samples in _readable_requests(requests, self.readable):
@@ -86,14 +86,14 @@ class HostDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PendingCopy:
-    """A batch on its way to the device. copied: what to wait for before it is used."""
+    """A batch that is being copied to the device. copied: the event that ends the copy."""
 
     images: Tensor
     labels: Tensor
     copied: torch.cuda.Event | None
 
     def wait(self) -> PixelBatch:
-        """The device waits, not the host; and keeps the memory until it has used it."""
+        """Make the device wait, not the host; the device keeps the memory until it has used it."""
         if self.copied is not None:
             stream = torch.cuda.current_stream(self.images.device)
             stream.wait_event(self.copied)
@@ -105,7 +105,7 @@ class _PendingCopy:
 def _readable_requests(
     requests: Iterable[tuple[Request, SampleIndices]], readable: npt.NDArray[np.bool_] | None
 ) -> Iterable[tuple[Request, SampleIndices]]:
-    """Each request with those of its samples that can be read; without the requests that have none."""
+    """Each request with its readable samples; requests without any are left out."""
     if readable is None:
         return requests
     left = ((request, samples[readable[samples]]) for request, samples in requests)
@@ -120,8 +120,9 @@ def load_in_memory(
     pulse: Heartbeat | None = None,
     host: HostRanks = SINGLE_RANK,
 ) -> DeviceDataset | HostDataset:
-    """Decode all images, several at a time: Pillow and numpy let other threads run meanwhile. The ranks of one machine
-    share the work, and the memory of what they read.
+    """Decode all images in several threads: Pillow and numpy release the GIL.
+
+    The ranks of one host share the decoding and the memory of the images.
 
     Args:
         stored: the shape of one sample as it is read.
@@ -131,19 +132,19 @@ def load_in_memory(
     """
     count = len(split.source.labels)
     area = host.area(MAX_ITEMSIZE_BYTES * count * math.prod(stored))
-    part = _RankShare(pixels=_PixelBuffer((count, *stored), area.memory))
-    mine = _sample_chunks(count)[area.ranks.index(host.rank) :: len(area.ranks)]
+    share = _RankShare(pixels=_PixelBuffer((count, *stored), area.memory))
+    chunks = _sample_chunks(count)[area.ranks.index(host.rank) :: len(area.ranks)]
     if host.world_size == 1:
-        part.read(split, mine, threads, pulse)
-        found = [part.found]
+        share.read(split, chunks, threads, pulse)
+        reports = [share.report]
     else:
         with suppress(Failure):
-            part.read(split, mine, threads, pulse)
-        everywhere = host.all_gather(part.found)
-        _raise_first_failure(everywhere)
-        found = [everywhere[rank] for rank in area.ranks]
-    labels, readable = _merge_reports(split, found)
-    return _place_dataset(part.pixels.of(found), labels, readable, device)
+            share.read(split, chunks, threads, pulse)
+        all_reports = host.all_gather(share.report)
+        _raise_first_failure(all_reports)
+        reports = [all_reports[rank] for rank in area.ranks]
+    labels, readable = _merge_reports(split, reports)
+    return _place_dataset(share.pixels.result(reports), labels, readable, device)
 
 
 def _sample_chunks(count: int) -> list[SampleIndices]:
@@ -154,11 +155,11 @@ def _sample_chunks(count: int) -> list[SampleIndices]:
 class _ReadReport:
     """What one rank has read, without the pixels.
 
-    moved: the samples that stand in other ones' rows. missing: rows that hold none. bad: broken images. failure: and
-    the first sample of the chunk that it came from.
+    moved: by row, the sample that replaces an unreadable one. missing: rows without an image. bad: broken images.
+    failure: the arguments of a Failure, after the first sample of the chunk that raised it.
     """
 
-    kind: torch.dtype | None = None
+    dtype: torch.dtype | None = None
     moved: dict[int, int] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     bad: dict[int, str] = field(default_factory=dict)
@@ -167,7 +168,7 @@ class _ReadReport:
 
 @dataclass(slots=True)
 class _PixelBuffer:
-    """[count, *stored] of the type that is read first, in this memory, or in memory of its own."""
+    """[count, *stored] of the dtype that is read first, in `memory`, or if that is None in its own memory."""
 
     shape: tuple[int, ...]
     memory: Tensor | None
@@ -178,17 +179,17 @@ class _PixelBuffer:
             self.filled = self._shaped(read.dtype)
         self.filled[rows] = read
 
-    def of(self, found: Sequence[_ReadReport]) -> Tensor:
-        """All of them; without a row where nothing could be read."""
-        kind = next((part.kind for part in found if part.kind is not None), None)
-        if kind is None:
+    def result(self, reports: Sequence[_ReadReport]) -> Tensor:
+        """The pixels of all ranks; no rows if nothing could be read."""
+        dtype = next((report.dtype for report in reports if report.dtype is not None), None)
+        if dtype is None:
             return torch.zeros((0, *self.shape[1:]), dtype=torch.uint8)
-        return self._shaped(kind) if self.filled is None else self.filled
+        return self._shaped(dtype) if self.filled is None else self.filled
 
-    def _shaped(self, kind: torch.dtype) -> Tensor:
+    def _shaped(self, dtype: torch.dtype) -> Tensor:
         if self.memory is None:
-            return torch.zeros(self.shape, dtype=kind)
-        return self.memory[: math.prod(self.shape) * kind.itemsize].view(kind).view(self.shape)
+            return torch.zeros(self.shape, dtype=dtype)
+        return self.memory[: math.prod(self.shape) * dtype.itemsize].view(dtype).view(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,17 +197,17 @@ class _RankShare:
     """One rank's share of the work."""
 
     pixels: _PixelBuffer
-    found: _ReadReport = field(default_factory=_ReadReport)
+    report: _ReadReport = field(default_factory=_ReadReport)
 
     def read(self, split: Split, chunks: Sequence[SampleIndices], threads: int, pulse: Heartbeat | None) -> None:
-        """Fill the rows of these chunks; a failure is noted too."""
+        """Fill the rows of these chunks; a failure is also recorded in the report."""
         with ThreadPoolExecutor(threads) as pool:
             results = pool.map(lambda chunk: split.tolerant().read(chunk), chunks)
             try:
                 for chunk in (pulse or Heartbeat()).each("data", chunks):
                     self._take(split, chunk, results)
             finally:
-                results.close()  # type: ignore[attr-defined]  # a generator: what was not begun is not read any more
+                results.close()  # type: ignore[attr-defined]  # a generator: chunks that have not begun are cancelled
 
     def _take(
         self, split: Split, chunk: SampleIndices, results: Iterator[tuple[Tensor | None, SampleIndices, dict[int, str]]]
@@ -215,32 +216,32 @@ class _RankShare:
             read, taken, bad = next(results)
             split.ledger.add(split.name, bad)
         except Failure as failure:
-            self.found.failure = (int(chunk[0]), failure.arguments())
+            self.report.failure = (int(chunk[0]), failure.arguments())
             raise
-        self.found.bad |= bad
+        self.report.bad |= bad
         rows = chunk if split.replace else taken
-        self.found.missing += np.setdiff1d(chunk, rows).tolist()
+        self.report.missing += np.setdiff1d(chunk, rows).tolist()
         other = rows != taken
-        self.found.moved |= dict(zip(rows[other].tolist(), taken[other].tolist(), strict=True))
+        self.report.moved |= dict(zip(rows[other].tolist(), taken[other].tolist(), strict=True))
         if read is not None:
-            self.found.kind = read.dtype
+            self.report.dtype = read.dtype
             self.pixels.put(rows, read)
 
 
-def _raise_first_failure(found: Sequence[_ReadReport]) -> None:
-    """The failure that one rank alone would have met first."""
-    failures = [part.failure for part in found if part.failure is not None]
+def _raise_first_failure(reports: Sequence[_ReadReport]) -> None:
+    """Raise the failure that a single rank would have met first."""
+    failures = [report.failure for report in reports if report.failure is not None]
     if failures:
         raise Failure(**min(failures, key=lambda failure: failure[0])[1])
 
 
-def _merge_reports(split: Split, found: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
+def _merge_reports(split: Split, reports: Sequence[_ReadReport]) -> tuple[Tensor, npt.NDArray[np.bool_] | None]:
     """Labels, and which rows hold an image."""
     labels, readable = split.source.labels.clone(), np.ones(len(split.source.labels), bool)
-    for part in found:
-        split.ledger.add(split.name, part.bad)
-        readable[part.missing] = False
-        labels[list(part.moved)] = split.source.labels[list(part.moved.values())]
+    for report in reports:
+        split.ledger.add(split.name, report.bad)
+        readable[report.missing] = False
+        labels[list(report.moved)] = split.source.labels[list(report.moved.values())]
     return labels, None if readable.all() else readable
 
 

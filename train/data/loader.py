@@ -34,7 +34,7 @@ from train.data.workers import (
 )
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
-MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # bytes of pixels, both splits together
+MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # pixels of both splits together
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,21 +46,22 @@ class Batch:
 
 
 class SplitReader(Protocol):
-    """Where the pixels of one split come from."""
+    """Reads the pixels of one split."""
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """For each (what they belong to, samples): the first as it came, and the pixels of the samples.
+        """For each (request, samples): the request unchanged, and the pixels of the samples.
 
-        A request of which no sample can be read is left out, in evaluation alone.
+        In evaluation a request without a readable sample is left out.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLoader:
-    """Both splits of the data, ready to be drawn from.
+    """Yields batches of both splits.
 
-    workers: processes that read. broken: the files that this rank has skipped so far. paths: of the training samples,
-    where they are files. notes: what the user should know of data.cache.
+    description: where the images are kept, or how many workers read them. workers: processes that read. broken: the
+    files that this rank has skipped so far. paths: the training files, if the samples are files. notes: about
+    data.cache.
     """
 
     training: SplitReader
@@ -69,7 +70,7 @@ class BatchLoader:
     mirror: bool
     data: DataConfig
     seed: int
-    kind: str
+    description: str
     broken: UnreadableLog
     paths: Sequence[str] | None = None
     workers: int = 0
@@ -84,7 +85,7 @@ class BatchLoader:
             yield micro_batch, Batch(images=images, labels=labels)
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
-        """Each block of validation samples, as they are."""
+        """Each block of validation samples, not augmented."""
         for _, (pixels, rows, labels) in self.validation.read(enumerate(blocks)):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
 
@@ -115,26 +116,26 @@ def open_loader(
     pulse: Heartbeat | None = None,
     host: HostRanks = SINGLE_RANK,
 ) -> BatchLoader:
-    """Read everything now (memory), or get ready to read as it is needed (workers).
+    """Read all images now (memory), or prepare to read them when they are needed (workers).
 
     Args:
         cores: how many this rank may use.
-        say: takes one line for each image that is skipped; without it they go to stderr, to this rank's log.
-        host: the ranks of this machine, which share what they hold in memory.
+        say: called with a line for each skipped image; by default it writes to stderr, so to this rank's log.
+        host: the ranks of this machine, which share the images in memory.
 
     Raises:
-        Failure: DATA or NO_INPUT, naming the images; DATA where workers would read each other's places in a file; what
+        Failure: DATA or NO_INPUT, naming the images; DATA if workers would share the offset of an open file; what
             filling data.cache raises.
     """
     before, sets = sets.notes, decoded_cache.use_cache(sets, data, host, pulse or Heartbeat())
-    kind, workers = choose_loader(sets, data, cores)
-    if kind == "workers" and workers and sets.shared:
+    mode, workers = choose_loader(sets, data, cores)
+    if mode == "workers" and workers and sets.shared:
         raise _shared_file_failure(sets.shared, data)
     broken = UnreadableLog(data.max_bad_images, say or _write_to_stderr)
 
     def open_reader(name: str, source: SampleSource, *, replace: bool) -> DeviceDataset | HostDataset | WorkerLoader:
         split = Split(name=name, source=source, ledger=broken, most=data.max_bad_images, replace=replace)
-        if kind == "memory":
+        if mode == "memory":
             return load_in_memory(split, sets.shape.stored, device, cores, pulse, host)
         return WorkerLoader(split, workers, device, stay=not replace)
 
@@ -146,24 +147,24 @@ def open_loader(
         mirror=sets.mirror,
         data=data,
         seed=seed,
-        kind=str(training),
+        description=str(training),
         broken=broken,
         paths=getattr(sets.training, "paths", None),
-        workers=0 if kind == "memory" else workers,
+        workers=0 if mode == "memory" else workers,
         notes=sets.notes[len(before) :],
     )
 
 
 def choose_loader(sets: DataSplits, data: DataConfig, cores: int) -> tuple[Literal["memory", "workers"], int]:
-    """What data.loader and data.workers come to for a rank that may use so many processors."""
+    """Resolve data.loader and data.workers for a rank that may use `cores` cores."""
     fits = sets.bytes_ <= MAX_IN_MEMORY_BYTES
-    kind = data.loader if data.loader != "auto" else "memory" if fits else "workers"
-    return kind, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
+    mode = data.loader if data.loader != "auto" else "memory" if fits else "workers"
+    return mode, min(8, max(1, cores - 1)) if data.workers == "auto" else data.workers
 
 
 def _shared_file_failure(path: str, data: DataConfig) -> Failure:
     return Failure(
-        "data workers would read each other's places in a file that was open before they were started",
+        "data workers would share the offset of a file that was opened before they were forked",
         found=f"{path}, whose position moves as items of {data.name} are read",
         expected="a file that each process opens for itself",
         fix="open it in __getitem__ at the first read, or read with os.pread; or set data.workers=0",
@@ -180,32 +181,34 @@ MIB: Final = 2**20
 
 
 def refuse_small_shared_memory(
-    workers: int, each: int, *, ranks: int, place: Path = Path(SHARED_MEMORY_FOLDER)
+    workers: int, batch_bytes: int, *, ranks: int, folder: Path = Path(SHARED_MEMORY_FOLDER)
 ) -> None:
-    """Refuse a start that would end at its first evaluation, or wherever training waits for the GPU.
+    """Refuse to start if the batches of the data workers would not fit into shared memory.
+
+    Training and evaluation workers exist at the same time, so the lack would show only at the first evaluation.
 
     Args:
         workers: of one rank.
-        each: bytes of one batch of training and one of evaluation, whose workers are there at the same time.
+        batch_bytes: one training batch and one validation batch together.
         ranks: on this node.
 
     Raises:
         Failure: RESOURCE.
     """
-    need = ranks * workers * PREFETCH_FACTOR * each
+    need = ranks * workers * PREFETCH_FACTOR * batch_bytes
     try:
-        found = os.statvfs(place)
+        disk = os.statvfs(folder)
     except OSError:
-        return  # not there: torch says what it misses
-    free = found.f_bavail * found.f_frsize
+        return  # no such folder: torch reports it
+    free = disk.f_bavail * disk.f_frsize
     if need <= free:
         return
-    some = f"{workers} worker{'s' * (workers != 1)}"
-    who = some if ranks == 1 else f"{ranks} ranks x {some}"
+    text = f"{workers} worker{'s' * (workers != 1)}"
+    who = text if ranks == 1 else f"{ranks} ranks x {text}"
     fewer = workers * free // need
     raise Failure(
         "shared memory is too small for the data workers",
-        found=f"{place} of {found.f_blocks * found.f_frsize // MIB} MiB, {free // MIB} MiB free",
+        found=f"{folder} of {disk.f_blocks * disk.f_frsize // MIB} MiB, {free // MIB} MiB free",
         expected=f"{-(-need // MIB)} MiB for {who} with {PREFETCH_FACTOR} batches of training and of evaluation each",
         fix=f"docker run --shm-size={-(-need // 2**30) + 1}g (or --ipc=host); or set data.workers={fewer}",
         code=ExitCode.RESOURCE,

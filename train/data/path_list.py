@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
-NAMES_PER_CHUNK = 2**16  # names gathered at a time: each letter takes eight bytes meanwhile
+NAMES_PER_CHUNK = 2**16  # gathered at a time: each letter needs eight bytes of temporary memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedPaths(Sequence[str]):
     """Paths below one folder, by number.
 
-    numpy's own arrays of text take four bytes for a letter, and for each path as many letters as the longest has.
+    numpy's arrays of text need four bytes for a letter, and make every path as long as the longest one.
 
-    above: that folder, with its slash. letters: the names below it, as the file system has them. starts, lengths: int64
-    and int32 [count], where in `letters` each name is; parts of one list share them.
+    above: that folder, with its slash. letters: the names below it, as bytes of the file system. starts, lengths: int64
+    and int32 [count], where each name is in `letters`; parts of one list share `letters`.
     """
 
     above: str
@@ -35,31 +35,31 @@ class PackedPaths(Sequence[str]):
         return len(self.starts)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
 
     @overload
-    def __getitem__(self, place: slice) -> PackedPaths: ...
+    def __getitem__(self, index: slice) -> PackedPaths: ...
 
-    def __getitem__(self, place: int | slice) -> str | PackedPaths:
-        return self.part(place) if isinstance(place, slice) else self.above + self._name(place)
+    def __getitem__(self, index: int | slice) -> str | PackedPaths:
+        return self.part(index) if isinstance(index, slice) else self.above + self._name(index)
 
-    def part(self, chosen: Any) -> PackedPaths:
-        """Those that `chosen` picks: numbers, a slice, or bool [count]."""
-        return replace(self, starts=self.starts[chosen], lengths=self.lengths[chosen])
+    def part(self, selection: Any) -> PackedPaths:
+        """The paths that `selection` selects: indices, a slice, or bool [count]."""
+        return replace(self, starts=self.starts[selection], lengths=self.lengths[selection])
 
     def names(self) -> Iterator[str]:
-        """What each path is below `above`."""
+        """Each path relative to `above`."""
         return map(self._name, range(len(self)))
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """All that the names are made of, for a hash: how long each is, and their letters one behind the other."""
+        """The bytes to hash: the lengths of all names, then their letters."""
         yield np.ascontiguousarray(self.lengths, "<i4").data
         for first in range(0, len(self), NAMES_PER_CHUNK):
             yield self._joined(slice(first, first + NAMES_PER_CHUNK))
 
-    def _name(self, place: int) -> str:
-        start = self.starts[place]
-        return os.fsdecode(self.letters[start : start + self.lengths[place]])
+    def _name(self, index: int) -> str:
+        start = self.starts[index]
+        return os.fsdecode(self.letters[start : start + self.lengths[index]])
 
     def _joined(self, part: slice) -> bytes | memoryview:
         starts, lengths = self.starts[part], self.lengths[part].astype(np.int64)
@@ -71,23 +71,23 @@ class PackedPaths(Sequence[str]):
 
 
 def pack_paths(paths: Iterable[str], above: str = "") -> PackedPaths:
-    """A list of its own. above: what all of them begin with."""
+    """Pack paths into a new list. above: the prefix of all of them."""
     letters, lengths = bytearray(), array("i")
     for path in paths:
         name = os.fsencode(path[len(above) :])
         letters += name
         lengths.append(len(name))
-    found = np.array(lengths, np.int32)
-    return PackedPaths(above, bytes(letters), np.cumsum(found, dtype=np.int64) - found, found)
+    name_lengths = np.array(lengths, np.int32)
+    return PackedPaths(above, bytes(letters), np.cumsum(name_lengths, dtype=np.int64) - name_lengths, name_lengths)
 
 
 def as_packed_paths(paths: Iterable[Any]) -> PackedPaths:
-    """Whatever paths a data set of the user's own has."""
+    """The paths of any data set as PackedPaths."""
     return paths if isinstance(paths, PackedPaths) else pack_paths(map(str, paths))
 
 
 def concatenate_paths(first: PackedPaths, second: PackedPaths) -> PackedPaths:
-    """Those of both, one behind the other."""
+    """The paths of the first list, then those of the second."""
     if first.letters is second.letters and first.above == second.above:
         return replace(
             first,
@@ -98,11 +98,13 @@ def concatenate_paths(first: PackedPaths, second: PackedPaths) -> PackedPaths:
 
 
 def merge_paths(first: PackedPaths, second: PackedPaths) -> tuple[PackedPaths, Int64Array]:
-    """Each path of both once, sorted; and where in it those of the first and then those of the second are."""
+    """All paths, sorted, each once; and the rows of the first list, then those of the second."""
     every = concatenate_paths(first, second)
-    named = list(every)
-    order = np.array(sorted(range(len(named)), key=named.__getitem__), np.int64)
-    fresh = np.array([True] * len(named[:1]) + [named[one] != named[next_] for one, next_ in pairwise(order)], bool)
-    rows = np.empty(len(named), np.int64)
-    rows[order] = np.cumsum(fresh) - 1
-    return every.part(order[fresh]), rows
+    names = list(every)
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    is_first = np.array(
+        [True] * len(names[:1]) + [names[current] != names[following] for current, following in pairwise(order)], bool
+    )
+    rows = np.empty(len(names), np.int64)
+    rows[order] = np.cumsum(is_first) - 1
+    return every.part(order[is_first]), rows

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class DataSummary:
     """What `train check` says of data that it does not open.
 
-    training: how many samples are trained on; None where only opening the data counts them. facts: what a resumed run
-    compares with what it began with.
+    training: the number of training samples; None if only opening the data counts them. facts: what a resumed run
+    compares with the facts of its start.
     """
 
     description: str
@@ -51,16 +51,16 @@ class DataSource:
     Functions:
         open: both splits, reading no more than a few images. Raises Failure: NO_INPUT or DATA, naming the folder, file
             or sample; USAGE for what the config itself rules out.
-        count: the training samples, where that is cheap: every task asks it before a start; None where it is not, or
-            where only opening tells. Raises Failure: NO_INPUT for data that is not there, DATA for broken files.
-        describe: what `train check` says; may walk through all files. Raises Failure: as `count`.
-        check: refuses values of its own keys. Raises Failure: USAGE.
-        has_validation: whether data.root holds a validation split of its own, which data.val_fraction does not divide.
+        count: the number of training samples; None if counting is slow, or if only opening the data tells: every task
+            calls it before a start. Raises Failure: NO_INPUT for missing data, DATA for broken files.
+        describe: the summary for `train check`; may walk through all files. Raises Failure: as `count`.
+        check: refuses bad values of the source's keys. Raises Failure: USAGE.
+        has_validation: whether data.root holds a separate validation split, so that data.val_fraction is unused.
 
     Facts:
-        keys: those of OPTIONAL_KEYS that act on it.
-        origin: computed from the sample's number, read from files at data.root, or from what a factory returns.
-        channels: 1 for gray images and 3 for RGB; None where only the data tells, and with it the size.
+        keys: the OPTIONAL_KEYS that act on this source.
+        origin: computed from the sample's number, read from files at data.root, or returned by a factory.
+        channels: 1 for gray images and 3 for RGB; None if channels and size are known only from the data.
         has_class_names: whether classes have names; else they may be numbers only.
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
@@ -90,11 +90,11 @@ OPTIONAL_KEYS: Final = (
     "group",
     "cache",
 )
-# What to do about a key that is set and does nothing. The others are refused then, or compared with the data.
+# The fix for a key that is set and does nothing. Other such keys are refused, or compared with the data.
 UNUSED_KEY_FIXES: Final = {
-    "root": "set data.name to what lies there (folder, npz, cifar10, ...); {name} reads nothing",
-    "samples": "leave it out: all samples that are there are used",
-    "val_fraction": "leave it out: the published test images are held out",
+    "root": "set data.name to the data that lies there (folder, npz, cifar10, ...); {name} reads nothing",
+    "samples": "leave it out: all samples are used",
+    "val_fraction": "leave it out: the published test images are used for validation",
     "cache": "leave it out: only image folders are decoded into it",
 }
 
@@ -102,8 +102,8 @@ UNUSED_KEY_FIXES: Final = {
 def find_source(name: str) -> DataSource:
     """The entry of this `data.name`; any name that is not in the table is package.module:factory."""
     module, _, entry = schema.DATA_SOURCES.get(name, schema.FACTORY_SOURCE).partition(":")
-    found: DataSource = getattr(import_module(f"train.data.sources.{module}"), entry)
-    return found
+    source: DataSource = getattr(import_module(f"train.data.sources.{module}"), entry)
+    return source
 
 
 def open_splits(data: DataConfig) -> DataSplits:
@@ -112,7 +112,7 @@ def open_splits(data: DataConfig) -> DataSplits:
 
 
 def configured_shape(data: DataConfig) -> Shape | None:
-    """Of one sample, where it follows from the configuration."""
+    """The shape of one sample; None if the configuration does not determine it."""
     channels = find_source(data.name).channels
     if channels is None:
         return None
@@ -121,15 +121,15 @@ def configured_shape(data: DataConfig) -> Shape | None:
 
 
 def unused_keys(data: DataConfig) -> frozenset[str]:
-    """The keys of the data section that do nothing here, whatever their value."""
-    idle = {key for key in OPTIONAL_KEYS if key not in find_source(data.name).keys}
+    """The keys of the data section that do nothing for this source, whatever their value."""
+    unused = {key for key in OPTIONAL_KEYS if key not in find_source(data.name).keys}
     if data.classes != DataConfig().classes:  # a claim, which is compared with the data
-        idle.discard("classes")
-    return frozenset(f"data.{key}" for key in idle)
+        unused.discard("classes")
+    return frozenset(f"data.{key}" for key in unused)
 
 
 def unused_key_warnings(data: DataConfig) -> tuple[str, ...]:
-    """One line for each key that was set and does nothing. A key at its default claims nothing."""
+    """One line for each key that is set and does nothing. A key at its default is not reported."""
     acting, default = find_source(data.name).keys, DataConfig()
     return tuple(
         f"data.{key}: {value} does nothing here. fix: {fix.format(name=data.name)}"
@@ -139,7 +139,7 @@ def unused_key_warnings(data: DataConfig) -> tuple[str, ...]:
 
 
 def refuse_inapplicable_keys(data: DataConfig) -> None:
-    """Refuse keys that belong to another data source, and values that this one cannot have.
+    """Refuse keys that act only on other data sources, and values that this source cannot have.
 
     Raises:
         Failure: USAGE.
@@ -150,7 +150,7 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
 
 
 def refuse_unused_key(data: DataConfig, key: str) -> None:
-    """Raises Failure (USAGE), where this key is set and acts on other data sources only."""
+    """Raises Failure (USAGE) if this key is set and acts only on other data sources."""
     value = getattr(data, key)
     if value == getattr(DataConfig(), key) or key in find_source(data.name).keys:
         return
@@ -159,7 +159,7 @@ def refuse_unused_key(data: DataConfig, key: str) -> None:
 
 
 def inapplicable_key_failure(data: DataConfig, key: str, fix: str) -> Failure:
-    """This key, or its value, belongs to another data source."""
+    """The Failure for a key, or a value, that belongs to another data source."""
     return Failure(
         f"data.{key} does not go with data.name: {data.name}",
         found=f"data.{key}: {getattr(data, key)}",

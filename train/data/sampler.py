@@ -19,8 +19,10 @@ SampleIndices = npt.NDArray[np.int64]
 
 @dataclass(slots=True, kw_only=True)
 class MicroBatch:
-    """One micro batch: `number` is its place among those of its global batch, whichever rank computes it. Not frozen:
-    one is made in each step, and freezing takes three times as long."""
+    """One micro batch. number: its index in the global batch, on whichever rank.
+
+    Not frozen: each step creates one, and a frozen dataclass takes three times as long.
+    """
 
     step: int
     epoch: int
@@ -44,49 +46,51 @@ class BatchSampler:
         epochs = range(first // self.steps.per_epoch, -(-self.steps.total // self.steps.per_epoch))
         orders = prefetch_epoch_orders(partial(rng.permutation, self.samples, rng.ORDER, self.seed), epochs)
         for step in range(first, self.steps.total):
-            epoch, place = divmod(step, self.steps.per_epoch)
+            epoch, position = divmod(step, self.steps.per_epoch)
             if epoch != ordered:
                 order, ordered = next(orders), epoch
-            batch = order[place * self.batches.global_ : (place + 1) * self.batches.global_]
+            batch = order[position * self.batches.global_ : (position + 1) * self.batches.global_]
             for number in self._numbers():
                 samples = batch[number * self.batches.micro : (number + 1) * self.batches.micro]
                 yield MicroBatch(step=step, epoch=epoch, number=number, samples=samples)
 
     def global_batch(self, step: int) -> SampleIndices:
         """The samples of all ranks in optimizer step `step` (counted from 0), in the order of their micro batches."""
-        epoch, place = divmod(step, self.steps.per_epoch)
+        epoch, position = divmod(step, self.steps.per_epoch)
         order = rng.permutation(self.samples, rng.ORDER, self.seed, epoch)
-        return order[place * self.batches.global_ : (place + 1) * self.batches.global_]
+        return order[position * self.batches.global_ : (position + 1) * self.batches.global_]
 
     def _numbers(self) -> range:
-        """This rank's micro batches of a global batch: neighbours, so that the ranks' parts lie side by side."""
+        """The numbers of this rank's micro batches in a global batch: consecutive ones."""
         first = self.rank * self.batches.accumulation
         return range(first, first + self.batches.accumulation)
 
 
 def prefetch_epoch_orders(draw: Callable[[int], SampleIndices], epochs: range) -> Iterator[SampleIndices]:
-    """What `draw` gives for each epoch. A thread draws it while the one before is used: sorting a million numbers takes
-    as long as many steps, and numpy lets others run meanwhile."""
-    coming = _draw_in_thread(draw, epochs[0]) if epochs else None
+    """The order that `draw` returns for each epoch; a thread draws it during the epoch before.
+
+    Sorting a million numbers takes as long as many steps, and numpy releases the GIL meanwhile.
+    """
+    pending = _draw_in_thread(draw, epochs[0]) if epochs else None
     for epoch in epochs:
-        assert coming is not None
-        order = coming.result()
-        coming = _draw_in_thread(draw, epoch + 1) if epoch + 1 in epochs else None
+        assert pending is not None
+        order = pending.result()
+        pending = _draw_in_thread(draw, epoch + 1) if epoch + 1 in epochs else None
         yield order
 
 
 def _draw_in_thread(draw: Callable[[int], SampleIndices], epoch: int) -> Future[SampleIndices]:
-    """In a daemon: a run that ends does not wait for an order that nobody wants any more."""
-    found: Future[SampleIndices] = Future()
+    """Draw in a daemon thread, so that a run that ends does not wait for an order that is no longer needed."""
+    future: Future[SampleIndices] = Future()
 
     def run() -> None:
         try:
-            found.set_result(draw(epoch))
+            future.set_result(draw(epoch))
         except Exception as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     Thread(target=run, daemon=True, name=f"order of epoch {epoch}").start()
-    return found
+    return future
 
 
 def rank_blocks(count: int, size: int, *, rank: int, world_size: int) -> list[SampleIndices]:

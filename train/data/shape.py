@@ -1,4 +1,4 @@
-"""What one sample is: channels, and rows and columns of pixels, or frames of them."""
+"""Holds the shape of one sample: its channels, and its size in pixels and frames."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Shape:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """Of one sample as it is read: (*size, channels)."""
+        """The shape of one sample as it is read: (*size, channels)."""
         return (*self.size, self.channels)
 
     @property
     def input(self) -> tuple[int, ...]:
-        """Of one sample as the model gets it: (channels, *size)."""
+        """The shape of one sample as the model gets it: (channels, *size)."""
         return (self.channels, *self.size)

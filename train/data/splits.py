@@ -1,4 +1,4 @@
-"""Defines what a data set is to the training: two splits, class names and sample shape."""
+"""Defines a data set as the training sees it: two splits, class names and sample shape."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from train.data.shape import Shape
 
-FLOAT32_BYTES: Final = 4  # bytes of a number, of whatever width it was before it was read
+FLOAT32_BYTES: Final = 4  # floats of any width are read as float32
 SampleIndices = npt.NDArray[np.int64]
 
 
 class SampleSource(Protocol):
-    """Images or clips by number, without randomness. Forked into worker processes, so nothing in it may be copied."""
+    """Images or clips by number, without randomness. Workers get it by forking, so it need not be picklable."""
 
     @property
     def labels(self) -> Tensor:
@@ -29,12 +29,11 @@ class SampleSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSplits:
-    """Both sides of the data. validation may be empty (data.val_fraction: 0).
+    """Both splits of the data. validation may be empty (data.val_fraction: 0).
 
-    floats: whether samples are read as float32, and not as bytes. notes, warnings: what the user should know of how
-    they came about. mirror: whether a sample's mirror image is of its class, so that data.augment: standard may show
-    it; not for digits, nor where the class is a direction. shared: an open file whose position forked processes would
-    move for each other.
+    floats: whether samples are read as float32, not as bytes. notes, warnings: for the user, about the data.
+    mirror: whether a sample's mirror image is of the same class, so that data.augment: standard may use it; false
+    for digits, and if the class is a direction. shared: an open file whose offset forked processes would share.
     """
 
     training: SampleSource
@@ -49,6 +48,6 @@ class DataSplits:
 
     @property
     def bytes_(self) -> int:
-        """Of all samples as they are read."""
+        """The size of all samples as they are read."""
         count = len(self.training.labels) + len(self.validation.labels)
         return count * math.prod(self.shape.stored) * (FLOAT32_BYTES if self.floats else 1)

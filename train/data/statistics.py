@@ -1,6 +1,6 @@
 """Reports the class balance, computes class weights, and computes a fingerprint of the data.
 
-The fingerprint is compared between the ranks, and with that of the run that is resumed.
+The fingerprint is compared between the ranks, and a resumed run compares it with its checkpoint's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from train.data.path_list import PackedPaths
 from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
 
-MAX_EVEN_RATIO: Final = 1.5  # largest to smallest class: up to here one line says enough
-MAX_TABLE_CLASSES: Final = 20  # classes in a table; of more, the NUM_EXTREME_CLASSES at both ends
+MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
+MAX_TABLE_CLASSES: Final = 20  # of more classes the table shows NUM_EXTREME_CLASSES at each end
 NUM_EXTREME_CLASSES: Final = 5
 
 ClassCounts = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ def class_counts(labels: Tensor, classes: int) -> ClassCounts:
 def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence[str] = ()) -> list[float]:
     """The weights of `optim.class_weights: balanced`: samples / (classes x samples of the class).
 
-    Over all samples their mean is 1, so that the loss keeps its scale.
+    Their mean over all samples is 1, so that the loss keeps its scale.
 
     Raises:
         Failure: DATA for classes without a sample.
@@ -61,10 +61,10 @@ def balanced_class_weights(counted: Sequence[int] | ClassCounts, names: Sequence
 def describe_class_balance(
     training: Tensor, validation: Tensor, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[str]:
-    """For the banner: one line where the classes are about as large as each other, else a short table too.
+    """For the banner: one line if the classes have similar sizes, else also a short table.
 
     Args:
-        training: labels int64 [n], validation: likewise, may be empty.
+        training, validation: labels, int64 [n]; validation may be empty.
         class_weights: optim.class_weights.
     """
     rows = _class_rows(
@@ -73,7 +73,7 @@ def describe_class_balance(
     least, most = min(row.training for row in rows), max(row.training for row in rows)
     first = f"{'classes':<14} {_format_range([row.training for row in rows])} samples of each for training"
     if len(validation):
-        first += f", {_format_range([row.validation for row in rows])} held out"
+        first += f", {_format_range([row.validation for row in rows])} for validation"
     if most <= MAX_EVEN_RATIO * least:
         return [first]
     return [f"{first}; {_describe_imbalance(least, most)}", *_format_table(rows, class_weights)]
@@ -90,7 +90,7 @@ class _ClassRow:
 def _class_rows(
     training: ClassCounts, validation: ClassCounts, classes: Sequence[str], class_weights: ClassWeights
 ) -> list[_ClassRow]:
-    """The largest class first. The weights are the given ones, or those that `balanced_class_weights` would give."""
+    """The rows of the table, the largest class first, with the configured weights or the balanced ones."""
     weights: Sequence[float | None] = [None] * len(classes)
     if isinstance(class_weights, list):
         weights = class_weights if len(class_weights) == len(classes) else weights
@@ -108,14 +108,14 @@ def _class_rows(
 def _format_table(rows: Sequence[_ClassRow], class_weights: ClassWeights) -> list[str]:
     heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)"}
     title = heading[class_weights] if isinstance(class_weights, str) else "weight (given)"
-    shown = (
+    listed = (
         list(rows) if len(rows) <= MAX_TABLE_CLASSES else [*rows[:NUM_EXTREME_CLASSES], *rows[-NUM_EXTREME_CLASSES:]]
     )
-    width = max(len("class"), *(min(len(row.name), 40) for row in shown))
-    table = [f"  {'class':<{width}} {'training':>10} {'held out':>10}  {title}"]
-    table += [_format_row(row, width) for row in shown]
-    if len(shown) < len(rows):
-        table.insert(1 + NUM_EXTREME_CLASSES, f"  ... and {len(rows) - len(shown):,} classes between these")
+    width = max(len("class"), *(min(len(row.name), 40) for row in listed))
+    table = [f"  {'class':<{width}} {'training':>10} {'validation':>10}  {title}"]
+    table += [_format_row(row, width) for row in listed]
+    if len(listed) < len(rows):
+        table.insert(1 + NUM_EXTREME_CLASSES, f"  ... and {len(rows) - len(listed):,} classes between these")
     return table
 
 
@@ -139,10 +139,10 @@ def _and_more(number: int) -> str:
     return f" and {number} more" if number > 0 else ""
 
 
-SPLIT_NAMES: Final = {"training": "training samples", "held_out": "held-out samples"}
+SPLIT_NAMES: Final = {"training": "training samples", "held_out": "validation samples"}
 DIFFERENT_CONTENT: Final = ": others, or in another order"
-NUM_HASHED_SAMPLES: Final = 64  # samples of an array
-MAX_LISTED_RANKS: Final = 4  # ranks
+NUM_HASHED_SAMPLES: Final = 64  # of an array
+MAX_LISTED_RANKS: Final = 4
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
@@ -150,14 +150,14 @@ DIFFERENT_DATA_FIXES: Final = {
 }
 
 
-def data_fingerprint(sets: DataSplits, root: str) -> dict[str, Any]:
-    """Classes, how many samples each side has, and their digests; as checkpoints keep them.
+def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
+    """Classes, the number of samples in each split, and their digests, as checkpoints store them.
 
-    A digest is of the labels and, of files, the paths below their folder (root, in a list of the user's own), in their
-    order. So the folder may move. Of arrays it is of a few samples too. It is not of what all samples hold: to read
-    them takes as long as an epoch. `all`: however files are divided into sides.
+    A digest covers the labels in their order; of files also the paths below their folder (below `root` in a user's own
+    list), so that the folder may move; of arrays also a few samples. It does not cover the content of all samples:
+    reading them takes as long as an epoch. The digest `all` does not depend on how files are split.
     """
-    training, validation = sets.training, sets.validation
+    training, validation = splits.training, splits.validation
     digests = {"training": _split_digest(training, root), "held_out": _split_digest(validation, root)}
     if (
         isinstance(training, ImageFileSource)
@@ -166,34 +166,34 @@ def data_fingerprint(sets: DataSplits, root: str) -> dict[str, Any]:
     ):
         digests["all"] = _sha256(every.pieces())
     sizes = {"training": len(training.labels), "held_out": len(validation.labels)}
-    return {"classes": list(sets.classes), **sizes, "digests": digests}
+    return {"classes": list(splits.classes), **sizes, "digests": digests}
 
 
-def refuse_different_data(mine: Mapping[str, Any], name: str, all_gather: Callable[[Any], list[Any]]) -> None:
-    """Compare all ranks' data: each trains on what its own list calls by a number. To be called by all ranks.
+def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather: Callable[[Any], list[Any]]) -> None:
+    """Compare the data of all ranks: each looks up a sample by its number in its own list. All ranks must call this.
 
     Args:
-        mine: this rank's `data_fingerprint`. name: data.name. all_gather: gives every rank's value, in the order of
-        the ranks.
+        fingerprint: this rank's `data_fingerprint`. name: data.name. all_gather: returns every rank's value, in the
+        order of the ranks.
 
     Raises:
         Failure: DATA, naming the ranks that differ from rank 0, and in what.
     """
-    called = _sha256(repr(one).encode() for one in mine["classes"])
-    told = {"classes": (len(mine["classes"]), called)}
-    told |= {word: (mine[side], mine["digests"][side]) for side, word in SPLIT_NAMES.items()}
-    every = all_gather((socket.gethostname(), told))
-    for word, first in every[0][1].items():
-        if others := [rank for rank, (_, one) in enumerate(every) if one[word] != first]:
-            counts = [f"{every[rank][1][word][0]:,} on rank {rank} ({every[rank][0]})" for rank in (0, *others)]
-            alike = all(every[rank][1][word][0] == first[0] for rank in others)
-            raise _different_data_failure(name, f"{word}: {_list_ranks(counts)}{DIFFERENT_CONTENT if alike else ''}")
+    classes_digest = _sha256(repr(class_name).encode() for class_name in fingerprint["classes"])
+    facts = {"classes": (len(fingerprint["classes"]), classes_digest)}
+    facts |= {noun: (fingerprint[split], fingerprint["digests"][split]) for split, noun in SPLIT_NAMES.items()}
+    gathered = all_gather((socket.gethostname(), facts))
+    for noun, first in gathered[0][1].items():
+        if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:
+            counts = [f"{gathered[rank][1][noun][0]:,} on rank {rank} ({gathered[rank][0]})" for rank in (0, *others)]
+            alike = all(gathered[rank][1][noun][0] == first[0] for rank in others)
+            raise _different_data_failure(name, f"{noun}: {_list_ranks(counts)}{DIFFERENT_CONTENT if alike else ''}")
 
 
-def _different_data_failure(name: str, found: str) -> Failure:
+def _different_data_failure(name: str, actual: str) -> Failure:
     return Failure(
         "the ranks see different data",
-        found=found,
+        found=actual,
         expected="the same classes and the same samples in the same order on all ranks",
         fix=DIFFERENT_DATA_FIXES[registry.find_source(name).origin == "factory"],
         code=ExitCode.DATA,
@@ -206,25 +206,25 @@ def _list_ranks(ranks: list[str]) -> str:
     )
 
 
-def _split_digest(side: SampleSource, root: str) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(side.labels.numpy(), "<i8").data)
-    if isinstance(side, ImageFileSource):
-        for piece in _relative_paths(side, root).pieces():
+def _split_digest(source: SampleSource, root: str) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(source.labels.numpy(), "<i8").data)
+    if isinstance(source, ImageFileSource):
+        for piece in _relative_paths(source, root).pieces():
             digest.update(piece)
-    if isinstance(side, ArraySource) and len(side.rows):
-        few = side.rows[torch.linspace(0, len(side.rows) - 1, NUM_HASHED_SAMPLES).long()]
-        digest.update(side.pixels[few].contiguous().view(torch.uint8).numpy().data)
+    if isinstance(source, ArraySource) and len(source.rows):
+        few = source.rows[torch.linspace(0, len(source.rows) - 1, NUM_HASHED_SAMPLES).long()]
+        digest.update(source.pixels[few].contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
 
 
-def _relative_paths(side: ImageFileSource, root: str) -> PackedPaths:
-    if isinstance(side.paths, PackedPaths):
-        return side.paths
-    return path_list.pack_paths(str(path).removeprefix(root) for path in side.paths)
+def _relative_paths(source: ImageFileSource, root: str) -> PackedPaths:
+    if isinstance(source.paths, PackedPaths):
+        return source.paths
+    return path_list.pack_paths(str(path).removeprefix(root) for path in source.paths)
 
 
 def _undivided_paths(training: ImageFileSource, validation: ImageFileSource) -> PackedPaths | None:
-    """The list of which both are parts, in its order; None where each has one of its own."""
+    """The list that was split into both, in its order; None if each split has its own list."""
     if not (isinstance(training.paths, PackedPaths) and isinstance(validation.paths, PackedPaths)):
         return None
     if training.paths.letters is not validation.paths.letters:

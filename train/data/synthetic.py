@@ -1,7 +1,7 @@
 """Draws the built-in data set: images or clips of outlines, one outline per class.
 
-Every sample is computed from its number. `data.imbalance` makes the class counts a long tail, exact
-and without an empty class.
+Every sample is computed from its number. `data.imbalance` gives the class counts a long tail; no
+class is empty.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from train.data import long_tail
 from train.data.shape import Shape
 from train.data.splits import DataSplits
 
-OUTLINE_ANGLES: Final = 720  # entries of an outline's table
+OUTLINE_ANGLES: Final = 720  # entries in the table of an outline's radii
 HARMONICS: Final = np.arange(2, 6)  # lobes per turn; 1 would only shift the outline
-IMAGES_PER_CHUNK: Final = 512  # images drawn at once: some 2 MB per float plane
-# What an outline turns by from a clip's first frame to its last, in radians.
+IMAGES_PER_CHUNK: Final = 512  # drawn at once: about 2 MB per float plane
+# How far an outline turns from a clip's first frame to its last.
 MIN_TURN_RADIANS, MAX_TURN_RADIANS = np.float32(np.pi / 2), np.float32(np.pi)
 
 Float32Array = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ def open_synthetic(data: DataConfig) -> DataSplits:
         validation=_make_source(data, training, validation),
         classes=tuple(_class_name(data, label) for label in range(data.classes)),
         shape=Shape(channels=3, size=shape if data.frames is None else (data.frames, *shape)),
-        mirror=data.frames is None,  # a clip's class is the way that its outline turns
+        mirror=data.frames is None,  # a clip's class is the direction in which its outline turns
     )
 
 
@@ -57,7 +57,7 @@ def _make_source(data: DataConfig, first: int, count: int) -> SyntheticSource:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSource:
-    """The embedded samples from number `first` on. Sized `size` x `size`; frames: None for images."""
+    """The samples from number `first` on, of `size` x `size` pixels. frames: None for images."""
 
     first: int
     labels: torch.Tensor
@@ -73,31 +73,31 @@ class SyntheticSource:
 def draw_samples(samples: Int64Array, labels: Int64Array, *, size: int, frames: int | None = None) -> torch.Tensor:
     """The samples with these numbers, uint8 [n, size, size, 3]; clips [n, frames, size, size, 3].
 
-    A sample depends on its number and class alone. What says nothing about the class: place, turn, size, colours,
-    shading and noise. No single pixel helps: a linear classifier stays near chance. In clips two classes share an
-    outline, and only the way it turns tells them apart: no single frame does.
+    A sample depends only on its number and class. Position, turn, size, colours, shading and noise do not depend on the
+    class, and no single pixel does: a linear classifier stays near chance. In clips two classes share an outline and
+    differ only in the direction in which it turns, so no single frame tells them apart.
     """
-    seen, place = np.unique(labels if frames is None else labels // 2, return_inverse=True)
-    outlines = np.array([_outline(int(label)) for label in seen], np.float32).reshape(-1, OUTLINE_ANGLES)
+    outline_labels, outline_indices = np.unique(labels if frames is None else labels // 2, return_inverse=True)
+    outlines = np.array([_outline(int(label)) for label in outline_labels], np.float32).reshape(-1, OUTLINE_ANGLES)
     turns = _turn_angles(samples, labels, frames)
     at_once = max(1, IMAGES_PER_CHUNK // (frames or 1))
     chunks = [slice(start, start + at_once) for start in range(0, len(samples) or 1, at_once)]
-    clips = [_draw_chunk(samples[part], outlines[place[part]], turns[:, part], size) for part in chunks]
+    clips = [_draw_chunk(samples[part], outlines[outline_indices[part]], turns[:, part], size) for part in chunks]
     return torch.cat(clips) if frames else torch.cat(clips).squeeze(1)
 
 
 def labels(samples: Int64Array, classes: int, imbalance: float = 1.0) -> Int64Array:
-    """The class of each sample in a run of samples that follow each other, int64 [n].
+    """The class of each of n consecutive samples, int64 [n].
 
-    Without imbalance all classes come in turn. With it each run has the counts of `long_tail.long_tail_counts`,
-    evenly spread: the golden ratio's multiples lay the samples out, and the classes take their shares of them.
+    Without imbalance the classes take turns. With it they have the counts of `long_tail.long_tail_counts`, evenly
+    spread: the samples are ordered by multiples of the golden ratio, and each class takes its share of that order.
     """
     if imbalance == 1:
         return np.asarray(samples % classes)
     spread = np.argsort(samples.astype(np.uint64) * rng.GOLDEN_GAMMA, kind="stable")
-    found = np.empty(len(samples), np.int64)
-    found[spread] = np.repeat(np.arange(classes), long_tail.long_tail_counts(len(samples), classes, imbalance))
-    return found
+    result = np.empty(len(samples), np.int64)
+    result[spread] = np.repeat(np.arange(classes), long_tail.long_tail_counts(len(samples), classes, imbalance))
+    return result
 
 
 def _outline(label: int) -> Float32Array:
@@ -110,18 +110,20 @@ def _outline(label: int) -> Float32Array:
 
 
 def _turn_angles(samples: Int64Array, labels: Int64Array, frames: int | None) -> Float32Array:
-    """How far each sample's outline is turned in each frame, [frames, n, 1, 1]: an image a little, a clip from anywhere
-    on, to the left for even classes and to the right for odd ones."""
+    """How far each sample's outline is turned in each frame, [frames, n, 1, 1].
+
+    An image is turned a little. A clip begins at any angle, and turns left for even classes and right for odd ones.
+    """
     if frames is None:
         return ((_random_number(samples, 3) - 0.5) * np.float32(np.pi / 6))[None]
-    way = np.where(labels % 2, np.float32(-1), np.float32(1))[:, None, None]
-    whole = way * (MIN_TURN_RADIANS + (MAX_TURN_RADIANS - MIN_TURN_RADIANS) * _random_number(samples, 6))
+    direction = np.where(labels % 2, np.float32(-1), np.float32(1))[:, None, None]
+    total = direction * (MIN_TURN_RADIANS + (MAX_TURN_RADIANS - MIN_TURN_RADIANS) * _random_number(samples, 6))
     start = np.float32(2 * np.pi) * _random_number(samples, 3)
-    return np.stack([start + whole * np.float32(frame / max(1, frames - 1)) for frame in range(frames)])
+    return np.stack([start + total * np.float32(frame / max(1, frames - 1)) for frame in range(frames)])
 
 
 def _draw_chunk(samples: Int64Array, outlines: Float32Array, turns: Float32Array, size: int) -> torch.Tensor:
-    """uint8 [n, frames, size, size, 3]. A clip's frames share all but the turn, noise included."""
+    """uint8 [n, frames, size, size, 3]. A clip's frames differ only in the turn; they share the noise."""
     inside = _pixel_coverage(samples, outlines, turns, size)[..., None]
     down, right = _pixel_grid(size)
     shade = right * (_random_number(samples, 4) - 0.5) + down * (_random_number(samples, 5) - 0.5)
@@ -140,14 +142,16 @@ def _pixel_coverage(samples: Int64Array, outlines: Float32Array, turns: Float32A
     angle, distance = np.arctan2(down, right), np.hypot(down, right)
     covered = np.empty((len(samples), len(turns), size, size), np.float32)
     for frame, turn in enumerate(turns):
-        place = ((angle + turn) * np.float32(OUTLINE_ANGLES / 2 / np.pi)).astype(np.int64) % OUTLINE_ANGLES
-        radius = np.take_along_axis(outlines, place.reshape(len(samples), size * size), axis=1).reshape(place.shape)
+        angle_indices = ((angle + turn) * np.float32(OUTLINE_ANGLES / 2 / np.pi)).astype(np.int64) % OUTLINE_ANGLES
+        radius = np.take_along_axis(outlines, angle_indices.reshape(len(samples), size * size), axis=1).reshape(
+            angle_indices.shape
+        )
         covered[:, frame] = np.clip((scale * radius - distance) * (size / 2) + 0.5, 0, 1)
     return covered
 
 
 def _colors(samples: Int64Array) -> tuple[Float32Array, Float32Array]:
-    """Ink and paper, [n, 1, 1, 3] each: the ink the brighter one in every channel."""
+    """Ink and paper, [n, 1, 1, 3] each; the ink is brighter in every channel."""
     number = samples[:, None]
     paper = 0.5 * rng.uniform(rng.SYNTHETIC, 2, number, np.arange(3))
     ink = paper + 0.15 + 0.35 * rng.uniform(rng.SYNTHETIC, 3, number, np.arange(3))
@@ -155,19 +159,19 @@ def _colors(samples: Int64Array) -> tuple[Float32Array, Float32Array]:
 
 
 def _noise(samples: Int64Array, size: int) -> Float32Array:
-    """Uniform, a tenth of the range as its standard deviation, [n, size, size, 3]."""
+    """Uniform noise with a standard deviation of a tenth of the range, [n, size, size, 3]."""
     numbers = rng.uniform(rng.SYNTHETIC, 4, samples[:, None], np.arange(size * size * 3))
     noise: Float32Array = 0.35 * (numbers.reshape(len(samples), size, size, 3) - 0.5)
     return noise
 
 
 def _pixel_grid(size: int) -> tuple[Float32Array, Float32Array]:
-    """Each pixel's place in -1..1, downwards and to the right."""
+    """Each pixel's coordinates in -1..1, downwards and to the right."""
     line = (np.arange(size, dtype=np.float32) + 0.5) / (size / 2) - 1
     down, right = np.meshgrid(line, line, indexing="ij")
     return down, right
 
 
 def _random_number(samples: Int64Array, which: int) -> Float32Array:
-    """The sample's own random number of this name, [n, 1, 1]."""
+    """The sample's random number from the stream `which`, [n, 1, 1]."""
     return rng.uniform(rng.SYNTHETIC, 5, which, samples)[:, None, None]

@@ -25,19 +25,21 @@ ImagesAndLabels = tuple[Tensor, Tensor]  # uint8 [N, height, width, channels], i
 
 
 def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> DataSplits:
-    """The published training set, and the published test set for validation. Resized to data.image_size.
+    """The published training set, and the published test set for validation, resized to data.image_size.
 
     Args:
         class_name: in torchvision.datasets. mirror: as in `DataSplits`.
 
     Raises:
-        Failure: NO_INPUT, naming a file that is missing; DATA, naming one that is not what was published.
+        Failure: NO_INPUT, naming a missing file; DATA, naming a file that is not the published one.
     """
     download.refuse_missing_files(data)
     from torchvision import datasets  # takes a second, and only this source needs it
 
     dataset = getattr(datasets, class_name)
-    read = _read_cifar if issubclass(dataset, datasets.CIFAR10) else _read_mnist  # each is the others' base class
+    read = (
+        _read_cifar if issubclass(dataset, datasets.CIFAR10) else _read_mnist
+    )  # the base classes of CIFAR100 and FashionMNIST
     *splits, classes = read(dataset, Path(data.root))
     training, validation = (arrays.array_source(*split, data.name, data.image_size) for split in splits)
     channels = training.pixels.shape[-1]
@@ -50,32 +52,36 @@ def open_torchvision_set(data: DataConfig, class_name: str, *, mirror: bool) -> 
     )
 
 
-def _read_cifar(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
-    """torchvision compares the hash of every file before it unpickles one."""
+def _read_cifar(dataset_class: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
+    """Read both splits. torchvision compares the hash of every file before it unpickles one."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # the pickles are of an old numpy's making
-            sides = [kind(root, train=train, download=False) for train in (True, False)]
+        with warnings.catch_warnings(action="ignore"):  # the pickles were written by an old numpy
+            splits = [dataset_class(root, train=train, download=False) for train in (True, False)]
     except RuntimeError as error:
-        raise _changed_file_failure(kind, root) from error
-    training, validation = ((torch.from_numpy(side.data), torch.tensor(side.targets)) for side in sides)
-    return training, validation, sides[0].classes
+        raise _changed_file_failure(dataset_class, root) from error
+    training, validation = ((torch.from_numpy(split.data), torch.tensor(split.targets)) for split in splits)
+    return training, validation, splits[0].classes
 
 
-def _changed_file_failure(kind: Any, root: Path) -> Failure:
-    """Names the first file whose hash is not the published one."""
+def _changed_file_failure(dataset_class: Any, root: Path) -> Failure:
+    """The Failure for the first file whose hash is not the published one."""
     from torchvision.datasets.utils import check_integrity
 
-    hashes = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
-    files = ((root / kind.base_folder / name, md5) for name, md5 in hashes)
+    hashes = [
+        *dataset_class.train_list,
+        *dataset_class.test_list,
+        (dataset_class.meta["filename"], dataset_class.meta["md5"]),
+    ]
+    files = ((root / dataset_class.base_folder / name, md5) for name, md5 in hashes)
     path, md5 = next(((path, md5) for path, md5 in files if not check_integrity(path, md5)), (root, "?"))
     return _not_published_failure(path, f"another md5 than {md5}")
 
 
-def _read_mnist(kind: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
-    """Bytes behind a header. Read file by file: torchvision's class would prefer an older cache beside them."""
-    folder = root / kind.__name__ / "raw"
+def _read_mnist(dataset_class: Any, root: Path) -> tuple[ImagesAndLabels, ImagesAndLabels, list[str]]:
+    """Read both splits file by file: torchvision's class would prefer an older cache in the same folder."""
+    folder = root / dataset_class.__name__ / "raw"
     training, validation = (_read_idx_pair(folder, name) for name in ("train", "t10k"))
-    return training, validation, kind.classes
+    return training, validation, dataset_class.classes
 
 
 def _read_idx_pair(folder: Path, name: str) -> ImagesAndLabels:
@@ -97,10 +103,10 @@ def _read_idx_file(reader: Callable[[str], Tensor], path: Path) -> Tensor:
         raise _not_published_failure(path, f"{type(error).__name__}: {error}".removesuffix(": ")) from error
 
 
-def _not_published_failure(path: Path, found: str) -> Failure:
+def _not_published_failure(path: Path, actual: str) -> Failure:
     return Failure(
         f"{path.name} is not the published file",
-        found=f"{path}: {found}",
+        found=f"{path}: {actual}",
         fix="delete it, and fetch it again with `train data fetch` (nothing of it was used)",
         code=ExitCode.DATA,
     )

@@ -35,9 +35,9 @@ MAX_LISTED_IMAGES: Final = 10
 class SkipUnreadable:
     """Reads samples of one split. A broken image is one whose read fails with DATA; any other failure ends the run.
 
-    In training the next readable sample by number takes a broken one's place, with its own label and moved as the
-    broken one would have been: the batch keeps its size, and nothing depends on who found out first. In evaluation
-    a broken image is left out.
+    In training the next readable sample by number replaces a broken one, with its own label and the augmentation of
+    the broken one. So the batch keeps its size, and does not depend on which reader met the broken image first.
+    In evaluation a broken image is left out.
     """
 
     def __init__(self, read: SampleReader, count: int, *, most: int, replace: bool) -> None:
@@ -45,10 +45,10 @@ class SkipUnreadable:
         self.bad: dict[int, str] = {}
 
     def read(self, samples: SampleIndices) -> tuple[Tensor | None, SampleIndices, dict[int, str]]:
-        """(pixels, the samples they are of, path and reason of each newly found broken one); None for no pixels.
+        """(pixels or None, the samples that were read, path and reason of each newly detected broken one).
 
         Raises:
-            Failure: DATA, where more than `most` are broken. With `most` 0 the first one's own.
+            Failure: DATA if more than `most` are broken. With `most` 0, the failure of the first broken image.
         """
         before = set(self.bad)
         while True:
@@ -61,7 +61,7 @@ class SkipUnreadable:
                 self._look_at_each(taken, failure)
 
     def instead(self, samples: SampleIndices) -> SampleIndices:
-        """Those that are read for these samples, as far as the broken ones are known."""
+        """The samples to read for these, given the broken ones detected so far."""
         if not self._replace:
             return samples[[int(sample) not in self.bad for sample in samples]]
         return np.array([self._next(int(sample)) for sample in samples], np.int64)
@@ -72,13 +72,13 @@ class SkipUnreadable:
         return sample
 
     def _look_at_each(self, samples: SampleIndices, failure: Failure) -> None:
-        """Find out which ones the failure meant."""
+        """Read each sample alone, to detect which ones are broken."""
         if self._most == 0 or failure.code != ExitCode.DATA:
             raise failure
-        found = {sample: text for sample in np.unique(samples) if (text := self._reason(sample))}
-        if not found:
+        reasons = {sample: text for sample in np.unique(samples) if (text := self._reason(sample))}
+        if not reasons:
             raise failure
-        self.bad.update({int(sample): text for sample, text in found.items()})
+        self.bad.update({int(sample): text for sample, text in reasons.items()})
         if len(self.bad) > self._most:
             raise too_many_unreadable_failure(self.bad.values(), self._most)
         if len(self.bad) == self._count:
@@ -98,42 +98,48 @@ class SkipUnreadable:
 
 
 class UnreadableLog:
-    """The broken images that this rank has met, in both splits: each logged once, and all of them counted."""
+    """Logs each broken image of both splits once, and counts them.
+
+    unreadable: path and reason, by split and sample.
+    """
 
     def __init__(self, most: int, say: Callable[[str], None]) -> None:
         self._most, self._say = most, say
-        self.known: dict[tuple[str, int], str] = {}
+        self.unreadable: dict[tuple[str, int], str] = {}
 
     def __iter__(self) -> Iterator[str]:
         """Path and reason of each."""
-        return iter(self.known.values())
+        return iter(self.unreadable.values())
 
     @property
-    def told(self) -> str | None:
-        """How many were skipped, for the end of a run; None where all could be read."""
-        images = "1 broken image" if len(self.known) == 1 else f"{len(self.known):,} broken images"
-        return f"{images} skipped (data.max_bad_images: {self._most})" if self.known else None
+    def summary(self) -> str | None:
+        """How many images were skipped, for the end of a run; None if all could be read."""
+        images = "1 broken image" if len(self.unreadable) == 1 else f"{len(self.unreadable):,} broken images"
+        return f"{images} skipped (data.max_bad_images: {self._most})" if self.unreadable else None
 
     def add(self, split: str, bad: Mapping[int, str]) -> None:
         """Count the broken images of a split, by sample.
 
         Raises:
-            Failure: DATA, where there are more than data.max_bad_images.
+            Failure: DATA if there are more than data.max_bad_images.
         """
         self.merge({(split, sample): text for sample, text in bad.items()})
 
-    def merge(self, known: Mapping[tuple[str, int], str]) -> None:
-        """The same with what other ranks know."""
-        for key in sorted(known.keys() - self.known.keys()):
-            self.known[key] = known[key]
-            if len(self.known) <= self._most:
-                self._say(f"skipped a broken image ({len(self.known)} of at most {self._most}): {known[key]}")
-        if len(self.known) > self._most:
-            raise too_many_unreadable_failure(self.known.values(), self._most)
+    def merge(self, unreadable: Mapping[tuple[str, int], str]) -> None:
+        """Add the broken images that other ranks have met. Raises as `add`."""
+        for key in sorted(unreadable.keys() - self.unreadable.keys()):
+            self.unreadable[key] = unreadable[key]
+            if len(self.unreadable) <= self._most:
+                self._say(f"skipped a broken image ({len(self.unreadable)} of at most {self._most}): {unreadable[key]}")
+        if len(self.unreadable) > self._most:
+            raise too_many_unreadable_failure(self.unreadable.values(), self._most)
 
 
 def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
-    """More broken images than data.max_bad_images allows, or than leave one to be read; `texts` name them."""
+    """The Failure for more broken images than data.max_bad_images allows, or for only broken ones.
+
+    texts: path and reason of each.
+    """
     listed = sorted(texts)
     more = f"; and {len(listed) - MAX_LISTED_IMAGES} more" if len(listed) > MAX_LISTED_IMAGES else ""
     return Failure(
@@ -147,14 +153,16 @@ def too_many_unreadable_failure(texts: Iterable[str], most: int) -> Failure:
 PREFETCH_FACTOR: Final = 2  # batches that each worker process has ready
 # Pixels [N, *stored], rows int64 [n] of them, labels int64 [n], on the device.
 PixelBatch = tuple[Tensor, Tensor, Tensor]
-Request = TypeVar("Request")  # what samples are read for, which comes back with their pixels: a micro batch, a number
+Request = TypeVar("Request")  # returned with the pixels of its samples: a micro batch, a number
 SHARED_MEMORY_FOLDER: Final = "/dev/shm"  # where Linux keeps shared memory; 64 MiB in a container by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """The training or the validation samples. most: how many images may be broken. replace: whether another image
-    takes a broken one's place; else it is left out."""
+    """The training or the validation samples.
+
+    most: how many images may be broken. replace: whether another image replaces a broken one; else it is left out.
+    """
 
     name: str
     source: SampleSource
@@ -163,12 +171,12 @@ class Split:
     replace: bool
 
     def tolerant(self) -> SkipUnreadable:
-        """A reader with its own knowledge of broken images."""
+        """A reader that keeps its own list of broken images."""
         return SkipUnreadable(self.source.read, len(self.source.labels), most=self.most, replace=self.replace)
 
 
 class _CurrentStreamSampler:
-    """The requests of the current stream: workers that stay are given one stream after the other."""
+    """The requests of the current stream: persistent workers read one stream after the other."""
 
     requests: Iterable[tuple[Any, SampleIndices]] = ()
 
@@ -180,7 +188,7 @@ class _CurrentStreamSampler:
 class WorkerLoader:
     """Images decoded by `workers` processes (0: by this one), a few batches ahead.
 
-    stay: whether the workers wait for the next stream, as between evaluations; else they end with the stream.
+    stay: whether the workers are persistent and wait for the next stream, as between evaluations.
     """
 
     split: Split
@@ -193,11 +201,11 @@ class WorkerLoader:
         return f"{self.workers} worker" + "s" * (self.workers != 1)
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """One stream for all requests: the workers are started once, not once per epoch. A request goes through the
-        worker with its samples, so that nothing here depends on the order in which batches come back.
+        """Read all requests in one stream: the workers are started once, not once per epoch.
 
-        Random numbers that a user's own source draws in the workers are seeded by the first request's samples, which
-        differ by the seed of the run, the rank and the step that a resumed run begins with.
+        A request travels through the worker with its samples, so the order in which batches return does not matter.
+        Random numbers that a user's source draws in the workers are seeded by the samples of the first request. These
+        differ by the seed of the run, the rank, and the step at which a resumed run begins.
         """
         requests = iter(requests)
         if (first := next(requests, None)) is None:
@@ -215,11 +223,11 @@ class WorkerLoader:
                     rows = torch.arange(len(labels), device=self.device)
                     yield request, (pixels.to(self.device, non_blocking=True), rows, to_device(labels, self.device))
         except Exception:
-            self._kept.clear()  # nor does this loader
+            self._kept.clear()  # drop the loader too, which would keep the workers
             raise
 
     def _dataloader(self, requests: Iterable[tuple[Any, SampleIndices]], seed: int) -> DataLoader[Any]:
-        """For these requests: the one whose workers stayed, or a new one."""
+        """The DataLoader for these requests: the one whose workers persist, or a new one."""
         if not self._kept:
             sampler = _CurrentStreamSampler()
             self._kept.append((self._new_dataloader(sampler), sampler))
@@ -232,9 +240,9 @@ class WorkerLoader:
 
     def _new_dataloader(self, sampler: _CurrentStreamSampler) -> DataLoader[Any]:
         if self.workers:
-            # `train` has compared them with the processors before it started, and has told a fix.
+            # `train` has compared the workers with the cores before the start, and named a fix.
             warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-            get_temp_dir()  # theirs too, then: what a worker that is killed leaves there goes with this process
+            get_temp_dir()  # created here, so that this process removes it, with the files of killed workers
         return DataLoader(
             _SplitDataset(self.split),
             batch_size=None,
@@ -244,19 +252,21 @@ class WorkerLoader:
             prefetch_factor=PREFETCH_FACTOR if self.workers else None,
             persistent_workers=self.stay and self.workers > 0,
             worker_init_fn=_init_worker,
-            generator=torch.Generator(),  # or each stream would draw from the one that dropout uses
+            generator=torch.Generator(),  # else each stream would draw from the generator that dropout uses
         )
 
 
 def to_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """A copy that the host does not wait for: from memory that is not pinned, CUDA may wait for its stream."""
-    found = numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)  # as_tensor takes 2 µs longer
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+    """Copy without waiting: CUDA may wait for its stream if the memory is not pinned."""
+    tensor = numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)  # as_tensor takes 2 µs longer
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class _SplitDataset(Dataset[Any]):
-    """What a worker process does for one request. A Failure comes back as its arguments: torch can only rebuild
-    exceptions that take one text."""
+    """Reads one request in a worker process.
+
+    It returns a Failure as its arguments, because torch can only rebuild exceptions that take a single text.
+    """
 
     def __init__(self, split: Split) -> None:
         self._source = split.tolerant()
@@ -274,11 +284,12 @@ class _SplitDataset(Dataset[Any]):
 
 
 def move_to_shared_memory(pixels: Tensor) -> None:
-    """Move what is on its way to the parent into shared memory, here, where an error can be told: in torch's own thread
-    the batch would be lost, and the parent would wait for it for ever.
+    """Move the pixels into shared memory before torch does, so that an error can be reported.
+
+    In torch's own thread the batch would be lost, and the parent would wait for it forever.
 
     Raises:
-        Failure: RESOURCE, where /dev/shm is full, or no more files may be open.
+        Failure: RESOURCE if /dev/shm is full, or no more files may be open.
     """
     try:
         pixels.share_memory_()  # type: ignore[no-untyped-call]
@@ -294,16 +305,18 @@ def move_to_shared_memory(pixels: Tensor) -> None:
 
 
 def _iterate_batches(ready: DataLoader[Any]) -> Iterator[Any]:
-    """What the workers give. One that is killed while its batch is taken over breaks the connection that it came by:
-    torch then does not say that a worker died."""
+    """The batches of the workers.
+
+    A worker that is killed while its batch is received breaks the connection: torch does not report that it died.
+    """
     try:
         yield from _start_workers(ready)
     except (ConnectionError, EOFError, FileNotFoundError) as error:
-        if not ready.num_workers or "in DataLoader worker process" in str(error):  # the source's own
+        if not ready.num_workers or "in DataLoader worker process" in str(error):  # raised by the source
             raise
         raise Failure(
             "a data worker process died",
-            found=f"{type(error).__name__} while its batch was taken over",
+            found=f"{type(error).__name__} while its batch was received",
             fix="start the same command again; if nobody killed it: give more memory, or lower data.workers",
             code=ExitCode.RESOURCE,
         ) from error
@@ -312,31 +325,37 @@ def _iterate_batches(ready: DataLoader[Any]) -> Iterator[Any]:
 def _start_workers(ready: DataLoader[Any]) -> Iterator[Any]:
     stream = iter(ready)
     atexit.unregister(_kill_workers)
-    atexit.register(_kill_workers)  # after torch has registered its own, so that it comes first
+    atexit.register(_kill_workers)  # registered after torch's own handler, so that it runs first
     return stream
 
 
 def _kill_workers() -> None:
-    """At the end of the program, where a stream was not read to its end: Python sends TERM, which the workers ignore,
-    and waits for them for ever."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises at the first that ends, and the others would stay
+    """Kill the workers at exit, if a stream was not read to its end.
+
+    Python would send them SIGTERM, which they ignore, and wait for them forever.
+    """
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # torch's handler raises at the first worker that ends, and the others would remain
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
-def _ignore_lost_parent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's thread that hands batches over calls `sys.excepthook` where a rank ends while it takes one: that rank
-    says why it ended."""
+def _ignore_lost_parent(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Silence the lost connection to a rank that ended while it received a batch: the rank says why it ended.
+
+    Python's thread that sends batches calls `sys.excepthook` for it.
+    """
     if not isinstance(error, (EOFError, ConnectionError)):
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(error_type, error, trace)
 
 
 def _init_worker(worker: int) -> None:
-    """Begin a data worker, which is there for its rank alone: it ends with it, and with nothing else.
+    """Start a data worker, which ends with its rank and ignores signals.
 
-    A scheduler signals every process of a step; a worker that dies of it takes the last save with it.
+    A scheduler signals every process of a job step. A worker that ends then would prevent the rank's last save.
     """
-    die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent each 5 s only
+    die_with_parent(signal.SIGKILL, os.getppid())  # torch's workers look for their parent only every 5 s
     torch.set_num_threads(1)
     sys.excepthook = _ignore_lost_parent
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):

@@ -166,7 +166,9 @@ def evaluate_on_rank(
             model, pulse.each("evaluation", loader.evaluate(batches)), ready, classes=len(sets.classes)
         )
     if ready.is_main:
-        report = _build_report(config, chosen, data, ready, evaluation, averaged=weights.averaged, loader=loader.kind)
+        report = _build_report(
+            config, chosen, data, ready, evaluation, averaged=weights.averaged, loader=loader.description
+        )
         sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
         sys.stdout.flush()
     ready.barrier()

@@ -171,7 +171,7 @@ LINES: dict[str, Row] = {
     "imbalance-of-few": (
         "check data.samples=8 data.imbalance=9",
         64,
-        ("6 samples on one side, 10 classes",),
+        ("6 samples in one split, 10 classes",),
         "data.samples higher",
     ),
     "clips-for-images": (

@@ -199,7 +199,7 @@ ARRAYS: dict[str, Row] = {
         ("data.image_size is not", "16 pixels"),
         "leave data.image_size",
     ),
-    "npz-sides-differ": (
+    "npz-splits-differ": (
         lambda folder: np.savez(
             folder / "d.npz",
             x_train=np.zeros((10, 8, 8, 3), np.uint8),
@@ -209,7 +209,7 @@ ARRAYS: dict[str, Row] = {
         ),
         "npz d.npz",
         65,
-        ("training and held-out samples differ",),
+        ("training and validation samples differ",),
         "anew",
     ),
     "npz-nan": (
@@ -308,7 +308,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("class folders", "without an image: 1", "dog"),
         "remove them",
     ),
-    "sides-differ": (
+    "splits-differ": (
         "43",
         both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, cow=2)),
         "check",
@@ -316,7 +316,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("differ", "dog", "cow"),
         "have the same",
     ),
-    "no-training-side": (
+    "no-training-split": (
         "43",
         both(lambda f: write_classes(f / "d/Val", cat=2, dog=2), lambda f: write_classes(f / "d/test", cat=2, dog=2)),
         "check",
@@ -324,7 +324,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         ("folders to measure on, and none to train on", "Val, test"),
         "call the folder to train on d/train",
     ),
-    "two-training-sides": (
+    "two-training-splits": (
         "43",
         both(lambda f: write_classes(f / "d/Train", a=2, b=2), lambda f: write_classes(f / "d/Training", a=2, b=2)),
         "check",
@@ -393,16 +393,16 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         folders(cat=9, dog=9),
         "check data.group=^[a-z]+",
         65,
-        ("would be trained on", "held-out groups"),
+        ("would be trained on", "validation groups"),
         "smaller groups",
     ),
-    "group-on-both-sides": (
+    "group-in-both-splits": (
         "",
         both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, dog=2)),
         "rank data.group=\\d+",
         65,
-        ("2 groups are on both sides", "000"),
-        "to one side",
+        ("2 groups are in both splits", "000"),
+        "to one split",
     ),
     "image-truncated": (
         "42",

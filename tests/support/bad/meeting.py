@@ -43,7 +43,7 @@ def disagreeing() -> None:
 def seeing(name: str, samples: int) -> None:
     """A rank that sees 32 samples, and another one."""
     mine = statistics.data_fingerprint(registry.open_splits(DataConfig(samples=40, image_size=8)), "")
-    other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "held-out samples": (8, "z")}
+    other = "b", {"classes": (10, "x"), "training samples": (samples, "y"), "validation samples": (8, "z")}
     statistics.refuse_different_data(mine, name, lambda one: [one, other])
 
 

@@ -27,7 +27,7 @@ def training(data: DataConfig) -> int | None:
     return registry.find_source(data.name).describe(data).training
 
 
-def test_synthetic_training_images_are_all_but_the_held_out_ones() -> None:
+def test_synthetic_training_images_are_all_but_the_validation_images() -> None:
     assert training(DataConfig(samples=1001, val_fraction=0.2)) == 801
 
 
@@ -169,7 +169,7 @@ def test_what_is_in_an_image_folder_is_counted(tmp_path: Path) -> None:
     images(tmp_path, "", 10)
     (tmp_path / "a/notes.txt").touch()
     shown = described("data.name=folder", f"data.root={tmp_path}", "train.global_batch_size=4")
-    assert "32 pixels, 10 images in 2 classes (a, b): 8 to train on, 2 held out\n" in shown
+    assert "32 pixels, 10 images in 2 classes (a, b): 8 for training, 2 for validation\n" in shown
     assert shown.endswith("\nnote: 1 file is not read: .txt (1)")
 
 

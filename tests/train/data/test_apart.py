@@ -95,10 +95,10 @@ def test_what_is_opened_at_a_read_is_opened_in_the_copy(packed: Packed, around: 
 
 def test_a_forked_process_gets_the_data_set_as_it_was(packed: Packed) -> None:
     (made,), _ = custom.make_fork_safe([packed], read)
-    assert (made[3], made.mine is packed) == (103, False)
+    assert (made[3], made.current is packed) == (103, False)
     child = os.fork()
     if child == 0:
-        os._exit(0 if made.mine is packed and made[4] == 104 else 1)
+        os._exit(0 if made.current is packed and made[4] == 104 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -107,12 +107,12 @@ def test_data_is_not_copied(packed: Packed) -> None:
     packed.tensor, packed.kind = torch.zeros(3), Enum("Kind", "ONE TWO").ONE  # type: ignore[attr-defined]
     (made,), _ = custom.make_fork_safe([packed], read)
     for name in ("table", "names", "tensor", "kind", "path"):
-        assert getattr(made.here, name) is getattr(packed, name)
+        assert getattr(made.local_copy, name) is getattr(packed, name)
 
 
-def test_what_both_sides_share_their_copies_share(packed: Packed) -> None:
+def test_what_both_splits_share_their_copies_share(packed: Packed) -> None:
     (one, other), _ = custom.make_fork_safe([Subset(packed, [0, 1]), Subset(packed, [2, 3])], read)
-    assert one.here.dataset is other.here.dataset is not packed
+    assert one.local_copy.dataset is other.local_copy.dataset is not packed
 
 
 def test_what_a_copy_has_opened_goes_with_it(packed: Packed) -> None:
@@ -127,13 +127,13 @@ def test_what_a_copy_has_opened_goes_with_it(packed: Packed) -> None:
 
     made, _ = custom.make_fork_safe([Circle(packed.path)], read)
     custom.renew_copies([*made, None])
-    assert (closed, made[0].here.file) == (["closed"], None)
+    assert (closed, made[0].local_copy.file) == (["closed"], None)
 
 
 def test_a_circle_is_copied(packed: Packed) -> None:
     packed.me = [packed]
     (made,), _ = custom.make_fork_safe([packed], read)
-    assert made.here.me[0] is made.here
+    assert made.local_copy.me[0] is made.local_copy
 
 
 def test_an_end_that_would_close_what_both_have_is_not_met(packed: Packed) -> None:
@@ -147,7 +147,7 @@ def test_an_end_that_would_close_what_both_have_is_not_met(packed: Packed) -> No
     assert custom.make_fork_safe([closing], read)[0] == [closing]
     assert closing[2] == 102
     (made,), _ = custom.make_fork_safe([Closing(packed.path)], read)
-    assert (type(made.here), made[3]) == (Closing, 103)
+    assert (type(made.local_copy), made[3]) == (Closing, 103)
 
 
 class Chain:

@@ -20,9 +20,9 @@ def make(root: Path, *names: str) -> Path:
 
 
 FOUND: dict[str, tuple[tuple[str, ...], str, str, str | None]] = {
-    "both-sides": (("train.npz", "test.npz"), "npz", "train.npz", "test.npz"),
+    "both-splits": (("train.npz", "test.npz"), "npz", "train.npz", "test.npz"),
     "val-before-test": (("train.npz", "test.npz", "val.npz"), "npz", "train.npz", "val.npz"),
-    "one-side": (("train.npz",), "npz", "train.npz", None),
+    "one-split": (("train.npz",), "npz", "train.npz", None),
     "one-file": (("digits.npz", "readme.md"), "npz", "digits.npz", None),
     "any-case": (("Training.npz", "Validation.npz"), "npz", "Training.npz", "Validation.npz"),
     "tensors": (("train.pt", "test.safetensors"), "tensor", "train.pt", "test.safetensors"),
@@ -50,9 +50,9 @@ NO_FILES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "npz-for-tensors": (("train.npz",), ".", "tensor"),
     "another-ending": (("a.npy",), "a.npy", "npz"),
     "no-ending": (("a",), "a", "tensor"),
-    "two-without-a-side": (("a.npz", "b.npz"), ".", "npz"),
+    "two-without-a-split": (("a.npz", "b.npz"), ".", "npz"),
     "two-training-files": (("train.pt", "train.safetensors"), ".", "tensor"),
-    "held-out-files-alone": (("test.npz", "val.npz"), ".", "npz"),
+    "validation-files-alone": (("test.npz", "val.npz"), ".", "npz"),
     "below-a-file": (("a.npz",), "a.npz/b", "npz"),
 }
 
@@ -85,8 +85,8 @@ NAMED: dict[str, tuple[tuple[str, ...], object]] = {
         ("train_images", "val_images", "test_images", "train_labels", "val_labels", "test_labels"),
         (("train_images", "train_labels"), ("val_images", "val_labels")),
     ),
-    "one-side-named": (("images_train", "labels_train"), (("images_train", "labels_train"), None)),
-    "bare-training-side": (("images", "labels", "x_test", "y_test"), (("images", "labels"), ("x_test", "y_test"))),
+    "one-split-named": (("images_train", "labels_train"), (("images_train", "labels_train"), None)),
+    "bare-training-split": (("images", "labels", "x_test", "y_test"), (("images", "labels"), ("x_test", "y_test"))),
 }
 
 
@@ -102,8 +102,8 @@ NO_PAIR: dict[str, tuple[tuple[str, ...], str]] = {
     "two-halves": (("images", "y"), "no pairs"),
     "misspelt": (("image", "label"), "no pairs"),
     "numpys-own": (("arr_0", "arr_1"), "no pairs"),
-    "held-out-alone": (("x_test", "y_test"), "no pairs"),
-    "another-side": (("x_dev", "y_dev"), "no pairs"),
+    "validation-alone": (("x_test", "y_test"), "no pairs"),
+    "another-split": (("x_dev", "y_dev"), "no pairs"),
     "two-pairs": (("images", "labels", "x", "y"), "2 pairs"),
     "two-targets": (("data", "target", "targets"), "2 pairs"),
     "bare-and-training": (("x", "y", "x_train", "y_train"), "2 pairs"),
@@ -129,13 +129,13 @@ def test_a_look_reads_no_array(tmp_path: Path) -> None:
 
 
 def test_both_sides_may_lie_in_one_file(tmp_path: Path) -> None:
-    sides = {
+    splits = {
         "x_train": np.zeros((9, 4, 4)),
         "y_train": np.zeros(9),
         "x_test": np.zeros((2, 4, 4)),
         "y_test": np.zeros(2),
     }
-    np.savez(tmp_path / "a.npz", **sides)  # type: ignore[arg-type]
+    np.savez(tmp_path / "a.npz", **splits)  # type: ignore[arg-type]
     assert array_files.read_array_summary(tmp_path / "a.npz", "npz") == array_files.ArraySummary(
         shape=(9, 4, 4), validation=True, validation_images=2
     )

@@ -113,7 +113,7 @@ def test_each_is_said_once_and_counted_once() -> None:
     book, said = ledger(2)
     for _ in range(3):
         book.add("training", {4: "a.png: cut"})
-    book.add("held out", {4: "b.png: cut"})
+    book.add("validation", {4: "b.png: cut"})
     assert said == [
         "skipped a broken image (1 of at most 2): a.png: cut",
         "skipped a broken image (2 of at most 2): b.png: cut",
@@ -132,14 +132,14 @@ def test_each_is_said_once_and_counted_once() -> None:
 def test_the_end_of_a_run_says_how_many(found: dict[int, str], said: str | None) -> None:
     book, _ = ledger(2)
     book.add("training", found)
-    assert book.told == said
+    assert book.summary == said
 
 
 def test_both_sides_count_together() -> None:
     book, _ = ledger(1)
     book.add("training", {4: "a.png: cut"})
     with pytest.raises(Failure, match="more than 1 image file cannot") as caught:
-        book.add("held out", {4: "b.png: cut"})
+        book.add("validation", {4: "b.png: cut"})
     assert caught.value.found == "a.png: cut; b.png: cut"
 
 
@@ -148,7 +148,7 @@ def test_what_other_ranks_met_counts_too() -> None:
     one.add("training", {4: "a.png: cut"})
     other.add("training", {5: "b.png: cut"})
     with pytest.raises(Failure, match="more than 1"):
-        one.merge(other.known)
+        one.merge(other.unreadable)
 
 
 def test_of_many_the_first_ten_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Both sides of the data, by name."""
+"""Both splits of the data, by name."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def test_the_embedded_images_are_split_into_two_sides() -> None:
     assert (len(sets.training.labels), len(sets.validation.labels), len(sets.classes)) == (80, 20, 10)
 
 
-def test_no_held_out_image_is_trained_on() -> None:
+def test_no_validation_image_is_trained_on() -> None:
     sets = registry.open_splits(SMALL)
-    first_held_out = sets.validation.read(np.array([0]))[0]
-    assert torch.equal(first_held_out, synthetic.draw_samples(np.array([80]), np.array([0]), size=16)[0])
+    first_validation = sets.validation.read(np.array([0]))[0]
+    assert torch.equal(first_validation, synthetic.draw_samples(np.array([80]), np.array([0]), size=16)[0])
 
 
 def test_both_sides_are_measured_in_bytes() -> None:
     assert registry.open_splits(SMALL).bytes_ == 100 * 16 * 16 * 3
 
 
-def test_nothing_may_be_held_out() -> None:
+def test_the_validation_split_may_be_empty() -> None:
     assert len(registry.open_splits(DataConfig(samples=100, val_fraction=0.0)).validation.labels) == 0
 
 
@@ -63,4 +63,4 @@ def test_a_rare_class_is_on_both_sides() -> None:
 def test_a_side_too_small_for_every_class_is_refused() -> None:
     with pytest.raises(Failure, match="every class") as caught:
         registry.open_splits(DataConfig(samples=40, classes=10, imbalance=5.0))
-    assert caught.value.found == "8 samples on one side, 10 classes"
+    assert caught.value.found == "8 samples in one split, 10 classes"

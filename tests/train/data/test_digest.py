@@ -136,7 +136,7 @@ def test_all_ranks_are_told_which_of_them_see_another_number_of_samples() -> Non
 def test_as_many_samples_in_another_order_are_refused() -> None:
     sets = registry.open_splits(FEW)
     (said, _) = met(replace(sets, validation=ImageFileSource([], sets.validation.labels, 8)), turned(sets))
-    assert "held-out samples: 8 on rank 0" in said
+    assert "validation samples: 8 on rank 0" in said
     assert "others, or in another order" in said
 
 

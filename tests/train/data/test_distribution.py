@@ -52,8 +52,8 @@ def test_a_class_without_a_training_sample_cannot_be_balanced(
 @pytest.mark.parametrize(
     ("training", "validation", "said"),
     [
-        ((8, 8), (2, 2), "classes        8 samples of each for training, 2 held out"),
-        ((8, 12), (2, 3), "classes        8 to 12 samples of each for training, 2 to 3 held out"),
+        ((8, 8), (2, 2), "classes        8 samples of each for training, 2 for validation"),
+        ((8, 12), (2, 3), "classes        8 to 12 samples of each for training, 2 to 3 for validation"),
         ((8, 8), (), "classes        8 samples of each for training"),
     ],
 )

@@ -28,7 +28,7 @@ def test_classes_are_the_folders_in_alphabetical_order(tmp_path: Path) -> None:
     assert found.validation.labels.tolist() == [0, 1]
 
 
-def test_without_a_held_out_folder_a_share_of_every_class_is_set_aside(tmp_path: Path) -> None:
+def test_without_a_validation_folder_a_share_of_every_class_is_split_off(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=20, bee=10, cat=10)
     found = image_folder.list_splits(data(tmp_path, val_fraction=0.2))
     assert np.bincount(found.validation.labels).tolist() == [4, 2, 2]
@@ -42,12 +42,12 @@ def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("side", ["", "train"], ids=["split", "folders of their own"])
-def test_one_long_name_does_not_make_the_paths_of_all_others_as_long(tmp_path: Path, side: str) -> None:
-    write_classes(tmp_path / side, ant=20, bee=20)
-    if side:
+@pytest.mark.parametrize("split", ["", "train"], ids=["split", "folders of their own"])
+def test_one_long_name_does_not_make_the_paths_of_all_others_as_long(tmp_path: Path, split: str) -> None:
+    write_classes(tmp_path / split, ant=20, bee=20)
+    if split:
         write_classes(tmp_path / "val", ant=1, bee=1)
-    write_image(tmp_path / side / "bee" / f"{'x' * 200}.png")
+    write_image(tmp_path / split / "bee" / f"{'x' * 200}.png")
     found = image_folder.list_splits(data(tmp_path))
     assert len(pickle.dumps(found.training.paths)) < 40 * 50 + 1000  # 40 times 200 letters, as one array of text
 
@@ -137,9 +137,14 @@ def test_with_two_folders_every_group_is_on_one_side(tmp_path: Path) -> None:
 
 
 BAD_GROUPS: dict[str, tuple[dict[str, list[int]], dict[str, list[int]], str, str]] = {
-    "on both sides": ({"ant": [0, 1], "bee": [1]}, {"ant": [1], "bee": [2]}, VIDEO, "found: 1\n"),
+    "in both splits": ({"ant": [0, 1], "bee": [1]}, {"ant": [1], "bee": [2]}, VIDEO, "found: 1\n"),
     "no match": ({"ant": [0], "bee": [1]}, {}, "clip", "ant/video_0/0.png, and others"),
-    "no match on the held-out side": ({"ant": [0], "bee": [1]}, {"ant": [2], "bee": [3]}, "_[01]", "ant/video_2/0.png"),
+    "no match in the validation split": (
+        {"ant": [0], "bee": [1]},
+        {"ant": [2], "bee": [3]},
+        "_[01]",
+        "ant/video_2/0.png",
+    ),
     "one group": ({"ant": [5], "bee": [5]}, {}, VIDEO, "6 images of 5"),
     "a group for each class": ({"ant": [0], "bee": [1]}, {}, VIDEO, "trained on"),
 }

@@ -1,4 +1,4 @@
-"""Files of one group stay on one side."""
+"""Files of one group stay in one split."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_group_is_never_cut() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 0.8])
-def test_about_the_share_that_was_asked_for_is_held_out_of_every_class(share: float) -> None:
+def test_about_the_requested_share_of_every_class_is_for_validation(share: float) -> None:
     labels, named = made([5 + number % 23 for number in range(60)], classes=4)
     held = grouping.validation_mask_by_group(labels, named, round(share * len(labels)))
     shares = np.bincount(labels[held], minlength=4) / np.bincount(labels)
@@ -77,11 +77,11 @@ def test_the_split_does_not_depend_on_the_order_of_the_files() -> None:
     assert (grouping.validation_mask_by_group(labels[mixed], [named[i] for i in mixed], 20) == straight[mixed]).all()
 
 
-def test_nothing_is_held_out_where_nothing_was_asked_for() -> None:
+def test_a_share_of_zero_leaves_the_validation_split_empty() -> None:
     assert not grouping.validation_mask_by_group(np.array([0, 1]), ["all", "all"], 0).any()
 
 
-def test_of_two_large_groups_one_is_held_out_though_a_small_share_was_asked_for() -> None:
+def test_of_two_large_groups_one_is_for_validation_even_for_a_small_share() -> None:
     labels, named = made([50, 40])
     assert grouping.validation_mask_by_group(labels, named, 5).sum() == 40
 
@@ -119,7 +119,7 @@ def test_what_came_out_is_said() -> None:
     ],
 )
 def test_a_group_on_both_sides_is_named(training: list[str], validation: list[str], said: str) -> None:
-    with pytest.raises(Failure, match="on both sides") as caught:
+    with pytest.raises(Failure, match="in both splits") as caught:
         grouping.refuse_leak(training, validation)
     assert (caught.value.code, caught.value.found) == (ExitCode.DATA, said)
 

@@ -28,28 +28,28 @@ def test_class_folders_alone_hold_out_a_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
-def test_a_folder_beside_train_is_held_out(tmp_path: Path, name: str) -> None:
+def test_a_folder_beside_train_is_for_validation(tmp_path: Path, name: str) -> None:
     make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", f"{name}/a/1.jpg", f"{name}/b/1.jpg")
     found = class_folders.find_layout(tmp_path)
     assert (found.training, found.validation) == (tmp_path / "train", tmp_path / name)
 
 
-SIDES = {  # folders that hold both classes -> what is trained on, what is held out, what is told to be left aside
+SPLITS = {  # folders that hold both classes -> training, validation, folders that are not read
     "capitals": (("Train", "Test"), "Train", "Test", ()),
     "loud": (("TRAIN", "VAL"), "TRAIN", "VAL", ()),
     "longer": (("Training", "Testing"), "Training", "Testing", ()),
     "development": (("train", "Dev", "testing"), "train", "Dev", ("testing",)),
     "all-three": (("train", "test", "val"), "train", "val", ("test",)),
-    "no-held-out": (("training", "photos"), "training", None, ("photos",)),
+    "no-validation": (("training", "photos"), "training", None, ("photos",)),
     "both-cases": (("Train", "train", "Test", "test"), "train", "test", ("Test", "Train")),
 }
 
 
-@pytest.mark.parametrize(("names", "training", "validation", "aside"), SIDES.values(), ids=SIDES)
+@pytest.mark.parametrize(("names", "training", "validation", "aside"), SPLITS.values(), ids=SPLITS)
 def test_sides_are_known_by_their_names_in_any_case(
     tmp_path: Path, names: tuple[str, ...], training: str, validation: str | None, aside: tuple[str, ...]
 ) -> None:
-    found = class_folders.find_layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
+    found = class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
     assert (found.training, found.classes) == (tmp_path / training, ("a", "b"))
     assert (found.validation, found.aside) == (tmp_path / validation if validation else None, aside)
 
@@ -63,7 +63,7 @@ def test_a_class_may_be_called_as_a_side(tmp_path: Path, names: tuple[str, ...])
 @pytest.mark.parametrize("names", [("val", "test"), ("Dev", "TEST", "Valid")])
 def test_sides_without_one_to_train_on_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(Failure, match="and none to train on") as caught:
-        class_folders.find_layout(make(tmp_path, *(f"{side}/{name}/1.jpg" for side in names for name in "ab")))
+        class_folders.find_layout(make(tmp_path, *(f"{split}/{name}/1.jpg" for split in names for name in "ab")))
     assert caught.value.code == ExitCode.NO_INPUT
     assert f"call the folder to train on {tmp_path}/train" in caught.value.fix
 
@@ -71,7 +71,7 @@ def test_sides_without_one_to_train_on_are_no_classes(tmp_path: Path, names: tup
 def test_two_folders_to_train_on_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="more than one folder to train on") as caught:
         class_folders.find_layout(
-            make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("Train", "Training") for name in "ab"))
+            make(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("Train", "Training") for name in "ab"))
         )
     assert caught.value.found == f"Train, Training, in {tmp_path}"
 
@@ -87,7 +87,7 @@ def test_folders_beside_the_sides_that_hold_no_images_are_not_told(tmp_path: Pat
 
 
 def test_val_comes_before_test(tmp_path: Path) -> None:
-    make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "test", "val") for name in "ab"))
+    make(tmp_path, *(f"{split}/{name}/1.jpg" for split in ("train", "test", "val") for name in "ab"))
     assert class_folders.find_layout(tmp_path).validation == tmp_path / "val"
 
 

@@ -20,9 +20,9 @@ def make(root: Path, *names: str) -> DataConfig:
     return DataConfig(name="folder", root=str(root), val_fraction=0.5)
 
 
-def test_a_part_is_held_out_where_there_is_one_side(tmp_path: Path) -> None:
+def test_a_folder_without_splits_is_split(tmp_path: Path) -> None:
     found = folder.scan_image_folder(make(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/1.png", "dog/2.png"))
-    assert found.row() == "4 images in 2 classes (cat, dog): 2 to train on, 2 held out"
+    assert found.row() == "4 images in 2 classes (cat, dog): 2 for training, 2 for validation"
     assert found.note() is None
 
 
@@ -34,10 +34,7 @@ def test_both_sides_are_counted_where_there_are_two(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_read_is_told_by_check_as_by_the_start(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{side}/{name}/1.jpg" for side in ("train", "val", "test") for name in ("cat", "dog")))
-    assert (
-        folder.scan_image_folder(data).aside
-        == "beside train, which is trained on, and val, which is held out, not read: test"
-    )
+    assert folder.scan_image_folder(data).aside == "not read, beside train (training) and val (validation): test"
     assert registry.open_splits(data).notes == (folder.scan_image_folder(data).aside,)
 
 
@@ -46,12 +43,15 @@ def test_what_looks_like_a_slip_is_told_by_check_as_by_the_start(tmp_path: Path)
     data = make(tmp_path, "cat/1.jpg", "ship/1.jpg", *(f"dog/{i}.jpg" for i in range(9)), *parts, "dog/note.txt")
     found, real = folder.scan_image_folder(data), image_folder.list_splits(data)
     assert found.warnings == real.warnings
-    assert ["test holds folders" in found.warnings[0], "none is held out" in found.warnings[1]] == [True, True]
+    assert ["test holds folders" in found.warnings[0], "none is used for validation" in found.warnings[1]] == [
+        True,
+        True,
+    ]
     assert (found.note(),) == real.notes == ("1 file is not read: .txt (1)",)
 
 
 @pytest.mark.parametrize("fraction", [0, 0.5])
-def test_nothing_is_missed_where_nothing_or_enough_is_held_out(fraction: float, tmp_path: Path) -> None:
+def test_nothing_is_missed_where_no_or_enough_images_are_for_validation(fraction: float, tmp_path: Path) -> None:
     make(tmp_path, *(f"{name}/{i}.jpg" for name in ("a", "b") for i in range(2)))
     data = DataConfig(name="folder", root=str(tmp_path), val_fraction=fraction)
     assert (folder.scan_image_folder(data).warnings, image_folder.list_splits(data).warnings) == ((), ())

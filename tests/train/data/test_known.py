@@ -41,7 +41,7 @@ def test_arrays_are_counted_by_their_headers(kind: str, count: int, tmp_path: Pa
     assert count_training(DataConfig(name=kind, root=str(save(tmp_path, kind)))) == count
 
 
-def test_arrays_with_a_held_out_side_are_all_trained_on(tmp_path: Path) -> None:
+def test_arrays_with_a_validation_split_are_all_trained_on(tmp_path: Path) -> None:
     save(tmp_path, "npz").rename(tmp_path / "train.npz")
     save(tmp_path, "npz", 9).rename(tmp_path / "test.npz")
     assert count_training(DataConfig(name="npz", root=str(tmp_path))) == 50
@@ -80,7 +80,7 @@ def test_the_users_own_samples_are_known_at_the_start() -> None:
 FITS = {
     "even": DataConfig(imbalance=1.0),
     "long-tail": DataConfig(imbalance=99.0, classes=2),
-    "nothing-held-out": DataConfig(imbalance=3.0, val_fraction=0.0),
+    "no-validation": DataConfig(imbalance=3.0, val_fraction=0.0),
     "clips": DataConfig(frames=8),
     "cifar100-by-default": DataConfig(name="cifar100"),
     "cifar100": DataConfig(name="cifar100", classes=100),
@@ -99,8 +99,8 @@ REFUSED = {
     "cifar10-with-7": DataConfig(name="cifar10", classes=7),
     "mnist-with-100": DataConfig(name="mnist", classes=100),
     "cifar100-with-20": DataConfig(name="cifar100", classes=20),
-    "a-side-too-small": DataConfig(imbalance=2.0, samples=40),
-    "everything-held-out": DataConfig(imbalance=2.0, samples=100, val_fraction=0.95),
+    "a-split-too-small": DataConfig(imbalance=2.0, samples=40),
+    "all-validation": DataConfig(imbalance=2.0, samples=100, val_fraction=0.95),
 }
 
 

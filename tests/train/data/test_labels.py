@@ -48,9 +48,9 @@ def test_what_are_no_labels_is_refused(given: Tensor, found: str, fix: str) -> N
 
 COUNTED = {
     "by-the-labels": (None, [0, 1, 2], None, 3),
-    "by-both-sides": (None, [0, 1, 2], [1], 3),
+    "by-both-splits": (None, [0, 1, 2], [1], 3),
     "claimed": (5, [0, 1], [4], 5),
-    "nothing-held-out": (None, [0, 1], [], 2),
+    "no-validation": (None, [0, 1], [], 2),
 }
 
 
@@ -67,11 +67,11 @@ MISCOUNTED = {
     "a-gap": (None, [0, 1, 4], None, "no label 2, 3"),
     "gaps-beyond-memory": (None, [0, 10**15], None, "no label 1, 2, 3, 4, 5"),
     "many-gaps": (None, [0, 99], None, "no label 1, 2, 3, 4, 5"),
-    "held-out-alone": (None, [0, 1], [2], "no label 2"),
+    "validation-alone": (None, [0, 1], [2], "no label 2"),
     "one-class": (None, [0, 0], None, "label 0 alone"),
-    "one-class-on-both-sides": (None, [0, 0], [0], "label 0 alone"),
+    "one-class-in-both-splits": (None, [0, 0], [0], "label 0 alone"),
     "above-the-claim": (3, [0, 1, 3], None, "label 3"),
-    "held-out-above-the-claim": (3, [0, 1], [7], "label 7"),
+    "validation-above-the-claim": (3, [0, 1], [7], "label 7"),
     "just-above": (2, [0, 1, 2], None, "label 2"),
     "a-huge-label": (10, [0, 10**9], None, "label 1000000000"),
 }

@@ -81,9 +81,9 @@ def test_without_augmentation_every_epoch_sees_the_same() -> None:
 
 
 def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert opened().kind == "memory"
+    assert opened().description == "memory"
     monkeypatch.setattr(loader, "MAX_IN_MEMORY_BYTES", 100)
-    assert opened().kind == "1 worker"
+    assert opened().description == "1 worker"
 
 
 @pytest.mark.parametrize(("kind", "said"), [("u1", "memory"), ("f4", "workers")])
@@ -155,7 +155,7 @@ def test_a_cache_gives_the_same_batches_and_is_named(
     assert cache in opened.notes[0]
 
 
-def test_nothing_held_out_is_nothing_to_evaluate() -> None:
+def test_without_validation_images_nothing_is_evaluated() -> None:
     settings = DataConfig(samples=12, image_size=16, val_fraction=0.0)
     found = loader.open_loader(registry.open_splits(settings), settings, seed=0, device=CPU, cores=1)
     assert list(found.evaluate([])) == []

@@ -33,7 +33,7 @@ def test_all_samples_have_a_class_and_all_classes_a_sample(classes: int, more: i
 
 
 def test_fewer_samples_than_classes_are_refused_with_the_numbers() -> None:
-    with pytest.raises(Failure, match="both sides") as caught:
+    with pytest.raises(Failure, match="both splits") as caught:
         long_tail.long_tail_counts(9, 10, 2.0)
     assert caught.value.code == ExitCode.USAGE
-    assert caught.value.found == "9 samples on one side, 10 classes"
+    assert caught.value.found == "9 samples in one split, 10 classes"

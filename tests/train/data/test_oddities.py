@@ -39,11 +39,11 @@ def test_a_class_folder_of_classes_is_a_part_of_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("validation", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-side", "a-part"]
+    ("validation", "measured"), [(Path("d/val"), "val"), (None, "a part of Train")], ids=["a-folder", "a-part"]
 )
-def test_folders_beside_the_sides_are_told_with_what_is_held_out(validation: Path | None, measured: str) -> None:
+def test_folders_that_are_no_split_are_named(validation: Path | None, measured: str) -> None:
     found = FolderLayout(training=Path("d/Train"), validation=validation, classes=("a", "b"), aside=tuple("uvwxyz"))
-    told = f"beside Train, which is trained on, and {measured}, which is held out, not read: u, v, w, x, y and 1 more"
+    told = f"not read, beside Train (training) and {measured} (validation): u, v, w, x, y and 1 more"
     assert class_folders.describe_ignored_folders(found) == told
 
 
@@ -54,7 +54,7 @@ def test_nothing_beside_the_sides_is_nothing_said() -> None:
     )
 
 
-def test_a_held_out_folder_among_the_classes_is_known_in_any_case() -> None:
+def test_a_validation_folder_among_the_classes_is_known_in_any_case() -> None:
     (told,) = class_folders.split_folder_warnings({"cat": [], "dog": [], "Testing": ["cat", "dog"]})
     assert told.endswith("or the other class folders into data.root/train")
 
@@ -73,9 +73,14 @@ def test_many_classes_are_not_all_named() -> None:
 
 def test_a_class_too_small_to_be_measured_is_named() -> None:
     (told,) = class_folders.missing_validation_warnings(["one", "two"], [1, 80], [0, 20])
-    assert told == "class one has 1 image: none is held out. fix: more images of it, or a larger data.val_fraction"
+    assert (
+        told
+        == "class one has 1 image: none is used for validation. fix: more images of it, or a larger data.val_fraction"
+    )
 
 
 def test_of_several_the_first_three_are_named() -> None:
     (told,) = class_folders.missing_validation_warnings([*"abcde", "f"], [1, 2, 1, 1, 1, 9], [0, 0, 0, 0, 0, 1])
-    assert told.startswith("of 5 classes no image is held out: a (1 image), b (2 images), c (1 image) and 2 more. fix:")
+    assert told.startswith(
+        "of 5 classes no image is used for validation: a (1 image), b (2 images), c (1 image) and 2 more. fix:"
+    )

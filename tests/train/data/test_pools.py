@@ -71,7 +71,7 @@ def test_a_request_comes_back_with_its_own_pixels_also_where_another_is_left_out
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_the_held_out_side_it_is_left_out(kind: str) -> None:
+def test_in_the_validation_split_it_is_left_out(kind: str) -> None:
     given = list(drawn(pool(kind, replace=False)[0], [1, 2, 3, 4], [2, 3], [9, 8]))
     assert given == [([1, 4], [10, 40]), ([8], [80])]
 

@@ -1,4 +1,4 @@
-"""Which samples are held out."""
+"""Which samples are for validation."""
 
 from __future__ import annotations
 

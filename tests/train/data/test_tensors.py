@@ -1,4 +1,4 @@
-"""Plain tensors become one side of a data set, or are refused with the way to write them."""
+"""Plain tensors become one split of a data set, or are refused with the way to write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.data.arrays import ArraySource
 BYTES = torch.uint8
 
 
-def side(images: Tensor, labels: Tensor | None = None, *, first: bool = False) -> ArraySource:
+def source(images: Tensor, labels: Tensor | None = None, *, first: bool = False) -> ArraySource:
     labels = torch.arange(len(images)) % 2 if labels is None else labels
     return arrays.checked_array_source(images, labels, "my.npz", channels_first=first)
 
@@ -25,7 +25,7 @@ def pixels(*shape: int, kind: torch.dtype = BYTES) -> Tensor:
 
 def test_no_pixel_is_copied() -> None:
     images = pixels(6, 3, 8, 9)
-    assert side(images, first=True).pixels.data_ptr() == images.data_ptr()
+    assert source(images, first=True).pixels.data_ptr() == images.data_ptr()
 
 
 ONE = torch.zeros(6, dtype=torch.int64)
@@ -52,54 +52,54 @@ BAD_SIDES = {
 @pytest.mark.parametrize(("images", "labels", "found", "fix"), BAD_SIDES.values(), ids=BAD_SIDES)
 def test_a_bad_side_is_refused_with_what_was_found(images: Tensor, labels: Tensor, found: str, fix: str) -> None:
     with pytest.raises(Failure) as caught:
-        side(images, labels)
+        source(images, labels)
     assert caught.value.code == ExitCode.DATA
     assert f"my.npz: {found}" in str(caught.value.found) or found in str(caught.value.found)
     assert fix in caught.value.fix
 
 
-def test_nothing_held_out_means_a_share_of_every_class() -> None:
+def test_without_validation_a_share_of_every_class_is_split_off() -> None:
     labels = torch.tensor([0] * 20 + [1] * 10)
-    found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4), labels), None)
+    found = arrays.build_splits(DataConfig(name="npz"), source(pixels(30, 4, 4), labels), None)
     assert torch.bincount(found.validation.labels).tolist() == [4, 2]
     assert (len(found.training.labels), found.classes, found.mirror) == (24, ("0", "1"), True)
 
 
 def test_the_two_sides_of_a_split_share_no_sample() -> None:
-    found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4)), None)
+    found = arrays.build_splits(DataConfig(name="npz"), source(pixels(30, 4, 4)), None)
     assert isinstance(found.training, ArraySource)
     assert isinstance(found.validation, ArraySource)
     assert sorted([*found.training.rows.tolist(), *found.validation.rows.tolist()]) == list(range(30))
 
 
-def test_a_held_out_side_is_taken_whole() -> None:
-    found = arrays.build_splits(DataConfig(name="npz"), side(pixels(30, 4, 4)), side(pixels(7, 4, 4)))
+def test_a_validation_split_is_taken_whole() -> None:
+    found = arrays.build_splits(DataConfig(name="npz"), source(pixels(30, 4, 4)), source(pixels(7, 4, 4)))
     assert (len(found.training.labels), len(found.validation.labels)) == (30, 7)
 
 
 def test_what_was_found_is_said() -> None:
-    (note,) = arrays.build_splits(DataConfig(name="npz"), side(pixels(6, 5, 8, 8, kind=torch.float32)), None).notes
+    (note,) = arrays.build_splits(DataConfig(name="npz"), source(pixels(6, 5, 8, 8, kind=torch.float32)), None).notes
     assert note == "my.npz holds clips of 5 x 8 x 8 x 1, floats, which go to the model as they are"
 
 
 def test_a_class_may_be_missing_where_the_config_counts_them() -> None:
-    assert len(arrays.build_splits(DataConfig(name="npz", classes=5), side(pixels(6, 4, 4)), None).classes) == 5
+    assert len(arrays.build_splits(DataConfig(name="npz", classes=5), source(pixels(6, 4, 4)), None).classes) == 5
 
 
 def labelled(*labels: int, kind: torch.dtype = BYTES, size: int = 4) -> ArraySource:
-    return side(pixels(len(labels), size, size, kind=kind), torch.tensor(labels))
+    return source(pixels(len(labels), size, size, kind=kind), torch.tensor(labels))
 
 
 BAD_SETS = {
     "from-one": ({}, labelled(1, 2, 3), None, "no label 0", "from 0"),
     "a-gap": ({}, labelled(0, 1, 4), None, "no label 2, 3", "data.classes to 5"),
     "one-class": ({}, labelled(0, 0, 0), None, "label 0 alone", "write"),
-    "held-out-only": ({}, labelled(0, 1), labelled(0, 2), "no label 2", "data.classes to 3"),
+    "validation-only": ({}, labelled(0, 1), labelled(0, 2), "no label 2", "data.classes to 3"),
     "too-large": ({"classes": 3}, labelled(0, 1, 3), None, "label 3", "data.classes to 4"),
-    "too-large-held-out": ({"classes": 3}, labelled(0, 1), labelled(5), "label 5", "data.classes to 6"),
+    "too-large-validation": ({"classes": 3}, labelled(0, 1), labelled(5), "label 5", "data.classes to 6"),
     "other-sizes": ({}, labelled(0, 1), labelled(0, 1, size=5), "4 x 4 x 1, bytes and 5 x 5 x 1", "write"),
     "other-types": ({}, labelled(0, 1), labelled(0, 1, kind=torch.float32), "bytes and 4 x 4", "write"),
-    "other-axes": ({}, labelled(0, 1), side(pixels(2, 4, 4, 3)), "4 x 4 x 3", "write"),
+    "other-axes": ({}, labelled(0, 1), source(pixels(2, 4, 4, 3)), "4 x 4 x 3", "write"),
     "a-claimed-size": ({"image_size": 8}, labelled(0, 1), None, "4 x 4 x 1", "leave data.image_size out"),
 }
 

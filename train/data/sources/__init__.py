@@ -1,1 +1,1 @@
-"""Holds the entries of the data sources: what is known about each without torch, and how it is opened."""
+"""Holds the entries of the data sources: the facts about each without torch, and how to open it."""

@@ -1,4 +1,4 @@
-"""The entries of `npz` and `tensor`: array files, whose headers tell how many samples there are."""
+"""Holds the entries of `npz` and `tensor`: array files, whose headers give the number of samples."""
 
 from __future__ import annotations
 
@@ -31,27 +31,31 @@ def count(data: DataConfig) -> int | None:
 
 
 def describe(data: DataConfig) -> DataSummary:
-    seen = array_files.read_array_summary(Path(data.root), data.name)
-    if seen is None:  # a .pt file, whose header is a pickle
+    summary = array_files.read_array_summary(Path(data.root), data.name)
+    if summary is None:  # a .pt file, whose header is a pickle
         return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start")
-    sizes = _split_sizes(seen, data.val_fraction)
+    split_sizes = _split_sizes(summary, data.val_fraction)
     return DataSummary(
-        description=f"{data.name} ({data.root}), images {list(seen.shape)}", training=sizes["training"], facts=sizes
+        description=f"{data.name} ({data.root}), images {list(summary.shape)}",
+        training=split_sizes["training"],
+        facts=split_sizes,
     )
 
 
-def _split_sizes(seen: array_files.ArraySummary, fraction: float) -> dict[str, int]:
-    """By the names that checkpoints use; without a validation split whose size only its data tells."""
-    images = seen.shape[0] if seen.shape else 0
-    if seen.validation:
-        return {"training": images} | ({} if seen.validation_images is None else {"held_out": seen.validation_images})
+def _split_sizes(summary: array_files.ArraySummary, fraction: float) -> dict[str, int]:
+    """The sizes of the splits, by the names that checkpoints use; without those that no header gives."""
+    images = summary.shape[0] if summary.shape else 0
+    if summary.validation:
+        return {"training": images} | (
+            {} if summary.validation_images is None else {"held_out": summary.validation_images}
+        )
     validation = num_validation_samples(images, fraction)
     return {"training": images - validation, "held_out": validation}
 
 
 def has_validation(data: DataConfig) -> bool:
-    seen = array_files.read_array_summary(Path(data.root), data.name)
-    return seen is not None and seen.validation
+    summary = array_files.read_array_summary(Path(data.root), data.name)
+    return summary is not None and summary.validation
 
 
 KEYS: Final = frozenset({"root", "val_fraction"})

@@ -1,4 +1,4 @@
-"""The entry of `package.module:factory`: data of the user's own, of which nothing is known before it is opened."""
+"""Holds the entry of `package.module:factory`: the user's own data, known only after it is opened."""
 
 from __future__ import annotations
 

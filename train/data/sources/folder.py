@@ -1,4 +1,4 @@
-"""The entry of `folder`: images in class folders, which `train check` counts in one walk without decoding one."""
+"""Holds the entry of `folder`: images in class folders, which `train check` counts without decoding them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from train.files import shorten_name
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
 
-MAX_LISTED_CLASSES: Final = 5  # names
+MAX_LISTED_CLASSES: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolderSummary:
-    """Images on both sides, by ending how many files are not read, and what looks like a slip.
+    """The number of images in both splits and of unread files by ending, and warnings of likely mistakes.
 
-    aside: in words, the folders that are not read.
+    aside: a note of the folders that are not read.
     """
 
     classes: tuple[str, ...]
@@ -35,19 +35,19 @@ class ImageFolderSummary:
     aside: str | None = None
 
     def row(self) -> str:
-        """The images in words."""
+        """The number of images and classes, for messages."""
         names = ", ".join(map(shorten_name, self.classes[:MAX_LISTED_CLASSES])) + (
             ", ..." if len(self.classes) > MAX_LISTED_CLASSES else ""
         )
         images = f"{self.training + self.validation:,} images in {len(self.classes):,} classes ({names})"
-        return f"{images}: {self.training:,} to train on, {self.validation:,} held out"
+        return f"{images}: {self.training:,} for training, {self.validation:,} for validation"
 
     def note(self) -> str | None:
-        """The other files in words; None where there are none."""
+        """A note of the other files; None if there are none."""
         return class_folders.describe_unread_files(self.unread)
 
     def facts(self) -> dict[str, Any]:
-        """What a run that goes on compares with what it began with."""
+        """What a resumed run compares with the facts of its start."""
         return {"classes": [*self.classes], "training": self.training, "held_out": self.validation}
 
 
@@ -55,8 +55,8 @@ def scan_image_folder(data: DataConfig) -> ImageFolderSummary:
     """Walk through data.root.
 
     Raises:
-        Failure: NO_INPUT for missing folders and for classes without images; DATA for groups that cannot be kept on
-            one side.
+        Failure: NO_INPUT for missing folders and for classes without images; DATA for groups that cannot be kept in
+            one split.
     """
     layout, unread = class_folders.find_layout(Path(data.root)), Counter[str]()
     inside: dict[str, set[str]] = {name: set() for name in layout.classes}
@@ -64,19 +64,22 @@ def scan_image_folder(data: DataConfig) -> ImageFolderSummary:
     class_folders.count_files_outside_classes(Path(data.root), layout, unread)
     images, warnings = sum(counts.values()), class_folders.split_folder_warnings(inside)
     if layout.validation is not None:
-        training, rest = images, class_folders.count_images(layout.validation, layout.classes, unread)
+        training, validation = images, class_folders.count_images(layout.validation, layout.classes, unread)
     elif data.group is None:
-        rest = num_validation_samples(images, data.val_fraction)
-        training, warnings = images - rest, (*warnings, *_small_class_warnings(counts, rest, data.val_fraction))
+        validation = num_validation_samples(images, data.val_fraction)
+        training, warnings = (
+            images - validation,
+            (*warnings, *_small_class_warnings(counts, validation, data.val_fraction)),
+        )
     else:
         from train.data import grouping  # numpy
 
         training = grouping.count_training_images(layout, data.group, data.val_fraction)
-        rest = images - training
+        validation = images - training
     return ImageFolderSummary(
         classes=layout.classes,
         training=training,
-        validation=rest,
+        validation=validation,
         unread=unread,
         warnings=warnings,
         aside=class_folders.describe_ignored_folders(layout),
@@ -84,7 +87,7 @@ def scan_image_folder(data: DataConfig) -> ImageFolderSummary:
 
 
 def _small_class_warnings(counts: Mapping[str, int], rest: int, fraction: float) -> tuple[str, ...]:
-    """What is to be said of classes of which no image is held out. Of one image in 1 / fraction at least one is."""
+    """Warnings of classes without a validation image. A class of 1 / fraction images has at least one."""
     if fraction == 0 or min(counts.values()) * fraction >= 1:
         return ()
     import numpy as np
@@ -104,18 +107,18 @@ def open_splits(data: DataConfig) -> DataSplits:
 
 
 def count(data: DataConfig) -> None:
-    """Every task asks: only the folders are looked at. How many images they hold takes a walk through all files."""
+    """Every task calls this, so it checks only the folders; counting would take a walk through all files."""
     class_folders.find_layout(Path(data.root))
 
 
 def describe(data: DataConfig) -> DataSummary:
-    found = scan_image_folder(data)
+    summary = scan_image_folder(data)
     return DataSummary(
-        description=f"{data.name} ({data.root}), {data.image_size} pixels, {found.row()}",
-        training=found.training,
-        facts=found.facts(),
-        warnings=found.warnings,
-        notes=tuple(filter(None, (found.note(), found.aside))),
+        description=f"{data.name} ({data.root}), {data.image_size} pixels, {summary.row()}",
+        training=summary.training,
+        facts=summary.facts(),
+        warnings=summary.warnings,
+        notes=tuple(filter(None, (summary.note(), summary.aside))),
     )
 
 

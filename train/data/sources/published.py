@@ -1,4 +1,4 @@
-"""The entries of the published data sets, which can be downloaded: CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST."""
+"""Holds the entries of the downloadable data sets: CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def published_source(class_name: str, *, training: int, classes: int, channels: 
 
 CIFAR10: Final = published_source("CIFAR10", training=50_000, classes=10, channels=3)
 CIFAR100: Final = published_source("CIFAR100", training=50_000, classes=100, channels=3)
-# Most digits mirrored are no digits.
+# A mirrored digit is mostly no digit.
 MNIST: Final = published_source("MNIST", training=60_000, classes=10, channels=1, mirror=False)
 FASHION_MNIST: Final = published_source("FashionMNIST", training=60_000, classes=10, channels=1)

@@ -1,4 +1,4 @@
-"""The entry of `synthetic`: outlines that are drawn from the sample's number, nothing is read."""
+"""Holds the entry of `synthetic`: outlines that are drawn from the sample's number."""
 
 from __future__ import annotations
 
