@@ -47,8 +47,8 @@ KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
 SPLIT_NAMES: Final = ("training", "held_out")
 UNSEEN_VALIDATION_FIX: Final = (
-    "held-out images in a folder of their own that it was not trained on (data.root/train, data.root/val): what "
-    "data.val_fraction holds out is drawn anew"
+    "validation images that it was not trained on, in a separate folder (data.root/train, data.root/val): "
+    "data.val_fraction would draw a new split"
 )
 
 
