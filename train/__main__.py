@@ -1,6 +1,4 @@
-"""The command `train` parses the command line and calls the subcommand; it imports no torch
-itself.
-"""
+"""The command `train` parses the command line and calls the subcommand, without importing torch."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ The code of train check tells of configuration and data alone: with a WARNING th
 
 
 def build_parser() -> TrainArgumentParser:
-    """The command line."""
+    """Build the parser of the command line."""
     parser = TrainArgumentParser(
         prog="train",
         usage="train [check | where | eval RUN | predict RUN IMAGES... | export RUN --output DIR | "
@@ -68,7 +66,7 @@ def build_parser() -> TrainArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file (default: the quickstart)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text (eval, data)")
-    parser.add_argument("--all", action="store_true", help="measure every image, not the held-out ones alone (eval)")
+    parser.add_argument("--all", action="store_true", help="measure every image, not only the validation images (eval)")
     parser.add_argument(
         "--time-limit",
         metavar="D-HH:MM:SS",
@@ -95,12 +93,12 @@ def main() -> int:
     try:
         launch.handle_stop_signals(launch.stop_handler(sys.argv[1:]))
         return run_command(sys.argv[1:], os.environ)
-    except (Failure, KeyboardInterrupt) as error:  # a signal, just before or just after what `run_command` sees
+    except (Failure, KeyboardInterrupt) as error:  # a signal just before or after `run_command`
         return print_failure(error)
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what one command line asks for; every failure is shown here, once."""
+    """Run one command line and return its exit code. Every failure is printed here, once."""
     try:
         if argv and argv[0] in COMMAND_MODULES:
             return int(importlib.import_module(COMMAND_MODULES[argv[0]]).handle(argv[1:], environ))
@@ -111,7 +109,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             return 0
         command, overrides = split_command(arguments.words)
         if arguments.time_limit is not None:
-            time_limit.parse_time_limit(arguments.time_limit)  # refused here for `check` and `where` too
+            time_limit.parse_time_limit(arguments.time_limit)  # `check` and `where` refuse a bad value too
         if arguments.json and command not in JSON_COMMANDS:
             what = f"--json belongs to {' and '.join(f'`train {name}`' for name in JSON_COMMANDS)}"
             raise Failure(what, fix="leave --json out", code=ExitCode.USAGE)
@@ -123,15 +121,15 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except (Failure, KeyboardInterrupt) as error:
         return print_failure(error)
     except Exception as error:
-        if known := resource_limit_failure(error) or gpu_failure(error):
-            print_message(str(known), sys.stderr)
-            return int(known.code)
+        if failure := resource_limit_failure(error) or gpu_failure(error):
+            print_message(str(failure), sys.stderr)
+            return int(failure.code)
         traceback.print_exc()
         return int(ExitCode.BUG)
 
 
 def print_failure(error: Failure | KeyboardInterrupt) -> int:
-    """Its exit code; a failure is said."""
+    """Print the failure and return its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     print_message(str(error), sys.stderr)
@@ -139,7 +137,7 @@ def print_failure(error: Failure | KeyboardInterrupt) -> int:
 
 
 def gpu_failure(error: Exception) -> Failure | None:
-    """What CUDA says, where torch was loaded: by a command that computes in this process."""
+    """The failure for a CUDA error; None for other errors, or if this process has not loaded torch."""
     if "torch" not in sys.modules:
         return None
     from train.distributed import device
@@ -148,7 +146,7 @@ def gpu_failure(error: Exception) -> Failure | None:
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command, which is the first word without `=`, and the overrides."""
+    """(command, overrides): the first word is the command, unless it contains `=`."""
     if not words or "=" in words[0]:
         return "train", list(words)
     name = words[0]
@@ -162,7 +160,7 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _suggest_command(name: str) -> str:
-    """What to write instead of a word that means nothing here."""
+    """The fix for a word that is neither a command nor an override."""
     if file := suggest_config_option(name):
         return file
     close = difflib.get_close_matches(name, [*COMMANDS, *COMMAND_MODULES], 1)
@@ -171,28 +169,28 @@ def _suggest_command(name: str) -> str:
     return "leave it out: `train --config FILE` trains" if close == ["train"] else f"write `train {close[0]}`"
 
 
-def with_local_rank(environ: Mapping[str, str], given: str | None) -> Mapping[str, str]:
-    """torch.distributed.launch says LOCAL_RANK as an argument: it counts where the variable is not set.
+def with_local_rank(environ: Mapping[str, str], argument: str | None) -> Mapping[str, str]:
+    """Set LOCAL_RANK from the argument of torch.distributed.launch, if the variable is not set.
 
     Raises:
-        Failure: LAUNCH_CONFLICT, where both are given and differ.
+        Failure: LAUNCH_CONFLICT, if both are set and differ.
     """
-    found = environ.get("LOCAL_RANK") or given
-    if given is not None and given != found:
+    local_rank = environ.get("LOCAL_RANK") or argument
+    if argument is not None and argument != local_rank:
         raise Failure(
             "the launcher gives two local ranks",
-            found=f"--local-rank={given}, LOCAL_RANK={found}",
+            found=f"--local-rank={argument}, LOCAL_RANK={local_rank}",
             fix="remove LOCAL_RANK from the environment that the launcher starts from",
             code=ExitCode.LAUNCH_CONFLICT,
         )
-    return environ if given is None else {**environ, "LOCAL_RANK": given}
+    return environ if argument is None else {**environ, "LOCAL_RANK": argument}
 
 
 def describe_versions() -> str:
-    """Ours, and those that decide results."""
+    """The versions of this project and of the packages that affect results."""
     names = ("train-image", "torch", "torchvision", "accelerate")
-    found = ", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in names)
-    return f"{found}, Python {platform.python_version()}"
+    versions = ", ".join(f"{name} {installed_version(name) or 'not installed'}" for name in names)
+    return f"{versions}, Python {platform.python_version()}"
 
 
 COMMANDS = {
@@ -202,7 +200,7 @@ COMMANDS = {
     "eval": evaluate.launch_evaluation,
     "data": data.handle,
 }
-# These come first and have arguments of their own; other commands do not wait for their imports.
+# These commands must be the first word, and have their own parsers. They are imported only when used.
 COMMAND_MODULES = {
     "bench": "train.cli.bench",
     "export": "train.cli.export",

@@ -150,7 +150,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     if trainer.compiled:
         rows["compiled"] = trainer.compiled
     if variables.acting:
-        rows["variables"] = variables.shown()
+        rows["variables"] = variables.describe()
     rows |= deadline.banner_row(trainer.signals.deadline)
     if trainer.state.step:
         rows["resumed"] = f"at step {trainer.state.step} of {steps.total}"

@@ -1,3 +1,4 @@
-"""This package loads what a user writes as checked values, and derives what follows from them
-alone. It never imports torch.
+"""This package loads and checks the configuration, and computes what follows from it alone.
+
+It never imports torch.
 """

@@ -7,19 +7,21 @@ from typing import Literal
 
 from entrypoint import ExitCode, Failure
 
-# On the CPU, where larger ones are not faster, a micro batch is at most this; the search for a GPU's begins here.
+# `auto` chooses at most this on the CPU, where larger micro batches are not faster. On a GPU the
+# search for the largest micro batch begins here.
 MAX_AUTO_MICRO_BATCH = 64
-# Where no divisor up to that is so large, the next one above it is taken, up to MAX_FALLBACK_MICRO_BATCH: BatchNorm
-# takes its means over a micro batch, and each has a cost of its own.
+# If no divisor lies between MIN_AUTO_MICRO_BATCH and MAX_AUTO_MICRO_BATCH, `auto` takes the next larger
+# one, up to MAX_FALLBACK_MICRO_BATCH: BatchNorm's statistics are of one micro batch, and each micro
+# batch has a fixed cost.
 MIN_AUTO_MICRO_BATCH, MAX_FALLBACK_MICRO_BATCH = 8, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """global_ = micro x accumulation x world samples make one optimizer step. All at least 1.
+    """The sizes of one optimizer step: global_ = micro x accumulation x world. All are at least 1.
 
-    why: how `auto` came to micro, where that was found out by trials. hint: a better global batch, where micro is small
-    because none else divides.
+    why: how `auto` chose micro, if it measured. hint: a better global batch, if micro is small
+    because nothing larger divides.
     """
 
     global_: int
@@ -31,13 +33,13 @@ class BatchSizes:
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.world == 1 else f"{self.world} ranks"
-        told = "".join(f" ({one})" for one in (self.why, self.hint) if one)
-        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{told}"
+        notes = "".join(f" ({note})" for note in (self.why, self.hint) if note)
+        return f"{self.global_} = {self.micro} micro x {self.accumulation} accumulation x {ranks}{notes}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Optimizer steps in an epoch and in the whole run, and the samples that each epoch leaves over."""
+    """Optimizer steps of an epoch and of the run, and the samples that each epoch drops."""
 
     per_epoch: int
     total: int
@@ -45,10 +47,10 @@ class StepCounts:
 
 
 def compute_batch_sizes(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> BatchSizes:
-    """Derive the accumulation.
+    """Choose the micro batch and compute the accumulation.
 
     Raises:
-        Failure: USAGE with the numbers and the nearest legal values, where a remainder is left.
+        Failure: USAGE with the numbers and the nearest legal values, if a remainder is left.
     """
     per_rank, rest = divmod(global_batch_size, world_size)
     micro = _auto_micro_batch(per_rank or 1) if micro_batch_size == "auto" else micro_batch_size
@@ -65,16 +67,18 @@ def compute_batch_sizes(global_batch_size: int, micro_batch_size: int | Literal[
 
 
 def _auto_micro_batch(per_rank: int) -> int:
-    """The largest divisor up to MAX_AUTO_MICRO_BATCH, unless that is a small one and there is another up to
-    MAX_FALLBACK_MICRO_BATCH."""
+    """The largest divisor up to MAX_AUTO_MICRO_BATCH.
+
+    If that is small, the smallest divisor above it, up to MAX_FALLBACK_MICRO_BATCH.
+    """
     micro = largest_divisor(per_rank, MAX_AUTO_MICRO_BATCH)
     if micro >= min(MIN_AUTO_MICRO_BATCH, per_rank):
         return micro
     return next(
         (
-            more
-            for more in range(MAX_AUTO_MICRO_BATCH + 1, min(per_rank, MAX_FALLBACK_MICRO_BATCH) + 1)
-            if per_rank % more == 0
+            larger
+            for larger in range(MAX_AUTO_MICRO_BATCH + 1, min(per_rank, MAX_FALLBACK_MICRO_BATCH) + 1)
+            if per_rank % larger == 0
         ),
         micro,
     )
@@ -82,17 +86,17 @@ def _auto_micro_batch(per_rank: int) -> int:
 
 def _suggest_global_batch(per_rank: int, world_size: int) -> str:
     """The nearest global batch that divides better, in words."""
-    near = (per_rank + change for size in range(1, per_rank) for change in (-size, size))
-    found = next(one for one in near if _auto_micro_batch(one) >= MIN_AUTO_MICRO_BATCH)
+    candidates = (per_rank + change for size in range(1, per_rank) for change in (-size, size))
+    better = next(candidate for candidate in candidates if _auto_micro_batch(candidate) >= MIN_AUTO_MICRO_BATCH)
     return (
         f"{per_rank} has no divisor from {MIN_AUTO_MICRO_BATCH} to {MAX_FALLBACK_MICRO_BATCH}: with "
-        f"train.global_batch_size={found * world_size}, in a new run, "
-        f"{_auto_micro_batch(found)} samples are computed at once"
+        f"train.global_batch_size={better * world_size}, in a new run, "
+        f"{_auto_micro_batch(better)} samples are computed at once"
     )
 
 
 def remainder_failure(global_batch_size: int, micro_batch_size: int | Literal["auto"], world_size: int) -> Failure:
-    """A global batch that leaves a remainder, with values that do not."""
+    """The failure for a global batch that leaves a remainder; it names values that leave none."""
     micro = None if micro_batch_size == "auto" else micro_batch_size
     unit = world_size * (micro or 1)
     sizes = _format_alternatives(nearest_multiples(global_batch_size, unit))
@@ -113,7 +117,7 @@ def remainder_failure(global_batch_size: int, micro_batch_size: int | Literal["a
 
 
 def _format_rank_choices(numbers: tuple[int, ...]) -> str:
-    """What a run that is there already may have on this machine: all else would make it another training."""
+    """The rank counts in words. An existing run may change only these; other keys change its training."""
     return f"{_format_alternatives(numbers)} rank{'' if numbers == (1,) else 's'} (--procs-per-node, or srun --ntasks)"
 
 
@@ -122,10 +126,10 @@ def _format_alternatives(numbers: tuple[int, ...]) -> str:
 
 
 def count_steps(batch: BatchSizes, samples: int, *, epochs: int, max_steps: int | None) -> StepCounts:
-    """Count optimizer steps; the last, partial global batch of an epoch is dropped, and max_steps is a cap.
+    """Count the optimizer steps, at most max_steps. Each epoch drops its last, partial global batch.
 
     Raises:
-        Failure: USAGE, where the data set is smaller than one global batch.
+        Failure: USAGE, if the training set is smaller than one global batch.
     """
     per_epoch, dropped = divmod(samples, batch.global_)
     if per_epoch == 0:
@@ -144,12 +148,12 @@ def count_steps(batch: BatchSizes, samples: int, *, epochs: int, max_steps: int 
 
 
 def count_total_steps(per_epoch: int, *, epochs: int, max_steps: int | None) -> int:
-    """Optimizer steps of a whole run."""
+    """Optimizer steps of the run."""
     return epochs * per_epoch if max_steps is None else min(epochs * per_epoch, max_steps)
 
 
 def overrides_to_continue(counted: StepCounts, at: int, *, epochs: int, max_steps: int | None) -> list[str]:
-    """The settings that let a run go on from step `at`, at which these settings end it; none where they do not."""
+    """The settings with which a run that ended at step `at` continues; empty if it has not ended."""
     if at < counted.total:
         return []
     settings = [] if max_steps is None or at < max_steps else ["train.max_steps=null"]
@@ -158,13 +162,13 @@ def overrides_to_continue(counted: StepCounts, at: int, *, epochs: int, max_step
     return settings
 
 
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` that is at most `most`."""
-    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return next(divisor for divisor in range(min(number, limit), 0, -1) if number % divisor == 0)
 
 
 def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
-    """The divisors of `number` next below and above `near`; below alone where none is above."""
+    """The divisors of `number` next below and above `near`; only the one below if none is above."""
     below = largest_divisor(number, near)
     above = next((divisor for divisor in range(near, min(number, 2**20) + 1) if number % divisor == 0), None)
     return (below,) if above is None else (below, above)
@@ -177,5 +181,5 @@ def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
 
 
 def num_validation_samples(samples: int, fraction: float) -> int:
-    """How many of `samples` data.val_fraction sets aside for evaluation."""
+    """The number of validation samples that data.val_fraction takes from `samples`."""
     return round(samples * fraction)

@@ -18,32 +18,38 @@ from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 
 
 def unused_key_warnings(config: RunConfig) -> tuple[str, ...]:
-    """One line for each key that was set and does nothing. A key at its default claims nothing.
+    """One line for each key that was set and has no effect. Keys at their defaults give no warning.
 
-    Without the keys of the data section: `registry.unused_key_warnings` knows them.
+    `registry.unused_key_warnings` does the same for the keys of the data section.
     """
-    set_, defaults = asdict(config), asdict(RunConfig())
-    told = []
+    values, defaults = asdict(config), asdict(RunConfig())
+    warnings = []
     for key, (idle, why) in UNUSED_KEY_CHECKS.items():
         section, name = key.split(".")
-        value = set_[section][name]
+        value = values[section][name]
         if value != defaults[section][name] and idle(config):
-            told.append(f"{key}: {value} does nothing here. fix: {why}")
-    return tuple(told)
+            warnings.append(f"{key}: {value} does nothing here. fix: {why}")
+    return tuple(warnings)
 
 
 def unused_keys(config: RunConfig) -> frozenset[str]:
-    """The keys that do nothing here, at their defaults too; those of the data section: `registry.unused_keys`."""
+    """The keys that have no effect in this config, also those at their defaults.
+
+    `registry.unused_keys` lists those of the data section.
+    """
     return frozenset(key for key, (idle, _) in UNUSED_KEY_CHECKS.items() if idle(config))
 
 
 def _optimizer(config: RunConfig) -> TorchOptimizer:
-    """What a class outside torch.optim takes is known once it is loaded: any key may act."""
+    """The entry of the config's optimizer.
+
+    Only loading a class outside torch.optim shows what it takes, so every key may have an effect.
+    """
     anything = TorchOptimizer(class_name=config.optim.name, arguments=(), takes_momentum=True)
     return OPTIMIZERS.get(config.optim.name, anything)
 
 
-# What may be idle: when, and what to do about it.
+# Keys that may have no effect: the condition, and the fix.
 UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] = {
     "optim.momentum": (
         lambda config: not _optimizer(config).takes_momentum,
@@ -68,7 +74,8 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
 }
 
 
-# A test compares this table with the code. What torchvision's models take, only building them tells.
+# A test compares this table with the code. The arguments of torchvision's models are known only after
+# building them.
 MODEL_ARGUMENTS: Final[Mapping[str, Sequence[str]]] = {
     "small_cnn": ("width", "blocks", "norm", "dropout", "pool"),
     "wide_resnet": ("depth", "width", "dropout"),
@@ -77,10 +84,12 @@ MODEL_ARGUMENTS: Final[Mapping[str, Sequence[str]]] = {
 
 
 def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
-    """Refuse an argument that the model or the optimizer does not have. Values are tried at the start, with torch.
+    """Refuse arguments that the model or the optimizer does not have.
+
+    Values are checked later: torch tries them when the run starts.
 
     Raises:
-        Failure: USAGE, naming the argument and the nearest one that there is.
+        Failure: USAGE, naming the argument and the most similar allowed one.
     """
     if model.name in MODEL_ARGUMENTS:
         _refuse_unlisted("model.args", model.name, model.args, MODEL_ARGUMENTS[model.name])
@@ -88,28 +97,30 @@ def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
         _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
 
 
-def _refuse_unlisted(key: str, name: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    unknown = [word for word in given if word not in known]
+def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    unknown = [argument for argument in arguments if argument not in allowed]
     if unknown:
-        close = nearest_name(unknown[0], known, 0.75)
+        close = nearest_name(unknown[0], allowed, 0.75)
         raise Failure(
             f"{key} do not fit {name}",
             found=f"unknown: {', '.join(unknown)}",
-            expected=f"values for: {', '.join(known)}",
+            expected=f"values for: {', '.join(allowed)}",
             fix=f"write {key}.{close} instead of {key}.{unknown[0]}" if close else f"correct {key}, or leave it out",
             code=ExitCode.USAGE,
         )
 
 
-SAMPLE_NOUNS: Final = {2: "images", 3: "clips"}  # by the number of directions in a sample: with or without frames
-CLIP_MODELS: Final = ("cnn3d",)  # those of ours that take clips; all others but a factory's take images
+SAMPLE_NOUNS: Final = {2: "images", 3: "clips"}  # by the dimensions of a sample; clips also have frames
+CLIP_MODELS: Final = ("cnn3d",)  # these take clips; a factory decides for itself; all others take images
 
 
-def refuse_dimension_mismatch(model: str, dims: int | None, found: str) -> None:
-    """Clips for a model of images, or images for one of clips.
+def refuse_dimension_mismatch(model: str, dims: int | None, description: str) -> None:
+    """Refuse clips for a model that takes images, and images for a model that takes clips.
+
+    dims: the dimensions of a sample without its channels; None if they are not known yet.
 
     Raises:
-        Failure: USAGE, naming both.
+        Failure: USAGE, naming the model and the data.
     """
     takes = 3 if model in CLIP_MODELS else 2
     if dims in (None, takes) or schema.is_factory(model):
@@ -117,7 +128,7 @@ def refuse_dimension_mismatch(model: str, dims: int | None, found: str) -> None:
     other = schema.BUILTIN_MODELS[0] if model in CLIP_MODELS else CLIP_MODELS[0]
     raise Failure(
         f"model.name {model} takes {SAMPLE_NOUNS[takes]}, and the data has {SAMPLE_NOUNS.get(dims, 'neither')}",
-        found=found,
+        found=description,
         fix=f"set model.name to {other}, or take other data (data.frames makes synthetic clips)",
         code=ExitCode.USAGE,
     )
@@ -127,23 +138,23 @@ BITWISE: Final = "bitwise"
 
 
 def is_bitwise(train: TrainConfig) -> bool:
-    """Whether the run is to have the same bits on any number of ranks."""
+    """Whether the run must give the same bits on any number of ranks."""
     return train.reproducible == BITWISE
 
 
 def num_micro_batches(train: TrainConfig) -> int:
-    """V: the micro batches of a global batch, the leaves of the tree."""
-    assert train.micro_batch_size != "auto"  # refused before
+    """The number of micro batches in a global batch, which are the leaves of the summation tree."""
+    assert train.micro_batch_size != "auto"  # `_refuse_bitwise_keys` has refused it
     return train.global_batch_size // train.micro_batch_size
 
 
 def bitwise_world_sizes(train: TrainConfig) -> list[int]:
-    """The numbers of ranks that give the same bits."""
+    """The world sizes that give the same bits."""
     return [1 << level for level in range(num_micro_batches(train).bit_length())]
 
 
 def describe_reproducibility(train: TrainConfig) -> str:
-    """The mode in words, for `train check` and the start of a run."""
+    """The mode in words, for `train check` and for the log at the start of a run."""
     if not is_bitwise(train):
         return "fast: the same bits on the same number of ranks and threads"
     listed = ", ".join(map(str, bitwise_world_sizes(train)))
@@ -151,10 +162,10 @@ def describe_reproducibility(train: TrainConfig) -> str:
 
 
 def refuse_bitwise_conflicts(config: RunConfig, world_size: int) -> None:
-    """What a tree of powers of two cannot do.
+    """Refuse what `bitwise` cannot do: its summation tree needs powers of two.
 
     Raises:
-        Failure: USAGE for keys that do not go together, LAUNCH_CONFLICT for the number of ranks.
+        Failure: USAGE for contradicting keys, LAUNCH_CONFLICT for the number of ranks.
     """
     if is_bitwise(config.train):
         _refuse_bitwise_keys(config.train)
@@ -184,27 +195,29 @@ def _refuse_bitwise_keys(train: TrainConfig) -> None:
         raise _bitwise_conflict("train.sync_batchnorm: true", why, "set train.sync_batchnorm=false")
     leaves, rest = divmod(train.global_batch_size, train.micro_batch_size)
     if rest or leaves.bit_count() != 1:
-        found = f"train.global_batch_size {train.global_batch_size} / train.micro_batch_size {train.micro_batch_size}"
+        quotient = (
+            f"train.global_batch_size {train.global_batch_size} / train.micro_batch_size {train.micro_batch_size}"
+        )
         fix = _suggest_micro_batch_size(train, train.micro_batch_size)
         raise _bitwise_conflict(
-            f"{found} = {train.global_batch_size / train.micro_batch_size:g}", "1, 2, 4, 8, ...", fix
+            f"{quotient} = {train.global_batch_size / train.micro_batch_size:g}", "1, 2, 4, 8, ...", fix
         )
 
 
 def _suggest_micro_batch_size(train: TrainConfig, near: int) -> str:
     """The legal micro batch nearest to `near`."""
-    whole, sizes = train.global_batch_size, []
+    candidate, sizes = train.global_batch_size, []
     while True:
-        sizes.append(whole)
-        if whole % 2:
+        sizes.append(candidate)
+        if candidate % 2:
             return f"set train.micro_batch_size={min(sizes, key=lambda size: abs(size - near))}"
-        whole //= 2
+        candidate //= 2
 
 
-def _bitwise_conflict(found: str, expected: str, fix: str) -> Failure:
+def _bitwise_conflict(setting: str, expected: str, fix: str) -> Failure:
     return Failure(
         "train.reproducible bitwise does not go with the other settings",
-        found=found,
+        found=setting,
         expected=expected,
         fix=f"{fix}, or train.reproducible=fast",
         code=ExitCode.USAGE,
@@ -242,24 +255,24 @@ ONE_RANK_DESCRIPTION: Final = "none: one process, nobody to exchange gradients w
 
 
 def describe_parallel(train: TrainConfig, world_size: int) -> str:
-    """For the start of a run."""
+    """How the ranks work together, in words, for the log at the start of a run."""
     if train.parallel == "ddp" and world_size == 1:
         return ONE_RANK_DESCRIPTION
     return BITWISE_DESCRIPTION if is_bitwise(train) else PARALLEL_DESCRIPTIONS[train.parallel]
 
 
-def is_single_process(kind: str) -> bool:
-    """Whether this kind has exactly one process, on however many GPUs."""
-    return kind != "ddp"
+def is_single_process(parallel: str) -> bool:
+    """Whether this `train.parallel` has exactly one process, on any number of GPUs."""
+    return parallel != "ddp"
 
 
-def parallel_warnings(kind: str) -> tuple[str, ...]:
-    """What is to be said at every start."""
-    return (DATA_PARALLEL_WARNING,) if kind == "dp" else ()
+def parallel_warnings(parallel: str) -> tuple[str, ...]:
+    """The warnings that `train.parallel` needs at every start."""
+    return (DATA_PARALLEL_WARNING,) if parallel == "dp" else ()
 
 
 def refuse_compiled_data_parallel(train: TrainConfig) -> None:
-    """Refuse what needs a process for each GPU, where there is one for all.
+    """Refuse `train.compile` with DataParallel, which copies the model in every step.
 
     Raises:
         Failure: USAGE.
@@ -273,15 +286,17 @@ def refuse_compiled_data_parallel(train: TrainConfig) -> None:
         )
 
 
-def refuse_multiple_ranks(kind: str, world_size: int) -> None:
-    """Refuse more ranks than `train.parallel` has: each would train alone, and all would write the same files.
+def refuse_multiple_ranks(parallel: str, world_size: int) -> None:
+    """Refuse several ranks if `train.parallel` has one process.
+
+    Each rank would train alone, and all would write the same files.
 
     Raises:
         Failure: USAGE, with the numbers.
     """
-    if is_single_process(kind) and world_size > 1:
+    if is_single_process(parallel) and world_size > 1:
         raise Failure(
-            f"train.parallel {kind} is one process",
+            f"train.parallel {parallel} is one process",
             found=f"{world_size} ranks",
             expected="1 rank",
             fix="set train.parallel=ddp, or start one process: --procs-per-node 1 on one node, srun --ntasks=1",

@@ -1,5 +1,7 @@
-"""This module sorts the caller's environment variables into those that act on a training and are
-recorded, those that are removed before torch is loaded, and those that contradict the config.
+"""This module records, removes or refuses the caller's environment variables that affect a training.
+
+Variables that have an effect are recorded. Variables that would change the run without the config
+saying so are removed before torch is loaded. Variables that contradict the config are refused.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure, redact_value
 
-# Taken out before torch is loaded: another precision, algorithm or engine than the config's, behind its back. Found by
-# reading what torch 2.15, accelerate 1.15, triton, oneDNN and cuBLAS ask the environment for.
+# Removed before torch is loaded: they would silently change the precision, algorithm or engine that the
+# config chose. The list comes from reading which variables torch 2.15, accelerate 1.15, triton, oneDNN
+# and cuBLAS read.
 REMOVED_VARIABLES: Final[Mapping[str, str]] = {
     "ACCELERATE_*": "the config decides",
     "FSDP_*": "the config decides",
@@ -45,7 +48,8 @@ REMOVED_VARIABLES: Final[Mapping[str, str]] = {
     "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "train.parallel decides",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "it lets a file of weights run code",
 }
-# Left to the user, and shown: threads, kernels of the same arithmetic, networks, memory, files, debugging.
+# Left to the user, and logged: threads, kernels with the same arithmetic, networks, memory, files,
+# debugging.
 RECORDED_VARIABLES: Final = (
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "GOTO_*", "BLIS_*", "NPY_*", "NUMPY_*"),
     *("ATEN_*", "ONEDNN_*", "DNNL_*", "FBGEMM_*", "USE_EIGEN_FOR_BLAS", "DISABLE_ADDMM_CUDA_LT", "USE_LIBUV"),
@@ -57,12 +61,12 @@ RECORDED_VARIABLES: Final = (
     *("ENTRYPOINT_PROCS_PER_NODE", "ENTRYPOINT_INTERFACE", "ENTRYPOINT_PORT_RANGE"),
 )
 PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")  # in either case
-# The same in every start: nothing that a user chose.
+# Set by us in every start, so they say nothing about the user's choices.
 OWN_VARIABLES: Final = ("PYTHONNOUSERSITE", "PYTHONUTF8", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "NVIDIA_REQUIRE_*")
 APPTAINER_LIBRARY_PATH: Final = (
     "/.singularity.d/libs"  # where --nv puts the driver: LD_LIBRARY_PATH of each of its containers
 )
-# torch 2.15 reads the wrapper that DETAIL puts around gloo as if it were gloo: SIGSEGV in DDP's constructor.
+# DETAIL wraps gloo, and torch 2.15 casts the wrapper to gloo itself: SIGSEGV in DDP's constructor.
 DEBUG_DETAIL_REASON: Final = "DDP on the CPU would crash with DETAIL, INFO works"
 SET_BY_PARENT_VARIABLE: Final = "ENTRYPOINT_SET"
 MAX_VALUE_CHARACTERS: Final = 80
@@ -73,7 +77,11 @@ ACCELERATE_ENGINES: Final = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "PARALLELISM_CO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerVariables:
-    """What the caller's environment holds for a training. acting: as it is shown, without secrets."""
+    """The caller's variables that matter for a training.
+
+    acting: variables with an effect, their values shortened and without secrets. removed: variables
+    that were removed, with their full values.
+    """
 
     acting: Mapping[str, str]
     removed: Mapping[str, str]
@@ -83,12 +91,12 @@ class CallerVariables:
         removed = {name: redact_and_shorten(name, value) for name, value in self.removed.items()}
         return {"acting": dict(self.acting), "removed": removed}
 
-    def shown(self) -> str:
-        """Those that act, on one line."""
+    def describe(self) -> str:
+        """The variables with an effect, on one line."""
         return " ".join(f"{name}={value}" for name, value in self.acting.items()) or "none set that acts here"
 
     def notes(self) -> list[str]:
-        """Those that were taken out, one line for each reason."""
+        """The removed variables, one line for each reason."""
         groups: dict[str, list[str]] = {}
         for name in self.removed:
             groups.setdefault(removal_reason(name) or DEBUG_DETAIL_REASON, []).append(name)
@@ -96,12 +104,12 @@ class CallerVariables:
 
 
 def remove_conflicting_variables(environ: MutableMapping[str, str], *, download: bool) -> CallerVariables:
-    """Remove from `environ` what would change the run behind the config's back, and tell what is left that acts.
+    """Remove the variables that would silently change the run, and list those that still have an effect.
 
-    To be called before torch is loaded: its libraries read most of these once, while they are loaded.
+    Call it before torch is loaded: its libraries read most of them once, when they are loaded.
 
     Args:
-        download: whether this run fetches its data, and proxies matter.
+        download: whether this run fetches its data, so that proxies matter.
     """
     removed = {
         name: environ[name]
@@ -116,22 +124,22 @@ def remove_conflicting_variables(environ: MutableMapping[str, str], *, download:
 
 
 def limit_openmp_spinning(environ: MutableMapping[str, str]) -> None:
-    """Let OpenMP's threads sleep soon when they wait. To be called before torch is loaded, which loads OpenMP.
+    """Let waiting OpenMP threads sleep soon. Call it before torch is loaded, which loads OpenMP.
 
-    By default they spin for about a millisecond: beside any other busy process a small network on 2 threads was 3 to
-    10 times slower for it, and alone not faster (measured on 2 cores).
+    By default they spin for about a millisecond. If another process was busy too, a small network on
+    2 threads was 3 to 10 times slower with it; alone it was not faster (measured on 2 cores).
     """
     if not environ.get("OMP_WAIT_POLICY"):
         environ.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
 
 
 def removal_reason(name: str) -> str | None:
-    """Why a variable is not used; None for one that is left alone."""
+    """Why a variable is removed; None if it stays."""
     return next((why for pattern, why in REMOVED_VARIABLES.items() if fnmatchcase(name, pattern)), None)
 
 
 def redact_and_shorten(name: str, value: str) -> str:
-    """A value for the console and for run.json: no secret, no novel."""
+    """The value without secrets, at most MAX_VALUE_CHARACTERS long, for the console and run.json."""
     value = redact_value(name, value)
     return value if len(value) <= MAX_VALUE_CHARACTERS else value[: MAX_VALUE_CHARACTERS - 3] + "..."
 
@@ -139,19 +147,23 @@ def redact_and_shorten(name: str, value: str) -> str:
 def refuse_contradicting_variables(
     environ: Mapping[str, str], *, device: str, precision: str | None, accumulation: int
 ) -> None:
-    """Refuse variables that ask for another training than the config does: both cannot be meant.
+    """Refuse variables that contradict the config.
 
-    `accelerate launch` writes ACCELERATE_MIXED_PRECISION=no where nobody asked for anything: `no` asks for nothing.
+    ACCELERATE_MIXED_PRECISION=no is allowed: `accelerate launch` writes it if nobody chose a precision.
 
     Args:
-        device: cpu or cuda; precision: the one in effect, None where it is not known yet.
+        device: cpu or cuda. precision: the effective precision; None if it is not known yet.
 
     Raises:
         Failure: USAGE, naming the variable, its value and what the run would do.
     """
-    said = environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
-    if precision is not None and said not in ("", "no", precision):
-        change = f"set train.precision={said}" if said in ("fp32", "fp16", "bf16") else "leave precision to the config"
+    mixed_precision = environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    if precision is not None and mixed_precision not in ("", "no", precision):
+        change = (
+            f"set train.precision={mixed_precision}"
+            if mixed_precision in ("fp32", "fp16", "bf16")
+            else "leave precision to the config"
+        )
         raise _contradiction(environ, "ACCELERATE_MIXED_PRECISION", f"this run computes in {precision}", change)
     steps = environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
     if steps.isdecimal() and steps.lstrip("0") not in ("", "1", str(accumulation)):

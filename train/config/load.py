@@ -1,9 +1,9 @@
 """The loader reads YAML 1.2 and `section.key=value` overrides strictly into a RunConfig.
 
-PyYAML reads YAML 1.1, where `3e-4` is text, `no` is false, `0777` is 511 and `12:30:00` is 45000;
-the scalars of 1.2 replace its own. Nothing in a file is executed, repeated or expanded without
-bound. An error names the key, its line, the value and the nearest right one. The small recursion
-over type hints, with errors that know their path, follows dacite.
+PyYAML reads YAML 1.1, where `3e-4` is text, `no` is false, `0777` is 511 and `12:30:00` is 45000.
+This loader replaces its scalars with those of YAML 1.2. It executes nothing in a file, and limits
+its size, nesting and aliases. An error names the key, its line, the value and the most similar
+allowed one. The small recursion over type hints, with errors that know their path, follows dacite.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlDocument:
-    """What a text says: dict, list, str, int, float, bool or None; and for every key path its line, counted from 1."""
+    """The content of a YAML text.
+
+    value: dict, list, str, int, float, bool or None. lines: the line of every key path, counted from 1.
+    """
 
     value: Any
     lines: Mapping[KeyPath, int]
 
 
-# Core schema of YAML 1.2 (section 10.3.2), except that a number with leading zeros stays text: readers disagree on it.
+# Core schema of YAML 1.2 (section 10.3.2): pattern, first characters, converter. One exception: a number
+# with leading zeros stays text, since YAML readers disagree about it.
 SCALAR_TYPES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
     "null": (r"~|null|Null|NULL|", "~nN", lambda _: None),
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: text.lower() == "true"),
@@ -56,7 +60,7 @@ SCALAR_TYPES: dict[str, tuple[str, str, Callable[[str], Any]]] = {
 
 
 class Yaml12Loader(yaml.SafeLoader):
-    """PyYAML's composer with the scalars of 1.2, and with caps on nesting, nodes and aliases."""
+    """PyYAML's composer with the scalars of YAML 1.2, and with limits on nesting, nodes and aliases."""
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
@@ -80,7 +84,8 @@ class Yaml12Dumper(yaml.SafeDumper):
         return True
 
 
-Yaml12Loader.yaml_implicit_resolvers = {}  # none of 1.1's; the dumper keeps those, and gets ours as well
+# The loader drops the scalars of YAML 1.1. The dumper keeps them, so that it quotes what either reads.
+Yaml12Loader.yaml_implicit_resolvers = {}
 for _name, (_pattern, _first, _) in SCALAR_TYPES.items():
     for _side in (Yaml12Loader, Yaml12Dumper):
         _side.add_implicit_resolver(YAML_TAG_PREFIX + _name, re.compile(f"^(?:{_pattern})$"), [*_first, ""])
@@ -90,19 +95,20 @@ _MISSING_CONFIG_FIX = "give the path of a YAML file, or leave --config out to tr
 
 
 def _find_other_suffix(path: Path) -> Path | None:
-    """The file of this name that ends in the other of .yaml and .yml, or in one of them where this has none."""
-    found = (path.with_suffix(ending) for ending in (".yaml", ".yml") if path.suffix in ("", ".yaml", ".yml"))
-    return next((file for file in found if file.is_file()), None)
+    """The existing file that is `path` with the suffix .yaml or .yml; None without one."""
+    candidates = (path.with_suffix(ending) for ending in (".yaml", ".yml") if path.suffix in ("", ".yaml", ".yml"))
+    return next((file for file in candidates if file.is_file()), None)
 
 
 def read_yaml_file(path: Path) -> YamlDocument:
-    """The document in a file.
+    """Read the YAML document in a file.
 
     Raises:
-        Failure: NO_INPUT if there is none; USAGE if it is no YAML or too big; SECURITY if it asks for Python objects.
+        Failure: NO_INPUT if the file does not exist; USAGE if it is not YAML or too large; SECURITY if
+            it contains Python objects.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # asked before opening, which would wait for a pipe's other end
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening it: opening a pipe would wait for a writer
             fix = "give a regular file: each process reads it once more, which a pipe or a folder does not allow"
             raise Failure(f"--config {path} is not a regular file", fix=fix, code=ExitCode.USAGE)
         with path.open("rb") as file:
@@ -123,7 +129,7 @@ def read_yaml_file(path: Path) -> YamlDocument:
 
 
 def parse_yaml(text: str, name: str) -> YamlDocument:
-    """The document in `text`; `name` says in errors where it was found."""
+    """Parse `text`. `name` is the source that errors name, such as the file's path."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
         fix = "give a configuration, not a data file"
         raise Failure(f"{name} is larger than {MAX_YAML_BYTES // 1024} KiB", fix=fix, code=ExitCode.USAGE)
@@ -143,7 +149,7 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
 
 
 class NodeConstructor:
-    """Turns composed nodes into values; aliases are followed, and count each time."""
+    """Converts composed nodes to values. An alias counts as many nodes as it stands for."""
 
     def __init__(self) -> None:
         self.lines: dict[KeyPath, int] = {}
@@ -167,38 +173,38 @@ class NodeConstructor:
             key = construct_scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else self.value(key_node, path)
             if not isinstance(key, str):
                 raise_yaml_error("a key must be text", key_node.start_mark, fix="write the key in quotes")
-            here = (*path, key)
+            key_path = (*path, key)
             if key in values:
-                what = f"{'.'.join(here)} is written twice, first on line {self.lines[here]}"
+                what = f"{'.'.join(key_path)} is written twice, first on line {self.lines[key_path]}"
                 raise_yaml_error(what, key_node.start_mark, fix="remove one of the two")
-            self.lines[here] = key_node.start_mark.line + 1
-            values[key] = self.value(value_node, here)
+            self.lines[key_path] = key_node.start_mark.line + 1
+            values[key] = self.value(value_node, key_path)
         return values
 
 
 def construct_scalar(node: yaml.ScalarNode) -> Any:
-    """A scalar's value. A written tag may only say what the text would be anyway, or `!!str`."""
-    kind = node.tag.removeprefix(YAML_TAG_PREFIX)
-    if kind not in SCALAR_TYPES or not re.fullmatch(SCALAR_TYPES[kind][0], node.value):
+    """The value of a scalar. An explicit tag must be `!!str`, or the type that the text has without it."""
+    tag_name = node.tag.removeprefix(YAML_TAG_PREFIX)
+    if tag_name not in SCALAR_TYPES or not re.fullmatch(SCALAR_TYPES[tag_name][0], node.value):
         check_tag(node, "str")
         return node.value
-    return SCALAR_TYPES[kind][2](node.value)
+    return SCALAR_TYPES[tag_name][2](node.value)
 
 
 def resolve_scalar(text: str) -> Any:
-    """What `text` would be without quotes."""
+    """The value that YAML 1.2 reads in `text` without quotes."""
     return next((convert(text) for pattern, _, convert in SCALAR_TYPES.values() if re.fullmatch(pattern, text)), text)
 
 
-def check_tag(node: yaml.Node, kind: str) -> None:
-    """Refuse any written tag but the one that the node would have without it."""
+def check_tag(node: yaml.Node, tag_name: str) -> None:
+    """Refuse an explicit tag unless it is `tag_name`, the one that the node has without it."""
     if "python" in node.tag:
         fix = "write plain values; do not use this file if you did not write it"
         mark = node.start_mark
         tag = node.tag.replace(YAML_TAG_PREFIX, "!!")
         what = f"{describe_mark(mark)}: the tag {tag} would build a Python object; nothing was run"
         raise Failure(what, fix=fix, code=ExitCode.SECURITY)
-    if node.tag != YAML_TAG_PREFIX + kind:
+    if node.tag != YAML_TAG_PREFIX + tag_name:
         raise_yaml_error(
             f"the tag {node.tag.replace(YAML_TAG_PREFIX, '!!')} is not used in this file",
             node.start_mark,
@@ -207,19 +213,19 @@ def check_tag(node: yaml.Node, kind: str) -> None:
 
 
 def raise_yaml_limit(mark: yaml.Mark) -> NoReturn:
-    """Refuse an anchor bomb, endless nesting, or a file of another kind."""
+    """Refuse an anchor bomb, deep nesting, or a file that is not a configuration."""
     limits = f"at most {MAX_NODES} values, {MAX_ALIASES} aliases and {MAX_DEPTH} levels"
     raise_yaml_error("more values, aliases or levels than a configuration has", mark, fix=f"keep to {limits}")
 
 
 def raise_yaml_error(what: str, mark: Any, fix: str | None = None) -> NoReturn:
-    """Raise USAGE for what stands at `mark`."""
+    """Raise Failure (USAGE) for the text at `mark`."""
     fix = fix or f"mend {f'line {mark.line + 1}' if mark else 'the file'}: {YAML_SYNTAX_HINT}"
     raise Failure(f"{describe_mark(mark)}: {what}", fix=fix, code=ExitCode.USAGE)
 
 
 def _describe_error_lines(mark: yaml.Mark | None) -> str:
-    """Where a mistake may be that was noticed at `mark`: what is left open is noticed on a later line."""
+    """The lines that may hold the mistake. The parser notices an unclosed bracket only on a later line."""
     if mark is None:
         return "the file"
     before = ", or the one before it (a bracket, brace or quote that is not closed)" if mark.line else ""
@@ -233,7 +239,10 @@ def describe_mark(mark: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One override: its key path, its value as YAML reads it, and the argument as it was given."""
+    """One override of the command line.
+
+    keys: its key path. value: as YAML reads it. text: the argument itself.
+    """
 
     keys: KeyPath
     value: Any
@@ -241,13 +250,13 @@ class Override:
 
     @property
     def plain(self) -> Any:
-        """The value for a key that holds text: as it stands, unless it is in quotes."""
+        """The value for a key of type text: the characters after `=`, unless they are in quotes."""
         raw = self.text.partition("=")[2].strip()
         return self.value if raw[:1] in ("'", '"') else raw
 
 
 def parse_override(text: str) -> Override:
-    """Read one argument.
+    """Parse one `section.key=value` argument.
 
     Raises:
         Failure: USAGE, naming the argument.
@@ -261,10 +270,10 @@ def parse_override(text: str) -> Override:
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Read all arguments. One key twice is refused, as in a file.
+    """Parse all arguments. Setting one key twice is refused, as in a file.
 
     Raises:
-        Failure: USAGE, naming the argument, or both.
+        Failure: USAGE, naming the argument, or both arguments.
     """
     parsed: dict[KeyPath, Override] = {}
     for override in map(parse_override, texts):
@@ -280,30 +289,30 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 
 
 def keep_last_overrides(texts: Iterable[str]) -> list[str]:
-    """Of the arguments for one key the last alone: for a program that adds its own to those of its user."""
-    found: dict[str, str] = {}
+    """Keep the last argument for each key. Callers append their own arguments to the user's."""
+    last: dict[str, str] = {}
     for text in texts:
         key = text.partition("=")[0]
-        found.pop(key, None)
-        found[key] = text
-    return list(found.values())
+        last.pop(key, None)
+        last[key] = text
+    return list(last.values())
 
 
 def suggest_config_option(text: str) -> str | None:
-    """What to write instead of a bare argument that is a file, or is called like one; None where it is neither."""
+    """The fix for an argument that is the name of a config file; None for any other argument."""
     if text.endswith((".yaml", ".yml")) or os.path.isfile(text):
         return f"write --config {shlex.quote(text)}"
     return None
 
 
 def overridden_keys(words: Iterable[str], keys: Iterable[str]) -> set[str]:
-    """Those of `keys` whose value is the command line's: set there, or with the whole section."""
-    given = [parse_override(word).keys for word in words]
-    return {key for key in keys if any(tuple(key.split("."))[: len(one)] == one for one in given)}
+    """The `keys` that the command line sets, themselves or with their section."""
+    overridden = [parse_override(word).keys for word in words]
+    return {key for key in keys if any(tuple(key.split("."))[: len(prefix)] == prefix for prefix in overridden)}
 
 
 def apply_overrides(value: Any, overrides: Sequence[Override]) -> Any:
-    """`value` with the overrides put in, the last one winning; `value` itself is left as it is."""
+    """A copy of `value` with the overrides applied; the last one for a key wins."""
     for override in overrides:
         value = _set_nested(value, override.keys, override)
     return value
@@ -315,8 +324,8 @@ def _set_nested(value: Any, keys: KeyPath, override: Override) -> Any:
     if value is not None and not isinstance(value, dict):
         above = ".".join(override.keys[: len(override.keys) - len(keys)]) or "the file"
         what = f"`{override.text}` sets a key inside {above}, which is not a mapping"
-        found = f"{above}: {redact(repr(value)):.80}"
-        raise Failure(what, found=found, fix="remove one of the two", code=ExitCode.USAGE)
+        current = f"{above}: {redact(repr(value)):.80}"
+        raise Failure(what, found=current, fix="remove one of the two", code=ExitCode.USAGE)
     inside = value or {}
     return inside | {keys[0]: _set_nested(inside.get(keys[0]), keys[1:], override)}
 
@@ -329,10 +338,10 @@ TYPE_NAMES = {
     NoneType: "null",
     Any: "any value",
 }
-# What YAML 1.1 and old habits write for a bool.
+# Words that YAML 1.1 reads as a bool, and that users still write.
 YAML_1_1_BOOLS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
-# What other tools call our keys, where no likeness leads to them, or to one that means something else.
+# Names that other tools use for our keys, if `nearest_name` would find no key or a wrong one.
 KEYS_OF_OTHER_TOOLS = {
     "learning_rate": "optim.lr",
     "batch_size": "train.global_batch_size",
@@ -348,29 +357,29 @@ KEYS_OF_OTHER_TOOLS = {
 }
 
 
-def describe_type(kind: Any) -> str:
-    """A type in words: `int | Literal["auto"]` is "a whole number or auto"."""
-    arguments = get_args(kind)
-    if get_origin(kind) is Literal:
+def describe_type(hint: Any) -> str:
+    """Describe a type hint: `int | Literal["auto"]` is "a whole number or auto"."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal:
         return arguments[0] if len(arguments) == 1 else f"one of {', '.join(arguments)}"
-    if get_origin(kind) is list and get_origin(arguments[0]) is Literal:
+    if get_origin(hint) is list and get_origin(arguments[0]) is Literal:
         return f"a list of {', '.join(get_args(arguments[0]))}"
-    if get_origin(kind) is list:
+    if get_origin(hint) is list:
         return f"a list of {describe_type(arguments[0]).removeprefix('a ')}s"
-    if get_origin(kind) is dict:
+    if get_origin(hint) is dict:
         return "a mapping"
-    return TYPE_NAMES[kind] if kind in TYPE_NAMES else " or ".join(describe_type(one) for one in arguments)
+    return TYPE_NAMES[hint] if hint in TYPE_NAMES else " or ".join(describe_type(argument) for argument in arguments)
 
 
-def suggest_fix(kind: Any, value: Any, default: Any) -> str:
-    """What to write instead of `value`."""
-    members = {kind} if get_origin(kind) in (dict, list) else {kind, *get_args(kind)}
+def suggest_fix(hint: Any, value: Any, default: Any) -> str:
+    """The fix for a `value` that does not match the type `hint`."""
+    members = {hint} if get_origin(hint) in (dict, list) else {hint, *get_args(hint)}
     if isinstance(value, str):
         if bool in members and value.lower() in YAML_1_1_BOOLS:
             return f"write {YAML_1_1_BOOLS[value.lower()]}: YAML 1.2 reads {value} as text"
         if members & {int, float}:
             return _suggest_number(value, default)
-        if close := nearest_name(value, [one for one in members if isinstance(one, str)]):
+        if close := nearest_name(value, [member for member in members if isinstance(member, str)]):
             return f"write {close}"
     if str in members and isinstance(value, (bool, int, float)):
         return f"put it in quotes to make it text: '{format_value(value)}'"
@@ -387,13 +396,16 @@ def _suggest_number(text: str, default: Any) -> str:
 
 
 def nearest_name(name: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The most similar of `names`, if any is as similar as that."""
-    lowered = {known.lower(): known for known in names}
+    """The most similar of `names`; None if none has this likeness (0 to 1)."""
+    lowered = {candidate.lower(): candidate for candidate in names}
     return next((lowered[close] for close in difflib.get_close_matches(name.lower(), lowered, 1, likeness)), None)
 
 
 def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
-    """The known `section.key` that an unknown key most likely means: by another tool's name, here, or elsewhere."""
+    """The `section.key` that an unknown key most likely means.
+
+    It may be another tool's name, a key of another section, or a misspelled key.
+    """
     if key in KEYS_OF_OTHER_TOOLS:
         return KEYS_OF_OTHER_TOOLS[key]
     elsewhere = {path.rpartition(".")[2]: path for path in reversed(key_paths(RunConfig))}
@@ -405,19 +417,19 @@ def nearest_key(key: str, section: str, siblings: Iterable[str]) -> str | None:
     return elsewhere[close] if close else None
 
 
-def key_paths(kind: Any, above: str = "") -> list[str]:
+def key_paths(section_type: Any, above: str = "") -> list[str]:
     """Every `section.key` below a dataclass."""
     paths = []
-    for name, hint in get_type_hints(kind).items():
+    for name, hint in get_type_hints(section_type).items():
         paths += key_paths(hint, f"{above}{name}.") if dataclasses.is_dataclass(hint) else [above + name]
     return paths
 
 
 def format_value(value: Any) -> str:
-    """A value as one short line of YAML, whole addresses redacted before it is cut."""
+    """A value as one line of YAML, at most 80 characters. Addresses are redacted before it is cut."""
     text = yaml.dump(value, Dumper=Yaml12Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
     line = text.removesuffix("\n").removesuffix("\n...")
-    line = redact(line if line.isprintable() else repr(value))  # YAML writes line breaks as they are
+    line = redact(line if line.isprintable() else repr(value))  # YAML does not escape all line breaks
     return line if len(line) <= 80 else f"{line[:77]}..."
 
 
@@ -425,7 +437,7 @@ NAME_KEY: Final = "name"
 
 
 def infer_name_from_section(section: str, value: Any) -> str | None:
-    """The `section.name` that somebody meant who wrote `value` instead of the whole section; None where it is none."""
+    """The `section.name` that a user means who writes `model: resnet18`; None if it is not a name."""
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     key = f"{section}.{NAME_KEY}"
     if not isinstance(value, str) or key not in schema.RULES:
@@ -436,22 +448,22 @@ def infer_name_from_section(section: str, value: Any) -> str | None:
 
 
 def infer_name_from_key(section: str, key: str, value: Any) -> str | None:
-    """The same of an unknown key: `resnet18:` alone, or `arch: resnet18`. The name is a known one."""
-    known = schema.KNOWN_NAMES.get(f"{section}.{NAME_KEY}", ())
-    wanted = key if value is None or value == {} else value
-    right = isinstance(wanted, str) and (
-        wanted in known or (f"{section}.{NAME_KEY}" in schema.FACTORY_KEYS and schema.is_factory(wanted))
+    """The `section.name` that a user means who writes `resnet18:` or `arch: resnet18` in the section."""
+    names = schema.KNOWN_NAMES.get(f"{section}.{NAME_KEY}", ())
+    candidate = key if value is None or value == {} else value
+    right = isinstance(candidate, str) and (
+        candidate in names or (f"{section}.{NAME_KEY}" in schema.FACTORY_KEYS and schema.is_factory(candidate))
     )
-    return wanted if right else None
+    return candidate if right else None
 
 
 def unwrap_value(value: Any, fits: Callable[[Any], bool]) -> Any:
-    """The one plain value in a mapping or a list that stands in its place; None where there is none."""
-    return next((one for one in _unwrap_candidates(value) if fits(one)), None)
+    """The value inside a mapping or list with one entry, if it `fits`; otherwise None."""
+    return next((candidate for candidate in _unwrap_candidates(value) if fits(candidate)), None)
 
 
 def _unwrap_candidates(value: Any) -> Iterator[Any]:
-    """`{name: x}` and `{x: }`, `{any: x}` and `[x]`. What was written beside it would be lost: then there is none."""
+    """Yield x for `{any: x}`, `{x: }` and `[x]`; nothing for several entries, so that none is lost."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((key, only),) = value.items()
         yield key if only in (None, {}) else only
@@ -460,14 +472,17 @@ def _unwrap_candidates(value: Any) -> Iterator[Any]:
 
 
 TYPE_MISMATCH = object()
-MAX_REPORTED_KEYS: Final = (
-    10  # wrong keys of a section that are looked for: a file for another program may have thousands
-)
+# Wrong keys that are reported for a section: a file for another program may have thousands.
+MAX_REPORTED_KEYS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLocation:
-    """Where a value belongs (`keys`), and what is known about where each key was written."""
+    """The key path of a value, and where each key was written.
+
+    name: the name of the file. lines: the line of every key path in the file. overrides: those of
+    the command line.
+    """
 
     keys: KeyPath
     name: str
@@ -481,16 +496,16 @@ class KeyLocation:
         return dataclasses.replace(self, keys=(*self.keys, key))
 
     def wants(self, value: Any) -> str:
-        """How `value` is written here: in the file, or on the command line."""
+        """The fix that writes `value` for this key, in the syntax of its source."""
         return (
             f"write {self}={format_value(value)}"
-            if self.place.startswith("`")
+            if self.source.startswith("`")
             else f"write {self}: {format_value(value)}"
         )
 
     @property
-    def place(self) -> str:
-        """The override that wrote this key, what is around it or inside it; else its line in the file."""
+    def source(self) -> str:
+        """The override that set this key, or a key above or below it; otherwise its line in the file."""
         upwards = [self.keys[:length] for length in range(len(self.keys), -1, -1)]
         inside = [
             keys for keys in self.overrides if keys[: len(self.keys)] == self.keys and self.keys not in self.lines
@@ -502,17 +517,18 @@ class KeyLocation:
 
 
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a file (None: the quickstart) with overrides on top.
+    """Load the configuration of a file (None: the quickstart) and apply the overrides.
 
     Raises:
-        Failure: USAGE, NO_INPUT or SECURITY, naming key, place, value and the nearest known name.
+        Failure: USAGE, NO_INPUT or SECURITY, naming the key, its line, its value and the most similar
+            allowed name.
     """
     document = read_yaml_file(Path(path)) if path is not None else YamlDocument(value=None, lines={})
     return build_config(document, path or "the quickstart", overrides)
 
 
 def build_config(document: YamlDocument, name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The same from a mapping that was read already; `name` says in errors where it comes from."""
+    """Build the configuration from a parsed document. `name` is the source that errors name."""
     parsed = parse_overrides(overrides)
     at = KeyLocation(
         keys=(), name=name, lines=document.lines, overrides={override.keys: override for override in parsed}
@@ -522,21 +538,21 @@ def build_config(document: YamlDocument, name: str, overrides: Sequence[str] = (
 
 
 def dump_config(config: RunConfig) -> str:
-    """YAML that loads back to the same configuration."""
+    """The configuration as YAML that loads back to the same configuration."""
     return yaml.dump(as_mapping(config), Dumper=Yaml12Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def as_mapping(config: RunConfig) -> dict[str, Any]:
-    """Plain dicts of all keys."""
+    """The configuration as nested dicts."""
     return dataclasses.asdict(config)
 
 
-def parse_section(kind: Any, value: Any, at: KeyLocation) -> Any:
-    """A dataclass from a mapping; a section without keys is its defaults."""
+def parse_section(section_type: Any, value: Any, at: KeyLocation) -> Any:
+    """Parse a mapping into the dataclass `section_type`; an empty section gives its defaults."""
     value = {} if value is None else value
     if not isinstance(value, dict):
         raise_invalid_value(at, value, "a mapping of keys to values", _section_fix(value, at))
-    hints, default = get_type_hints(kind), kind()
+    hints, default = get_type_hints(section_type), section_type()
     taken, refused = {}, []
     for key in value:
         try:
@@ -547,21 +563,21 @@ def parse_section(kind: Any, value: Any, at: KeyLocation) -> Any:
             refused.append(failure)
             if len(refused) == MAX_REPORTED_KEYS:
                 break
-    if refused:  # three typos are not three attempts: the first tells of the others
+    if refused:  # the first failure lists the others, so that a user fixes them all at once
         first, *others = refused
-        first.also = (*first.also, *(line for one in others for line in summarize_failure(one)))
+        first.also = (*first.also, *(line for other in others for line in summarize_failure(other)))
         raise first
-    return kind(**taken)
+    return section_type(**taken)
 
 
 def summarize_failure(failure: Failure) -> Sequence[str]:
-    """It in a line, and what it tells of others."""
+    """The failure in one line, and its lines about other failures."""
     return f"{failure.found or failure.what}, fix: {failure.fix}", *failure.also
 
 
 def _section_fix(value: Any, at: KeyLocation) -> str:
-    """What to write instead of a plain value: the name that it is, or lines."""
-    typed = at.place.startswith("`")
+    """The fix for a plain value instead of a section: its `name`, or `key: value` lines."""
+    typed = at.source.startswith("`")
     if name := infer_name_from_section(str(at), value):
         return at.below(NAME_KEY).wants(name) if typed else at.wants({NAME_KEY: name})
     if typed:
@@ -569,23 +585,26 @@ def _section_fix(value: Any, at: KeyLocation) -> str:
     return f"write `key: value` lines{f' below `{at}:`' if at.keys else ''}"
 
 
-def parse_value(kind: Any, value: Any, default: Any, at: KeyLocation) -> Any:
-    """One key's value: a section, or a leaf of the right type and range whose feature exists."""
-    if dataclasses.is_dataclass(kind):
-        return parse_section(kind, value, at)
+def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
+    """Parse the value of one key: a section, or a value with the right type and range."""
+    if dataclasses.is_dataclass(hint):
+        return parse_section(hint, value, at)
     if str(at) in schema.UNAVAILABLE_KEYS and value != default:
         fix = f"leave {at} out, or set it to {format_value(default)}"
         what = f"{at} is not available in this version"
         raise Failure(
             what, found=describe_entry(at, value), expected=format_value(default), fix=fix, code=ExitCode.USAGE
         )
-    fitted = match_type(kind, as_text_if_expected(kind, value, at))
+    fitted = match_type(hint, as_text_if_expected(hint, value, at))
     if fitted is TYPE_MISMATCH:
         plain = unwrap_value(
-            value, lambda one: match_type(kind, one) is not TYPE_MISMATCH and not schema.rule_violation(str(at), one)
+            value,
+            lambda candidate: (
+                match_type(hint, candidate) is not TYPE_MISMATCH and not schema.rule_violation(str(at), candidate)
+            ),
         )
         raise_invalid_value(
-            at, value, describe_type(kind), suggest_fix(kind, value, default) if plain is None else at.wants(plain)
+            at, value, describe_type(hint), suggest_fix(hint, value, default) if plain is None else at.wants(plain)
         )
     if expected := schema.rule_violation(str(at), fitted):
         names = schema.KNOWN_NAMES.get(str(at))
@@ -593,19 +612,23 @@ def parse_value(kind: Any, value: Any, default: Any, at: KeyLocation) -> Any:
     return fitted
 
 
-def as_text_if_expected(kind: Any, value: Any, at: KeyLocation) -> Any:
-    """On the command line `run.name=7` is text: the shell has taken the quotes that YAML would want."""
+def as_text_if_expected(hint: Any, value: Any, at: KeyLocation) -> Any:
+    """The value as text, if it is an override of a text key.
+
+    `run.name=7` must be text: the shell removes the quotes that YAML needs.
+    """
     override = at.overrides.get(at.keys)
-    wants_text = str in (kind, *get_args(kind))
+    wants_text = str in (hint, *get_args(hint))
     return override.plain if override and wants_text and isinstance(value, (str, int, float)) else value
 
 
-def match_type(kind: Any, value: Any) -> Any:
-    """`value` as `kind`, or TYPE_MISMATCH. A whole number is also a float; nothing else is converted."""
-    origin, arguments = get_origin(kind), get_args(kind)
+def match_type(hint: Any, value: Any) -> Any:
+    """`value` as the type `hint`, or TYPE_MISMATCH. Only a whole number is converted, to a float."""
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return next(
-            (fitted for one in arguments if (fitted := match_type(one, value)) is not TYPE_MISMATCH), TYPE_MISMATCH
+            (fitted for member in arguments if (fitted := match_type(member, value)) is not TYPE_MISMATCH),
+            TYPE_MISMATCH,
         )
     if origin is dict:
         return {} if value is None else value if isinstance(value, dict) else TYPE_MISMATCH
@@ -614,9 +637,9 @@ def match_type(kind: Any, value: Any) -> Any:
         return TYPE_MISMATCH if TYPE_MISMATCH in items else items
     if origin is Literal:
         return value if isinstance(value, str) and value in arguments else TYPE_MISMATCH
-    if kind is float and type(value) is int:
+    if hint is float and type(value) is int:
         return float(value)
-    return value if type(value) is kind else TYPE_MISMATCH
+    return value if type(value) is hint else TYPE_MISMATCH
 
 
 def raise_invalid_value(at: KeyLocation, value: Any, expected: str, fix: str) -> NoReturn:
@@ -625,19 +648,23 @@ def raise_invalid_value(at: KeyLocation, value: Any, expected: str, fix: str) ->
     raise Failure(what, found=describe_entry(at, value), expected=expected, fix=fix, code=ExitCode.USAGE)
 
 
-def raise_unknown_key(key: str, value: Any, known: Mapping[str, Any], at: KeyLocation) -> NoReturn:
-    """Refuse a key that does not exist, naming the nearest one that does."""
-    here = at.below(key if key.isprintable() else format_value(key))
-    close = nearest_key(key, ".".join(at.keys), known)
-    fix = f"write {close} instead of {here}" if close else f"remove {here}"
+def raise_unknown_key(key: str, value: Any, siblings: Mapping[str, Any], at: KeyLocation) -> NoReturn:
+    """Refuse an unknown key, naming the most similar allowed one."""
+    location = at.below(key if key.isprintable() else format_value(key))
+    close = nearest_key(key, ".".join(at.keys), siblings)
+    fix = f"write {close} instead of {location}" if close else f"remove {location}"
     if not close and (name := infer_name_from_key(str(at), key, value)):
         fix = at.below(NAME_KEY).wants(name)
-    expected = f"one of {', '.join(known)}"
+    expected = f"one of {', '.join(siblings)}"
     raise Failure(
-        f"unknown key {here}", found=describe_entry(here, value), expected=expected, fix=fix, code=ExitCode.USAGE
+        f"unknown key {location}",
+        found=describe_entry(location, value),
+        expected=expected,
+        fix=fix,
+        code=ExitCode.USAGE,
     )
 
 
 def describe_entry(at: KeyLocation, value: Any) -> str:
-    """Key, value and place."""
-    return f"{at}: {format_value(value)} ({at.place})"
+    """Key, value and source in words."""
+    return f"{at}: {format_value(value)} ({at.source})"

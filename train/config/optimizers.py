@@ -1,7 +1,7 @@
-"""This table holds what is known of torch's optimizers without loading torch; a test compares both.
+"""This table describes torch's optimizers, so that they are checked without loading torch.
 
-A new class of torch.optim needs one row. One from elsewhere needs none: optim.name names it as
-`package.module:Class`.
+A test compares it with torch. A new class of torch.optim needs one row. A class from another package
+needs none: optim.name names it as `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class TorchOptimizer:
     """A class of torch.optim.
 
     arguments: what optim.args may set. takes_momentum, takes_weight_decay: whether optim.momentum
-    and optim.weight_decay act.
+    and optim.weight_decay have an effect.
     """
 
     class_name: str

@@ -14,14 +14,15 @@ from entrypoint import ExitCode, Failure
 from train.config import checks
 from train.config.schema import RunConfig
 
-# What may differ between two starts of one run, and why. Everything else would make it another training.
+# The keys that may differ between two starts of one run, and why. Any other change makes it a different
+# training.
 KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "run.name": "what the folder is called",
-    "run.output_dir": "where the folder lies: scratch is moved and mounted elsewhere",
+    "run.output_dir": "where the folder is: scratch file systems are moved and mounted elsewhere",
     "launch.*": "which processes compute: the global batch and all randomness do not depend on them",
-    "data.root": "where the same images lie: another node, another mount",
-    "data.download": "how the images came there",
-    "data.mirror": "from where",
+    "data.root": "where the same images are: another node, another mount",
+    "data.download": "how the images were fetched",
+    "data.mirror": "where they were fetched from",
     "data.max_bad_images": "how many broken files are tolerated, not which",
     "data.cache": "a faster copy of the same images",
     "data.loader": "who reads the images: randomness belongs to the sample, not to the reader",
@@ -29,36 +30,36 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "train.epochs": "more epochs continue a run",
     "train.max_steps": "so do more steps",
     "train.micro_batch_size": "a part of the global batch: smaller after running out of memory, derived when auto",
-    "train.compile": "the same mathematics, rounded otherwise, as on another number of ranks",
-    "train.bucket_cap_mb": "in which portions ranks exchange gradients: with three or more it rounds otherwise",
-    "train.spike": "what is done about a loss that jumps, if ever one does",
-    "train.check_replicas_every_steps": "looking does not change the training",
-    "eval.every_epochs": "measuring does not change the training",
-    "eval.batch_size": "nor does the size of the pieces it is done in: the result is exact",
-    "eval.target": "when to end is asked anew at each evaluation",
+    "train.compile": "the same mathematics with other rounding, as on another number of ranks",
+    "train.bucket_cap_mb": "the size of a gradient exchange: with three or more ranks it changes the rounding",
+    "train.spike": "what happens if the loss jumps",
+    "train.check_replicas_every_steps": "comparing replicas does not change the training",
+    "eval.every_epochs": "evaluating does not change the training",
+    "eval.batch_size": "nor does the batch size of an evaluation: the result is exact",
+    "eval.target": "each evaluation decides again whether the run ends",
     "eval.patience": "so is this",
     "checkpoint.*": "how often the run is saved",
     "log.*": "what is written about it",
     "profile.*": "what is measured about it",
 }
-# What may not, after all, where the bits must stay: the leaves of the tree that gradients are added up in.
+# These keys may not differ in bitwise mode: they decide the leaves of the tree that adds up gradients.
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
 SPLIT_NAMES: Final = ("training", "held_out")
 UNSEEN_VALIDATION_FIX: Final = (
-    "held-out images in a folder of their own that it was not trained on (data.root/train, data.root/val): what "
-    "data.val_fraction holds out is drawn anew"
+    "validation images that it was not trained on, in a separate folder (data.root/train, data.root/val): "
+    "data.val_fraction would draw a new split"
 )
 
 
-def changed_keys(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """`section.key` -> (saved value, value now) for each difference that makes it another training.
+def changed_keys(saved: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`section.key` -> (saved value, current value) for each difference that makes it a different training.
 
-    Both are configurations as nested mappings (`dataclasses.asdict`, or that read back from JSON). A key that an
-    older version did not know counts as its default.
+    Both are configurations as nested mappings (`dataclasses.asdict`, or the same from JSON). A key that
+    an older version did not have counts as its default.
     """
     defaults = flatten_config(asdict(RunConfig()))
-    old, new = defaults | flatten_config(saved), defaults | flatten_config(now)
+    old, new = defaults | flatten_config(saved), defaults | flatten_config(current)
     fixed = KEYS_FIXED_BY_BITWISE if checks.BITWISE in (old["train.reproducible"], new["train.reproducible"]) else ()
     keys = [key for key in {**new, **old} if key in fixed or not _may_differ(key)]
     return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
@@ -68,9 +69,13 @@ def _may_differ(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in KEYS_THAT_MAY_DIFFER)
 
 
-def refuse_config_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises Failure (DATA), listing the differences, when `now` cannot continue what `saved` began."""
-    differences = changed_keys(saved, now)
+def refuse_config_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuse a config that cannot resume the run with the `saved` config.
+
+    Raises:
+        Failure: DATA, listing the differences.
+    """
+    differences = changed_keys(saved, current)
     if not differences:
         return
     listed = "; ".join(f"{key}: {_format_json(old)} -> {_format_json(new)}" for key, (old, new) in differences.items())
@@ -82,35 +87,40 @@ def refuse_config_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> N
     )
 
 
-def refuse_data_changes(before: Mapping[str, Any] | None, now: Mapping[str, Any], run: Path) -> None:
-    """Files that came, went or were renamed would give each sample another number, and the run another order and split.
+def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, Any], run: Path) -> None:
+    """Refuse data that changed since the run began.
+
+    Added, removed or renamed files change the numbers of the samples, and so their order and split.
 
     Args:
-        before: what a checkpoint says of the data: classes, how many samples each side has, and their digests; None of
-            a version that did not, and without digests of one that counted only. now: the same, as far as it is known.
+        before: the checkpoint's record of the data: classes, the number of samples of each split, and
+            their digests. Older versions wrote no digests, or no record at all (None).
+        current: the same for the current data, as far as it is known.
         run: the run's folder.
 
     Raises:
-        Failure: DATA, naming the first of them that differs.
+        Failure: DATA, naming the first difference.
     """
     if before is None:
         return
-    if (key := next((key for key in now if key != DIGESTS_KEY and before[key] != now[key]), None)) is not None:
-        raise _changed_data_failure(f"{key}: {_shorten(now[key])}", f"{key}: {_shorten(before[key])}", run)
-    if (side := first_changed_split(before.get(DIGESTS_KEY) or {}, now.get(DIGESTS_KEY) or {})) is not None:
-        found = f"{side}: {now[side]} as before, but others, under other names or in another order"
-        raise _changed_data_failure(found, f"{side}: the same {before[side]}", run)
+    if (key := next((key for key in current if key != DIGESTS_KEY and before[key] != current[key]), None)) is not None:
+        raise _changed_data_failure(f"{key}: {_shorten(current[key])}", f"{key}: {_shorten(before[key])}", run)
+    if (side := first_changed_split(before.get(DIGESTS_KEY) or {}, current.get(DIGESTS_KEY) or {})) is not None:
+        change = f"{side}: {current[side]} as before, but others, under other names or in another order"
+        raise _changed_data_failure(change, f"{side}: the same {before[side]}", run)
 
 
-def first_changed_split(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """The first side of which both digests are known, and differ."""
-    return next((side for side in SPLIT_NAMES if side in before and side in now and before[side] != now[side]), None)
+def first_changed_split(before: Mapping[str, str], current: Mapping[str, str]) -> str | None:
+    """The first split whose digests are known in both, and differ."""
+    return next(
+        (side for side in SPLIT_NAMES if side in before and side in current and before[side] != current[side]), None
+    )
 
 
-def _changed_data_failure(found: str, expected: str, run: Path) -> Failure:
+def _changed_data_failure(change: str, expected: str, run: Path) -> Failure:
     return Failure(
         "the data is not what this run began with",
-        found=found,
+        found=change,
         expected=expected,
         fix="give it the same files; or start over with checkpoint.resume=never; or begin anew from its weights: "
         f"{shlex.quote(f'model.weights={run}')} and another run.name, and {UNSEEN_VALIDATION_FIX}",
@@ -124,7 +134,7 @@ def _shorten(value: Any) -> str:
 
 
 def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """By `section.key`, as JSON would give it back (lists for tuples, text for keys)."""
+    """The config as `section.key` -> value, with JSON's types (lists for tuples, text for keys)."""
     plain = json.loads(json.dumps(config))
     return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}
 

@@ -1,7 +1,7 @@
 """The schema lists every key of the configuration with its type, default and allowed values.
 
-`RunConfig()` is the quickstart. The names of data sources, models and schedules stand here
-too, because the command line checks them without torch.
+`RunConfig()` is the quickstart. The schema also lists the names of data sources, models and
+schedules, because the command line checks them without torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSection:
-    """What the run is called, and where it is kept: `output_dir/name`."""
+    """The run's name, folder (`output_dir/name`) and seed."""
 
     name: str = "quickstart"
     output_dir: str = "runs"
@@ -31,7 +31,10 @@ class RunSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Longest silences in seconds, after which a run counts as hanging. start: up to the end of the first step."""
+    """Seconds without a sign of life after which a run counts as hanging.
+
+    start: until the end of the first step.
+    """
 
     start: float = 600.0
     step: float | Auto = "auto"
@@ -42,7 +45,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """Which processes to start, where the scheduler leaves it open."""
+    """Which processes to start, if the scheduler does not decide it."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     procs_per_node: int | Auto = "auto"
@@ -52,10 +55,11 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Where the samples come from. image_size in pixels, val_fraction of the training images.
+    """The data source and its settings. image_size: in pixels.
 
-    imbalance: how many times rarer the rarest class is than the commonest (synthetic). frames: of a clip (synthetic).
-    mirror: where data.download finds the published files, instead of their own address.
+    val_fraction: the share of the training images that becomes the validation split. imbalance: how
+    many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
+    (synthetic). mirror: the address from which data.download fetches published files.
     """
 
     name: str = "synthetic"
@@ -78,7 +82,7 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which network; `args` go to its constructor."""
+    """The network; `args` are the arguments of its constructor."""
 
     name: str = "small_cnn"
     args: dict[str, Any] = field(default_factory=dict)
@@ -87,11 +91,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """The optimizer and its schedule, counted in optimizer steps.
+    """The optimizer and its learning rate schedule.
 
-    name: of torch.optim, a short one, or package.module:Class.
-    weight_decay_on: all parameters, or only weights (not biases, not norms). args and schedule_args go to the
-    optimizer and to the schedule.
+    name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
+    parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
+    optimizer and of the schedule.
     """
 
     name: str = "sgd"
@@ -111,11 +115,12 @@ class OptimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How long and in which batches. Accumulation is derived: global / (micro x world).
+    """The length, batch sizes and numerics of the training. Accumulation is global / (micro x world).
 
-    compile: what torch.compile calls its mode. gradient_exchange, bucket_cap_mb: what DDP sends, and in which portions.
-    ema_decay: evaluate and keep an average of the weights over steps too. tf32: let fp32 round products to 11 bits.
-    spike: what to do about a loss that jumps. check_replicas_every_steps: also before every save; null: never.
+    compile: the mode of torch.compile. gradient_exchange, bucket_cap_mb: the dtype and the bucket
+    size of DDP's all-reduce. ema_decay: evaluate and save an EMA of the weights too. tf32: let fp32
+    round factors to 11 bits. spike: what to do if the loss jumps. check_replicas_every_steps: also
+    before every save; null: never.
     """
 
     epochs: int = 5
@@ -139,8 +144,10 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """When and how the held-out split is measured. The run ends once metric was as good as target in patience
-    evaluations, one after the other."""
+    """When and how the validation split is evaluated.
+
+    The run ends when the metric has reached `target` in `patience` evaluations in a row.
+    """
 
     every_epochs: int = 1
     batch_size: int | Auto = "auto"
@@ -151,7 +158,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are committed, how many are kept, and whether an unfinished run goes on."""
+    """When checkpoints are committed, how many are kept, and whether an unfinished run resumes."""
 
     every_steps: int | None = None
     every_minutes: float | None = 10.0
@@ -161,7 +168,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What is written while training."""
+    """What is logged during the training."""
 
     every_steps: int = 10
     tensorboard: bool = True
@@ -171,14 +178,14 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConfig:
-    """Which steps the profiler records: the first and the last, counted from 1."""
+    """The steps that the profiler records: the first and the last, counted from 1."""
 
     steps: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The whole configuration. `RunConfig()` is the quickstart."""
+    """The configuration of a run. `RunConfig()` is the quickstart."""
 
     run: RunSection = field(default_factory=RunSection)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
@@ -192,8 +199,8 @@ class RunConfig:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
 
 
-# data.name -> MODULE:ENTRY in train/data/sources, which holds all that is known about the source. The names stand here,
-# since the rule of data.name needs them and config/ imports nothing of data/; the first is the quickstart's.
+# data.name -> MODULE:ENTRY in train/data/sources. That entry describes the source. The names are listed
+# here because config/ checks them and does not import data/. The first is the quickstart's.
 DATA_SOURCES = {
     "synthetic": "synthetic:SYNTHETIC",
     "folder": "folder:FOLDER",
@@ -236,34 +243,33 @@ def is_factory(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A test of one value, and what it asks for in words. `auto` and null always pass."""
+    """A test of one value, and its description in words. `auto` and null always pass."""
 
     holds: Callable[[Any], bool]
     expected: str
 
 
-def one_of(*some: str, factory: str | None = None) -> Rule:
-    """factory: how code of the user's own is written, where that is allowed too."""
-    listed = ", ".join(some[:MAX_NAMES_IN_MESSAGE]) + (
-        f" and {len(some) - MAX_NAMES_IN_MESSAGE} more" if len(some) > MAX_NAMES_IN_MESSAGE else ""
+def one_of(*names: str, factory: str | None = None) -> Rule:
+    """A rule that allows these names. factory: the form of the user's own code, if it is allowed."""
+    listed = ", ".join(names[:MAX_NAMES_IN_MESSAGE]) + (
+        f" and {len(names) - MAX_NAMES_IN_MESSAGE} more" if len(names) > MAX_NAMES_IN_MESSAGE else ""
     )
     expected = f"one of {listed}" + (f", or {factory}" if factory else "")
-    return Rule(holds=lambda value: value in some or (factory is not None and is_factory(value)), expected=expected)
+    return Rule(holds=lambda value: value in names or (factory is not None and is_factory(value)), expected=expected)
 
 
-def at_least(least: int) -> Rule:
-    return Rule(holds=lambda value: value >= least, expected=f"{least} or more")
+def at_least(minimum: int) -> Rule:
+    return Rule(holds=lambda value: value >= minimum, expected=f"{minimum} or more")
 
 
-def between(least: int, most: int) -> Rule:
-    return Rule(holds=lambda value: least <= value <= most, expected=f"from {least} to {most}")
+def between(minimum: int, maximum: int) -> Rule:
+    return Rule(holds=lambda value: minimum <= value <= maximum, expected=f"from {minimum} to {maximum}")
 
 
 MAX_NAMES_IN_MESSAGE = 12  # names in one message
 POSITIVE = Rule(holds=lambda value: value > 0, expected="more than 0")
-LEARNING_RATE = Rule(
-    holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000"
-)  # products stay finite
+# The limit keeps products of the learning rate finite.
+LEARNING_RATE = Rule(holds=lambda value: 0 < value <= 1e6, expected="more than 0, up to 1000000")
 FRACTION = Rule(holds=lambda value: 0 <= value < 1, expected="0 or more, and less than 1")
 FOLDER_NAME = Rule(
     holds=lambda name: name == name.strip() and name not in ("", ".", "..") and "/" not in name and len(name) < 200,
@@ -271,7 +277,8 @@ FOLDER_NAME = Rule(
 )
 # A ~ that no shell has expanded would become a folder of that name.
 PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
-# It stands in config.yaml and in logs. Names of files are put behind it: a query could not be used either.
+# config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
+# so it cannot have a query string.
 URL = Rule(
     holds=lambda url: (
         url.startswith(("http://", "https://", "file:///"))
@@ -289,45 +296,48 @@ def is_safe_regex(text: str) -> bool:
         return False
 
 
-MAX_REPEATS_OF_CHOICE = 9  # times that a group with a choice inside may be repeated: 2**9 ways to go through it
+MAX_REPEATS_OF_CHOICE = 9  # repetitions of a group that contains a choice: 2**9 ways to match it
 REGEX_CHOICES = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.BRANCH)
 
 
 def _backtracks_exponentially(parsed: Iterable[Any], repeated: bool = False) -> bool:
-    """Whether `(a+)+` or `(a|aa)*` is inside: a path that does not match would be searched for years."""
-    for kind, argument in parsed:
-        loop = kind in REGEX_CHOICES[:2]
-        varies = kind is _parser.BRANCH or (loop and argument[0] != argument[1])
+    """Whether the pattern contains `(a+)+` or `(a|aa)*`.
+
+    If a path does not match, Python searches such a pattern for years.
+    """
+    for opcode, argument in parsed:
+        loop = opcode in REGEX_CHOICES[:2]
+        varies = opcode is _parser.BRANCH or (loop and argument[0] != argument[1])
         if varies and repeated:
             return True
-        often = repeated or (loop and argument[1] > MAX_REPEATS_OF_CHOICE)
-        if any(_backtracks_exponentially(inner, often) for inner in _regex_parts(argument)):
+        repeats = repeated or (loop and argument[1] > MAX_REPEATS_OF_CHOICE)
+        if any(_backtracks_exponentially(inner, repeats) for inner in _regex_parts(argument)):
             return True
     return False
 
 
 def _regex_parts(argument: Any) -> list[Any]:
-    """The patterns inside one part of a pattern."""
+    """The patterns inside one operand of a pattern."""
     if isinstance(argument, _parser.SubPattern):
         return [argument]
-    return [part for one in argument for part in _regex_parts(one)] if isinstance(argument, (tuple, list)) else []
+    return [part for item in argument for part in _regex_parts(item)] if isinstance(argument, (tuple, list)) else []
 
 
 SAFE_REGEX = Rule(
     holds=is_safe_regex, expected="a regular expression of Python's, without a repeat or a choice in a repeat"
 )
 CLASS_WEIGHTS = Rule(
-    holds=lambda value: value in ("none", "balanced") or (all(0 <= one <= 1e6 for one in value) and any(value)),
+    holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
     expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
 )
 
 
 def are_compatible_augmentations(augment: str | list[str]) -> bool:
-    """Whether no word of data.augment says what another one says, or its contrary."""
-    one = [augment] if isinstance(augment, str) else augment
+    """Whether no two words of data.augment have the same effect; `none` must be the only word."""
+    words = [augment] if isinstance(augment, str) else augment
     acts = {"standard": ("shift", "mirror"), "translate": ("shift",)}
-    said = [act for word in one for act in acts.get(word, (word,))]
-    return len(said) == len(set(said)) > 0 and (one == ["none"] or "none" not in one)
+    effects = [act for word in words for act in acts.get(word, (word,))]
+    return len(effects) == len(set(effects)) > 0 and (words == ["none"] or "none" not in words)
 
 
 AUGMENTATIONS = Rule(
@@ -335,13 +345,13 @@ AUGMENTATIONS = Rule(
     expected="none, or what goes together: one of standard and translate, mirror where there is no standard, cutout",
 )
 
-MAX_PROFILE_STEPS = 200  # a timeline of more fills the memory of who writes it, and no browser opens it
+MAX_PROFILE_STEPS = 200  # a longer timeline needs too much memory to write, and no browser opens it
 PROFILE_STEPS = Rule(
     holds=lambda value: len(value) == 2 and 1 <= value[0] <= value[1] < value[0] + MAX_PROFILE_STEPS,
     expected=f"[first, last], counted from 1, both recorded: at most {MAX_PROFILE_STEPS} steps",
 )
 
-# The names that this version knows. Their first is the quickstart's.
+# The names that this version supports. The first of each is the quickstart's.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "data.name": tuple(DATA_SOURCES),
     "model.name": MODELS,
@@ -349,7 +359,7 @@ KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "optim.schedule": SCHEDULES,
     "eval.metric": tuple(METRICS),
 }
-# Where code of the user's own or of an installed package may stand instead of a name.
+# The keys that also accept the user's own code, or that of an installed package.
 FACTORY_KEYS = {
     "data.name": "package.module:factory",
     "model.name": "package.module:factory",
@@ -359,7 +369,7 @@ FACTORY_KEYS = {
 RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for key, some in KNOWN_NAMES.items()} | {
     "run.name": FOLDER_NAME,
     "run.output_dir": PATH,
-    "run.seed": between(0, 2**32 - 1),  # what numpy's and torch's generators both take
+    "run.seed": between(0, 2**32 - 1),  # the range that the generators of numpy and torch both accept
     "launch.procs_per_node": between(1, 1024),
     "launch.timeouts.start": POSITIVE,
     "launch.timeouts.step": POSITIVE,
@@ -408,7 +418,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "profile.steps": PROFILE_STEPS,
 }
 
-# Promised names without their feature: accepted at the default, so that files written now stay valid.
+# Keys whose feature does not exist yet. Only their defaults are accepted, so that today's files stay
+# valid.
 UNAVAILABLE_KEYS = frozenset(
     [
         "log.trackers",
@@ -417,7 +428,7 @@ UNAVAILABLE_KEYS = frozenset(
 
 
 def rule_violation(key: str, value: Any) -> str | None:
-    """What `key` asks for, where `value` is not that."""
+    """The description of what `key` allows, if `value` violates it; otherwise None."""
     if not is_finite(value):
         return "finite numbers"
     if not is_printable(value):
@@ -427,7 +438,7 @@ def rule_violation(key: str, value: Any) -> str | None:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether no number inside is infinite or NaN, which no setting means and no JSON can hold."""
+    """Whether no number inside is infinite or NaN; no setting needs them, and JSON cannot hold them."""
     return all(math.isfinite(leaf) for leaf in collect_scalars(value) if isinstance(leaf, float))
 
 

@@ -1,7 +1,7 @@
 """This module finds the checkpoint that a user names and loads its config for an evaluation.
 
-It also compares the data that the checkpoint was trained on with the data that is evaluated, and
-lists the caveats: other classes, another split, images that the model has seen.
+It also compares the data of the training with the data of the evaluation, and lists the caveats:
+other classes, another split, images that the model was trained on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from train.files import shorten_name
 from train.logging import progress
 
 STATE_FILE: Final = "state.json"
-EXPORT_FILE: Final = "model.json"  # what makes a folder an export: see `train.inference.export`
-# What an evaluation asks of a configuration; all else is the checkpoint's.
+EXPORT_FILE: Final = "model.json"  # a folder with this file is an export: see `train.inference.export`
+# The settings that an evaluation may change; all others come from the checkpoint.
 ALLOWED_SETTINGS: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
-# What decides which images are measured, or is for training alone: a model does not see it in one image.
+# These decide which images are evaluated, or affect only the training. They do not change the model's
+# input for an image.
 DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.samples",
     "data.val_fraction",
@@ -38,7 +39,7 @@ DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.augment",
     "data.classes",
 )
-# From where files come, and that they come: what a checkpoint says of it is not obeyed.
+# An evaluation ignores the checkpoint's values for downloads, and uses these.
 DOWNLOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "data.download": DataConfig().download,
     "data.mirror": DataConfig().mirror,
@@ -48,7 +49,7 @@ OTHER_CHECKPOINT_FIX: Final = "name another checkpoint, or the run's folder: the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenCheckpoint:
-    """A checkpoint and its manifest, and what is worth saying about the choice."""
+    """A checkpoint and its manifest. notes: lines for the log about the choice."""
 
     path: Path
     contents: Manifest
@@ -56,40 +57,47 @@ class ChosenCheckpoint:
 
 
 def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
-    """(the checkpoint or run's folder, the settings) of what follows `train eval`. Raises Failure (USAGE)."""
+    """Split the arguments of `train eval` into (checkpoint or run folder, settings).
+
+    Raises Failure (USAGE).
+    """
     if not words or ("=" in words[0] and not Path(words[0]).exists()):
         fix = "write `train eval RUN/checkpoints/step-N`, or the run's folder, and settings after it"
         raise Failure("`train eval` needs a checkpoint", found=" ".join(words) or None, fix=fix, code=ExitCode.USAGE)
     return words[0], list(words[1:])
 
 
-def choose_checkpoint(given: str) -> ChosenCheckpoint:
-    """The checkpoint `given`, or that of the run's folder `given`: its best one, else its newest whole one.
+def choose_checkpoint(name: str) -> ChosenCheckpoint:
+    """The checkpoint `name`, or the best checkpoint of the run folder `name`.
+
+    If the best is damaged or there is none, the newest undamaged one.
 
     Raises:
-        Failure: NO_INPUT where there is none, DATA where none is whole or a newer version wrote it, SECURITY for links
-            inside.
+        Failure: NO_INPUT without a checkpoint; DATA if all are damaged or a newer version wrote it;
+            SECURITY for links inside.
     """
-    place = Path(given).resolve()
-    if not place.is_dir():
-        raise _no_checkpoint_failure(given, "it is a file" if place.exists() else "it does not exist")
-    if store.STEP_FOLDER_PATTERN.fullmatch(place.name) or os.path.exists(
-        place / manifest.FILE_NAME
-    ):  # Path's own raises where it is shut
-        return _verify_chosen(place)
-    folder = place / "checkpoints" if os.path.exists(place / "checkpoints") else place
-    there = store.list_checkpoints(folder)
-    if os.path.exists(place / EXPORT_FILE):
-        raise _exported_model_failure(given)
-    if not there:
-        raise _no_checkpoint_failure(given, "a folder without checkpoints")
-    order = [*_best_checkpoint(place, there), *reversed(there.values())]
+    path = Path(name).resolve()
+    if not path.is_dir():
+        raise _no_checkpoint_failure(name, "it is a file" if path.exists() else "it does not exist")
+    if store.STEP_FOLDER_PATTERN.fullmatch(path.name) or os.path.exists(
+        path / manifest.FILE_NAME
+    ):  # Path.exists raises if the folder is not readable
+        return _verify_chosen(path)
+    folder = path / "checkpoints" if os.path.exists(path / "checkpoints") else path
+    committed = store.list_checkpoints(folder)
+    if os.path.exists(path / EXPORT_FILE):
+        raise _exported_model_failure(name)
+    if not committed:
+        raise _no_checkpoint_failure(name, "a folder without checkpoints")
+    order = [*_best_checkpoint(path, committed), *reversed(committed.values())]
     return _first_undamaged(list(dict.fromkeys(order)), folder)
 
 
 def reopen_checkpoint(path: Path) -> ChosenCheckpoint:
-    """The one that `choose_checkpoint` found in another process. Its files are hashed as they are read. Raises as
-    `choose_checkpoint`."""
+    """Open the checkpoint that `choose_checkpoint` chose in another process.
+
+    Its files are hashed as they are read. Raises as `choose_checkpoint`.
+    """
     try:
         return ChosenCheckpoint(path=path, contents=store.read_manifest(path))
     except DamagedCheckpointError as reason:
@@ -97,44 +105,50 @@ def reopen_checkpoint(path: Path) -> ChosenCheckpoint:
 
 
 def load_config(chosen: ChosenCheckpoint, file: str | None, words: Sequence[str]) -> tuple[RunConfig, tuple[str, ...]]:
-    """(the checkpoint's configuration with what an evaluation may ask for on top, what to know about it).
+    """The checkpoint's configuration with the user's settings for the evaluation, and notes about it.
 
-    Who wrote the checkpoint decides nothing with it that goes beyond reading: its factories are not imported, and its
-    `data.download` fetches nothing, unless the user says so himself.
+    A checkpoint may come from another person: its factories are not imported, and its `data.download`
+    fetches nothing, unless the user says so himself.
 
     Args:
-        file: where data, launch and the like come from instead, as the user's --config. words: his settings.
+        file: the user's --config; its data, launch and other allowed settings replace the
+            checkpoint's. words: the user's settings.
 
     Raises:
-        Failure: DATA for a state without a configuration; USAGE for settings that an evaluation cannot change, and as
-            `load.load_config`; SECURITY as `plugin.refuse_recorded_factory`.
+        Failure: DATA for a state without a configuration; USAGE for settings that an evaluation
+            cannot change, and as `load.load_config`; SECURITY as `plugin.refuse_recorded_factory`.
     """
     own = load_training_config(chosen)
     base = load.load_config(file) if file else own
-    wanted = load.load_config(file, words) if file else load_training_config(chosen, words)
-    _refuse_differences(_config_differences(own, wanted, only="model.*"), "is the checkpoint's")
-    _refuse_differences(_config_differences(base, wanted), "does not change an evaluation")
-    train = replace(own.train, precision=wanted.train.precision, tf32=wanted.train.tf32)
-    measure = replace(own.eval, batch_size=wanted.eval.batch_size)
-    config = replace(own, data=wanted.data, launch=wanted.launch, train=train, eval=measure)
+    requested = load.load_config(file, words) if file else load_training_config(chosen, words)
+    _refuse_differences(_config_differences(own, requested, only="model.*"), "is the checkpoint's")
+    _refuse_differences(_config_differences(base, requested), "does not change an evaluation")
+    train = replace(own.train, precision=requested.train.precision, tf32=requested.train.tf32)
+    measure = replace(own.eval, batch_size=requested.eval.batch_size)
+    config = replace(own, data=requested.data, launch=requested.launch, train=train, eval=measure)
     factories = {"model.name": config.model.name, "data.name": config.data.name}
     typed = load.overridden_keys(words, (*factories, *DOWNLOAD_DEFAULTS))
     plugin.refuse_recorded_factory(factories, _writer_folder(chosen), config=file, typed=typed, args=config.model.args)
     notes = _data_change_notes(own, config)
     if not file:
-        left = {key.removeprefix("data."): default for key, default in DOWNLOAD_DEFAULTS.items() if key not in typed}
-        config = replace(config, data=replace(config.data, **left))
+        defaults = {
+            key.removeprefix("data."): default for key, default in DOWNLOAD_DEFAULTS.items() if key not in typed
+        }
+        config = replace(config, data=replace(config.data, **defaults))
     return config, notes
 
 
 def _writer_folder(chosen: ChosenCheckpoint) -> Path:
-    """The folder that belongs to whoever wrote the checkpoint: its run's, or the one that it lies in."""
-    above = chosen.path.parent
-    return above.parent if above.name == "checkpoints" else above
+    """The folder that the checkpoint's author wrote: the run's folder, or the checkpoint's parent."""
+    parent = chosen.path.parent
+    return parent.parent if parent.name == "checkpoints" else parent
 
 
 def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) -> RunConfig:
-    """The checkpoint's configuration. Raises Failure: DATA for a state without one, and as `load.build_config`."""
+    """The checkpoint's configuration.
+
+    Raises Failure: DATA for a state without one, and as `load.build_config`.
+    """
     saved = read_state(chosen).get("config")
     if not isinstance(saved, dict):
         raise _damaged_failure(chosen.path, f"{STATE_FILE} has no configuration")
@@ -142,7 +156,7 @@ def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) ->
 
 
 def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
-    """What the checkpoint tells beside its tensors, hashed again as it is read. Raises Failure (DATA)."""
+    """The content of state.json, whose hash is checked again. Raises Failure (DATA)."""
     try:
         entry = chosen.contents.files[STATE_FILE]
         data = manifest.read_file(chosen.path, STATE_FILE, limit=entry.size)
@@ -153,21 +167,21 @@ def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
 
 
 def describe_place_in_run(path: Path) -> str | None:
-    """What this checkpoint is among those of its run now: "the best", "the last"; None outside of a run."""
+    """The checkpoint's current position in its run: "the best", "the last"; None outside of a run."""
     if path.parent.name != "checkpoints":
         return None
     with suppress(Failure):
-        there = store.list_checkpoints(path.parent)
-        best, last = _best_checkpoint(path.parents[1], there), list(there.values())[-1:]
-        named = [word for word, found in (("the best", best), ("the last", last)) if path in found]
+        committed = store.list_checkpoints(path.parent)
+        best, last = _best_checkpoint(path.parents[1], committed), list(committed.values())[-1:]
+        named = [word for word, paths in (("the best", best), ("the last", last)) if path in paths]
         return " and ".join(named) or ("neither the best nor the last" if best else "not the last")
     return None
 
 
-def _best_checkpoint(run_folder: Path, there: Mapping[int, Path]) -> list[Path]:
-    """What best.json names, if it is among the checkpoints."""
+def _best_checkpoint(run_folder: Path, committed: Mapping[int, Path]) -> list[Path]:
+    """The checkpoint that best.json names, if it is committed; otherwise an empty list."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [there[files.read_json(run_folder / "best.json")["step"]]]
+        return [committed[files.read_json(run_folder / "best.json")["step"]]]
     return []
 
 
@@ -190,7 +204,10 @@ def _verify_chosen(path: Path) -> ChosenCheckpoint:
 
 
 def _config_differences(old: RunConfig, new: RunConfig, only: str | None = None) -> list[str]:
-    """`section.key: old -> new` for what differs and is not ALLOWED_SETTINGS, or for what matches `only`."""
+    """`section.key: old -> new` for each difference.
+
+    Only keys that match `only`; without it, all keys but ALLOWED_SETTINGS.
+    """
     before, after = resume_rules.flatten_config(asdict(old)), resume_rules.flatten_config(asdict(new))
     keys = [key for key in after if before.get(key) != after[key]]
     named = [
@@ -213,11 +230,14 @@ def _refuse_differences(differences: Sequence[str], why: str) -> None:
 
 
 def _data_change_notes(own: RunConfig, config: RunConfig) -> tuple[str, ...]:
-    """What the model gets otherwise than in its training. Of the split see `trained`: the data is not open yet."""
-    found = resume_rules.changed_keys(asdict(own), asdict(config))
+    """A note about settings that change the model's input.
+
+    `evaluation_caveats` compares the splits, once the data is open.
+    """
+    changes = resume_rules.changed_keys(asdict(own), asdict(config))
     listed = [
         f"{key}: {json.dumps(old)} -> {json.dumps(new)}"
-        for key, (old, new) in found.items()
+        for key, (old, new) in changes.items()
         if key.startswith("data.") and key not in DATA_SETTINGS_UNSEEN_BY_MODEL
     ]
     return (f"the data is not as in the training: {'; '.join(listed)}",) if listed else ()
@@ -227,34 +247,37 @@ def _damaged_failure(path: Path, reason: str) -> Failure:
     return Failure(f"the checkpoint {path} is damaged", found=reason, fix=OTHER_CHECKPOINT_FIX, code=ExitCode.DATA)
 
 
-def _no_checkpoint_failure(given: str, found: str) -> Failure:
+def _no_checkpoint_failure(name: str, problem: str) -> Failure:
     return Failure(
-        f"{given} is not a checkpoint",
-        found=found,
+        f"{name} is not a checkpoint",
+        found=problem,
         expected="RUN/checkpoints/step-N, or a run's folder",
         fix="`train where --config FILE` prints the folder of a run",
         code=ExitCode.NO_INPUT,
     )
 
 
-def _exported_model_failure(given: str) -> Failure:
+def _exported_model_failure(name: str) -> Failure:
     return Failure(
-        f"{given} is an exported model, not a run",
+        f"{name} is an exported model, not a run",
         found=f"{EXPORT_FILE} in it, and no checkpoint",
         expected="RUN/checkpoints/step-N, or a run's folder",
-        fix=f"name the run that it was exported from; or see what it says of images: train predict {given} IMAGES",
+        fix=f"name the run that it was exported from; or see what it says of images: train predict {name} IMAGES",
         code=ExitCode.NO_INPUT,
     )
 
 
-MAX_LISTED_CLASSES: Final = 8  # names of classes in a line
+MAX_LISTED_CLASSES: Final = 8  # class names in one line
 SEEN_IMAGES_CAVEAT: Final = "the result does not tell how new images are answered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
-    """Which data, with which classes, how many samples its two sides have, and their digests, where they are known:
-    see `statistics.data_fingerprint`."""
+    """The data of a training or an evaluation, as in `statistics.data_fingerprint`.
+
+    training, held_out: the samples of the training and of the validation split. digests: of the
+    splits, as far as they are known.
+    """
 
     data: DataConfig
     classes: tuple[str, ...]
@@ -264,32 +287,35 @@ class DatasetFacts:
 
     @property
     def images(self) -> int:
-        """On both sides."""
+        """The images of both splits."""
         return self.training + self.held_out
 
-    def measured(self, *, whole: bool) -> str:
-        """What is measured, in words: both splits, or the validation images."""
-        count = f"{progress.pluralize(self.images, 'image')} of {self.place}"
-        return f"all {count}" if whole else f"the {self.held_out:,} validation images of {count}"
+    def measured(self, *, all_images: bool) -> str:
+        """The evaluated images in words: those of both splits, or the validation images."""
+        count = f"{progress.pluralize(self.images, 'image')} of {self.location}"
+        return f"all {count}" if all_images else f"the {self.held_out:,} validation images of {count}"
 
     @property
     def source(self) -> DataSource:
-        """What is known about data of this name."""
+        """The registry's entry for data.name."""
         return registry.find_source(self.data.name)
 
     @property
-    def place(self) -> str:
-        """Where they come from, in a word."""
+    def location(self) -> str:
+        """data.root if the images are files, otherwise data.name."""
         return self.data.root if self.source.origin == "files" else self.data.name
 
 
-def training_dataset_facts(found: ChosenCheckpoint) -> DatasetFacts | None:
-    """Of the training; None where the checkpoint does not say it. Raises Failure (DATA) for a damaged one."""
-    told, data = read_state(found).get("data") or {}, load_training_config(found).data
+def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
+    """The data that the checkpoint was trained on; None if it has no record of it.
+
+    Raises Failure (DATA) for a damaged checkpoint.
+    """
+    recorded, data = read_state(chosen).get("data") or {}, load_training_config(chosen).data
     try:
-        sides = {name: int(told[name]) for name in ("training", "held_out")}
-        digests = {str(side): str(digest) for side, digest in told.get(resume_rules.DIGESTS_KEY, {}).items()}
-        return DatasetFacts(data=data, classes=tuple(map(str, told["classes"])), **sides, digests=digests)
+        sides = {name: int(recorded[name]) for name in ("training", "held_out")}
+        digests = {str(side): str(digest) for side, digest in recorded.get(resume_rules.DIGESTS_KEY, {}).items()}
+        return DatasetFacts(data=data, classes=tuple(map(str, recorded["classes"])), **sides, digests=digests)
     except (
         LookupError,
         TypeError,
@@ -301,178 +327,205 @@ def training_dataset_facts(found: ChosenCheckpoint) -> DatasetFacts | None:
 
 
 def without_class_count(data: DataConfig, trained: DatasetFacts | None) -> DataConfig:
-    """Without the number of class folders that the training's file may state: their names are compared, which says
-    more."""
+    """`data` without the number of class folders, if the training is known and the classes have names.
+
+    Then the names are compared, which is stricter.
+    """
     source = registry.find_source(data.name)
     named = source.has_class_names and "classes" not in source.keys
     return replace(data, classes=DataConfig().classes) if trained and named else data
 
 
-def refuse_other_classes(trained: DatasetFacts, there: DatasetFacts) -> None:
-    """An answer is a number: of other classes, or in another order, it means another one. there: as numbered by
-    `evaluate.map_to_training_classes`.
+def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None:
+    """Refuse data with other classes than the training, or in another order.
+
+    The model predicts a class index, which would stand for another class. evaluated: with the class
+    indices of `evaluate.map_to_training_classes`.
 
     Raises:
         Failure: DATA, with the names of both.
     """
-    if trained.classes == there.classes or _match_by_number(trained, there):
+    if trained.classes == evaluated.classes or _match_by_number(trained, evaluated):
         return
-    where = "data.classes, data.frames" if there.source.origin == "computed" else "data.root, data.name"
+    where = "data.classes, data.frames" if evaluated.source.origin == "computed" else "data.root, data.name"
     raise Failure(
         "the data has other classes than the model was trained on",
-        found=f"{_describe_classes(there.classes, trained.classes)} (in {there.place})",
-        expected=f"{_describe_classes(trained.classes, there.classes)} (of the training)",
+        found=f"{_describe_classes(evaluated.classes, trained.classes)} (in {evaluated.location})",
+        expected=f"{_describe_classes(trained.classes, evaluated.classes)} (of the training)",
         fix=f"measure it on data that has the training's classes, by these names: {where}; or train on this data, with "
         "another run.name",
         code=ExitCode.DATA,
     )
 
 
-def evaluation_caveats(trained: DatasetFacts, there: DatasetFacts, *, whole: bool) -> tuple[str, ...]:
-    """What may make the numbers other than they look, a line each. whole: both sides are measured."""
-    found = (
-        _numbered_classes_caveat(trained, there),
-        _missing_classes_caveat(trained, there),
-        _seen_images_caveat(trained, there, whole=whole),
+def evaluation_caveats(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> tuple[str, ...]:
+    """Reasons why the metrics may mislead, a line each. all_images: both splits are evaluated."""
+    caveats = (
+        _numbered_classes_caveat(trained, evaluated),
+        _missing_classes_caveat(trained, evaluated),
+        _seen_images_caveat(trained, evaluated, all_images=all_images),
     )
-    return tuple(line for line in found if line is not None)
+    return tuple(line for line in caveats if line is not None)
 
 
-def _match_by_number(trained: DatasetFacts, there: DatasetFacts) -> bool:
-    """Whether there are as many, and one side has no names for them: arrays have labels alone."""
+def _match_by_number(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
+    """Whether both have the same number of classes, and one of them has no class names, as arrays."""
     nameless = [
         not facts.source.has_class_names and facts.classes == _numbers_as_names(facts.classes)
-        for facts in (trained, there)
+        for facts in (trained, evaluated)
     ]
-    return any(nameless) and len(trained.classes) == len(there.classes)
+    return any(nameless) and len(trained.classes) == len(evaluated.classes)
 
 
 def _numbers_as_names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(str, range(len(classes))))
 
 
-def _numbered_classes_caveat(trained: DatasetFacts, there: DatasetFacts) -> str | None:
-    if trained.classes == there.classes or not _match_by_number(trained, there):
+def _numbered_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
+    if trained.classes == evaluated.classes or not _match_by_number(trained, evaluated):
         return None
     return (
         "classes are compared by number, without names on one side: "
-        f"{_join_class_names(there.classes)} of the data are taken for "
+        f"{_join_class_names(evaluated.classes)} of the data are taken for "
         f"{_join_class_names(trained.classes)} of the training"
     )
 
 
-def _missing_classes_caveat(trained: DatasetFacts, there: DatasetFacts) -> str | None:
-    """Classes of the training of which the data has no folder: see partial.py."""
-    if trained.classes == there.classes or _match_by_number(trained, there):
+def _missing_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
+    """The caveat if the data has no folder for some of the training's classes."""
+    if trained.classes == evaluated.classes or _match_by_number(trained, evaluated):
         return None
-    here = set(there.classes)
-    missed = [name for name in trained.classes if name not in here]
-    count = f"{len(there.classes):,} of the training's {len(trained.classes):,} classes"
-    return f"{count} are measured: there is no folder of {_join_class_names(missed)} in {there.place}"
+    available = set(evaluated.classes)
+    missed = [name for name in trained.classes if name not in available]
+    count = f"{len(evaluated.classes):,} of the training's {len(trained.classes):,} classes"
+    return f"{count} are measured: there is no folder of {_join_class_names(missed)} in {evaluated.location}"
 
 
-def _seen_images_caveat(trained: DatasetFacts, there: DatasetFacts, *, whole: bool) -> str | None:
-    """Whether the model was trained on what is measured. A checkpoint knows how many samples there were, and by digests
-    whether these are the same; not which they were."""
-    if not whole and _same_split(trained, there):
+def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> str | None:
+    """The caveat if the model was, or may have been, trained on evaluated images.
+
+    A checkpoint records the number of its samples, and digests that tell whether they changed. It
+    does not record which samples were in which split.
+    """
+    if not all_images and _same_split(trained, evaluated):
         return None
-    if _data_location(trained.data) != _data_location(there.data) and not _are_same_files(trained, there):
-        return _other_location_caveat(trained, there, whole=whole)
-    if not whole and there.source.has_validation(there.data):
-        return _moved_images_caveat(trained, there)
-    measured = there.images if whole else there.held_out
-    why = SEEN_IMAGES_CAVEAT if whole else f"the split is not the training's ({_describe_split_change(trained, there)})"
-    if (count := _count_seen_images(trained, there, whole=whole)) is not None:
+    if _data_location(trained.data) != _data_location(evaluated.data) and not _are_same_files(trained, evaluated):
+        return _other_location_caveat(trained, evaluated, all_images=all_images)
+    if not all_images and evaluated.source.has_validation(evaluated.data):
+        return _moved_images_caveat(trained, evaluated)
+    measured = evaluated.images if all_images else evaluated.held_out
+    why = (
+        SEEN_IMAGES_CAVEAT
+        if all_images
+        else f"the split is not the training's ({_describe_split_change(trained, evaluated)})"
+    )
+    if (count := _count_seen_images(trained, evaluated, all_images=all_images)) is not None:
         return f"{count:,} of these {measured:,} images were trained on: {why}" if count else None
-    sure = "are" if there.source.has_class_names else "may be"  # nobody but their author knows how others are divided
+    # Only the author of other data knows how it is split.
+    sure = "are" if evaluated.source.has_class_names else "may be"
     return f"images that the model was trained on {sure} among these {measured:,}: {why}"
 
 
-def _same_split(trained: DatasetFacts, there: DatasetFacts) -> bool:
-    """A side of its own may change: what was trained on stays on the other."""
+def _same_split(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
+    """Whether the validation split holds no image that was trained on.
+
+    A separate validation folder may change if the training split is the same.
+    """
     same = {
-        side: sizes[0] == sizes[1] and not _digests_differ(trained, there, side)
-        for side, sizes in _split_sizes(trained, there)
+        side: sizes[0] == sizes[1] and not _digests_differ(trained, evaluated, side)
+        for side, sizes in _split_sizes(trained, evaluated)
     }
-    return (all(same.values()) and trained.data.group == there.data.group) or (
-        same["training"] and there.source.has_validation(there.data)
+    return (all(same.values()) and trained.data.group == evaluated.data.group) or (
+        same["training"] and evaluated.source.has_validation(evaluated.data)
     )
 
 
-def _split_sizes(trained: DatasetFacts, there: DatasetFacts) -> Iterable[tuple[str, tuple[int, int]]]:
-    return ("training", (trained.training, there.training)), ("held_out", (trained.held_out, there.held_out))
+def _split_sizes(trained: DatasetFacts, evaluated: DatasetFacts) -> Iterable[tuple[str, tuple[int, int]]]:
+    return ("training", (trained.training, evaluated.training)), ("held_out", (trained.held_out, evaluated.held_out))
 
 
-def _digests_differ(trained: DatasetFacts, there: DatasetFacts, part: str) -> bool:
-    """Whether both digests of this part are known, and differ. Those of another kind of data cannot be compared."""
-    before, now = trained.digests.get(part), there.digests.get(part)
-    return trained.data.name == there.data.name and None not in (before, now) and before != now
+def _digests_differ(trained: DatasetFacts, evaluated: DatasetFacts, part: str) -> bool:
+    """Whether both digests of this part are known, and differ.
+
+    Digests of different data sources cannot be compared.
+    """
+    before, after = trained.digests.get(part), evaluated.digests.get(part)
+    return trained.data.name == evaluated.data.name and None not in (before, after) and before != after
 
 
-def _are_same_files(trained: DatasetFacts, there: DatasetFacts) -> bool:
-    """Whether these are surely the same files, wherever they lie now. Arrays of the same digest may be others."""
+def _are_same_files(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
+    """Whether these are certainly the same files, in any folder.
+
+    Arrays are not compared: different arrays may have the same digest.
+    """
     parts = ("all",) if "all" in trained.digests else resume_rules.SPLIT_NAMES
-    same = (trained.digests.get(part, "?") == there.digests.get(part) for part in parts)
-    comparable = trained.data.name == there.data.name and there.source.hashes_paths
+    same = (trained.digests.get(part, "?") == evaluated.digests.get(part) for part in parts)
+    comparable = trained.data.name == evaluated.data.name and evaluated.source.hashes_paths
     return comparable and all(same)
 
 
-def _files_changed(trained: DatasetFacts, there: DatasetFacts) -> bool:
-    """Whether some came, went or were renamed since, though there may be as many."""
-    if "all" in trained.digests and "all" in there.digests:
-        return _digests_differ(trained, there, "all")
-    asked = [(facts.data.val_fraction, facts.data.group) for facts in (trained, there)]
-    return asked[0] == asked[1] and any(_digests_differ(trained, there, side) for side in resume_rules.SPLIT_NAMES)
+def _files_changed(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
+    """Whether files were added, removed or renamed since, even if their number is the same."""
+    if "all" in trained.digests and "all" in evaluated.digests:
+        return _digests_differ(trained, evaluated, "all")
+    splits = [(facts.data.val_fraction, facts.data.group) for facts in (trained, evaluated)]
+    return splits[0] == splits[1] and any(
+        _digests_differ(trained, evaluated, side) for side in resume_rules.SPLIT_NAMES
+    )
 
 
-def _describe_split_change(trained: DatasetFacts, there: DatasetFacts) -> str:
-    if trained.images == there.images and _files_changed(trained, there):
-        return "files came, went or were renamed since, and it is drawn anew from all"
-    return f"it held out {trained.held_out:,} of {trained.images:,} images"
+def _describe_split_change(trained: DatasetFacts, evaluated: DatasetFacts) -> str:
+    if trained.images == evaluated.images and _files_changed(trained, evaluated):
+        return "files were added, removed or renamed since"
+    return f"it had {trained.held_out:,} of {trained.images:,} images for validation"
 
 
-def _count_seen_images(trained: DatasetFacts, there: DatasetFacts, *, whole: bool) -> int | None:
-    """How many of the measured images of the same source were trained on, where that can be told."""
-    if there.source.origin == "computed":  # numbered: the first are trained on, the last are held out
-        return max(0, min(trained.training, there.images) - (0 if whole else there.training))
-    if trained.images != there.images or _files_changed(trained, there):
+def _count_seen_images(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> int | None:
+    """The number of evaluated images that were trained on; None if it is unknown."""
+    if evaluated.source.origin == "computed":  # the last indices are the validation split
+        return max(0, min(trained.training, evaluated.images) - (0 if all_images else evaluated.training))
+    if trained.images != evaluated.images or _files_changed(trained, evaluated):
         return None
-    if whole:
+    if all_images:
         return trained.training
-    if trained.data.group or there.data.group or there.source.origin == "factory":
+    if trained.data.group or evaluated.data.group or evaluated.source.origin == "factory":
         return None
-    return max(0, there.held_out - trained.held_out)  # see data/split.py: the smaller part lies in the larger one
+    return max(0, evaluated.held_out - trained.held_out)  # a smaller split is part of a larger one
 
 
-def _moved_images_caveat(trained: DatasetFacts, there: DatasetFacts) -> str | None:
-    """Sides of their own: what came new to the training side does no harm here."""
-    if there.training > trained.training:
+def _moved_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
+    """The caveat for separate folders, if training images may have moved to the validation folder.
+
+    Images that were added to the training folder do no harm.
+    """
+    if evaluated.training > trained.training:
         return None
-    if there.training == trained.training:
-        sides = "the training side has other files, or other names, than in the training"
+    if evaluated.training == trained.training:
+        sides = "the training split has other files, or other names, than in the training"
     else:
-        sides = f"of {trained.training:,} images on the training side {there.training:,} are left there"
-    return f"{sides}: if they were moved to the held-out side, some of these were trained on"
+        sides = f"of {trained.training:,} images in the training split {evaluated.training:,} are left"
+    return f"{sides}: if they were moved to the validation split, some of these were trained on"
 
 
-def _other_location_caveat(trained: DatasetFacts, there: DatasetFacts, *, whole: bool) -> str | None:
-    """Other files, as far as their place says."""
-    if _data_location(there.data) in [
+def _other_location_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> str | None:
+    """The caveat for data in another folder than the training's."""
+    if _data_location(evaluated.data) in [
         _data_location(replace(trained.data, root=folder)) for folder in _possible_training_folders(trained.data.root)
     ]:
         return f"these are the images that the model was trained on: {SEEN_IMAGES_CAVEAT}"
-    if whole and (trained.training, trained.held_out) == (there.training, there.held_out):
+    if all_images and (trained.training, trained.held_out) == (evaluated.training, evaluated.held_out):
         return f"as many images as in the training: if they are its own, {trained.training:,} of them were trained on"
-    if whole or there.source.has_validation(there.data):
+    if all_images or evaluated.source.has_validation(evaluated.data):
         return None
     return (
-        f"{there.held_out:,} of the {there.images:,} images in {there.place} are measured, by a split of their own: "
-        "--all measures all; if the training's images are among them, some of these were trained on"
+        f"{evaluated.held_out:,} of the {evaluated.images:,} images in {evaluated.location} are measured, "
+        "by a split of their own: --all measures all; if the training's images are among them, "
+        "some of these were trained on"
     )
 
 
 def _possible_training_folders(root: str) -> list[str]:
-    """The folders in a folder that may be the one it was trained on; also where it is not there any more."""
+    """The folders in `root` that may hold the training images, whether they still exist or not."""
     named = {class_folders.TRAINING_FOLDER_NAMES[0]}
     with suppress(Failure):
         named.update(
@@ -489,9 +542,12 @@ def _data_location(data: DataConfig) -> tuple[str, str | None]:
 
 
 def _describe_classes(classes: Sequence[str], others: Sequence[str]) -> str:
-    """How many, the first, and those that the others lack: in a long list these would not show."""
-    known = set(others)
-    only = [name for name in classes if name not in known]
+    """The classes in words: their number, the first ones, and those that `others` lacks.
+
+    A long list is cut, so those would not be in it.
+    """
+    other_names = set(others)
+    only = [name for name in classes if name not in other_names]
     more = f"; only here: {_join_class_names(only)}" if only and len(classes) > MAX_LISTED_CLASSES else ""
     return f"{len(classes):,}: {_join_class_names(classes)}{more}"
 

@@ -32,9 +32,7 @@ from train.models import registry as model_registry
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
-    """Map labels to the training's `classes`, if the data has a subset of them.
-
-    Otherwise return `sets`.
+    """Map labels to the training's `classes`, if the data has a subset of them; otherwise return `sets`.
 
     Only class folders have names; in other data a class is a number.
     """
@@ -105,9 +103,10 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
-    """The data to evaluate, in the validation split of `sets`. words: a description. all.
+    """The data to evaluate, in the validation split of `sets`.
 
-    All images of the data. notes: what limits the meaning of the metrics.
+    words: a description. all: all images are evaluated, not only the validation images. notes:
+    caveats about the metrics.
     """
 
     sets: DataSplits
@@ -149,9 +148,8 @@ def evaluate_on_rank(
     chosen = ready.run_on_rank_zero(lambda: chosen)  # rank 0's choice: a training may save meanwhile
     pulse = pulse or Heartbeat()
     pulse.beat("data")
-    config = replace(
-        config, data=replace(config.data, cache=None)
-    )  # the cache would be filled with the training images too
+    # Without the cache: filling it would also read the training images.
+    config = replace(config, data=replace(config.data, cache=None))
     data = open_evaluation_data(config, chosen, ready, all_=all_)
     sets = data.sets
     for note in data.notes if ready.is_main else ():
@@ -194,15 +192,12 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
     sets = use_all_for_validation(sets) if all_ else sets
     if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)
-    notes = checkpoints.evaluation_caveats(training_facts, facts, whole=all_) if training_facts is not None else ()
-    return EvaluationData(sets=sets, words=facts.measured(whole=all_), all=all_, notes=notes)
+    notes = checkpoints.evaluation_caveats(training_facts, facts, all_images=all_) if training_facts is not None else ()
+    return EvaluationData(sets=sets, words=facts.measured(all_images=all_), all=all_, notes=notes)
 
 
 def load_weights(chosen: ChosenCheckpoint) -> CheckpointWeights:
-    """The EMA weights if the checkpoint has them, otherwise those of its step.
-
-    Raises Failure (DATA).
-    """
+    """The EMA weights if the checkpoint has them, otherwise those of its step. Raises Failure (DATA)."""
     committed = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
     tensors, _ = format.load_checkpoint(committed, (EMA_GROUP, MODEL_GROUP))
     if MODEL_GROUP not in tensors:
@@ -222,11 +217,11 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     model_config = replace(config.model, weights=None)  # the training's initial weights may be gone
     model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     if differences := _state_dict_differences(model.state_dict(), weights.tensors):
-        expected, found = (
+        expected, mismatch = (
             f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}",
             "; ".join(differences[:3]),
         )
-        raise _model_mismatch_failure("the checkpoint", found, f"a network for the data: {expected}")
+        raise _model_mismatch_failure("the checkpoint", mismatch, f"a network for the data: {expected}")
     model.load_state_dict(dict(weights.tensors))
     return ready.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
 
@@ -272,9 +267,9 @@ def _build_report(
 
 
 def _state_dict_differences(ours: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
-    """Missing, extra and differently shaped tensors.
+    """Missing, extra and differently shaped tensors, in words.
 
-    Shapes of the last layer first, since they show the classes.
+    The shapes of the last layer come first, since they show the number of classes.
     """
     shapes = [
         f"{name}: {list(saved[name].shape)} in the checkpoint, {list(tensor.shape)} for this data"
@@ -285,10 +280,10 @@ def _state_dict_differences(ours: Mapping[str, Tensor], saved: Mapping[str, Tens
     return [*shapes, *missing, *(f"{name} is not in the network" for name in saved if name not in ours)]
 
 
-def _model_mismatch_failure(what: str, found: str, expected: str) -> Failure:
+def _model_mismatch_failure(what: str, mismatch: str, expected: str) -> Failure:
     return Failure(
         f"{what} does not fit",
-        found=found,
+        found=mismatch,
         expected=expected,
         fix="measure it on data with the classes and the size that it was trained with: data.root, data.image_size",
         code=ExitCode.DATA,

@@ -17,10 +17,10 @@ WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not av
 class EvaluationReport:
     """One evaluation.
 
-    weights: EMA_GROUP or MODEL_GROUP. standing: the checkpoint's place in its run, such as "the
+    weights: EMA_GROUP or MODEL_GROUP. standing: the checkpoint's position in its run, such as "the
     best". measured: a description of the images. all: all images, not only the validation images.
-    notes: what limits the meaning of the metrics. left_out: unreadable images. confusion: rows by
-    label; None for very many classes.
+    notes: caveats about the metrics. left_out: unreadable images. confusion: rows by label; None
+    for very many classes.
     """
 
     checkpoint: str

@@ -46,36 +46,39 @@ DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModel:
-    """A network in evaluation mode on the CPU, whose weights do not ask for gradients, and what it takes and tells."""
+    """A network on the CPU, in evaluation mode and without gradients, with its input and its classes.
+
+    bytes_, origin: as in `InputSpec`.
+    """
 
     network: nn.Module
     classes: tuple[str, ...]
     shape: Shape
     bytes_: bool
-    made: SampleOrigin = "files"
+    origin: SampleOrigin = "files"
 
     @property
     def takes(self) -> InputSpec:
-        """The same without the network."""
-        return InputSpec(classes=self.classes, shape=self.shape, bytes_=self.bytes_, made=self.made)
+        """What the network takes as input."""
+        return InputSpec(classes=self.classes, shape=self.shape, bytes_=self.bytes_, origin=self.origin)
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
-        """Image files as the network takes them, float32 [n, channels, size, size].
+        """Read image files as input for the network, float32 [n, channels, size, size].
 
-        Warns where it learned from arrays: how those were made of images is not known here.
+        Warns if the network was trained on arrays: only their author knows how images became arrays.
 
         Raises:
-            Failure: USAGE where it takes no image files; DATA or NO_INPUT for one that cannot be read.
+            Failure: USAGE if the network takes no image files; DATA or NO_INPUT for an unreadable file.
         """
         inputs.refuse_image_files(self.takes)
         if doubt := inputs.array_data_warning(self.takes):
             warnings.warn(doubt, stacklevel=2)
-        read = [inputs.read_image(Path(path), self.shape, draft=self.made != "pictures") for path in paths]
+        read = [inputs.read_image(Path(path), self.shape, draft=self.origin != "pictures") for path in paths]
         return augment.normalize(torch.from_numpy(np.stack(read)))
 
 
 def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
-    """What model.json holds."""
+    """The content of model.json."""
     taken, model = about.takes, about.config.model
     around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
     return {
@@ -88,7 +91,7 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
             "size": [*taken.shape.size],
             "numbers": "uint8" if taken.bytes_ else "float32",
             "normalization": around if taken.bytes_ else None,
-            "made": taken.made,
+            "made": taken.origin,
         },
         "weights": {"file": WEIGHTS_FILE, **asdict(manifest.make_file_entry(weights)), "averaged": about.averaged},
         "checkpoint": {"run": about.config.run.name, "step": about.step},
@@ -97,46 +100,53 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
 
 
 def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None = None) -> ExportedModel:
-    """The model in `folder`. Its weights are compared with their sha256, nothing is unpickled, and no code that the
-    folder names or holds is run.
+    """Load the model in `folder`.
 
-    factory: for a network of the user's own (`module:factory`), the function that makes it. It gets the `args` that
-    the folder tells.
+    Its weights are compared with their sha256. Nothing is unpickled, and no code that the folder
+    names or holds is run.
+
+    factory: the function that builds the network, if model.name is `module:factory`. It gets the
+    `args` in model.json.
 
     Raises:
-        Failure: NO_INPUT where there is no export, DATA for a damaged or newer one, USAGE for a network that cannot be
-            built, SECURITY for one whose factory is not given.
+        Failure: NO_INPUT without an export; DATA for a damaged or newer one; USAGE for a network that
+            cannot be built; SECURITY if the network needs a factory and none is passed.
     """
-    place = Path(folder)
-    told = _read_description(place)
-    wanted = _parse_model_config(place, told)
-    if schema.is_factory(wanted.name) and factory is None:
+    path = Path(folder)
+    description = _read_description(path)
+    model_config = _parse_model_config(path, description)
+    if schema.is_factory(model_config.name) and factory is None:
         raise Failure(
-            f"the network of {place} is made by code that is not taken from there",
-            found=f"model.name: {wanted.name}",
+            f"the network of {path} is made by code that is not taken from there",
+            found=f"model.name: {model_config.name}",
             expected="the function itself, from code that you know",
             fix="import it, and give it: load_exported(folder, factory=FUNCTION)",
             code=ExitCode.SECURITY,
         )
     try:
-        # The run's own: what a network draws and keeps out of its state dict comes from nothing else.
-        seed = int(told.get("config", {}).get("run", {}).get("seed", 0))
-        taken, shape = told["input"], Shape(channels=told["input"]["channels"], size=tuple(told["input"]["size"]))
-        made = inputs.parse_sample_origin(taken.get("made"), told.get("config", {}).get("data", {}).get("name"))
-        classes, bytes_ = tuple(map(str, told["classes"])), taken["numbers"] == "uint8"
+        # The run's seed: random tensors that are not in the state dict depend on it.
+        seed = int(description.get("config", {}).get("run", {}).get("seed", 0))
+        input_, shape = (
+            description["input"],
+            Shape(channels=description["input"]["channels"], size=tuple(description["input"]["size"])),
+        )
+        sample_origin = inputs.parse_sample_origin(
+            input_.get("made"), description.get("config", {}).get("data", {}).get("name")
+        )
+        classes, bytes_ = tuple(map(str, description["classes"])), input_["numbers"] == "uint8"
         tensors = _read_tensors(
-            place, FileEntry(size=int(told["weights"]["size"]), sha256=str(told["weights"]["sha256"]))
+            path, FileEntry(size=int(description["weights"]["size"]), sha256=str(description["weights"]["sha256"]))
         )
     except (DamagedCheckpointError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged_failure(place, f"{type(error).__name__}: {error}") from error
+        raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
     with torch.random.fork_rng(devices=[]):
-        network = registry.build_model(wanted, classes=len(classes), shape=shape, seed=seed, factory=factory)
+        network = registry.build_model(model_config, classes=len(classes), shape=shape, seed=seed, factory=factory)
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:
-        raise _damaged_failure(place, " ".join(str(error).split())[:300]) from error
+        raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
     return ExportedModel(
-        network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_, made=made
+        network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_, origin=sample_origin
     )
 
 
@@ -145,42 +155,42 @@ def read_model_config(folder: Path) -> ModelConfig:
     return _parse_model_config(folder, _read_description(folder))
 
 
-def _parse_model_config(place: Path, told: dict[str, Any]) -> ModelConfig:
-    """Held to the rules of a config: torchvision has builders of other networks, which would download."""
+def _parse_model_config(folder: Path, description: dict[str, Any]) -> ModelConfig:
+    """The model's section, checked like a config: other networks of torchvision would download weights."""
     try:
-        value = {"model": {"name": str(told["name"]), "args": dict(told["args"])}}
+        value = {"model": {"name": str(description["name"]), "args": dict(description["args"])}}
     except (LookupError, TypeError, ValueError) as error:
-        raise _damaged_failure(place, f"{type(error).__name__}: {error}") from error
-    return build_config(YamlDocument(value=value, lines={}), str(place / DESCRIPTION_FILE)).model
+        raise _damaged_failure(folder, f"{type(error).__name__}: {error}") from error
+    return build_config(YamlDocument(value=value, lines={}), str(folder / DESCRIPTION_FILE)).model
 
 
-def _read_description(place: Path) -> dict[str, Any]:
+def _read_description(folder: Path) -> dict[str, Any]:
     try:
-        told = files.read_json(place / DESCRIPTION_FILE)
+        description = files.read_json(folder / DESCRIPTION_FILE)
     except OSError as error:
-        found = f"{place / DESCRIPTION_FILE}: {error.strerror}"
-        raise Failure(f"{place} is no export", found=found, fix=MISSING_FIX, code=ExitCode.NO_INPUT) from error
+        problem = f"{folder / DESCRIPTION_FILE}: {error.strerror}"
+        raise Failure(f"{folder} is no export", found=problem, fix=MISSING_FIX, code=ExitCode.NO_INPUT) from error
     except ValueError as error:
-        raise _damaged_failure(place, f"{DESCRIPTION_FILE}: {error}") from error
-    number = told.get("format") if isinstance(told, dict) else None
+        raise _damaged_failure(folder, f"{DESCRIPTION_FILE}: {error}") from error
+    number = description.get("format") if isinstance(description, dict) else None
     if number != FORMAT_VERSION:
         raise _damaged_failure(
-            place, f"{DESCRIPTION_FILE} has the format {number}; this version reads {FORMAT_VERSION}"
+            folder, f"{DESCRIPTION_FILE} has the format {number}; this version reads {FORMAT_VERSION}"
         )
-    return told  # type: ignore[no-any-return]
+    return description  # type: ignore[no-any-return]
 
 
-def _read_tensors(place: Path, expected: FileEntry) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, expected: FileEntry) -> dict[str, Tensor]:
     try:
-        data = files.read_regular_file(place / WEIGHTS_FILE, limit=expected.size)
+        data = files.read_regular_file(folder / WEIGHTS_FILE, limit=expected.size)
         manifest.refuse_changed_file(WEIGHTS_FILE, expected, manifest.make_file_entry(data))
         return tensors_from(data)
     except (OSError, SafetensorError) as error:
         raise DamagedCheckpointError(f"{WEIGHTS_FILE}: {error}") from error
 
 
-def _damaged_failure(place: Path, found: str) -> Failure:
-    return Failure(f"the export {place} cannot be read back", found=found, fix=DAMAGED_FIX, code=ExitCode.DATA)
+def _damaged_failure(folder: Path, problem: str) -> Failure:
+    return Failure(f"the export {folder} cannot be read back", found=problem, fix=DAMAGED_FIX, code=ExitCode.DATA)
 
 
 FIX_BY_EXIT_CODE: Final = {
@@ -191,20 +201,20 @@ FIX_BY_EXIT_CODE: Final = {
 
 
 def export_model(config: RunConfig, chosen: ChosenCheckpoint, folder: Path) -> dict[str, int]:
-    """Write the model into `folder`, which is made; the size of each file in bytes.
+    """Write the model into a new `folder`; return the size of each file in bytes.
 
     Raises:
-        Failure: OUTPUT for a folder that holds something, or cannot be written; IO for a full disk; and as
+        Failure: OUTPUT for a folder that is not empty or not writable; IO for a full disk; and as
             `model_card.collect_model_facts`.
     """
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)
     weights = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
-    told = json.dumps(describe_export(about, weights), indent=2, ensure_ascii=False) + "\n"
-    files = {  # what makes the folder an export comes last
+    description = json.dumps(describe_export(about, weights), indent=2, ensure_ascii=False) + "\n"
+    files = {  # the description comes last: it makes the folder an export
         WEIGHTS_FILE: weights,
         CARD_FILE: model_card.render_card(about, folder.name).encode(errors="backslashreplace"),
-        DESCRIPTION_FILE: told.encode(errors="backslashreplace"),
+        DESCRIPTION_FILE: description.encode(errors="backslashreplace"),
     }
     with _export_fixes():
         _write_files(folder, files)
@@ -212,39 +222,42 @@ def export_model(config: RunConfig, chosen: ChosenCheckpoint, folder: Path) -> d
 
 
 def refuse_nonempty_folder(folder: Path) -> None:
-    """Raises Failure (OUTPUT) unless `folder` is not there, or empty."""
+    """Raise Failure (OUTPUT) if `folder` exists and is not empty."""
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise _nonempty_failure(folder, "it is a file")
     with _export_fixes(), file_io.translate_os_errors(folder, "read"):
-        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    if there:
-        raise _nonempty_failure(folder, f"it holds {', '.join(there[:3])}{', ...' if len(there) > 3 else ''}")
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if names:
+        raise _nonempty_failure(folder, f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Beside its place first; into the folder itself where there is one: it may be a mount, which nothing replaces."""
-    there = folder.is_dir()
-    place = folder if there else folder.with_name(f"{file_io.TEMPORARY_PREFIX}{folder.name}-{os.urandom(4).hex()}")
+    """Write the files into a temporary folder and rename it to `folder`.
+
+    An existing folder is written directly: it may be a mount, which cannot be replaced.
+    """
+    exists = folder.is_dir()
+    target = folder if exists else folder.with_name(f"{file_io.TEMPORARY_PREFIX}{folder.name}-{os.urandom(4).hex()}")
     file_io.refuse_full_disk(folder, sum(map(len, files.values())))
     try:
         with file_io.translate_os_errors(folder):
-            place.mkdir(parents=True, exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            file_io.write_atomic(place / name, data)
-        if not there:
+            file_io.write_atomic(target / name, data)
+        if not exists:
             refuse_nonempty_folder(folder)
             with file_io.translate_os_errors(folder):
-                os.rename(place, folder)
+                os.rename(target, folder)
                 file_io.fsync_folder(folder.parent)
     except BaseException:
-        for path in [place / name for name in files] if there else [place]:
+        for path in [target / name for name in files] if exists else [target]:
             file_io.remove(path)
         raise
 
 
 @contextmanager
 def _export_fixes() -> Iterator[None]:
-    """The same refusal, with a way out that belongs to this command."""
+    """Replace the `fix` of a Failure by one for this command."""
     try:
         yield
     except Failure as failure:
@@ -252,6 +265,6 @@ def _export_fixes() -> Iterator[None]:
         raise
 
 
-def _nonempty_failure(folder: Path, found: str) -> Failure:
+def _nonempty_failure(folder: Path, content: str) -> Failure:
     fix = "name a new folder with --output, or remove what is there"
-    return Failure(f"{folder} is not empty", found=found, fix=fix, code=ExitCode.OUTPUT)
+    return Failure(f"{folder} is not empty", found=content, fix=fix, code=ExitCode.OUTPUT)

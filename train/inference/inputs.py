@@ -1,7 +1,7 @@
-"""An InputSpec says what input a trained network takes; image files are read in that form.
+"""An InputSpec describes the input of a trained network; image files are read in that form.
 
-As in the evaluation, images are cut to a square and scaled, and turned to grayscale where the
-network wants it.
+As in the evaluation, images are cut to a square and scaled, and converted to grayscale if the
+network has one input channel.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from train.data.splits import DataSplits, SampleSource
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.evaluate import EmptySource
 
-# What a file of images can be made into: gray or red, green and blue.
-IMAGE_CHANNELS: Final = (1, 3)
-# Of what the training's samples were made: files, read here; PIL images, cut and scaled here; or arrays, by others.
+IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
+# The origin of the training's samples: files, which we read; PIL images, which we cut and scale; or arrays,
+# which the user's code made.
 SampleOrigin = Literal["files", "pictures", "arrays"]
 ARRAY_DATA_WARNING: Final = (
     "the training's data were arrays: how they were made of images is known to whoever wrote them. Image files become "
@@ -42,35 +42,41 @@ ARRAY_DATA_WARNING: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """classes: one name for each score. shape: of one sample. bytes_: whether samples are bytes, laid around 0 by
-    `augment.normalize`; floats go to the network as they are. made: of what they were made."""
+    """The input of a network.
+
+    classes: one name for each score. shape: of one sample. bytes_: samples are bytes, which
+    `augment.normalize` converts to floats; otherwise they are floats already. origin: of the
+    training's samples.
+    """
 
     classes: tuple[str, ...]
     shape: Shape
     bytes_: bool
-    made: SampleOrigin = "files"
+    origin: SampleOrigin = "files"
 
     @property
     def sets(self) -> DataSplits:
-        """The same as data without samples."""
-        none = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=self.shape.stored)
-        return DataSplits(training=none, validation=none, classes=self.classes, shape=self.shape)
+        """Data with this shape and these classes, without samples."""
+        empty = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=self.shape.stored)
+        return DataSplits(training=empty, validation=empty, classes=self.classes, shape=self.shape)
 
 
 def read_checkpoint_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
-    """What the checkpoint tells beside its tensors. Raises Failure (DATA) where it was damaged since it was chosen."""
-    found = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
-    return format.load_checkpoint(found, groups=())[1]
+    """The checkpoint's state.json. Raises Failure (DATA) if it was damaged after it was chosen."""
+    committed = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
+    return format.load_checkpoint(committed, groups=())[1]
 
 
-def build_input_spec(config: RunConfig, told: Mapping[str, Any]) -> InputSpec:
-    """From the checkpoint alone where the kind of data says it; arrays and data of the user's own are opened, for the
-    shape: what they call their classes today need not be what the scores stand for.
+def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
+    """Build the InputSpec from the checkpoint's config and `state`.
+
+    Arrays and the user's own data are opened for their shape. The classes come from the checkpoint
+    if it has them: the data may have other names today.
 
     Raises:
-        Failure: where such data is not there, or cannot be read.
+        Failure: if data that must be opened is missing or unreadable.
     """
-    classes = tuple(map(str, (told.get("data") or {}).get("classes") or ()))
+    classes = tuple(map(str, (state.get("data") or {}).get("classes") or ()))
     shape = registry.configured_shape(config.data)
     if classes and shape:
         return InputSpec(classes=classes, shape=shape, bytes_=True)
@@ -80,7 +86,7 @@ def build_input_spec(config: RunConfig, told: Mapping[str, Any]) -> InputSpec:
         classes=classes or sets.classes,
         shape=sets.shape,
         bytes_=first.dtype == torch.uint8,
-        made=_sample_origin(config.data, sets.training),
+        origin=_sample_origin(config.data, sets.training),
     )
 
 
@@ -91,50 +97,50 @@ def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:
 
 
 def refuse_image_files(takes: InputSpec) -> None:
-    """Image files cannot be made into what some networks take.
+    """Refuse a network whose input cannot be made from image files.
 
     Raises:
-        Failure: USAGE, saying what it takes.
+        Failure: USAGE, with the input that it takes.
     """
     size, what = takes.shape.size, f"samples of {takes.shape}"
     if len(size) != 2:
-        found = f"clips of {size[0]} frames"
+        problem = f"clips of {size[0]} frames"
     elif not takes.bytes_:
-        found = f"{what}, as floats: how they were made from images is known to whoever wrote the data"
+        problem = f"{what}, as floats: how they were made from images is known to whoever wrote the data"
     elif size[0] != size[1] or takes.shape.channels not in IMAGE_CHANNELS:
-        found = f"{what}; image files become squares of 1 or 3 channels"
+        problem = f"{what}; image files become squares of 1 or 3 channels"
     else:
         return
     raise Failure(
         "this model does not take image files",
-        found=found,
+        found=problem,
         fix="measure it on arrays with `train eval RUN data.root=...`; or hand it on with `train export`, whose "
         "README.md shows how to call it from Python",
         code=ExitCode.USAGE,
     )
 
 
-def parse_sample_origin(told: object, name: object) -> SampleOrigin:
-    """As an export tells it; of an older one that tells nothing, as far as the data's name does."""
-    for one in get_args(SampleOrigin):
-        if told == one:
-            return one  # type: ignore[no-any-return]
-    return "files" if told is None and registry.find_source(str(name)).channels is not None else "arrays"
+def parse_sample_origin(recorded: object, name: object) -> SampleOrigin:
+    """The origin that an export recorded. For an older export without it, data.name decides."""
+    for origin in get_args(SampleOrigin):
+        if recorded == origin:
+            return origin  # type: ignore[no-any-return]
+    return "files" if recorded is None and registry.find_source(str(name)).channels is not None else "arrays"
 
 
 def array_data_warning(takes: InputSpec) -> str | None:
-    """What to say where image files are given to a network that learned from something else."""
-    if takes.made != "arrays":
+    """The warning for image files as input of a network that was trained on arrays; otherwise None."""
+    if takes.origin != "arrays":
         return None
     return ARRAY_DATA_WARNING.format(shape=takes.shape, colours="gray" if takes.shape.channels == 1 else "RGB")
 
 
-# What says nothing of the image: the disk is gone, or there is no room.
+# Errors of the system, not of the image: the disk failed, or memory ran out.
 SYSTEM_EXIT_CODES: Final = (ExitCode.IO, ExitCode.RESOURCE)
 
 
 def read_image(path: Path, shape: Shape, *, draft: bool = True) -> npt.NDArray[np.uint8]:
-    """One image, uint8 [size, size, 1 or 3]. draft, and raises Failure, as `decode.decode_image`."""
+    """Read one image, uint8 [size, size, 1 or 3]. draft, and Failure, as `decode.decode_image`."""
     pixels = decode.decode_image(path, shape.size[0], 0, draft=draft)
     if shape.channels == 3:
         return pixels
@@ -144,17 +150,17 @@ def read_image(path: Path, shape: Shape, *, draft: bool = True) -> npt.NDArray[n
 def read_batch(
     paths: Sequence[Path], shape: Shape, threads: Executor, *, draft: bool = True
 ) -> tuple[Tensor, list[Failure | None]]:
-    """Those that can be read, float32 [n, channels, size, size] as the network takes them; and for each path why not.
+    """(the readable images, float32 [n, channels, size, size]; for each path its failure or None).
 
     Raises:
-        Failure: IO or RESOURCE: the system failed, and the images may be fine.
+        Failure: IO or RESOURCE, if the system failed; then the images may be fine.
     """
-    found = list(threads.map(lambda path: _read_or_failure(path, shape, draft), paths))
-    bad = [one if isinstance(one, Failure) else None for one in found]
-    if gone := next((one for one in bad if one and one.code in SYSTEM_EXIT_CODES), None):
+    results = list(threads.map(lambda path: _read_or_failure(path, shape, draft), paths))
+    bad = [result if isinstance(result, Failure) else None for result in results]
+    if gone := next((result for result in bad if result and result.code in SYSTEM_EXIT_CODES), None):
         raise gone
-    whole = [one for one in found if not isinstance(one, Failure)]
-    stacked = np.stack(whole) if whole else np.empty((0, *shape.stored), np.uint8)
+    images = [result for result in results if not isinstance(result, Failure)]
+    stacked = np.stack(images) if images else np.empty((0, *shape.stored), np.uint8)
     return augment.normalize(torch.from_numpy(stacked)), bad
 
 

@@ -29,9 +29,10 @@ from train.run import record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known about a trained model. tensors: the EMA weights if there are any. told.
+    """The facts about a trained model.
 
-    The checkpoint's state.json. recorded: run.json of its run; empty if it is missing.
+    tensors: the EMA weights if there are any. state: the checkpoint's state.json. recorded: run.json
+    of its run; empty if it is missing.
     """
 
     config: RunConfig
@@ -40,23 +41,20 @@ class ModelFacts:
     step: int
     tensors: Mapping[str, Tensor]
     averaged: bool
-    told: Mapping[str, Any]
+    state: Mapping[str, Any]
     recorded: Mapping[str, Any]
 
     @property
     def result(self) -> EvaluationResult | None:
         """The evaluation of exactly these weights, or None."""
-        of = submapping(self.told, "state")
-        if not of.get("result") or of.get("evaluated") != self.step:
+        progress = submapping(self.state, "state")
+        if not progress.get("result") or progress.get("evaluated") != self.step:
             return None
-        return EvaluationResult.from_json(of["result"])
+        return EvaluationResult.from_json(progress["result"])
 
 
 def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
-    """Collect the facts.
-
-    Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`.
-    """
+    """Collect the facts. Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`."""
     state, weights = inputs.read_checkpoint_state(chosen), evaluate.load_weights(chosen)
     return ModelFacts(
         config=config,
@@ -65,7 +63,7 @@ def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFac
         step=chosen.contents.step,
         tensors=weights.tensors,
         averaged=weights.averaged,
-        told=state,
+        state=state,
         recorded=_read_run_record(chosen.path),
     )
 
@@ -125,8 +123,8 @@ def render_card(about: ModelFacts, folder: str) -> str:
         Section(title="Versions", blocks=[DescriptionList(rows=_version_rows(about))]),
         Section(title="Licence", blocks=[Paragraph(text=LICENSE_TEXT)]),
     ]
-    made = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
-    card = page.render_markdown(Report(title=about.config.run.name, made=made, sections=sections))
+    origin = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
+    card = page.render_markdown(Report(title=about.config.run.name, made=origin, sections=sections))
     return f"{card}{LOADING_HEADING}```python\n{loading_example(about, folder)}```\n"
 
 
@@ -174,7 +172,7 @@ def _custom_code_caution(about: ModelFacts) -> Iterator[Paragraph]:
 
 
 def _data_rows(about: ModelFacts) -> dict[str, str]:
-    data = submapping(about.told, "data")
+    data = submapping(about.state, "data")
     counted = {
         f"{side.replace('_', '-')} samples": f"{data[side]:,}"
         for side in ("training", "held_out")
@@ -185,7 +183,7 @@ def _data_rows(about: ModelFacts) -> dict[str, str]:
 
 def _training_rows(about: ModelFacts) -> dict[str, str]:
     config, training = about.config, submapping(about.recorded, "training")
-    world, steps_per_epoch = about.told.get("world_size"), training.get("steps_per_epoch")
+    world, steps_per_epoch = about.state.get("world_size"), training.get("steps_per_epoch")
     optim, precision = config.optim, training.get("precision", config.train.precision)
     learning_rate = schedule.peak_learning_rate(optim, config.train.global_batch_size)
     rows = {

@@ -41,9 +41,9 @@ SINGLE_PROCESS_WORLD: Final = World(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceModel:
-    """A model on its device, in evaluation mode, and its input. size: images in one batch. doubt.
+    """A model on its device, in evaluation mode, and its input.
 
-    A warning about its predictions. draft: as `decode.decode_image`.
+    doubt: a warning about its predictions. draft: as `decode.decode_image`. size: images in one batch.
     """
 
     network: nn.Module
@@ -56,18 +56,17 @@ class InferenceModel:
 
 
 def resolve_device(device: str) -> str:
-    """cpu or cuda, of auto, cpu or cuda."""
+    """cpu or cuda: auto is cuda if there is a GPU."""
     return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def prepare_from_checkpoint(
     config: RunConfig, chosen: ChosenCheckpoint, environ: MutableMapping[str, str], images: int
 ) -> InferenceModel:
-    """The model as `train eval` measures it.
+    """The model of a checkpoint, as `train eval` evaluates it.
 
-    With EMA weights if there are any, in the run's precision.
-
-    Changes `environ`, as `runtime.start`.
+    It has the EMA weights if there are any, and the run's precision. Changes `environ`, as
+    `runtime.start`.
 
     Raises:
         Failure: DATA for a damaged checkpoint, USAGE for a model that takes no image files, NODE
@@ -83,7 +82,7 @@ def prepare_from_checkpoint(
         classes=spec.classes,
         shape=spec.shape,
         doubt=inputs.array_data_warning(spec),
-        draft=spec.made != "pictures",
+        draft=spec.origin != "pictures",
         device=ready.device,
         size=max_batch_size(images, config.eval.batch_size),
     )
@@ -92,9 +91,9 @@ def prepare_from_checkpoint(
 def prepare_from_export(
     folder: Path, device: str, images: int, factory: Callable[..., nn.Module] | None = None
 ) -> InferenceModel:
-    """An exported model, in fp32. factory, Raises.
+    """An exported model, in fp32. factory: as `load_exported`.
 
-    As `load_exported`, and as `prepare_from_checkpoint`.
+    Raises Failure as `load_exported` and `prepare_from_checkpoint`.
     """
     model, torch_device = export.load_exported(folder, factory), choose_device(device, 0)
     inputs.refuse_image_files(model.takes)
@@ -104,7 +103,7 @@ def prepare_from_export(
         classes=model.classes,
         shape=model.shape,
         doubt=inputs.array_data_warning(model.takes),
-        draft=model.takes.made != "pictures",
+        draft=model.takes.origin != "pictures",
         device=torch_device,
         size=max_batch_size(images, "auto"),
     )
@@ -151,9 +150,7 @@ def _compute_logits(ready: InferenceModel, batch: Tensor) -> Tensor:
 
 
 def _top_classes(scores: Tensor, top: int) -> list[list[tuple[int, float]]]:
-    """For each row the `top` likeliest classes and their probabilities.
-
-    Empty if scores are not finite.
+    """For each row the `top` likeliest classes and their probabilities; empty if a score is not finite.
 
     Of equal scores the first class wins, as in the evaluation.
     """

@@ -24,9 +24,7 @@ class Prediction:
         return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
 
     def as_json(self, *, ascii_: bool = False) -> str:
-        """One JSON object. Undecodable bytes of a path are surrogates, as in Python.
-
-        Os.fsencode restores them.
+        """One JSON object. Undecodable bytes of a path are surrogates; `os.fsencode` restores them.
 
         ascii_: escape other characters, for a stream that cannot encode them.
         """
@@ -36,6 +34,5 @@ class Prediction:
         return text.translate(CONTROL_CHARACTER_ESCAPES).encode(errors="backslashreplace").decode()
 
 
-# JSON does not escape these; readers may treat them as the end of a line, and terminals as a
-# command.
+# JSON does not escape these. A reader may treat them as the end of a line, and a terminal as a command.
 CONTROL_CHARACTER_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}

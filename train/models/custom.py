@@ -1,7 +1,7 @@
 """Builds the user's model from `package.module:factory`, and tries it on a batch before training.
 
-The trial shows that the model takes the samples and gives one score per class; it leaves
-parameters, buffers, modes and random generators as they were.
+The trial checks that the model accepts the samples and returns one score per class. It leaves
+parameters, buffers, modes and random generators unchanged.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from train import plugin
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 
-TRIAL_BATCH_SIZE = 2  # samples: BatchNorm cannot train on one number
+TRIAL_BATCH_SIZE = 2  # BatchNorm cannot train on a batch of one
 LARGER_TRIAL_BATCH_SIZE: Final = 32
-MAX_COMPUTED_NUMEL: Final = 8192  # numbers in a sample: 52 x 52 pixels of three channels
+MAX_COMPUTED_NUMEL: Final = 8192  # numbers in a sample: 52 x 52 pixels with three channels
 
 
 def forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
-    """What is wrong with a training step's output, or None. Parameters and buffers stay as they are.
+    """What is wrong with the output in training mode, or None. Parameters and buffers stay unchanged.
 
-    Small samples are computed: what follows shapes alone takes 1.7 s to load (torch's compiler and sympy).
+    Small samples are really computed. `meta_forward_error` computes shapes only, but it first loads
+    torch's compiler and sympy, which takes 1.7 s.
 
     Raises:
-        RuntimeError and others, where the network cannot take samples of this shape.
+        RuntimeError and others, if the network does not accept samples of this shape.
     """
     if math.prod(shape.input) > MAX_COMPUTED_NUMEL:
         return meta_forward_error(net, shape, classes)
@@ -45,23 +46,24 @@ def forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
 
 
 def meta_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
-    """What is wrong with a training step's output, or None. Nothing is computed: shapes alone are followed.
+    """What is wrong with the output in training mode, or None. Only shapes are computed.
 
     Raises:
-        RuntimeError and others, where the network cannot take samples of this shape.
+        RuntimeError and others, if the network does not accept samples of this shape.
     """
     named = chain(net.named_parameters(), net.named_buffers())
-    hollow = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
+    meta_tensors = {name: torch.empty_like(tensor, device="meta") for name, tensor in named}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         return output_error(
-            functional_call(net, hollow, (torch.zeros(TRIAL_BATCH_SIZE, *shape.input, device="meta"),)), classes
+            functional_call(net, meta_tensors, (torch.zeros(TRIAL_BATCH_SIZE, *shape.input, device="meta"),)), classes
         )
 
 
 def eval_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
-    """What is wrong with the output for zeros in evaluation mode, or with the weights' part in it; None if nothing is.
+    """What is wrong with the output for zeros in evaluation mode, or None.
 
-    Generators, buffers, gradients and modes stay as they are. Lazy layers find their sizes here.
+    It is also wrong if it does not depend on all weights. Generators, buffers, gradients and modes
+    stay unchanged. Lazy layers get their sizes here.
 
     Raises:
         Exception: what the network raises.
@@ -72,12 +74,13 @@ def eval_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None
 
 
 def train_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | None:
-    """What is wrong with the output for zeros in the modes that the network has; None if nothing is.
+    """What is wrong with the output for zeros in the network's current modes, or None.
 
-    Generators, parameters, buffers and whatever else its modules keep stay as they are.
+    Generators, parameters, buffers and all other attributes of its modules stay unchanged.
 
     Raises:
-        Exception: what the network raises, for a larger batch too: some cut theirs into parts.
+        Exception: what the network raises for a small and for a larger batch. Some networks split
+            their batch into parts, so a small batch alone may fail.
     """
     try:
         with _restore_state_after(net):
@@ -91,7 +94,7 @@ def train_forward_error(net: nn.Module, shape: Shape, classes: int) -> str | Non
 
 
 def output_error(output: object, classes: int, samples: int = TRIAL_BATCH_SIZE) -> str | None:
-    """What keeps `output`, for a batch of so many, from being its scores [samples, classes]."""
+    """Why `output` is not the scores [samples, classes] of a batch; None if it is."""
     if not isinstance(output, Tensor):
         return f"for {samples} samples it gives a {type(output).__name__}"
     if tuple(output.shape) != (samples, classes):
@@ -100,20 +103,25 @@ def output_error(output: object, classes: int, samples: int = TRIAL_BATCH_SIZE) 
 
 
 def _unused_weights_error(net: nn.Module, output: Tensor) -> str | None:
-    """Weights that the output does not depend on: with several ranks nobody could say when all gradients are there."""
+    """The weights that the output does not depend on, in words; None if it depends on all.
+
+    DDP waits for the gradient of every trainable weight.
+    """
     named = {name: tensor for name, tensor in net.named_parameters() if tensor.requires_grad}
     if not named or not output.requires_grad:
         return "none of its weights can be trained"
     gradients = torch.autograd.grad(output.sum(), list(named.values()), allow_unused=True)
-    idle = [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]
-    return f"its output does not depend on {', '.join(idle[:3])}" if idle else None
+    unused = [name for name, gradient in zip(named, gradients, strict=True) if gradient is None]
+    return f"its output does not depend on {', '.join(unused[:3])}" if unused else None
 
 
 @contextmanager
 def _eval_mode(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; every module's mode and every buffer as before, after it."""
+    """Switch to evaluation mode; afterwards restore each module's mode and each buffer."""
     modes = {module: module.training for module in net.modules()}
-    held = [(place, key, tensor) for module in net.modules() for place, key, tensor in _initialized_buffers(module)]
+    initialized = [
+        (owner, key, tensor) for module in net.modules() for owner, key, tensor in _initialized_buffers(module)
+    ]
     buffers = [(buffer, buffer.clone()) for buffer in net.buffers() if not torch.nn.parameter.is_lazy(buffer)]
     net.eval()
     try:
@@ -122,25 +130,26 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for place, key, tensor in held:  # a forward may have put a new tensor in the place of one
-            place[key] = tensor
+        for owner, key, tensor in initialized:  # a forward pass may have replaced the tensor
+            owner[key] = tensor
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
 
 
 def _initialized_buffers(module: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """Those that have their size already, and where it keeps them."""
+    """(the module's dict of buffers, name, buffer) for each buffer that has its size already."""
     if isinstance(module, torch.jit.ScriptModule):
         return []
-    found = [(key, one) for key, one in module._buffers.items() if one is not None]
-    return [(module._buffers, key, one) for key, one in found if not torch.nn.parameter.is_lazy(one)]
+    buffers = [(key, buffer) for key, buffer in module._buffers.items() if buffer is not None]
+    return [(module._buffers, key, buffer) for key, buffer in buffers if not torch.nn.parameter.is_lazy(buffer)]
 
 
 @contextmanager
 def _restore_state_after(net: nn.Module) -> Iterator[None]:
-    """After it, each module has what it had before: also what its forward has put in place of something, and what it
-    has made of its first batch.
+    """Afterwards restore every module: its attributes, its tensors and its parts.
+
+    A forward pass may replace tensors, or create attributes from its first batch.
     """
     modules = [module for module in net.modules() if not isinstance(module, torch.jit.ScriptModule)]
     kept = [(vars(module), dict(vars(module)), _module_contents(module)) for module in modules]
@@ -149,12 +158,12 @@ def _restore_state_after(net: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             yield
     finally:
-        for now, before, held in kept:
-            now.clear()
-            now.update(before)
-            for place, there in held:
-                place.clear()
-                place.update(there)
+        for attributes, saved, contents in kept:
+            attributes.clear()
+            attributes.update(saved)
+            for members, saved_members in contents:
+                members.clear()
+                members.update(saved_members)
         with torch.no_grad():
             for tensor, numbers in values:
                 if not torch.equal(tensor, numbers):
@@ -162,12 +171,12 @@ def _restore_state_after(net: nn.Module) -> Iterator[None]:
 
 
 def _module_contents(module: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Where it keeps its parameters, buffers and parts, and what is there now."""
-    return [(place, dict(place)) for place in (module._parameters, module._buffers, module._modules)]
+    """The module's dicts of parameters, buffers and submodules, each with a copy of its content."""
+    return [(members, dict(members)) for members in (module._parameters, module._buffers, module._modules)]
 
 
 MODEL_NAME_KEY = "model.name"
-# torch's own layers that compute otherwise while they train. Of other layers nobody knows.
+# torch's layers that compute differently in training mode. Layers of other packages may do so too.
 MODE_DEPENDENT_LAYERS: Final = (_NormBase, _DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 MAX_LISTED_MODULES: Final = 3  # names in one line
 TrialFunction = Callable[[nn.Module, Shape, int], str | None]
@@ -177,15 +186,18 @@ TRIALS: Final[Mapping[TrialFunction, str]] = {eval_forward_error: "", train_forw
 def build_custom_model(
     model: ModelConfig, *, classes: int, shape: Shape, factory: Callable[..., Any] | None = None
 ) -> nn.Module:
-    """What `factory(classes=, shape=, **model.args)` gives; a factory that names no `shape` gets none.
+    """Build the network with `factory(classes=, shape=, **model.args)`, and try it.
 
-    factory: instead of the one that model.name names.
+    `shape` is passed only if the factory has such a parameter. factory: used instead of the one that
+    model.name names.
 
-    A network that is in evaluation mode as a whole is given back to train: libraries hand trained ones out so. Parts
-    of it stay as they are: somebody has frozen them (see `eval_mode_notes`).
+    If all modules are in evaluation mode, the network is switched to training mode: libraries return
+    pretrained networks that way. If only some are, they stay so: the user froze them (see
+    `eval_mode_notes`).
 
     Raises:
-        Failure: USAGE, where it cannot be found or called so, fails, or gives something else than such a network.
+        Failure: USAGE, if the factory does not exist, cannot be called like this, fails, or returns
+            anything but such a network.
     """
     factory = factory or plugin.load_factory(model.name, MODEL_NAME_KEY)
     options = _factory_arguments(factory, model, classes, shape)
@@ -202,24 +214,26 @@ def build_custom_model(
 
 
 def eval_mode_notes(net: nn.Module) -> tuple[str, ...]:
-    """What is worth saying of a network: the parts that are in evaluation mode, and are trained so."""
-    still = [
+    """A note if some modules are in evaluation mode: the training leaves them so."""
+    in_eval_mode = [
         name or "the network itself"
         for name, module in net.named_modules()
         if not module.training
         and (isinstance(module, MODE_DEPENDENT_LAYERS) or not type(module).__module__.startswith("torch.nn."))
     ]
-    if not still:
+    if not in_eval_mode:
         return ()
-    named = ", ".join(still[:MAX_LISTED_MODULES]) + (", ..." if len(still) > MAX_LISTED_MODULES else "")
+    more = ", ..." if len(in_eval_mode) > MAX_LISTED_MODULES else ""
+    named = ", ".join(in_eval_mode[:MAX_LISTED_MODULES]) + more
     return (
-        f"{len(still)} of the network's modules ({named}) are in evaluation mode, as the factory gives them, and stay "
-        "so: no dropout there, and no new BatchNorm statistics; call .train() in the factory unless that is meant",
+        f"{len(in_eval_mode)} of the network's modules ({named}) are in evaluation mode, "
+        "as the factory gives them, and stay so: no dropout there, and no new BatchNorm statistics; "
+        "call .train() in the factory unless that is meant",
     )
 
 
 def refuse_nonfinite_weights(model: ModelConfig, net: nn.Module) -> None:
-    """Before the first step: a checkpoint's numbers are finite, or the training has diverged.
+    """Refuse initial weights that are NaN or infinite; in a checkpoint they would mean divergence.
 
     Raises:
         Failure: USAGE, naming the tensor.
@@ -228,14 +242,14 @@ def refuse_nonfinite_weights(model: ModelConfig, net: nn.Module) -> None:
     for name, tensor in net.state_dict().items():
         if not isinstance(tensor, Tensor) or tensor.isfinite().all():
             continue
-        kind = "weight" if name in weights else "buffer"
-        never = "register it with persistent=False: then no checkpoint holds it, and it may hold what it likes"
+        role = "weight" if name in weights else "buffer"
+        buffer_fix = "register it with persistent=False: then no checkpoint holds it, and it may hold what it likes"
         raise Failure(
             f"{MODEL_NAME_KEY} {model.name} gives a network that holds numbers which are not finite, "
             "before its first step",
-            found=f"the {kind} {name} holds {tensor[~tensor.isfinite()][0].item()}",
+            found=f"the {role} {name} holds {tensor[~tensor.isfinite()][0].item()}",
             expected="finite numbers in all that a checkpoint keeps (the network's state_dict)",
-            fix="give it first numbers in the factory" if kind == "weight" else never,
+            fix="give it first numbers in the factory" if role == "weight" else buffer_fix,
             code=ExitCode.USAGE,
         )
 
@@ -258,15 +272,15 @@ def _refuse_failed_trial(
 
 
 def _factory_arguments(factory: Callable[..., Any], model: ModelConfig, classes: int, shape: Shape) -> dict[str, Any]:
-    """The keywords to call the factory with."""
+    """The keyword arguments for the factory."""
     offered: dict[str, Any] = {"classes": classes, "shape": shape}
     try:
         signature = inspect.signature(factory)
     except ValueError:  # not written in Python
         return offered | model.args
-    if twice := offered.keys() & model.args.keys():
+    if duplicates := offered.keys() & model.args.keys():
         raise _unusable_model_failure(
-            model, f"model.args: {', '.join(sorted(twice))}", "what the data decides", "leave it out"
+            model, f"model.args: {', '.join(sorted(duplicates))}", "what the data decides", "leave it out"
         )
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     if "shape" not in signature.parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -274,13 +288,13 @@ def _factory_arguments(factory: Callable[..., Any], model: ModelConfig, classes:
     try:
         signature.bind(**offered, **model.args)
     except TypeError as error:
-        found, expected = f"{error}; it takes {signature}", "factory(classes=, shape=, **model.args)"
+        problem, expected = f"{error}; it takes {signature}", "factory(classes=, shape=, **model.args)"
         raise _unusable_model_failure(
-            model, found, expected, "correct model.args, or the factory's parameters"
+            model, problem, expected, "correct model.args, or the factory's parameters"
         ) from error
     return offered | model.args
 
 
-def _unusable_model_failure(model: ModelConfig, found: str, expected: str, fix: str) -> Failure:
+def _unusable_model_failure(model: ModelConfig, problem: str, expected: str, fix: str) -> Failure:
     what = f"{MODEL_NAME_KEY} {model.name} gives no network for this data"
-    return Failure(what, found=found, expected=expected, fix=fix, code=ExitCode.USAGE)
+    return Failure(what, found=problem, expected=expected, fix=fix, code=ExitCode.USAGE)

@@ -14,14 +14,14 @@ BATCH_NORMS: Final[dict[int, type[nn.Module]]] = {2: nn.BatchNorm2d, 3: nn.Batch
 
 
 class Residual(nn.Module):
-    """Adds its input to what it computes from it."""
+    """Adds its input to the output of its layers."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, channels, *size] to the same shape."""
+        """x: [n, channels, *size]. Returns the same shape."""
         return x + self.layers(x)  # type: ignore[no-any-return]
 
 
@@ -33,12 +33,12 @@ class Scale(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same shape."""
+        """x: any shape. Returns the same shape."""
         return x * self.factor
 
 
 class GlobalAvgPool(nn.Module):
-    """The mean over all places and frames, however many there are."""
+    """The mean over all pixels and frames."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, *size] to [n, channels]."""
@@ -48,7 +48,7 @@ class GlobalAvgPool(nn.Module):
 def conv_norm_relu(
     inside: int, outside: int, norm: NormName, *, dims: int = 2, stride: int | tuple[int, ...] = 1
 ) -> list[nn.Module]:
-    """A convolution over 3 places in each direction, its norm, and ReLU."""
+    """A convolution with a kernel of 3 in each dimension, its norm, and ReLU."""
     norms: dict[str, Callable[[], nn.Module]] = {
         "group": lambda: nn.GroupNorm(max(1, outside // CHANNELS_PER_GROUP), outside),
         "batch": lambda: BATCH_NORMS[dims](outside),
@@ -59,18 +59,18 @@ def conv_norm_relu(
 
 
 def init_conv_weights(net: nn.Module) -> None:
-    """Draw the convolutions' first weights as He et al. (2015) do, by what they give out."""
+    """Initialize the convolutions as He et al. (2015) do, by their fan-out."""
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Conv3d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
 
-def require_integers(least: int, **values: Any) -> None:
-    """Refuse arguments that are not whole numbers of at least so much.
+def require_integers(minimum: int, **values: Any) -> None:
+    """Refuse `values` that are not whole numbers of at least `minimum`.
 
     Raises:
         ValueError: naming the first of them.
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise ValueError(f"{name} must be a whole number, {minimum} or more, not {value!r}")

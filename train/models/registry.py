@@ -1,4 +1,4 @@
-"""Builds the model that `model.name` names: one of this project, of torchvision, or the user's.
+"""Builds the model that `model.name` names: a model of this project, of torchvision, or the user's.
 
 torchvision's models are adapted to the number of classes and channels and to the image size.
 """
@@ -24,9 +24,9 @@ from train.models.cnn3d import cnn3d
 from train.models.small_cnn import small_cnn
 from train.models.wide_resnet import wide_resnet
 
-SMALL_STEM_MAX_PIXELS: Final = 64  # pixels up to which ResNet's stem, made for 224, would leave nothing to see
-TORCHVISION_CHANNELS: Final = 3  # what torchvision's models are made for
-# Settled elsewhere, so that model.args cannot say them. The first two would download.
+SMALL_STEM_MAX_PIXELS: Final = 64  # ResNet's stem is for 224 pixels, and shrinks smaller images too much
+TORCHVISION_CHANNELS: Final = 3  # torchvision's models expect RGB
+# model.args cannot set these: the config or the data decides them. The first two would download.
 FORBIDDEN_ARGUMENTS: Final[Mapping[str, str]] = {
     "weights": "nothing is downloaded; name a file in model.weights",
     "pretrained": "nothing is downloaded; name a file in model.weights",
@@ -39,17 +39,18 @@ FORBIDDEN_ARGUMENTS: Final[Mapping[str, str]] = {
 def build_torchvision_model(
     name: str, *, classes: int, shape: Shape, small_stem: bool | Literal["auto"] = "auto", **args: Any
 ) -> nn.Module:
-    """The model `name` with random weights; `args` go to its constructor.
+    """Build torchvision's model `name` with random weights; `args` are its constructor's arguments.
 
-    small_stem, for ResNets and their kind: 3x3 without stride, and no pooling; auto: for images up to 64 pixels.
+    small_stem: for ResNets; a 3x3 convolution without stride, and no pooling. auto: for images up to
+    64 pixels.
 
     Raises:
-        ValueError, TypeError and others, for arguments that it does not take or cannot be built with.
+        ValueError, TypeError and others, for arguments that the constructor refuses.
     """
-    from torchvision.models import ResNet, get_model_builder  # a second of imports that other models do not need
+    from torchvision.models import ResNet, get_model_builder  # importing it takes a second; other models do not need it
 
-    for settled in FORBIDDEN_ARGUMENTS.keys() & args.keys():
-        raise ValueError(f"{settled} cannot be set: {FORBIDDEN_ARGUMENTS[settled]}")
+    for argument in FORBIDDEN_ARGUMENTS.keys() & args.keys():
+        raise ValueError(f"{argument} cannot be set: {FORBIDDEN_ARGUMENTS[argument]}")
     net: nn.Module = get_model_builder(name)(num_classes=classes, **(_default_arguments(name, shape) | args))
     small = _uses_small_stem(small_stem, shape)
     if isinstance(net, ResNet):
@@ -63,28 +64,35 @@ def build_torchvision_model(
 
 
 def torchvision_arguments(name: str) -> list[str]:
-    """What `build` takes beside classes and shape; empty where torchvision does not tell without building it."""
+    """The arguments that model.args may set for torchvision's model `name`.
+
+    Empty if the model cannot be built on the meta device: only its type shows the arguments.
+    """
     from torchvision.models import ResNet, get_model_builder
 
     with suppress(NotImplementedError), torch.device("meta"):
-        made = type(get_model_builder(name)(**_default_arguments(name, None)))
-        offered = inspect.signature(made).parameters.values()
-        taken = [one.name for one in offered if one.name not in FORBIDDEN_ARGUMENTS and one.default is not one.empty]
-        return [*taken, "small_stem"] if made is ResNet else taken
+        model_type = type(get_model_builder(name)(**_default_arguments(name, None)))
+        parameters = inspect.signature(model_type).parameters.values()
+        names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.name not in FORBIDDEN_ARGUMENTS and parameter.default is not parameter.empty
+        ]
+        return [*names, "small_stem"] if model_type is ResNet else names
     return []
 
 
 def first_convolution(net: nn.Module) -> nn.Conv2d:
-    """What sees the image first: all of torchvision's models begin with one."""
+    """The first convolution, which takes the image; all of torchvision's models begin with one."""
     return next(module for module in net.modules() if isinstance(module, nn.Conv2d))
 
 
 def _default_arguments(name: str, shape: Shape | None) -> dict[str, Any]:
-    """What the constructor of `name` is told where model.args say nothing else."""
+    """Our defaults for the constructor of `name`; model.args may replace them."""
     if name in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "init_weights": True}
     if name.startswith(("resnet", "resnext", "wide_resnet")):
-        return {"zero_init_residual": True}  # each block begins as its skip: the first steps are steadier
+        return {"zero_init_residual": True}  # each block starts as the identity, which stabilizes the first steps
     if shape and name.startswith("vit"):
         return {"image_size": shape.size[0]}
     return {"input_size": shape.size} if shape and name.startswith("maxvit") else {}
@@ -105,10 +113,10 @@ def _shrink_stem(net: Any, channels: int) -> None:
 
 
 def _adapt_input_channels(net: nn.Module, channels: int) -> None:
-    """Let the first convolution take so many channels: each begins with the weights of one of its three."""
+    """Adapt the first convolution to `channels` inputs. Each input starts with the weights of R, G or B."""
     first = first_convolution(net)
-    of = torch.arange(channels, device=first.weight.device) % TORCHVISION_CHANNELS
-    first.in_channels, first.weight = channels, nn.Parameter(first.weight.detach()[:, of].clone())
+    source_channels = torch.arange(channels, device=first.weight.device) % TORCHVISION_CHANNELS
+    first.in_channels, first.weight = channels, nn.Parameter(first.weight.detach()[:, source_channels].clone())
 
 
 CHANNELS_LAST_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's dimensions
@@ -116,25 +124,26 @@ BUILTIN_MODELS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "small_cnn": small_cnn,
     "wide_resnet": wide_resnet,
     "cnn3d": cnn3d,
-}  # the rest are torchvision's
-# What arguments and shapes without sense end in, inside torch and torchvision.
+}  # all others are torchvision's
+# torch and torchvision raise these for bad arguments and shapes.
 BUILD_ERRORS: Final = (
     TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError, MemoryError,
 )  # fmt: skip
-# Pixels at which models that need more than the data has are tried, for the advice.
+# If the images are too small for a model, it is tried with these sizes, to suggest one in the error.
 TRIAL_IMAGE_SIZES: Final = (8, 16, 32, 64, 80, 96, 128, 192, 224, 256, 320, 384, 448, 512)
 
 
 def build_model(
     model: ModelConfig, *, classes: int, shape: Shape, seed: int, factory: Callable[..., nn.Module] | None = None
 ) -> nn.Module:
-    """The network on the CPU, channels last, its weights from `seed` alone: the same on every rank and device.
+    """Build the network on the CPU, in channels-last layout.
 
-    factory: the user's own, where the caller has it already; else what model.name names is imported.
+    The weights depend on `seed` only, so they are the same on every rank and device. factory: the
+    user's own, if the caller has it; otherwise the one that model.name names is imported.
 
     Raises:
-        Failure: USAGE for arguments that the network does not take or cannot be built with, for samples that it does
-            not take, and for a factory that gives something else than a network with one score per class.
+        Failure: USAGE for bad arguments, for samples that the network does not accept, and for a
+            factory that returns anything but a network with one score per class.
     """
     torch.manual_seed(rng.derive_seed(rng.WEIGHTS, seed))
     if schema.is_factory(model.name):
@@ -148,18 +157,18 @@ def build_model(
 
 
 def to_channels_last(samples: Tensor) -> Tensor:
-    """A batch [n, channels, *size] with its channels last in memory, as the network's weights are."""
+    """A batch [n, channels, *size] in channels-last layout, like the network's weights."""
     layout = CHANNELS_LAST_FORMATS.get(samples.dim())
     return samples.to(memory_format=layout) if layout else samples
 
 
 def count_parameters(net: nn.Module) -> int:
-    """How many numbers are trained."""
+    """The number of trainable parameters."""
     return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
 
 
 def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.Module:
-    """One of our own, or of torchvision's."""
+    """Build a model of this project or of torchvision."""
     checks.refuse_dimension_mismatch(model.name, len(shape.size), f"samples of {shape}")
     if model.name in BUILTIN_MODELS and (
         unknown := [name for name in model.args if name not in _allowed_arguments(model.name)]
@@ -182,23 +191,27 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
 
 
 def _allowed_arguments(name: str) -> list[str]:
-    """What model.args may hold."""
+    """The arguments that model.args may set."""
     if name not in BUILTIN_MODELS:
         return torchvision_arguments(name)
-    return [one for one in inspect.signature(BUILTIN_MODELS[name]).parameters if one not in ("classes", "shape")]
+    return [
+        argument
+        for argument in inspect.signature(BUILTIN_MODELS[name]).parameters
+        if argument not in ("classes", "shape")
+    ]
 
 
-def _bad_arguments_failure(model: ModelConfig, found: str) -> Failure:
+def _bad_arguments_failure(model: ModelConfig, problem: str) -> Failure:
     return Failure(
         f"model.args do not fit {model.name}",
-        found=f"{model.args}: {found}",
+        found=f"{model.args}: {problem}",
         expected=f"values for: {', '.join(_allowed_arguments(model.name)) or 'its constructor in torchvision'}",
         fix="correct model.args, or leave it out",
         code=ExitCode.USAGE,
     )
 
 
-def _bad_samples_failure(model: ModelConfig, found: str, classes: int, shape: Shape) -> Failure:
+def _bad_samples_failure(model: ModelConfig, problem: str, classes: int, shape: Shape) -> Failure:
     side = next(
         (
             side
@@ -210,14 +223,14 @@ def _bad_samples_failure(model: ModelConfig, found: str, classes: int, shape: Sh
     larger = f"give it larger samples ({side} pixels are enough: data.image_size), or take" if side else "take"
     return Failure(
         f"{model.name} does not take samples of {shape}",
-        found=found,
+        found=problem,
         fix=f"{larger} another model.name" + (", or correct model.args" if model.args else ""),
         code=ExitCode.USAGE,
     )
 
 
 def _accepts_image_size(model: ModelConfig, classes: int, shape: Shape, side: int) -> bool:
-    """Whether the model could be built for square samples of so many pixels: tried without their data."""
+    """Whether the model accepts square images with `side` pixels; tried on the meta device."""
     larger = Shape(channels=shape.channels, size=(*shape.size[:-2], side, side))
     make = BUILTIN_MODELS.get(model.name) or partial(build_torchvision_model, model.name)
     with suppress(*BUILD_ERRORS), torch.device("meta"):

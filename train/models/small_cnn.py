@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from train.data.shape import Shape
 from train.models.layers import NormName, Residual, Scale, conv_norm_relu, init_conv_weights, require_integers
 
-MIN_IMAGE_SIZE: Final = 8  # pixels: three times halved, one is left
+MIN_IMAGE_SIZE: Final = 8  # pixels: three halvings leave one
 
 
 class GlobalMaxPool(nn.Module):
-    """The maximum over all places."""
+    """The maximum over all pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] to [n, channels]."""
@@ -31,16 +31,17 @@ def small_cnn(
     dropout: float = 0.0,
     pool: Literal["late", "early"] = "late",
 ) -> nn.Module:
-    """Three stages at width, 2 width and 4 width channels, each halving the image, then one linear layer.
+    """Three stages with width, 2 width and 4 width channels, then one linear layer.
 
-    GroupNorm by default: with BatchNorm the result depends on the size of the micro batch.
+    Each stage halves the image. The norm is GroupNorm by default: with BatchNorm the result depends
+    on the size of the micro batch.
 
-    pool: late halves at the end of each stage, and the last layer sees what is where. early halves right after the
-    stage's first convolution, so that norms and blocks have a quarter of the work, and the last layer sees each
-    feature's maximum, wherever it is.
+    pool: `late` halves the image at the end of each stage; the last layer sees positions. `early`
+    halves it right after the stage's first convolution, so norms and blocks have a quarter of the
+    work; the last layer sees each feature's maximum over all pixels.
 
     Raises:
-        ValueError: for images smaller than 8 pixels, and arguments without sense.
+        ValueError: for images smaller than 8 pixels, and for bad arguments.
     """
     require_integers(1, width=width)
     require_integers(0, blocks=blocks)
@@ -52,8 +53,8 @@ def small_cnn(
     for channels in (width, 2 * width):
         layers += _stage(channels, 2 * channels, blocks, norm, pool)
     pooling, features = _pooling(shape, width, pool)
-    # Features of length 6 or so, however many there are: else a learning rate that suits the convolutions is too
-    # large for the last layer, which then destroys all before it in the first steps.
+    # Scale the feature vector to a length of about 6, whatever its size. Otherwise a learning rate that
+    # suits the convolutions is too large for the last layer, which then ruins them in the first steps.
     head = [*pooling, Scale(6 / math.sqrt(features)), nn.Dropout(dropout)]
     net = nn.Sequential(*layers, *head, nn.Linear(features, classes))
     init_conv_weights(net)
@@ -68,7 +69,7 @@ def _stage(inside: int, outside: int, blocks: int, norm: NormName, pool: str) ->
 
 
 def _pooling(shape: Shape, width: int, pool: str) -> tuple[list[nn.Module], int]:
-    """From the last stage to features, and their number."""
+    """The layers between the last stage and the features, and the number of features."""
     if pool == "early":
         return [GlobalMaxPool()], 4 * width
     height, across = (side // 8 for side in shape.size)

@@ -15,13 +15,11 @@ from train.data.shape import Shape
 from train.models.layers import GlobalAvgPool, init_conv_weights, require_integers
 
 STEM_CHANNELS: Final = 16  # channels; the groups have 1, 2 and 4 times `width` times as many
-FINAL_FEATURE_SIZE: Final = (
-    8  # rows and columns of the last features for 32 pixels; AvgPool(7) makes one number of them
-)
+FINAL_FEATURE_SIZE: Final = 8  # rows and columns of the last features, for images of 32 pixels
 
 
 class WideResNetBlock(nn.Module):
-    """Two convolutions with BatchNorm around a skip, which is a 1x1 convolution where the width changes."""
+    """Two convolutions with BatchNorm and a skip, which is a 1x1 convolution if the width changes."""
 
     def __init__(self, inside: int, outside: int, dropout: float) -> None:
         super().__init__()
@@ -39,13 +37,15 @@ class WideResNetBlock(nn.Module):
 
 
 def wide_resnet(*, classes: int, shape: Shape, depth: int = 2, width: int = 10, dropout: float = 0.01) -> nn.Module:
-    """depth: blocks in each of the three groups. width: how many times 16, 32 and 64 channels they have.
+    """Build a Wide-ResNet with three groups of blocks.
 
-    For 100 classes, 3 channels, 32 pixels: 17,175,444 parameters in 47 tensors; 39 buffers (3 of each of 13
-    BatchNorms); 14.47 GFLOP per image forward and backward.
+    depth: the blocks of each group. width: the groups have 16, 32 and 64 times `width` channels.
+
+    For 100 classes, 3 channels and 32 pixels, by default: 17,175,444 parameters in 47 tensors; 39
+    buffers (3 of each of 13 BatchNorms); 14.47 GFLOP per image, forward and backward.
 
     Raises:
-        ValueError: for images smaller than 4 pixels, and arguments without sense.
+        ValueError: for images smaller than 4 pixels, and for bad arguments.
     """
     require_integers(1, depth=depth, width=width)
     if min(shape.size) < 4:
@@ -73,7 +73,11 @@ def _block_group(inside: int, outside: int, depth: int, dropout: float) -> Itera
 
 
 def _final_pooling(shape: Shape) -> list[nn.Module]:
-    """AvgPool(7) of 8 x 8 leaves the last row and column out, as the published numbers do; else all are used."""
+    """The layers between the last group and the features.
+
+    For 8 x 8 features it is AvgPool(7), which skips the last row and column: the published numbers
+    were measured like this. For other sizes it is the mean of all.
+    """
     if all(side // 4 == FINAL_FEATURE_SIZE for side in shape.size):
         return [nn.AvgPool2d(7), nn.Flatten()]
     return [GlobalAvgPool()]

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """`tensors`: the average of every floating point tensor of the network's state, by name, on its device.
+    """An exponential moving average of a network's weights and buffers.
 
-    In the first steps it follows faster than `decay` says, or it would remember the initial weights for long
-    (as TensorFlow's ExponentialMovingAverage does with num_updates).
+    tensors: the average of each floating point tensor of the network's state, by name, on its device.
+
+    In the first steps the decay is smaller than `decay`; otherwise the initial weights would stay in
+    the average for long (TensorFlow's ExponentialMovingAverage does the same with num_updates).
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
@@ -27,19 +29,19 @@ class EMA:
         self.tensors: dict[str, Tensor] = {name: t.detach().clone() for name, t in zip(names, self._own(), strict=True)}
 
     def update(self, step: int) -> None:
-        """Take the weights in after `step` (counted from 1) is done. No host sync."""
+        """Add the weights after `step` (counted from 1). It does not wait for the GPU."""
         decay = min(self._decay, (1 + step) / (10 + step))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.tensors.values()), self._own(), 1 - decay)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` held. Raises KeyError or RuntimeError for another network's."""
+        """Restore `tensors` from a checkpoint. Raises KeyError or RuntimeError for another network's."""
         for name, tensor in self.tensors.items():
             tensor.copy_(saved[name])
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the network has the averaged weights; after it, its own again."""
+        """Swap the averaged weights into the network; afterwards restore its own."""
         own = [tensor.detach().clone() for tensor in self._own()]
         self._put(self.tensors.values())
         try:
@@ -48,10 +50,12 @@ class EMA:
             self._put(own)
 
     def _own(self) -> list[Tensor]:
-        """The network's, in the order of `tensors`. Buffers as they are now: a forward pass may put a new tensor in the
-        place of one (`self.mean = 0.9 * self.mean + ...`).
+        """The network's own tensors, in the order of `tensors`.
+
+        Buffers are looked up each time: a forward pass may replace one, as in
+        `self.mean = 0.9 * self.mean + ...`.
         """
-        return [*self._weights.values(), *[place[key] for place, key in self._buffers.values()]]
+        return [*self._weights.values(), *[module_buffers[key] for module_buffers, key in self._buffers.values()]]
 
     @torch.no_grad()
     def _put(self, values: Iterable[Tensor]) -> None:
@@ -59,16 +63,17 @@ class EMA:
             tensor.copy_(value)
 
 
-BufferSlot = tuple[Mapping[str, Any], str]  # where a module keeps its buffers, and the name of one there
+BufferSlot = tuple[Mapping[str, Any], str]  # a module's dict of buffers, and the name of a buffer in it
 
 
 def _floating_point_state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, BufferSlot]]:
-    """By name: detached views of the parameters, which stay where they are in memory for the whole run; and where the
-    buffers of the state are.
+    """(parameters, buffers) of the network's state, by name.
+
+    Parameters are detached views, since they keep their memory for the whole run. Buffers are slots.
     """
     state = {name: tensor for name, tensor in network.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
     kept: dict[int, BufferSlot] = {
-        id(tensor): (one._buffers, key) for one in network.modules() for key, tensor in one._buffers.items()
+        id(tensor): (module._buffers, key) for module in network.modules() for key, tensor in module._buffers.items()
     }
     buffers = {name: kept[id(tensor)] for name, tensor in state.items() if id(tensor) in kept}
     return {name: tensor.detach() for name, tensor in state.items() if name not in buffers}, buffers

@@ -16,21 +16,23 @@ from train.data import statistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """The mean loss of a micro batch, in nats. weights: float32 [classes], 1 on average over the training samples.
+    """The mean loss of a micro batch, in nats.
 
-    Weights belong to the sample's class and are divided by nothing but the number of samples. torch's own weighted
-    mean divides by the weights in the micro batch, so that its gradients change with the number of ranks.
+    weights: float32 [classes], 1 on average over the training samples.
+
+    The weighted sum is divided by the number of samples. torch's weighted mean divides it by the sum
+    of the weights in the micro batch, so its gradients would change with the number of ranks.
     """
 
     label_smoothing: float
     weights: Tensor | None
 
     def to(self, device: torch.device) -> Criterion:
-        """The same there."""
+        """The criterion with its weights on `device`."""
         return self if self.weights is None else replace(self, weights=self.weights.to(device))
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[n, classes] and [n] to a scalar."""
+        """logits: [n, classes]. labels: [n]. Returns a scalar."""
         if self.weights is None:
             return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
@@ -38,7 +40,7 @@ class Criterion:
 
 
 def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:
-    """The run's criterion.
+    """Build the criterion of a run.
 
     Args:
         counts: training samples of each class.
@@ -50,37 +52,40 @@ def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:
 
 
 def class_weights(optim: OptimConfig, counts: Sequence[int]) -> Tensor | None:
-    """One weight for each class, float32 [classes], 1 on average over the training samples; None where all are 1.
+    """One weight for each class, float32 [classes]; None if all are 1.
+
+    They are 1 on average over the training samples.
 
     Raises:
-        Failure: USAGE for a list of another length or without weight on any sample, DATA for a class without samples.
+        Failure: USAGE for a list with another length, or if no sample gets a weight; DATA for a class
+            without samples.
     """
     if optim.class_weights == "none":
         return None
-    given = statistics.balanced_class_weights(counts) if optim.class_weights == "balanced" else optim.class_weights
-    if len(given) != len(counts):
-        raise _wrong_length_failure(len(given), len(counts))
-    weights, samples = torch.tensor(given, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
-    made = (weights * samples.sum() / (weights * samples).sum()).float()
-    if not made.isfinite().all():
-        raise _zero_weight_failure(given, counts)
-    return made
+    raw = statistics.balanced_class_weights(counts) if optim.class_weights == "balanced" else optim.class_weights
+    if len(raw) != len(counts):
+        raise _wrong_length_failure(len(raw), len(counts))
+    weights, samples = torch.tensor(raw, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
+    normalized = (weights * samples.sum() / (weights * samples).sum()).float()
+    if not normalized.isfinite().all():
+        raise _zero_weight_failure(raw, counts)
+    return normalized
 
 
-def _zero_weight_failure(given: Sequence[float], counts: Sequence[int]) -> Failure:
+def _zero_weight_failure(weights: Sequence[float], counts: Sequence[int]) -> Failure:
     return Failure(
         "optim.class_weights gives no weight to what is trained on",
-        found=f"weights {list(given)}, training samples {list(counts)}",
+        found=f"weights {list(weights)}, training samples {list(counts)}",
         fix="give a weight above 0 to a class that has training samples",
         code=ExitCode.USAGE,
     )
 
 
-def _wrong_length_failure(found: int, expected: int) -> Failure:
+def _wrong_length_failure(num_weights: int, num_classes: int) -> Failure:
     return Failure(
         "optim.class_weights has another length than there are classes",
-        found=f"{found} weights",
-        expected=f"{expected} classes",
-        fix=f"give {expected} numbers in the order of the classes, or write balanced",
+        found=f"{num_weights} weights",
+        expected=f"{num_classes} classes",
+        fix=f"give {num_classes} numbers in the order of the classes, or write balanced",
         code=ExitCode.USAGE,
     )

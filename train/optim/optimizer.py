@@ -20,9 +20,10 @@ from train.config.schema import OptimConfig
 from train.optim.uncompiled import uncompiled_class
 
 OPTIMIZER_KEY: Final = "optim.name"
-KERNEL_ARGUMENTS: Final = frozenset({"fused", "foreach", "capturable", "differentiable"})  # arguments that choose some
+# Arguments with which a user chooses the kernel.
+KERNEL_ARGUMENTS: Final = frozenset({"fused", "foreach", "capturable", "differentiable"})
 CPU: Final = torch.device("cpu")
-# What arguments without sense end in, inside torch.
+# torch raises these for bad arguments.
 BUILD_ERRORS: Final = (
     TypeError,
     ValueError,
@@ -35,17 +36,18 @@ BUILD_ERRORS: Final = (
 
 
 def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = CPU, *, fused: bool = True) -> Optimizer:
-    """The optimizer of `optim.name` for all parameters of `net` that require gradients.
+    """Build the optimizer `optim.name` for all parameters of `net` that require gradients.
 
-    device: where `net` will be trained; steps of one number are tried there, since torch looks at much only then.
-    fused: whether one kernel may update all parameters, where torch has such a kernel and `optim.args` leaves it open.
+    device: the device of the training. The optimizer makes trial steps there on one weight, since
+    torch checks many arguments only in a step. fused: use one kernel for all parameters, if torch has
+    one and `optim.args` does not choose a kernel.
 
-    optim.lr, weight_decay and momentum go to a class that takes them; of torch's, only SGD gets the momentum.
-    `optim.args` may set everything else.
+    The class gets optim.lr, weight_decay and momentum if it takes them; of torch's classes only SGD
+    gets the momentum. `optim.args` may set everything else.
 
     Raises:
-        Failure: USAGE for a class that is no optimizer, for arguments that it does not take, and for one outside
-            torch.optim that fails in its trial.
+        Failure: USAGE for a class that is no optimizer, for arguments that it does not take, and for
+            a class outside torch.optim that fails in its trial.
     """
     optimizer_type = optimizer_class(optim.name)
     parameters = list(inspect.signature(optimizer_type).parameters.values())[1:]  # the first takes the weights
@@ -59,22 +61,22 @@ def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = C
     try:
         _try_steps(uncompiled_class(optimizer_type), options, device)
         kernels = {"fused": True} if fused and _supports_fused(optimizer_type, options, device, groups) else {}
-        made = uncompiled_class(optimizer_type)(groups, **options, **kernels)  # type: ignore[arg-type]
+        optimizer = uncompiled_class(optimizer_type)(groups, **options, **kernels)  # type: ignore[arg-type]
     except BUILD_ERRORS as error:
         raise _bad_arguments_failure(
             optim, str(error) or type(error).__name__, _settable_arguments(taken, from_config)
         ) from error
     if kernels and optimizer_type is SGD:
-        _init_momentum(made)
-        made.register_load_state_dict_post_hook(_init_momentum)
-    return made
+        _init_momentum(optimizer)
+        optimizer.register_load_state_dict_post_hook(_init_momentum)
+    return optimizer
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The class of torch.optim, or the one that package.module:Class names.
+    """The class that `name` names: of torch.optim, or package.module:Class.
 
     Raises:
-        Failure: USAGE as `plugin.load_factory`, or for anything but a subclass of torch.optim.Optimizer.
+        Failure: USAGE as `plugin.load_factory`, or if it is no subclass of torch.optim.Optimizer.
     """
     if name in OPTIMIZERS:
         return getattr(torch.optim, OPTIMIZERS[name].class_name)  # type: ignore[no-any-return]
@@ -97,7 +99,7 @@ def _build_custom(
     options: Mapping[str, Any],
     device: torch.device,
 ) -> Optimizer:
-    """An optimizer outside torch.optim, after a trial: two steps, and its state saved and loaded."""
+    """Build an optimizer outside torch.optim, after a trial that steps, saves and loads its state."""
     try:
         trial = _try_steps(optimizer_type, options, device)
         trial.load_state_dict(unpack_state(*pack_state(trial.state_dict())))
@@ -105,12 +107,12 @@ def _build_custom(
         return optimizer_type(groups, **options)
     except (Failure, MemoryError):
         raise
-    except (Exception, SystemExit) as error:  # of code that is not ours
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         reason = plugin.describe_user_error(error, library=Path(torch.__file__).parent)
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
         raise Failure(
             f"{OPTIMIZER_KEY} {optim.name} cannot train: its trial on one weight failed",
-            found=f"{reason}; called with {given or 'no arguments'}",
+            found=f"{reason}; called with {listed or 'no arguments'}",
             expected="step() without a closure, and a state of tensors, numbers, text and containers of them",
             fix="correct optim.args or the class",
             code=ExitCode.USAGE,
@@ -118,18 +120,21 @@ def _build_custom(
 
 
 def param_groups(net: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
-    """The parameters in one group, or in two: without weight decay those of one dimension (biases and norms)."""
+    """The parameters in one group, or in two.
+
+    With weight_decay_on=weights, parameters with one dimension (biases and norms) get no weight decay.
+    """
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
     if optim.weight_decay_on == "all":
         return [{"params": parameters}]
     weights = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() <= 1]
-    made: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in made if group["params"]]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Use `rate` from now on, in place where the optimizer keeps it as a tensor.
+    """Set the learning rate of the next steps. An optimizer may keep it as a tensor.
 
     A class outside torch.optim may have no learning rate.
     """
@@ -141,7 +146,7 @@ def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def _config_arguments(optim: OptimConfig) -> dict[str, float]:
-    """What the keys of the config give to a class that takes it."""
+    """The arguments that other keys of the section `optim` set, if the class takes them."""
     arguments = {"lr": optim.lr, "weight_decay": optim.weight_decay}
     if optim.name not in OPTIMIZERS or OPTIMIZERS[optim.name].takes_momentum:
         arguments["momentum"] = optim.momentum
@@ -149,8 +154,7 @@ def _config_arguments(optim: OptimConfig) -> dict[str, float]:
 
 
 def _refuse_arguments(optim: OptimConfig, taken: Mapping[str, inspect.Parameter], *, reserved: Collection[str]) -> None:
-    """Refuse names in `optim.args` that the class does not take or that a key of the config sets, and words for
-    switches."""
+    """Refuse `optim.args` that the class does not take, that other keys set, or with text for a bool."""
     settable = _settable_arguments(taken, reserved)
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
     if unknown := [name for name in optim.args if name not in settable and (name in reserved or not takes_any)]:
@@ -167,7 +171,7 @@ def _settable_arguments(taken: Mapping[str, inspect.Parameter], reserved: Collec
 
 
 def _is_bool_argument(parameter: inspect.Parameter) -> bool:
-    """Any text would count as true: `nesterov: no`, which YAML 1.2 reads as text, too."""
+    """Whether the argument is a bool. Python takes any text as true, also the `no` of `nesterov: no`."""
     return isinstance(parameter.default, bool) or "bool" in str(parameter.annotation)
 
 
@@ -179,7 +183,7 @@ def _try_steps(optimizer_type: type[Optimizer], options: Mapping[str, Any], devi
     weight = nn.Parameter(torch.ones((1, 1), device=device))
     weight.grad = torch.zeros_like(weight)
     trial = optimizer_type([weight], **options)
-    for _ in range(2):  # SGD looks at dampening in its second step
+    for _ in range(2):  # SGD uses dampening only from its second step on
         trial.step()
     return trial
 
@@ -187,7 +191,7 @@ def _try_steps(optimizer_type: type[Optimizer], options: Mapping[str, Any], devi
 def _supports_fused(
     optimizer_type: type[Optimizer], options: Mapping[str, Any], device: torch.device, groups: list[dict[str, Any]]
 ) -> bool:
-    """Whether all parameters can be updated by one kernel: 4 to 5 times less work for the CPU that launches it."""
+    """Whether one kernel can update all parameters. It needs 4 to 5 times less CPU time for launches."""
     if "fused" not in inspect.signature(optimizer_type).parameters or not KERNEL_ARGUMENTS.isdisjoint(options):
         return False
     if options.get("dampening") or not all(
@@ -201,8 +205,11 @@ def _supports_fused(
 
 
 def _init_momentum(optimizer: Optimizer) -> None:
-    """Give every parameter its momentum, of zeros. The fused kernel makes them in the first step, and breaks where a
-    part of the network is used later for the first time."""
+    """Give every parameter a momentum of zeros.
+
+    The fused kernel creates all momenta in the first step. It fails if a parameter gets its first
+    gradient later.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["momentum"] else ():
             state = optimizer.state[parameter]
@@ -211,7 +218,7 @@ def _init_momentum(optimizer: Optimizer) -> None:
 
 
 def _lists_to_tuples(args: Mapping[str, Any]) -> dict[str, Any]:
-    """YAML has no tuples, and `betas` wants one."""
+    """The arguments with tuples for lists: YAML has no tuples, and `betas` must be one."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
 
 

@@ -1,7 +1,7 @@
 """Computes the learning rate of a step.
 
-Schedules are pure functions of the step, so a checkpoint holds nothing of them. This module does
-not import torch.
+Schedules are pure functions of the step, so a checkpoint does not store their state. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts
 from train.config.schema import FRACTION, OptimConfig, Rule
 
-# What each kind takes in optim.schedule_args, and what it is otherwise. Shares are of the highest learning rate.
+# The arguments of each schedule (optim.schedule_args) and their defaults. start and end are shares of the
+# peak learning rate.
 DEFAULT_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "constant": {},
     "cosine": {"end": 0.0},
     "linear": {"end": 0.0},
     "step": {"at_epochs": None, "factor": 0.1},
-    "one_cycle": {"start": 0.04, "end": 4.0e-6},  # as torch has them
+    "one_cycle": {"start": 0.04, "end": 4.0e-6},  # torch's defaults
 }
-DEFAULT_DROP_FRACTIONS: Final = (0.5, 0.75)  # of the run: where `step` falls, unless told
+DEFAULT_DROP_FRACTIONS: Final = (0.5, 0.75)  # of the run: where `step` falls without at_epochs
 
 
 def _are_epochs(value: Any) -> bool:
     numbers = value if isinstance(value, list) and value else [None]
-    return all(isinstance(one, int | float) and not isinstance(one, bool) and 0 < one <= 1e6 for one in numbers)
+    return all(
+        isinstance(number, int | float) and not isinstance(number, bool) and 0 < number <= 1e6 for number in numbers
+    )
 
 
 EPOCHS_RULE: Final = Rule(holds=_are_epochs, expected="a list of epochs, each more than 0, up to 1000000")
@@ -38,9 +41,13 @@ ARGUMENT_RULES: Final = {"end": FRACTION, "start": FRACTION, "factor": FACTOR_RU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The learning rate as a function of the optimizer step. `falls`: steps at which `step` multiplies by factor."""
+    """The learning rate as a function of the optimizer step.
 
-    kind: str
+    name: as in optim.schedule. peak: the highest learning rate. warmup, total: in steps. falls: the
+    steps at which the schedule `step` multiplies by args["factor"].
+    """
+
+    name: str
     peak: float
     warmup: int
     total: int
@@ -48,22 +55,23 @@ class Schedule:
     falls: tuple[int, ...] = ()
 
     def __call__(self, step: int) -> float:
-        """For the step that comes after `step` finished ones (0: the first): the warm-up, then the kind's curve.
+        """The learning rate after `step` finished steps: first the warm-up, then the schedule's curve.
 
-        The first step already moves, and the last one still does, unless the curve ends at a share above 0.
+        The curve reaches its end one step after the last, so the last step's rate is above 0 even if the
+        end is 0. Only one_cycle reaches its end in the last step.
         """
-        return self.peak * CURVES[self.kind](self, step)
+        return self.peak * CURVES[self.name](self, step)
 
     def done(self, step: int) -> float:
-        """The share of the steps after the warm-up that come before this one, in [0, 1]."""
+        """The finished share of the steps after the warm-up, in [0, 1]."""
         return min((step - self.warmup) / max(1, self.total - self.warmup), 1.0)
 
 
 def build_schedule(optim: OptimConfig, counted: StepCounts, global_batch_size: int) -> Schedule:
-    """The run's schedule; warm-up never takes more than the run.
+    """Build the schedule of a run. The warm-up is never longer than the run.
 
     Raises:
-        Failure: USAGE for schedule_args that the kind does not take.
+        Failure: USAGE for schedule_args that the schedule does not take.
     """
     args = schedule_arguments(optim)
     epochs = args.get("at_epochs")
@@ -74,7 +82,7 @@ def build_schedule(optim: OptimConfig, counted: StepCounts, global_batch_size: i
         else [epoch * per_epoch for epoch in epochs]
     )
     return Schedule(
-        kind=optim.schedule,
+        name=optim.schedule,
         peak=peak_learning_rate(optim, global_batch_size),
         warmup=min(round(optim.warmup_epochs * per_epoch), total),
         total=total,
@@ -84,7 +92,7 @@ def build_schedule(optim: OptimConfig, counted: StepCounts, global_batch_size: i
 
 
 def peak_learning_rate(optim: OptimConfig, global_batch_size: int) -> float:
-    """The highest learning rate: `lr` is meant for base_batch_size where lr_scaling says so.
+    """The highest learning rate: `lr`, scaled from base_batch_size to the global batch by lr_scaling.
 
     linear: Goyal et al., Accurate, large minibatch SGD, 2017. sqrt: Krizhevsky, One weird trick, 2014.
     """
@@ -93,69 +101,70 @@ def peak_learning_rate(optim: OptimConfig, global_batch_size: int) -> float:
 
 
 def schedule_arguments(optim: OptimConfig) -> dict[str, Any]:
-    """schedule_args with what they leave out.
+    """schedule_args, with defaults for missing ones.
 
     Raises:
         Failure: USAGE, naming the argument.
     """
-    known = DEFAULT_ARGUMENTS[optim.schedule]
+    defaults = DEFAULT_ARGUMENTS[optim.schedule]
     for name, value in optim.schedule_args.items():
-        if name not in known:
+        if name not in defaults:
             raise _bad_arguments_failure(
-                optim, f"unknown: {name}", f"values for: {', '.join(known)}" if known else "nothing"
+                optim, f"unknown: {name}", f"values for: {', '.join(defaults)}" if defaults else "nothing"
             )
         rule = ARGUMENT_RULES[name]
         if not _rule_holds(rule, value):
             raise _bad_arguments_failure(optim, f"{name}: {value}", f"{name}: {rule.expected}")
-    return {**known, **optim.schedule_args}
+    return {**defaults, **optim.schedule_args}
 
 
-def describe_schedule(made: Schedule) -> str:
+def describe_schedule(schedule: Schedule) -> str:
     """The schedule in words."""
-    before = f" after {made.warmup} step{'' if made.warmup == 1 else 's'} of warmup" if made.warmup else ""
-    return f"{made.peak:g}{before}, then {_describe_curve(made)}"
+    before = f" after {schedule.warmup} step{'' if schedule.warmup == 1 else 's'} of warmup" if schedule.warmup else ""
+    return f"{schedule.peak:g}{before}, then {_describe_curve(schedule)}"
 
 
-def _describe_curve(made: Schedule) -> str:
-    end = made.peak * made.args.get("end", 0)
-    if made.kind == "constant":
+def _describe_curve(schedule: Schedule) -> str:
+    end = schedule.peak * schedule.args.get("end", 0)
+    if schedule.name == "constant":
         return "constant"
-    if made.kind == "step":
-        return f"times {made.args['factor']:g} after step {', '.join(map(str, made.falls))}"
-    return f"{'linear' if made.kind == 'linear' else 'cosine'} to {end:g}"
+    if schedule.name == "step":
+        return f"times {schedule.args['factor']:g} after step {', '.join(map(str, schedule.falls))}"
+    return f"{'linear' if schedule.name == 'linear' else 'cosine'} to {end:g}"
 
 
-def _warmup_factor(made: Schedule, step: int) -> float | None:
-    return (step + 1) / made.warmup if step < made.warmup else None
+def _warmup_factor(schedule: Schedule, step: int) -> float | None:
+    return (step + 1) / schedule.warmup if step < schedule.warmup else None
 
 
-def _constant(made: Schedule, step: int) -> float:
-    return _warmup_factor(made, step) or 1.0
+def _constant(schedule: Schedule, step: int) -> float:
+    return _warmup_factor(schedule, step) or 1.0
 
 
-def _cosine(made: Schedule, step: int) -> float:
-    end: float = made.args["end"]
-    return _warmup_factor(made, step) or end + (1 - end) * 0.5 * (1 + math.cos(math.pi * made.done(step)))
+def _cosine(schedule: Schedule, step: int) -> float:
+    end: float = schedule.args["end"]
+    return _warmup_factor(schedule, step) or end + (1 - end) * 0.5 * (1 + math.cos(math.pi * schedule.done(step)))
 
 
-def _linear(made: Schedule, step: int) -> float:
-    end: float = made.args["end"]
-    return _warmup_factor(made, step) or 1 - (1 - end) * made.done(step)
+def _linear(schedule: Schedule, step: int) -> float:
+    end: float = schedule.args["end"]
+    return _warmup_factor(schedule, step) or 1 - (1 - end) * schedule.done(step)
 
 
-def _step_decay(made: Schedule, step: int) -> float:
-    factor: float = made.args["factor"]
-    return _warmup_factor(made, step) or factor ** sum(step >= fall for fall in made.falls)
+def _step_decay(schedule: Schedule, step: int) -> float:
+    factor: float = schedule.args["factor"]
+    return _warmup_factor(schedule, step) or factor ** sum(step >= fall for fall in schedule.falls)
 
 
-def _one_cycle(made: Schedule, step: int) -> float:
-    """Up from `start` and down to `end`, both as half a cosine (Smith, Topin: Super-convergence, 2018).
+def _one_cycle(schedule: Schedule, step: int) -> float:
+    """Rises from `start` and falls to `end`, each as half a cosine.
 
-    The last step of the warm-up is the highest, and the last step of all has `end`, as torch's OneCycleLR counts.
+    Smith, Topin: Super-convergence, 2018. As in torch's OneCycleLR, the last step of the warm-up has
+    the peak, and the last step of the run has `end`.
     """
-    start, end = made.args["start"], made.args["end"]
-    top, last = made.warmup - 1, made.total - 1
-    if last == 0:  # the only step is the highest, not the last
+    start, end = schedule.args["start"], schedule.args["end"]
+    top, last = schedule.warmup - 1, schedule.total - 1
+    if last == 0:  # a run of one step has the peak, not `end`
         return 1.0
     if step < top:
         return _cosine_interpolate(start, 1.0, step / top)
@@ -182,10 +191,10 @@ def _rule_holds(rule: Rule, value: Any) -> bool:
         return False
 
 
-def _bad_arguments_failure(optim: OptimConfig, found: str, expected: str) -> Failure:
+def _bad_arguments_failure(optim: OptimConfig, problem: str, expected: str) -> Failure:
     return Failure(
         f"optim.schedule_args do not fit {optim.schedule}",
-        found=found,
+        found=problem,
         expected=expected,
         fix="correct optim.schedule_args, or leave it out",
         code=ExitCode.USAGE,

@@ -1,6 +1,6 @@
-"""Makes a subclass of an optimizer class of torch whose step does not load torch's compiler.
+"""Makes a subclass of a torch optimizer class whose step does not load torch's compiler.
 
-torch's own wrappers import torch._dynamo at the first step, and record each step for a profiler
+torch's own wrappers import torch._dynamo in the first step, and record each step for a profiler
 that usually does not run.
 """
 
@@ -14,17 +14,19 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as base
 
-# torch marks these for its compiler when they are first called, and for that loads it.
+# The first call of each of these loads torch's compiler, to mark the method for it.
 COMPILER_WRAPPED_METHODS: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 
 def uncompiled_class(optimizer_type: type[Optimizer]) -> type[Optimizer]:
-    """A subclass of the same name, for a class of torch.optim. Its step does the same: it is what torch's own has
-    wrapped, without gradients.
+    """Make a subclass with the same name of a class of torch.optim.
 
-    The compiler, torch._dynamo, is 1.2 s of imports in the first step of each rank (torch 2.15: `optim/optimizer.py`,
-    `_use_grad_for_differentiable`, and `_compile.py`). Hooks, and the profiler's record of each step, cost 20 µs a step
-    where nobody has asked for any (`profile_hook_step` there). Other classes may need what they have wrapped.
+    Its step calls the function that torch has wrapped, without gradients. Do not use it for classes
+    of other packages: they may need their wrappers.
+
+    Importing the compiler, torch._dynamo, takes 1.2 s in the first step of each rank (torch 2.15:
+    `optim/optimizer.py`, `_use_grad_for_differentiable`, and `_compile.py`). `profile_hook_step` in
+    the same file takes 20 µs in each step, even without a hook or a profiler.
     """
     bare = inspect.unwrap(optimizer_type.step)
 
@@ -39,7 +41,7 @@ def uncompiled_class(optimizer_type: type[Optimizer]) -> type[Optimizer]:
     def step(self: Optimizer, *arguments: Any) -> Any:
         return recorded(self, *arguments) if _has_hooks_or_profiler(self) else alone(self, *arguments)
 
-    step.hooked = True  # type: ignore[attr-defined]  # so that torch wraps it no more
+    step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it again
     own: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer_type, name)) for name in COMPILER_WRAPPED_METHODS}
     return type(
         optimizer_type.__name__,
@@ -49,7 +51,7 @@ def uncompiled_class(optimizer_type: type[Optimizer]) -> type[Optimizer]:
 
 
 def _has_hooks_or_profiler(optimizer: Optimizer) -> bool:
-    """Whether a profiler runs, or anybody has a hook in a step of this optimizer or of all."""
+    """Whether a profiler runs, or this optimizer or all optimizers have hooks for a step."""
     before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
     every = base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks
     return bool(before or after or every) or torch.autograd._profiler_enabled()

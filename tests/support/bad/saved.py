@@ -196,7 +196,7 @@ ROWS: dict[str, Row] = {
         state(lambda s: put(s, "data", "digests", "held_out", value="x")),
         65,
         ("the data is not what this run began with", "held_out: 16 as before, but others"),
-        "is drawn anew",
+        "would draw a new split",
     ),
     "digests-a-number": ("25", state(lambda s: put(s, "data", "digests", value=5)), 65, ("step-00000008",), OVER),
     "past-the-end": (

@@ -27,7 +27,7 @@ def test_a_variable_that_would_change_the_training_is_taken_out_and_noted(name: 
 
 @pytest.mark.parametrize("name", ["CC", "CXX"])
 def test_the_compiler_that_train_compile_would_take_is_shown(name: str) -> None:
-    assert environment.remove_conflicting_variables({name: "gcc-14"}, download=False).shown() == f"{name}=gcc-14"
+    assert environment.remove_conflicting_variables({name: "gcc-14"}, download=False).describe() == f"{name}=gcc-14"
 
 
 @pytest.mark.parametrize("name", ACTING)
@@ -35,7 +35,7 @@ def test_a_variable_that_the_user_may_choose_is_left_and_shown(name: str) -> Non
     environ = PLAIN | {name: ACTING[name]}
     result = environment.remove_conflicting_variables(environ, download=False)
     assert environ == PLAIN | {name: ACTING[name]}
-    assert result.shown() == f"{name}={ACTING[name]}"
+    assert result.describe() == f"{name}={ACTING[name]}"
     assert not result.notes()
 
 
@@ -48,7 +48,7 @@ def test_a_debug_level_that_crashes_torch_on_the_cpu_is_taken_out_there(device: 
 
 
 def test_no_variable_is_said_too() -> None:
-    assert found(**PLAIN).shown() == "none set that acts here"
+    assert found(**PLAIN).describe() == "none set that acts here"
 
 
 def test_variables_with_one_reason_are_noted_on_one_line() -> None:
@@ -62,7 +62,7 @@ def test_variables_with_one_reason_are_noted_on_one_line() -> None:
 def test_what_our_own_parent_set_is_no_choice_of_the_users() -> None:
     ours = {"ENTRYPOINT_SET": "OMP_NUM_THREADS,GLOO_SOCKET_IFNAME", "PYTHONUTF8": "1", "ENTRYPOINT_DEVICE": "cpu"}
     result = found(**ours, OMP_NUM_THREADS="4", GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="eth0")
-    assert result.shown() == "NCCL_SOCKET_IFNAME=eth0"
+    assert result.describe() == "NCCL_SOCKET_IFNAME=eth0"
 
 
 SECRETS = {
@@ -83,18 +83,18 @@ def test_what_apptainer_sets_in_each_container_is_no_choice_of_the_users(value: 
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_not_shown(name: str) -> None:
-    shown = found(**{name: SECRETS[name]}).shown()
+    shown = found(**{name: SECRETS[name]}).describe()
     assert "abc" not in shown
     assert "(not shown)" in shown
 
 
 def test_a_long_value_is_cut() -> None:
-    assert len(found(LD_LIBRARY_PATH="/opt/lib:" * 100).shown()) < 120
+    assert len(found(LD_LIBRARY_PATH="/opt/lib:" * 100).describe()) < 120
 
 
 @pytest.mark.parametrize(("download", "shown"), [(True, "https_proxy=http://(not shown)@proxy:1"), (False, "none")])
 def test_a_proxy_acts_only_where_something_is_fetched(download: bool, shown: str) -> None:
-    assert found(https_proxy="http://me:pass@proxy:1", download=download).shown().startswith(shown)
+    assert found(https_proxy="http://me:pass@proxy:1", download=download).describe().startswith(shown)
 
 
 def refused(environ: dict[str, str], *, device: str = "cpu", precision: str | None = "fp32") -> Failure | None:

@@ -33,7 +33,7 @@ ABOUT = ModelFacts(
     step=40,
     tensors={"weight": torch.zeros(5, 5)},
     averaged=True,
-    told=TOLD,
+    state=TOLD,
     recorded=RECORDED,
 )
 
@@ -115,13 +115,13 @@ def test_code_of_the_users_own_is_asked_for_by_its_file() -> None:
 
 @pytest.mark.parametrize("made", ["files", "pictures", "arrays"])
 def test_that_nobody_knows_how_arrays_were_made_is_in_the_card(made: Any) -> None:
-    text = model_card.render_card(replace(ABOUT, takes=replace(ABOUT.takes, made=made)), "out")
+    text = model_card.render_card(replace(ABOUT, takes=replace(ABOUT.takes, origin=made)), "out")
     assert ("how they were made of images is known to whoever wrote them" in text) == (made == "arrays")
     assert ("normalized as in the training" in text) == (made != "arrays")
 
 
 def test_of_clips_no_image_file_is_spoken() -> None:
-    clips = replace(ABOUT.takes, shape=Shape(channels=3, size=(4, 8, 8)), made="arrays")
+    clips = replace(ABOUT.takes, shape=Shape(channels=3, size=(4, 8, 8)), origin="arrays")
     assert "Image files become" not in model_card.render_card(replace(ABOUT, takes=clips), "out")
 
 

@@ -80,7 +80,7 @@ def test_a_factory_gives_files_pictures_or_arrays(made: str, tmp_path: Path, mon
     monkeypatch.syspath_prepend(tmp_path)
     found = of(DataConfig(name=f"made_by_hand:{made}", root=str(tmp_path), image_size=8), TOLD)
     sys.modules.pop("made_by_hand")
-    assert (found.made, inputs.array_data_warning(found) is None) == (made, made != "arrays")
+    assert (found.origin, inputs.array_data_warning(found) is None) == (made, made != "arrays")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -17,7 +17,7 @@ from train.config.schema import OptimConfig
 from train.optim import schedule
 from train.optim.schedule import Schedule
 
-COSINE = Schedule(kind="cosine", peak=0.1, warmup=4, total=20, args={"end": 0.0})
+COSINE = Schedule(name="cosine", peak=0.1, warmup=4, total=20, args={"end": 0.0})
 
 
 def made(per_epoch: int = 10, total: int = 100, **changes: Any) -> Schedule:

@@ -137,7 +137,7 @@ def test_as_many_files_of_which_one_is_another_are_refused_with_the_split_in_the
     (tmp_path / "photos/ant/007.png").rename(tmp_path / "photos/ant/100.png")
     failure = refused(tmp_path / "run", *settings)
     assert (failure.code, str(failure.found)[:22]) == (ExitCode.DATA, "training: 64 as before")
-    assert "drawn anew" in failure.fix
+    assert "draw a new split" in failure.fix
 
 
 def test_the_same_files_at_another_place_go_on(tmp_path: Path) -> None:
