@@ -74,9 +74,9 @@ class Heartbeat:
         self._number, self._step, self._first, self._micro = 0, NO_STEP, NO_STEP, 0
 
     def beat(self, phase: Phase, point: Point = "", *, step: int | None = None) -> None:
-        """Record that this rank is alive, and where it is. step.
+        """Record that this rank is alive, and in which phase it is.
 
-        The last finished step, if it is known.
+        step: the last finished step, if it is known.
         """
         if self._page is None:
             return

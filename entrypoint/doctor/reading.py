@@ -28,13 +28,13 @@ _UNLIMITED = 2**60  # cgroup 1 writes "no limit" as a number of that size
 class FabricDevice:
     """A device of a fast network, such as `mlx5_0`.
 
-    active: one of its ports is up. kind: its class in /sys (infiniband, cxi). driver: the kernel's,
+    active: one of its ports is up. device_class: its class in /sys (infiniband, cxi). driver: the kernel's,
     empty if unknown. ethernet: all ports that are up carry Ethernet.
     """
 
     name: str
     active: bool
-    kind: str
+    device_class: str
     driver: str = ""
     ethernet: bool = False
 
@@ -124,14 +124,14 @@ def can_lock_memory(root: StrPath = "/") -> bool:
     return in_initial_namespace and effective is not None and bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
-def _read_fabric_device(folder: Path, kind: str) -> FabricDevice:
+def _read_fabric_device(folder: Path, device_class: str) -> FabricDevice:
     ports = sorted(Path(folder, "ports").glob("*"))
     active_ports = [port for port in ports if "ACTIVE" in read_text(port, "state")]
     driver = folder / "device/driver"
     return FabricDevice(
         name=folder.name,
         active=bool(active_ports) or not ports,  # cxi lists no ports there
-        kind=kind,
+        device_class=device_class,
         driver=os.readlink(driver).rpartition("/")[2] if driver.is_symlink() else "",
         ethernet={read_text(port, "link_layer").strip() for port in active_ports} == {"Ethernet"},
     )

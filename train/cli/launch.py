@@ -170,9 +170,9 @@ def raise_stopped(signum: int, frame: FrameType | None, undone: str = "before th
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 
-def collect_stop_signals(asked: list[int]) -> None:
+def collect_stop_signals(signals: list[int]) -> None:
     """From now on, requests to stop are added to this list, for those who take them next."""
-    handle_stop_signals(lambda signum, frame: asked.append(signum))
+    handle_stop_signals(lambda signum, frame: signals.append(signum))
 
 
 def ignore_stop_signals() -> None:
@@ -194,17 +194,17 @@ def launch_options(arguments: argparse.Namespace, config: RunConfig, environ: Ma
     return parse_launch_options(arguments, environ, device=config.launch.device, procs_per_node=number)
 
 
-def plan_launch(config: RunConfig, asked: LaunchOptions, environ: Mapping[str, str]) -> Plan:
+def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str, str]) -> Plan:
     """What this task will start. `train.parallel` dp or none is one process, unless another number is asked for.
 
     Raises:
         Failure: as `make_plan`.
     """
-    plan = make_plan(environ, asked)
-    if plan.spawn == 1 or asked.procs_per_node or not checks.is_single_process(config.train.parallel):
+    plan = make_plan(environ, options)
+    if plan.spawn == 1 or options.procs_per_node or not checks.is_single_process(config.train.parallel):
         return plan
     # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
-    alone = make_plan(environ, replace(asked, procs_per_node=1))
+    alone = make_plan(environ, replace(options, procs_per_node=1))
     return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
 
 
@@ -256,24 +256,26 @@ def start_ranks(
     config: RunConfig,
     failed: Callable[[int], object] = lambda code: None,
     promise: tuple[str, str] | None = None,
-    asked: list[int] | None = None,
+    stop_signals: list[int] | None = None,
 ) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
 
     failed: told the exit code of a start after which all are started again in place. promise: what `Care` says to a
-    request to stop, where that leads to something else than a save. asked: the requests to stop are added to it.
+    request to stop, where that leads to something else than a save. stop_signals: requests to stop are added to it.
 
     Raises:
         Failure: as `run_plan`.
     """
-    asked = [] if asked is None else asked
+    stop_signals = [] if stop_signals is None else stop_signals
     collect_stop_signals(
-        asked
+        stop_signals
     )  # run_plan has handlers of its own; when it gives these back, the exit code must not change
     command = [sys.executable, "-m", "train.worker", *arguments]
     looked_after = replace(supervision_policy(config, folder), failed=failed)
     looked_after = replace(looked_after, promise=promise) if promise else looked_after
-    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after, asked=asked)
+    return run_plan(
+        plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after, stop_signals=stop_signals
+    )
 
 
 def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
