@@ -312,9 +312,9 @@ def _batch_size_notes(config: RunConfig, device: torch.device, micro: int) -> It
 def time_stage(
     action: Callable[[], object], batch: int, clock: Callable[[], float], wait: Callable[[], None] = lambda: None
 ) -> StageTiming:
-    """Time `action` repeatedly for SECONDS_PER_STAGE. wait.
+    """Time `action` repeatedly for SECONDS_PER_STAGE.
 
-    Waits for work that it started asynchronously.
+    wait: waits for work that it started asynchronously.
     """
     action()
     seconds: list[float] = []
