@@ -555,9 +555,9 @@ def build_report(
     made: str,
     missing: Sequence[str] = (),
 ) -> Report:
-    """Build the report of one run, or of several compared, and of benches. missing.
+    """Build the report of one run, or of several compared, and of benches.
 
-    Arguments that were left out.
+    missing: arguments that were left out.
     """
     absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # each begins with a path
     sections = [Section(title="Left out", blocks=absent)] if absent else []
