@@ -157,9 +157,9 @@ SAFETENSORS_DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run after `step`: the content of each file by its name. torch.
+    """A run after `step`: the content of each file by its name.
 
-    The version that wrote it.
+    torch: the version that wrote it.
     """
 
     step: int
