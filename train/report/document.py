@@ -83,11 +83,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The complete report. made: a line with the date and the version."""
+    """The complete report. byline: who made it, and when."""
 
     title: str
     sections: Sequence[Section]
-    made: str
+    byline: str
 
     def blocks(self) -> list[Block]:
         """All blocks, in order."""
