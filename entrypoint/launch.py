@@ -44,8 +44,8 @@ def run_plan(
     """Run `command` once per rank, wait, and return the exit code for the task.
 
     Output goes to `log_dir/rank-NNNN.log`, and that of rank 0 also to the console. foreign: the
-    command is not our own worker. care: how our own workers are supervised. stop_signals: the signals
-    that arrived before this call; the signal that is forwarded to the ranks is appended.
+    command is not our own worker. care: how our own workers are supervised. stop_signals: those that
+    arrived before this call; the signal that is forwarded to the ranks is appended.
 
     Raises:
         Failure: before any rank is started, if the launch cannot work.

@@ -427,8 +427,8 @@ def _rank_exit_code(child: Child) -> int:
 
 
 def first_to_blame(failed: Iterable[tuple[RankT, int]]) -> tuple[RankT, int]:
-    """Among ranks that ended together.
+    """Choose the rank to blame among ranks that ended together.
 
-    A killed one, or one with its own error, or one that lost a peer.
+    A killed rank comes first, then a rank with its own error, then a rank that lost a peer.
     """
     return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)

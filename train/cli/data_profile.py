@@ -72,10 +72,9 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProfile:
-    """The timings of all stages. read: on one core. copy: to the GPU.
+    """The timings of all stages.
 
-    None on the CPU, and for images on the GPU.
-
+    read: on one core. copy: to the GPU; None on the CPU, and for images that are on the GPU already.
     workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
     one rank. cacheable: data.cache could help. faster_settings: may shorten a step. notes: where
     the timing differs from a training.

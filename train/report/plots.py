@@ -592,10 +592,7 @@ def _class_heading(matrix: ConfusionMatrix) -> str:
 
 
 def mistake_rows(matrix: ConfusionMatrix) -> list[Sequence[str]]:
-    """The most frequent confusions.
-
-    True class, predicted class, images, share of the true class.
-    """
+    """The most frequent confusions: true class, predicted class, images, share of the true class."""
     names = matrix.classes
     mistakes = [
         (count, label, prediction)

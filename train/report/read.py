@@ -278,10 +278,8 @@ NOT_RECORDED: Final = "not recorded"
 class Throughput:
     """Images per second between log points.
 
-    The median, the quartiles (low, high), and the number of log points (of).
-
-    ranks: of the measured start. warm_up: only its first log point exists, which includes the first
-    steps.
+    images_per_s: the median. low, high: the quartiles. of: the number of log points. ranks: of the
+    measured start. warm_up: only its first log point exists, which includes the first steps.
     """
 
     images_per_s: float
@@ -333,18 +331,18 @@ def training_seconds(run: RecordedRun) -> float | None:
 
 
 def validation_metrics(run: RecordedRun) -> list[Metric]:
-    """The metrics that say something of so many classes."""
+    """The metrics that are meaningful for the run's number of classes."""
     return [metric for metric in METRICS.values() if run.classes is None or run.classes >= metric.min_classes]
 
 
 def selection_metric(run: RecordedRun) -> Metric:
-    """The one that decides which checkpoint is the best."""
+    """The metric that decides which checkpoint is the best."""
     name = run.config.get("eval.metric")
     return find_metric(name) if isinstance(name, str) else DEFAULT_METRIC
 
 
 def metric_label(metric: Metric) -> str:
-    """As tables and plots name it, beside the metrics of training."""
+    """The metric's name in tables and plots that also show metrics of training."""
     return f"val {metric.label}"
 
 
