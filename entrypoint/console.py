@@ -72,9 +72,9 @@ def print_message(text: str, stream: TextIO) -> None:
 
 
 def print_help_text(text: str, stream: TextIO | None) -> None:
-    """Write argparse's help text with usage, examples and paragraphs folded too. stream.
+    """Write argparse's help text with usage, examples and paragraphs folded too.
 
-    None means sys.stdout.
+    stream: None means sys.stdout.
     """
     stream = stream or sys.stdout
     try:
@@ -105,8 +105,8 @@ def fold_complete_lines(data: bytes, columns: int | None, *, begun: bool, color:
         bar, drawn, message = line.rpartition(b"\r")
         starts_at_margin = drawn or not (begun and number == 0)
         text = fold_text(message.decode(errors="surrogateescape"), columns)
-        shown = (color_labels(text) if color else text).encode(errors="surrogateescape")
-        folded_lines.append(bar + drawn + shown if starts_at_margin else line)
+        encoded = (color_labels(text) if color else text).encode(errors="surrogateescape")
+        folded_lines.append(bar + drawn + encoded if starts_at_margin else line)
     return b"\n".join([*folded_lines, unfinished])
 
 

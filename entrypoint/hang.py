@@ -42,9 +42,9 @@ _STAGE_ORDER: Final = ("start", "data", "agreement", "evaluation", "save", "step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangTimeouts:
-    """Longest silence in seconds, by phase. start: until the first step has ended. step.
+    """Longest silence in seconds, by phase.
 
-    None means auto.
+    start: until the first step has ended. step: None means auto.
     """
 
     start: float
@@ -54,9 +54,9 @@ class HangTimeouts:
     data: float
 
     def of(self, beat: HeartbeatRecord | None, usual_s: float) -> float:
-        """How long the rank may be silent after this beat. usual_s.
+        """How long the rank may be silent after this beat, in seconds.
 
-        The 99th percentile of its steps.
+        usual_s: the 99th percentile of its steps.
         """
         phase: Phase = beat.phase if beat else "start"
         if beat and phase == "step" and beat.warm:
@@ -251,9 +251,9 @@ class RankFailure:
 
 @dataclass(slots=True)
 class HangWatch:
-    """Watches the heartbeats of this task's ranks. launch.
+    """Watches the heartbeats of this task's ranks.
 
-    An id that only the tasks of this start share.
+    launch: an id that only the tasks of this start share.
     """
 
     policy: SupervisionPolicy

@@ -74,9 +74,9 @@ class Heartbeat:
         self._number, self._step, self._first, self._micro = 0, NO_STEP, NO_STEP, 0
 
     def beat(self, phase: Phase, point: Point = "", *, step: int | None = None) -> None:
-        """Record that this rank is alive, and where it is. step.
+        """Record that this rank is alive, and in which phase it is.
 
-        The last finished step, if it is known.
+        step: the last finished step, if it is known.
         """
         if self._page is None:
             return
@@ -108,9 +108,7 @@ class Heartbeat:
 
 
 class HeartbeatChannel:
-    """The parent's side of one rank.
-
-    Its heartbeat page, and a file in memory that it dumps its stacks into.
+    """The parent's side of one rank: its heartbeat page, and a file in memory for its stacks.
 
     Reading them needs no disk, no GIL of the rank and no answer from it.
     """
@@ -153,11 +151,9 @@ def read_heartbeat(page: mmap.mmap) -> HeartbeatRecord | None:
 
 
 def attach_heartbeat(environ: Mapping[str, str]) -> Heartbeat:
-    """In the rank.
+    """In the rank, map the parent's page, and answer DUMP_SIGNAL with the stacks of all threads.
 
-    Map the page that the parent passed down, and answer DUMP_SIGNAL with the stacks of all threads.
-
-    Python's handler for it is C code that needs no lock. Only forked data workers inherit the
+    Python's handler for that is C code that needs no lock. Only forked data workers inherit the
     descriptors.
     """
     try:

@@ -39,13 +39,13 @@ def run_plan(
     log_dir: Path,
     foreign: bool,
     care: SupervisionPolicy | None = None,
-    asked: list[int] | None = None,
+    stop_signals: list[int] | None = None,
 ) -> int:
     """Run `command` once per rank, wait, and return the exit code for the task.
 
     Output goes to `log_dir/rank-NNNN.log`, and that of rank 0 also to the console. foreign: the
-    command is not our own worker. care: how our own workers are supervised. asked: the stop signals
-    that arrived before this call; the signal that is forwarded to the ranks is appended.
+    command is not our own worker. care: how our own workers are supervised. stop_signals: those that
+    arrived before this call; the signal that is forwarded to the ranks is appended.
 
     Raises:
         Failure: before any rank is started, if the launch cannot work.
@@ -53,9 +53,9 @@ def run_plan(
     terminal = sys.stdout.isatty() and sys.stderr.isatty()  # `train | tee` needs complete lines
     console = Console(is_terminal=terminal, folds=not foreign, uses_color=use_color(terminal, environ))
     preload.preload_mapped_files()
-    asked = [] if asked is None else asked
+    stop_signals = [] if stop_signals is None else stop_signals
     with SignalInbox() as inbox, _ScratchHome(environ) as scratch:
-        inbox.arrived.extend(dict.fromkeys(asked))
+        inbox.arrived.extend(dict.fromkeys(stop_signals))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
         if planned.world.num_nodes > 1:
@@ -70,7 +70,7 @@ def run_plan(
                 planned, command, shared | _attempt_variables(planned, attempt), log_dir, console, foreign, care, inbox
             )
             if stop is not None:
-                asked.append(stop)
+                stop_signals.append(stop)
             if stop is not None or care is None or not _may_restart(planned, care, attempt, code):
                 return code
             care.failed(code)

@@ -32,12 +32,11 @@ _LATEST_VALUE_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDevice:
-    """A GPU, or a MIG instance. handle: NVML's; board: the handle of the full GPU. instance.
+    """A GPU, or a MIG instance.
 
-    None for a full GPU.
-
-    index: the number in /dev/nvidia0 if NVML tells it. The position in NVML's list is 0 for each of
-    several tasks on a host that may use one GPU each.
+    handle: NVML's. board: the handle of the full GPU. instance: None for a full GPU. index: the
+    number in /dev/nvidia0 if NVML tells it. The position in NVML's list would not do: it is 0 for
+    each of several tasks on a host that may use one GPU each.
     """
 
     uuid: str

@@ -53,8 +53,7 @@ def bind_first_free(host: str, ports: Iterable[int]) -> socket.socket:
 def listen_address(master: str, num_nodes: int) -> str:
     """The address on which rank 0 listens.
 
-    A single one if possible, because torch's store has no password.
-
+    It is a single address if possible, because torch's store has no password.
     On several nodes the master's name may resolve to loopback here (Debian's 127.0.1.1) or to an
     address that is forwarded to this host (by a service or a router): then rank 0 has to listen on
     all interfaces.
@@ -138,9 +137,7 @@ def unreachable_failure(host: str, ports: Iterable[int], error: OSError | None, 
 
 
 def interface_between(hosts: Sequence[str], master: str) -> str | None:
-    """The interface over which ranks of several machines communicate.
-
-    The one that leads to the master.
+    """The interface over which ranks of several machines communicate: the one that leads to the master.
 
     On a master whose own name resolves to loopback (Debian's 127.0.1.1) that would be `lo`, and its
     published address 127.0.0.1 would mean each peer itself. There it is the interface towards

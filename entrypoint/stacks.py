@@ -34,9 +34,10 @@ _COMMUNICATION_PATHS: Final = ("torch/distributed/", "torch/autograd/graph.py", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStacks:
-    """state: the letter in /proc. where: FILE:LINE of the main thread. waits.
+    """The stacks of a rank's threads and processes.
 
-    It sleeps in a collective operation.
+    state: the letter in /proc. where: FILE:LINE of the main thread. waits: whether it sleeps in a
+    collective operation.
     """
 
     text: str

@@ -41,9 +41,9 @@ def out_of_memory_failure(who: str) -> Failure:
 
 
 def killed_by_signal_failure(who: str, signum: int, late_s: float | None = None) -> Failure:
-    """The Failure for a rank that a signal killed. late_s.
+    """The Failure for a rank that a signal killed.
 
-    Our own SIGKILL, so long after the request to stop.
+    late_s: for our own SIGKILL, the seconds since the request to stop.
     """
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
     hints: dict[int, str] = {
@@ -144,7 +144,9 @@ class SignalInbox:
                 self._previous_handlers[signum] = signal.signal(signum, self._record)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, exception_type: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._previous_wakeup_fd)
@@ -358,13 +360,13 @@ class Supervision:
             self.console.say(f"stopped by {signal.Signals(abs(code) % 128).name}{outcome}")
             return
         self.wait_for_peer_report()
-        shown = child.tee.was_shown(
+        was_shown = child.tee.was_shown(
             other.tee for other in self.children if other is not child or other.world.world_size == 1
         )
         who = f"rank {child.world.rank} of {child.world.world_size} ({self.hostname}, pid {child.process.pid})"
-        if self._death_failure() is None and not shown:
+        if self._death_failure() is None and not was_shown:
             self.console.say(f"{who} was the first to fail: exit code {code}. log: {child.tee.log.name}")
-        if child.tee.console is None and not shown:
+        if child.tee.console is None and not was_shown:
             self.console.say("\n".join(f"  | {line}" for line in child.tee.last_lines))
 
 
@@ -425,8 +427,8 @@ def _rank_exit_code(child: Child) -> int:
 
 
 def first_to_blame(failed: Iterable[tuple[RankT, int]]) -> tuple[RankT, int]:
-    """Among ranks that ended together.
+    """Choose the rank to blame among ranks that ended together.
 
-    A killed one, or one with its own error, or one that lost a peer.
+    A killed rank comes first, then a rank with its own error, then a rank that lost a peer.
     """
     return min(failed, key=lambda pair: 0 if pair[1] < 0 else 2 if pair[1] in (ExitCode.PEER, ExitCode.STOPPED) else 1)

@@ -23,13 +23,13 @@ FIRST_ATTEMPT_SUFFIX: Final = ":first"
 FOREVER_S: Final = 3600.0
 FLIPPED_BIT: Final = 6  # of the mantissa: too small a change for the loss to show
 LOSS_FACTORS: Final[Mapping[str, float]] = {"nan": float("nan"), "x1e3": 1e3}
-# Where a fault can strike; docs/reliability.md says what each stands for.
+# Where a fault can happen; docs/reliability.md explains each site.
 SITES: Final = ("start", "data", "fwd", "bwd", "step", "loss", "param", "eval", "save")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: at `site` of optimizer step `step` (counted from 0) on `rank`; None stands for any."""
+    """One fault: at `site` of optimizer step `step` (counted from 0) on `rank`; None means any."""
 
     site: str
     rank: int | None
@@ -39,22 +39,22 @@ class Fault:
 
 @dataclass(slots=True)
 class FaultInjector:
-    """The faults of this rank. Each strikes once in a process. asked: the whole variable, other ranks' included."""
+    """The faults of this rank. Each happens once per process. variable: the value of FAULT, for all ranks."""
 
     waiting: list[Fault] = field(default_factory=list)
-    asked: str = ""
+    variable: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the start of a run says: a variable that was forgotten must be seen."""
+        """A note for the start of a run, so that a forgotten variable is seen."""
         return (
-            (f"{FAULT_VARIABLE}={self.asked}: this start is broken on purpose; unset it to train",)
-            if self.asked
+            (f"{FAULT_VARIABLE}={self.variable}: this start is broken on purpose; unset it to train",)
+            if self.variable
             else ()
         )
 
     def due(self, site: str, step: int) -> str | None:
-        """The action that is to happen here and now, if any."""
+        """Remove and return the action for this site and step, if there is one."""
         for fault in self.waiting:
             if fault.site == site and fault.step in (None, step):
                 self.waiting.remove(fault)
@@ -62,19 +62,19 @@ class FaultInjector:
         return None
 
     def strike(self, site: str, step: int) -> None:
-        """Do what is due here."""
+        """Run the action for this site and step, if there is one."""
         if self.waiting and (action := self.due(site, step)):
             ACTIONS[action]()
 
     def corrupt_loss(self, step: int, loss: Tensor) -> Tensor:
-        """The loss of a micro batch, or a wrong one."""
+        """Return the loss of a micro batch, wrong if a fault says so."""
         action = self.due("loss", step) if self.waiting else None
         return loss if action is None else loss * LOSS_FACTORS[action]
 
     def flip_parameter_bit(self, step: int, network: nn.Module) -> None:
-        """Flip one bit of the first parameter, if that is asked for."""
+        """Flip one bit of the first parameter, if a fault says so."""
         if self.waiting and self.due("param", step) is not None:
-            import torch  # here, because the parent process checks FAULT without torch
+            import torch  # not at the top: the parent process checks FAULT without torch
 
             integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
             parameter = next(network.parameters()).data
@@ -83,9 +83,10 @@ class FaultInjector:
 
 
 def parse_faults(text: str | None, rank: int, attempt: str = "0") -> FaultInjector:
-    """The faults of `rank` in FAULT, which holds one or several with commas between.
+    """The faults of `rank` in FAULT, which holds one or several, separated by commas.
 
-    attempt: how often the run was started again in place. What ends with `:first` strikes only before that.
+    attempt: how often the run was restarted in place. A fault that ends with `:first` happens only in the first
+    attempt.
 
     Raises:
         Failure: USAGE.
@@ -96,13 +97,15 @@ def parse_faults(text: str | None, rank: int, attempt: str = "0") -> FaultInject
         if part and not (attempt != "0" and part.endswith(FIRST_ATTEMPT_SUFFIX))
     ]
     faults = [_parse_fault(part.removesuffix(FIRST_ATTEMPT_SUFFIX)) for part in parts]
-    return FaultInjector([fault for fault in faults if fault.rank in (None, rank)], asked=text or "")
+    return FaultInjector([fault for fault in faults if fault.rank in (None, rank)], variable=text or "")
 
 
 def _parse_fault(text: str) -> Fault:
     site, rank, step, action = (*text.split(":"), "", "", "")[:4]
-    whole = text.count(":") == 3 and all(part == "*" or (part.isdecimal() and len(part) < 10) for part in (rank, step))
-    if not whole or site not in SITES or action not in VALUE_ACTIONS.get(site, ACTIONS):
+    well_formed = text.count(":") == 3 and all(
+        part == "*" or (part.isdecimal() and len(part) < 10) for part in (rank, step)
+    )
+    if not well_formed or site not in SITES or action not in VALUE_ACTIONS.get(site, ACTIONS):
         raise Failure(
             f"{FAULT_VARIABLE} names no fault",
             found=f"{FAULT_VARIABLE}={text}",
@@ -123,7 +126,7 @@ def _signal_myself(signum: int) -> Callable[[], None]:
 
 
 def _hold_gil() -> None:
-    """Sleep in C without giving the interpreter's lock back: no other thread of this process runs on."""
+    """Sleep in C without releasing the GIL, so that no other thread of this process runs."""
     ctypes.PyDLL(None).sleep(int(FOREVER_S))
 
 
@@ -132,13 +135,13 @@ def _run_out_of_memory() -> None:
 
 
 def _run_out_of_gpu_memory() -> None:
-    """What torch raises where a GPU is full."""
-    from torch import OutOfMemoryError  # loaded by now: nothing of FAULT's may make the start slower
+    """Raise torch's error of a full GPU."""
+    from torch import OutOfMemoryError  # torch is loaded by now; a start without FAULT must not get slower
 
     raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (asked for by FAULT)")
 
 
-# What needs no value of the training's.
+# Actions that need no value of the training.
 ACTIONS: Final[Mapping[str, Callable[[], None]]] = {
     "kill9": _signal_myself(signal.SIGKILL),
     "stop": _signal_myself(signal.SIGSTOP),

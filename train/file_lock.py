@@ -1,12 +1,14 @@
 """A lock file lets only one process hold a name, also across the nodes of a cluster.
 
-flock is not enough here: on NFS and Lustre it may be refused, or hold on one node only, without an
-error. Creating a file with O_EXCL is exclusive everywhere. A lock is the file `NAME.1`; when its
-holder is dead, the process that creates `NAME.2` first holds it (two may see the dead one at once:
-only one of them wins), and so on. The holder touches its file every HEARTBEAT_S. A holder whose
-file was not touched for STALE_S is dead, and on the same machine one whose process is gone. No
-clocks are compared. A holder that only seemed dead (a machine that slept) finds that out at its
-next heartbeat: its file is gone, or is not the newest.
+flock is not enough: on NFS and Lustre it may be refused, or hold on one node only, without an
+error. Creating a file with O_EXCL is exclusive everywhere.
+
+A lock is the file `NAME.1`. When its holder is dead, the first process that creates `NAME.2` holds
+the lock, and so on. If two processes see the dead holder, only one of them creates the file. The
+holder touches its file every HEARTBEAT_S. It counts as dead if its file was not touched for
+STALE_S, or if its process on the same machine is gone. No clocks are compared. A holder that only
+seemed dead, because its machine slept, notices that at its next heartbeat: its file is gone, or is
+not the newest.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from entrypoint import start_daemon_thread
 from train import files
 
 HEARTBEAT_S, STALE_S, POLL_S = 10.0, 60.0, 0.5
-RELEASE_TIMEOUT_S = 10.0  # for a disk to let go of the lease: one that answers no more must not keep the process
+RELEASE_TIMEOUT_S = 10.0  # for removing the lock's files: a disk that does not answer must not keep the process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """Who holds a lease. machine: one boot of one kernel, and one container's view of its processes.
+    """The process that holds a lock.
 
-    launch: the key that all tasks of one start share. job, restart: the scheduler's. since: for people.
+    machine: the id of one boot of one kernel, and of one container's process namespace. launch: the
+    key that all tasks of one start share. job, restart: the scheduler's. since: for people.
     """
 
     host: str
@@ -53,7 +56,11 @@ class LockHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitOutcome:
-    """How a wait ended. token: the holder's, where it was known. silent: the file of one that was not touched."""
+    """How a wait ended.
+
+    token: the holder's, if it could be read. silent: if the holder did not touch its file, the lock's
+    number and the time of the last touch.
+    """
 
     token: str | None
     silent: tuple[int, int] | None = None
@@ -61,7 +68,7 @@ class WaitOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLock:
-    """What `acquire_lock` gives to the process that holds it."""
+    """A lock that this process holds, from `acquire_lock`."""
 
     path: Path
     number: int
@@ -69,19 +76,19 @@ class FileLock:
 
     @contextmanager
     def held(self, lost: Callable[[], None] | None = None) -> Iterator[None]:
-        """Touch the file until the block ends, however it ends; then give the lease back, if the disk answers.
+        """Touch the file until the block ends, then release the lock, if the disk answers.
 
         lost: called once, from another thread, if another holder took over meanwhile.
         """
-        over, given_back = threading.Event(), threading.Event()
+        over, released = threading.Event(), threading.Event()
         beating = False
 
         def beat() -> None:
             try:
                 self._beat(over, lost)
             finally:
-                self.give_back()
-                given_back.set()
+                self.release()
+                released.set()
 
         try:
             start_daemon_thread(beat)
@@ -90,9 +97,9 @@ class FileLock:
         finally:
             over.set()
             if beating:
-                given_back.wait(RELEASE_TIMEOUT_S)
-            else:  # the system had no thread left, or a signal came before it could be known
-                self.give_back()
+                released.wait(RELEASE_TIMEOUT_S)
+            else:  # the system had no thread left, or a signal came first
+                self.release()
 
     def _beat(self, over: threading.Event, lost: Callable[[], None] | None) -> None:
         while not over.wait(HEARTBEAT_S):
@@ -103,46 +110,46 @@ class FileLock:
             with suppress(OSError):
                 os.utime(_lock_file(self.path, self.number))
 
-    def give_back(self) -> None:
-        """Remove the files, the newest first: as long as an older one is there, nobody can begin again at 1."""
+    def release(self) -> None:
+        """Remove the files, the newest first: while an older one exists, no process can begin again at 1."""
         if os.path.lexists(_lock_file(self.path, self.number + 1)):
-            return  # this process seemed dead: another one holds the lease now, and removes them all
+            return  # this process seemed dead: another one holds the lock now, and removes all files
         for number in sorted((n for n in _lock_numbers(self.path) if n <= self.number), reverse=True):
             with suppress(OSError):
                 _lock_file(self.path, number).unlink()
 
 
 def acquire_lock(path: Path, waited: WaitOutcome | None = None, me: LockHolder | None = None) -> FileLock | None:
-    """Hold the lease `path`, or None where a living process does, or another was faster.
+    """Acquire the lock `path`; None if a living process holds it, or if another process was faster.
 
-    me: under which name; by default this process's.
+    me: the holder to record; by default this process.
 
     Raises:
-        OSError: where no file can be made.
+        OSError: no file can be created.
     """
     number = _newest_number(path)
     judged = holder, touched = read_holder(path, number), _touched_ns(_lock_file(path, number))
     silent = waited is not None and waited.silent == (number, touched)
     if number and not silent and not has_ended(holder):
         return None
-    file, mine = _lock_file(path, number + 1), me or this_process_as_holder()
-    lease = FileLock(path=path, number=number + 1, holder=mine)
+    file, new_holder = _lock_file(path, number + 1), me or this_process_as_holder()
+    lock = FileLock(path=path, number=number + 1, holder=new_holder)
     try:
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except FileExistsError:
         return None
     try:
         with os.fdopen(handle, "w") as stream:
-            json.dump(asdict(mine), stream)
+            json.dump(asdict(new_holder), stream)
     except BaseException:
-        lease.give_back()
+        lock.release()
         raise
     if (
-        _newest_number(path) == lease.number
+        _newest_number(path) == lock.number
         and (read_holder(path, number), _touched_ns(_lock_file(path, number))) == judged
     ):
-        return lease
-    with suppress(OSError):  # before it was there, what was judged went, and another began anew
+        return lock
+    with suppress(OSError):  # the dead holder's file went before ours existed, and another process began at 1
         file.unlink()
     return None
 
@@ -153,24 +160,24 @@ def wait_for_release(
     clock: Callable[[], float] = time.monotonic,
     beat: Callable[[LockHolder | None], None] = lambda _: None,
 ) -> WaitOutcome:
-    """Return once the present holder gave the lease back, or is dead.
+    """Return once the current holder has released the lock, or is dead.
 
     Args:
         look: called every POLL_S with the holder, None while its name cannot be read.
-        beat: called with the holder when it was seen to touch its file.
+        beat: called with the holder when it has touched its file.
     """
     number, token, touched, since = _newest_number(path), None, -1, clock()
     while number and number == _newest_number(path):
         holder = read_holder(path, number)
         if holder and token not in (None, holder.token):
-            break  # given back, and taken anew by another
+            break  # released, and acquired by another process
         token = holder.token if holder else token
         if has_ended(holder):
             break
-        if (now := _touched_ns(_lock_file(path, number))) != touched:
-            if touched != -1 and now != -1:
+        if (newest := _touched_ns(_lock_file(path, number))) != touched:
+            if touched != -1 and newest != -1:
                 beat(holder)
-            touched, since = now, clock()
+            touched, since = newest, clock()
         elif clock() - since > STALE_S:
             return WaitOutcome(token=token, silent=(number, touched))
         look(holder)
@@ -179,19 +186,19 @@ def wait_for_release(
 
 
 def read_current_lock(path: Path) -> tuple[int, LockHolder | None]:
-    """The number of the present lease, 0 where there is none, and its holder where that can be read."""
+    """The number of the current lock, 0 if there is none, and its holder if it can be read."""
     number = _newest_number(path)
     return number, read_holder(path, number) if number else None
 
 
 def assume_stale(path: Path) -> WaitOutcome:
-    """As if the present holder had been waited for in vain: its successor knows better than its last touch."""
+    """The outcome of a wait for a silent holder, without the wait: the caller knows that the holder is gone."""
     number, holder = read_current_lock(path)
     return WaitOutcome(token=holder.token if holder else None, silent=(number, _touched_ns(_lock_file(path, number))))
 
 
 def is_still_held(path: Path, number: int) -> bool:
-    """Whether the lease with this number is still there, and the newest. True where the file server does not say."""
+    """Whether the lock with this number exists and is the newest. True if the file server does not answer."""
     try:
         os.listdir(path.parent)
     except FileNotFoundError:
@@ -202,29 +209,29 @@ def is_still_held(path: Path, number: int) -> bool:
 
 
 def is_alive_here(holder: LockHolder | None) -> bool:
-    """Whether the holder is a living process of this machine: then nobody has to wait for a sign of life."""
+    """Whether the holder is a living process of this machine: then no wait is needed to know that it lives."""
     return holder is not None and holder.machine == _machine_id() and not has_ended(holder)
 
 
 def read_holder(path: Path, number: int) -> LockHolder | None:
-    """Who holds lease `path` with this number; None where that cannot be read (yet)."""
+    """The holder of the lock `path` with this number; None if it cannot be read (yet)."""
     try:
         return _parse_holder(files.read_json(_lock_file(path, number)))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _parse_holder(told: Any) -> LockHolder:
-    """Raises TypeError where a part is missing, or is what no process has."""
-    holder, numbers = LockHolder(**told), ("pid", "restart")
-    right = all(type(value) is (int if name in numbers else str) for name, value in asdict(holder).items())
-    if not right or not 0 < holder.pid < 1 << 31:
-        raise TypeError("not what `take` writes")
+def _parse_holder(content: Any) -> LockHolder:
+    """The holder of a lock file's content. Raises TypeError if a value is missing or impossible."""
+    holder, numbers = LockHolder(**content), ("pid", "restart")
+    valid = all(type(value) is (int if name in numbers else str) for name, value in asdict(holder).items())
+    if not valid or not 0 < holder.pid < 1 << 31:
+        raise TypeError("not what `acquire_lock` writes")
     return holder
 
 
 def this_process_as_holder(*, launch: str = "", job: str = "", restart: int = 0, since: str = "") -> LockHolder:
-    """This process."""
+    """This process as a lock's holder."""
     pid = os.getpid()
     return LockHolder(
         host=socket.gethostname().split(".")[0],
@@ -240,7 +247,7 @@ def this_process_as_holder(*, launch: str = "", job: str = "", restart: int = 0,
 
 
 def has_ended(holder: LockHolder | None) -> bool:
-    """Whether the holder was a process of this machine and is none any more; its number may be another's by now."""
+    """Whether the holder was a process of this machine and has ended; another process may have its id by now."""
     if holder is None or holder.machine != _machine_id():
         return False
     try:
@@ -253,7 +260,7 @@ def has_ended(holder: LockHolder | None) -> bool:
 
 
 def _process_start_time(pid: int) -> str:
-    """When a process began, in ticks of this boot; empty where /proc does not say. A dead one nobody waits for: "Z"."""
+    """When a process began, in ticks since boot; empty if /proc does not say; "Z" for a zombie."""
     try:  # the name in parentheses may itself hold spaces and parentheses
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -262,7 +269,7 @@ def _process_start_time(pid: int) -> str:
 
 
 def _machine_id() -> str:
-    """This boot of this kernel, and this container's view of its processes; unlike any other where /proc is shut."""
+    """The id of this boot and of this process namespace; a random id if /proc cannot be read."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -275,7 +282,7 @@ def _lock_file(path: Path, number: int) -> Path:
 
 
 def _newest_number(path: Path) -> int:
-    """The highest number of the lease's files, 0 where there is none."""
+    """The highest number of the lock's files, 0 if there is none."""
     return max(_lock_numbers(path), default=0)
 
 
@@ -285,9 +292,12 @@ def _lock_numbers(path: Path) -> list[int]:
 
 
 def _touched_ns(file: Path) -> int:
-    """When, in nanoseconds; -1 without a file. Opened: only that makes NFS ask the server instead of its memory. Where
-    this user may not (another's file, made under umask 077), that memory must do: it lasts less than STALE_S for a file
-    that changes every HEARTBEAT_S."""
+    """When the file was touched, in nanoseconds; -1 if it is missing.
+
+    The file is opened, because only that makes NFS ask the server instead of its cache. If this user may not open it
+    (another user's, created under umask 077), the cache must do: for a file that changes every HEARTBEAT_S, it
+    lasts less than STALE_S.
+    """
     with suppress(OSError):
         try:
             handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

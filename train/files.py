@@ -26,7 +26,7 @@ _OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a co
 _FILE_SYSTEM_FIX = "look at the file system (dmesg, mount), then start again: the run goes on from its last checkpoint"
 _SYMLINK_FIX = "remove the symbolic link, or set run.output_dir to the place it points to"
 
-# errno -> what the run ends with, and the fix. Any other number is an input/output error.
+# errno -> the run's exit code, and the fix. Any other number is an input/output error.
 ERRNO_MEANINGS: dict[int, tuple[ExitCode, str]] = {
     errno.ENOSPC: (ExitCode.IO, _FREE_SPACE_FIX),
     errno.EDQUOT: (ExitCode.IO, "your quota is used up (quota -s, lfs quota): delete files, or " + _FREE_SPACE_FIX),
@@ -45,47 +45,46 @@ ERRNO_MEANINGS: dict[int, tuple[ExitCode, str]] = {
 
 
 def os_error_failure(error: OSError, path: Path, action: str = "write") -> Failure:
-    """What a user reads when `action` on `path` was refused: the system's words, and the space that is left."""
+    """The Failure if the system refuses `action` on `path`: its error, the free space and a fix."""
     number = error.errno or errno.EIO
     code, fix = ERRNO_MEANINGS.get(number, (ExitCode.IO, _FILE_SYSTEM_FIX))
-    found = f"{os.strerror(number)} (errno {number}, {errno.errorcode.get(number, '?')}){_describe_free_space(path)}"
-    return Failure(f"cannot {action} {path}", found=found, fix=fix, code=code)
+    details = f"{os.strerror(number)} (errno {number}, {errno.errorcode.get(number, '?')}){_describe_free_space(path)}"
+    return Failure(f"cannot {action} {path}", found=details, fix=fix, code=code)
 
 
 def _describe_free_space(path: Path) -> str:
-    """`; 1.5 MB free of 64.0 MB` on the file system that holds `path`, or nothing when it does not answer."""
-    there = next(
-        (p for p in (path, *path.parents) if os.path.exists(p)), Path("/")
-    )  # Path.exists() raises for a long name
+    """`; 1.5 MB free of 64.0 MB` on the file system of `path`; empty if it does not answer."""
+    # Not Path.exists(), which raises for a long name.
+    existing = next((p for p in (path, *path.parents) if os.path.exists(p)), Path("/"))
     with suppress(OSError):
-        disk = os.statvfs(there)
+        disk = os.statvfs(existing)
         free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         return f"; {format_bytes(free)} free of {format_bytes(size)}"
     return ""
 
 
 def format_bytes(count: int) -> str:
-    """`1.5 MB`; what is less than one, in kB: a small checkpoint is no 0.0 MB."""
+    """`1.5 MB`; less than 1 MB in kB, so that a small checkpoint does not have 0.0 MB."""
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 @contextmanager
 def translate_os_errors(path: Path, action: str = "write") -> Iterator[None]:
-    """Turn an OSError from `action` on `path` into its Failure."""
+    """Translate an OSError from `action` on `path` into a Failure."""
     try:
         yield
     except OSError as error:
         raise os_error_failure(error, path, action) from error
 
 
-MAX_READ_BYTES: Final = 64 << 20  # bytes; ours are far smaller
+MAX_READ_BYTES: Final = 64 << 20  # our files are far smaller
 
 
 def read_json(path: Path) -> Any:
     """The value in the regular file `path`.
 
     Raises:
-        OSError: it is not there, cannot be read, is too long, or is a pipe or a device, which could be read for ever.
+        OSError: it is missing, cannot be read, is too long, or is a pipe or a device, which could have no end.
         ValueError: it is not JSON.
     """
     try:
@@ -107,50 +106,51 @@ def read_regular_file(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:
-    """Ours in XDG_CACHE_HOME or ~/.cache; not made yet. None without a home."""
+    """The project's folder in XDG_CACHE_HOME or ~/.cache, which may not exist yet; None without a home."""
     home = environ.get("HOME", "")
     caches = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if os.path.isdir(home) else None)
     return Path(caches) / "train-image" if caches else None
 
 
 def private_cache_folder(environ: Mapping[str, str], name: str) -> Path | None:
-    """A folder in it that its owner alone can write, made if need be: for what is run. None where there is no such."""
-    ours = cache_folder(environ)
-    if ours is None:
+    """A cache folder for code, which only its owner can write. It is created if need be; None if that fails."""
+    cache = cache_folder(environ)
+    if cache is None:
         return None
-    place = ours / name
+    folder = cache / name
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = place.lstat()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
     except OSError:
         return None
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return place if own and os.access(place, os.W_OK) else None
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return folder if own and os.access(folder, os.W_OK) else None
 
 
-DIRECT_BLOCK_BYTES: Final = 4096  # memory and places in a file must be multiples of it: no disk asks for more
-MIN_DIRECT_BYTES: Final = 2**20  # bytes: smaller files are written as usual
+DIRECT_BLOCK_BYTES: Final = 4096  # memory addresses and file offsets must be multiples of it; no disk needs more
+MIN_DIRECT_BYTES: Final = 2**20  # smaller files are written as usual
 DIRECT_CHUNK_BYTES: Final = 2**24  # bytes of one call
-# What file systems say that cannot, and what the kernel says of memory that only a driver knows (some pinned memory).
+# The errors of file systems without O_DIRECT, and of memory that only a driver can reach (some pinned memory).
 DIRECT_UNSUPPORTED_ERRNOS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
 
 
 def write_direct(handle: int, data: memoryview) -> memoryview:
-    """Write whole blocks of `data` to a new file, if it is large; returns what is left to be written.
+    """Write complete blocks of `data` to a new file, if it is large; returns the rest.
 
-    A checkpoint is read by nobody soon, and its copy in the page cache displaces what is. Where the kernel has to find
-    memory for that copy first, it costs a processor more than hashing the file. What refuses leaves the rest.
+    No process reads a checkpoint soon, but its copy in the page cache would displace files that are
+    read. If the kernel first has to free memory for that copy, this takes more CPU time than
+    hashing the file. If the file system refuses, the rest is returned.
 
     Raises:
         OSError: as os.write.
     """
     if len(data) < MIN_DIRECT_BYTES or not _is_aligned(data):
         return data
-    flags, at, whole = fcntl.fcntl(handle, fcntl.F_GETFL), 0, len(data) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
+    flags, at, end = fcntl.fcntl(handle, fcntl.F_GETFL), 0, len(data) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
     try:
         fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_DIRECT)
-        while at < whole:
-            at += os.write(handle, data[at : min(at + DIRECT_CHUNK_BYTES, whole)])
+        while at < end:
+            at += os.write(handle, data[at : min(at + DIRECT_CHUNK_BYTES, end)])
     except OSError as error:
         if error.errno not in DIRECT_UNSUPPORTED_ERRNOS:
             raise
@@ -160,21 +160,22 @@ def write_direct(handle: int, data: memoryview) -> memoryview:
 
 
 def _is_aligned(data: memoryview) -> bool:
-    """Only of memory that may be written is the place told."""
+    """Whether the memory starts at a block. ctypes tells the address of writable memory only."""
     return not data.readonly and ctypes.addressof(ctypes.c_char.from_buffer(data)) % DIRECT_BLOCK_BYTES == 0
 
 
-TEMPORARY_PREFIX = ".tmp-"  # what a kill leaves behind carries this prefix, and `remove_temporary_files` removes it
+TEMPORARY_PREFIX = ".tmp-"  # of files that a kill may leave behind; `remove_temporary_files` removes them
 
-# A file server that restarted, or answered twice, reports these once or twice and then works (NFS).
+# NFS reports these once or twice after a file server has restarted, or has answered twice.
 TRANSIENT_ERRNOS = frozenset({errno.ESTALE, errno.EIO})
 MAX_TRIES, RETRY_PAUSE_S = 3, 0.1
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace the file `path` by `data`: temporary file beside it, fsync, rename, fsync of the folder.
+    """Replace the content of the file `path` by `data`, atomically and durably.
 
-    After the return the new content survives a power cut; until then the old one is untouched.
+    It writes a temporary file beside it, calls fsync, renames it, and calls fsync on the folder. After the return
+    the new content survives a power cut. Until then the old content is untouched.
 
     Raises:
         Failure: IO, OUTPUT, RESOURCE or SECURITY, as in `ERRNO_MEANINGS`.
@@ -192,12 +193,12 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write` for a JSON value, indented for people. Bytes of a path that are no text become JSON's own escapes."""
+    """Write a JSON value as `write_atomic` does, indented. Bytes of a path that are no text become escapes."""
     write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
 
 
 def create_file(path: Path, data: bytes | memoryview) -> None:
-    """Make the new file `path`, never through a link, and fsync it. Raises OSError."""
+    """Create the file `path`, never through a link, write `data` and call fsync. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         rest = write_direct(handle, memoryview(data))
@@ -205,7 +206,7 @@ def create_file(path: Path, data: bytes | memoryview) -> None:
             rest = rest[os.write(handle, rest) :]
         os.fsync(handle)
     finally:
-        os.close(handle)  # NFS and quotas may report only here: let it raise
+        os.close(handle)  # NFS and quotas may report an error only at close: let it raise
 
 
 def fsync_folder(folder: Path) -> None:
@@ -221,7 +222,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def retry_transient_errors(action: Callable[[], None]) -> None:
-    """Run `action`, again after a passing error of a file server. Raises the last OSError."""
+    """Run `action`, and repeat it after a transient error of a file server. Raises the last OSError."""
     for left in reversed(range(MAX_TRIES)):
         try:
             return action()
@@ -233,15 +234,18 @@ def retry_transient_errors(action: Callable[[], None]) -> None:
 
 
 def remove_temporary_files(folder: Path) -> list[str]:
-    """Remove what killed writers left in `folder`; the names removed. Call it before this run writes there."""
-    left = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
-    for path in left:
+    """Remove the files that killed processes left in `folder`; returns their names.
+
+    Call it before this run writes there.
+    """
+    paths = sorted(folder.glob(f"{TEMPORARY_PREFIX}*"))
+    for path in paths:
         remove(path)
-    return [path.name for path in left]
+    return [path.name for path in paths]
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a whole folder, as far as the system allows."""
+    """Delete a file, a link, or a folder with its content, as far as the system allows."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -250,10 +254,10 @@ def remove(path: Path) -> None:
 
 
 def prepare_folder(folder: Path, need: int = 0) -> None:
-    """Make `folder`, and show by writing that files can be kept there, with `need` bytes to spare.
+    """Create `folder`, write a file to test it, and check that `need` bytes are free.
 
     Raises:
-        Failure: OUTPUT when it cannot be written, IO when there is less room than `need`.
+        Failure: OUTPUT if it is not writable, IO if less than `need` bytes are free.
     """
     with translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -267,26 +271,26 @@ def prepare_folder(folder: Path, need: int = 0) -> None:
 
 
 def refuse_full_disk(folder: Path, need: int) -> None:
-    """Raises Failure (IO) where the file system that holds `folder`, or will, has less than `need` bytes left."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    """Raise a Failure (IO) if the file system of `folder`, which may not exist yet, has less than `need` bytes free."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     with translate_os_errors(folder):
-        disk = os.statvfs(there)
+        disk = os.statvfs(existing)
     if disk.f_bavail * disk.f_frsize < need:
         short = os_error_failure(OSError(errno.ENOSPC, "too little"), folder)
         short.expected = f"{format_bytes(need)} free"
         raise short
 
 
-MAX_NAME_CHARACTERS: Final = 40  # letters of a name in a line
+MAX_NAME_CHARACTERS: Final = 40  # of a name in a line
 
 
 def one_line(text: str) -> str:
-    """As it is, but for what would end a line, hide a part of it or be obeyed by a terminal: as Python writes that."""
+    """Escape, as Python does, the characters that would end a line, hide a part of it or control a terminal."""
     return "".join(letter if letter.isprintable() and letter != "\\" else _escape_character(letter) for letter in text)
 
 
 def shorten_name(name: str, widest: int = MAX_NAME_CHARACTERS) -> str:
-    """One line of at most so many letters of it; what is escaped comes on top."""
+    """One line of at most `widest` characters of the name, before characters are escaped."""
     return one_line(name if len(name) <= widest else f"{name[: widest - 1]}…")
 
 

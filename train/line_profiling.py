@@ -24,7 +24,7 @@ TITLE: Final = (
     "A line that hands work to a GPU is done before the GPU is: who waits for it has its time.\n"
     "Watching costs time itself, most in lines that take little.\n\n"
 )
-# What runs in each step, and between steps.
+# The project's functions that run in each step, and between steps.
 OWN: Final[Mapping[str, Sequence[str]]] = {
     "train.trainer": tuple(
         f"Trainer.{name}"
@@ -52,10 +52,10 @@ OWN: Final[Mapping[str, Sequence[str]]] = {
 
 
 def load() -> Any:
-    """The class LineProfiler. Loaded here only: 0.5 s.
+    """Import the class LineProfiler, which takes 0.5 s.
 
     Raises:
-        Failure: USAGE, where it cannot be.
+        Failure: USAGE, if it cannot be imported.
     """
     try:
         return importlib.import_module("line_profiler").LineProfiler
@@ -70,7 +70,7 @@ def load() -> Any:
 
 @contextmanager
 def timed(config: RunConfig, folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Time the lines that run inside, and write them into the run's folder, however it ends.
+    """Time the lines that run inside the block, and write the times into the run's folder when it ends.
 
     Raises:
         Failure: as `load`, and as `plugin.load_factory` for the user's own modules.
@@ -90,7 +90,7 @@ def timed(config: RunConfig, folder: Path, tell: Callable[[str], None]) -> Itera
 
 
 def own_modules(config: RunConfig) -> list[str]:
-    """The modules that data.name, model.name and optim.name come from, loaded."""
+    """Import the user's modules of data.name, model.name and optim.name; returns their names."""
     names = {"data.name": config.data.name, "model.name": config.model.name, "optim.name": config.optim.name}
     factories = {key: name for key, name in names.items() if schema.is_factory(name)}
     for key, name in factories.items():
@@ -106,5 +106,5 @@ def _keep(profiler: Any, path: Path, tell: Callable[[str], None]) -> None:
         path.parent.mkdir(exist_ok=True)
         files.write_atomic(path, text.getvalue().encode())
         tell(f"lines          {path}: how long each took on rank 0")
-    except Exception as error:  # a record is never why a run ends
+    except Exception as error:  # profiling must never end a run
         tell(f"warning: {path} was not written: {f'{type(error).__name__}: {error}'.splitlines()[0]}")

@@ -515,7 +515,7 @@ class Trainer:
                 batches,
                 self.runtime,
                 classes=len(self.dataset.classes),
-                whole=largest if self.compiled else None,
+                padded_size=largest if self.compiled else None,
             )
         self._count_unreadable()
         if any(self.runtime.all_gather(loop.stop.is_made())):

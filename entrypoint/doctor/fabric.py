@@ -18,11 +18,10 @@ from entrypoint.machine import StrPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """A type of network. libraries: what NCCL needs to use it. devices.
+    """A type of network.
 
-    The path of its device files.
-
-    plugin: whether NCCL needs a network plugin too.
+    libraries: what NCCL needs to use it. devices: the path of its device files. plugin: whether
+    NCCL needs a network plugin too.
     """
 
     name: str
@@ -150,9 +149,9 @@ def _required_libraries(fabric: Fabric, environ: Mapping[str, str]) -> list[tupl
 
 
 def nccl_plugin_files(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The file names under which NCCL looks for its plugin. Source.
+    """The file names under which NCCL looks for its plugin.
 
-    OpenPluginLib() in plugin_open.cc.
+    Source: OpenPluginLib() in plugin_open.cc.
     """
     plugins = [name.strip() for name in environ.get("NCCL_NET_PLUGIN", "").split(",") if name.strip()]
     file_names = [name for name in plugins if "/" in name or name.endswith(".so")]
@@ -161,7 +160,7 @@ def nccl_plugin_files(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _fabric_key(device: reading.FabricDevice) -> str:
-    driver = device.kind if device.kind in FABRICS else device.driver or device.name
+    driver = device.device_class if device.device_class in FABRICS else device.driver or device.name
     return next(prefix for prefix in FABRICS if driver.startswith(prefix))
 
 

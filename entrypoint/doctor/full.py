@@ -32,9 +32,9 @@ _HANG_FIX = "NCCL_P2P_DISABLE=1 takes another way; for good: switch off IOMMU or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """How a start of all ranks ended. code: None if it was killed. result.
+    """How a start of all ranks ended.
 
-    Rank 0's, if it runs here.
+    code: None if it was killed. result: rank 0's, if it runs on this node.
     """
 
     code: int | None

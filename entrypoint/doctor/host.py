@@ -182,11 +182,10 @@ def cores_preflight(context: CheckContext) -> list[Finding]:
 def cores_finding(
     cores: int, machine_cores: int, quota: float | None, ranks: int, workers: int | None = None
 ) -> Finding:
-    """Compare cores with ranks. cores: in this process's affinity. quota.
+    """Compare cores with ranks.
 
-    In cores, None for no quota.
-
-    workers: data workers of each rank, if known; they may share the rank's own core.
+    cores: in this process's affinity. quota: in cores, None for no quota. workers: data workers of
+    each rank, if known; they may share the rank's own core.
     """
     usable = min(cores, quota) if quota else cores
     text = f"{cores} of {machine_cores} can be used" + (
@@ -212,9 +211,9 @@ _DAY_S = 86_400
 
 
 def check_clock(context: CheckContext, clock: Callable[[], float] = time.time) -> list[Finding]:
-    """Compare this machine's clock with the file server's and the installation. clock.
+    """Compare this machine's clock with the file server's and with the time of the installation.
 
-    As time.time.
+    clock: as time.time.
     """
     return [
         clock_finding(
@@ -244,9 +243,10 @@ def file_server_clock_offset_s(folder: Path, clock: Callable[[], float]) -> floa
 
 
 def clock_finding(now: float, installed: float, ahead: float | None) -> Finding:
-    """installed: when this program's files were written. ahead.
+    """The finding about the clock.
 
-    Of the file server's clock, in seconds.
+    installed: when this program's files were written. ahead: how far the file server's clock is
+    ahead, in seconds.
     """
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < installed - _DAY_S:

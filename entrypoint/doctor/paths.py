@@ -30,9 +30,9 @@ _SPACE_FIX = "remove what is no longer needed, or set run.output_dir to a file s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeSpace:
-    """Free space of a file system. inodes: files that can be created.
+    """Free space of a file system.
 
-    None if it does not count them.
+    inodes: the files that can be created; None if the file system does not count them.
     """
 
     free_mib: int

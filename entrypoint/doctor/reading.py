@@ -28,13 +28,13 @@ _UNLIMITED = 2**60  # cgroup 1 writes "no limit" as a number of that size
 class FabricDevice:
     """A device of a fast network, such as `mlx5_0`.
 
-    active: one of its ports is up. kind: its class in /sys (infiniband, cxi). driver: the kernel's,
-    empty if unknown. ethernet: all ports that are up carry Ethernet.
+    active: one of its ports is up. device_class: its class in /sys (infiniband, cxi). driver: the
+    kernel's, empty if unknown. ethernet: all ports that are up carry Ethernet.
     """
 
     name: str
     active: bool
-    kind: str
+    device_class: str
     driver: str = ""
     ethernet: bool = False
 
@@ -82,11 +82,9 @@ def host_driver_version(root: StrPath = "/") -> str | None:
 
 
 def installed_torch_versions(package: Path | None = None) -> tuple[str, str | None] | None:
-    """The installed torch's version and the CUDA that it was built for (None.
+    """The installed torch's version and its CUDA version (None for a CPU build); None without torch.
 
-    A CPU build), without importing it.
-
-    package: torch's folder, by default the installed one. Returns None without torch.
+    torch is not imported. package: torch's folder, by default the installed one.
     """
     if package is None:
         spec = importlib.util.find_spec("torch")
@@ -115,7 +113,7 @@ def list_fabric_devices(root: StrPath = "/") -> tuple[FabricDevice, ...]:
 def can_lock_memory(root: StrPath = "/") -> bool:
     """Whether this process may lock memory without a limit.
 
-    With CAP_IPC_LOCK, in the initial user namespace.
+    It needs CAP_IPC_LOCK in the initial user namespace.
 
     Source: can_do_mlock() in the kernel's mm/mlock.c.
     """
@@ -124,14 +122,14 @@ def can_lock_memory(root: StrPath = "/") -> bool:
     return in_initial_namespace and effective is not None and bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
-def _read_fabric_device(folder: Path, kind: str) -> FabricDevice:
+def _read_fabric_device(folder: Path, device_class: str) -> FabricDevice:
     ports = sorted(Path(folder, "ports").glob("*"))
     active_ports = [port for port in ports if "ACTIVE" in read_text(port, "state")]
     driver = folder / "device/driver"
     return FabricDevice(
         name=folder.name,
         active=bool(active_ports) or not ports,  # cxi lists no ports there
-        kind=kind,
+        device_class=device_class,
         driver=os.readlink(driver).rpartition("/")[2] if driver.is_symlink() else "",
         ethernet={read_text(port, "link_layer").strip() for port in active_ports} == {"Ethernet"},
     )

@@ -31,9 +31,9 @@ def timeout_findings(name: str, limit_s: float) -> list[Finding]:
 def run_checks(
     checks: Mapping[str, Check], context: CheckContext, limit_s: float, late: TimeoutHandler = timeout_findings
 ) -> list[Finding]:
-    """Run all checks concurrently; return findings in the table's order. late.
+    """Run all checks concurrently; return findings in the table's order.
 
-    Makes those of checks that time out.
+    late: makes the findings of checks that time out.
     """
     all_started = threading.Event()  # the thread check must not leave too few threads for checks behind it
     answers = {name: _start_check(name, check, context, all_started) for name, check in checks.items()}

@@ -111,23 +111,23 @@ def check_job_shell(environ: Mapping[str, str], machine: Machine) -> None:
     """
     counts = {noun: _first_set_variable(environ, names) for noun, names in JOB_SIZE_VARIABLES.items()}
     if any(parse_whole_number(variable, number) > 1 for variable, number in counts.values()):
-        found = " ".join(f"{variable}={number}" for variable, number in counts.values())
-        raise _without_srun_failure(environ, found, "the job has several nodes or tasks")
+        variables = " ".join(f"{variable}={number}" for variable, number in counts.values())
+        raise _without_srun_failure(environ, variables, "the job has several nodes or tasks")
     names = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     node_name = environ.get("SLURMD_NODENAME") or machine.hostname
     if names and machine.container != "docker" and node_name not in expand_hosts(names, "SLURM_JOB_NODELIST"):
-        found = f"this host is {node_name}, SLURM_JOB_NODELIST={names}"
-        raise _without_srun_failure(environ, found, "this host is not one of the job's")
+        variables = f"this host is {node_name}, SLURM_JOB_NODELIST={names}"
+        raise _without_srun_failure(environ, variables, "this host is not one of the job's")
 
 
 def _first_set_variable(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
     return next(((name, environ[name]) for name in names if environ.get(name)), (names[0], "1"))
 
 
-def _without_srun_failure(environ: Mapping[str, str], found: str, why: str) -> Failure:
+def _without_srun_failure(environ: Mapping[str, str], variables: str, why: str) -> Failure:
     return Failure(
         f"inside a Slurm job but not started by srun, and {why}: this would train on one node only, or hang",
-        found=found,
+        found=variables,
         expected="a task that srun started, with " + (", ".join(_missing_task_variables(environ)) or "its own step id"),
         fix=f"start it with {SRUN_COMMAND}",
         code=ExitCode.LAUNCH_CONFLICT,

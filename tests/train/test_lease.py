@@ -98,7 +98,7 @@ def test_a_dead_process_of_this_machine_holds_nobody_up(path: Path, ended: LockH
     assert file_lock.wait_for_release(path, nobody) == WaitOutcome(token=ended.token)
     held = file_lock.acquire_lock(path)
     assert held is not None
-    held.give_back()
+    held.release()
     assert list(path.parent.iterdir()) == []
 
 
@@ -194,7 +194,7 @@ def test_one_that_seemed_dead_leaves_its_successors_file(path: Path) -> None:
     slept = file_lock.acquire_lock(path)
     assert slept is not None
     successor = left_by(path, file_lock.this_process_as_holder(), number=2)
-    slept.give_back()
+    slept.release()
     assert successor.exists()
 
 
@@ -340,5 +340,5 @@ def test_a_huge_number_is_given_back_at_once(path: Path) -> None:
     path.with_name(f".lease.{10**17}").write_text("{}")
     held = file_lock.acquire_lock(path, file_lock.assume_stale(path))
     assert held is not None
-    held.give_back()
+    held.release()
     assert list(path.parent.iterdir()) == []

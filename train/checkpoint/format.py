@@ -157,9 +157,9 @@ SAFETENSORS_DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run after `step`: the content of each file by its name. torch.
+    """A run after `step`: the content of each file by its name.
 
-    The version that wrote it.
+    torch: the version that wrote it.
     """
 
     step: int
@@ -174,9 +174,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBuffers:
-    """Memory that successive snapshots reuse.
-
-    The first copy into new memory takes four times as long.
+    """Memory that successive snapshots reuse: the first copy into new memory takes four times as long.
 
     A new snapshot overwrites the previous one, which must have been written.
     """
@@ -311,10 +309,7 @@ def _as_integer_array(tensor: Tensor) -> Array:
 
 
 def _safetensors_header(ordered: list[tuple[str, Tensor]]) -> bytes:
-    """The header.
-
-    Its length as 8 bytes, and JSON with the dtype, shape and offsets of each tensor.
-    """
+    """The header: its length in 8 bytes, and JSON with the dtype, shape and offsets of each tensor."""
     offset, entries = 0, {}
     for name, tensor in ordered:
         offsets = [offset, offset := offset + tensor.nbytes]
@@ -385,9 +380,7 @@ def save_checkpoint(
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot) -> Path:
-    """Commit a snapshot in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread.
-
-    Torch is not used.
+    """Commit a snapshot in `folder` (the run's `checkpoints/`). On rank 0 only, in any thread, without torch.
 
     Writing the same content again changes nothing. Different content for the same step replaces it.
 

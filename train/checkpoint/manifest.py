@@ -139,11 +139,11 @@ def _os_errors_as_damage(name: str) -> Iterator[None]:
         raise DamagedCheckpointError(f"{name}: {os.strerror(error.errno or errno.EIO)}") from error
 
 
-def refuse_changed_file(name: str, expected: FileEntry, found: FileEntry) -> None:
+def refuse_changed_file(name: str, expected: FileEntry, actual: FileEntry) -> None:
     """Raise DamagedCheckpointError, with the file's name, unless both entries are equal."""
-    if expected.size != found.size:
-        raise DamagedCheckpointError(f"{name} has {found.size} bytes, not {expected.size}")
-    if expected.sha256 != found.sha256:
+    if expected.size != actual.size:
+        raise DamagedCheckpointError(f"{name} has {actual.size} bytes, not {expected.size}")
+    if expected.sha256 != actual.sha256:
         raise DamagedCheckpointError(f"{name} does not match its hash")
 
 

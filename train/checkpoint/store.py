@@ -121,7 +121,7 @@ def _major_minor(version: str) -> tuple[int, ...]:
 def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None, trusted: int | None = None) -> list[str]:
     """Delete all but the `keep` newest complete checkpoints, never `best` or the newest valid one.
 
-    Return names.
+    It returns the names of the deleted ones.
 
     trusted: the step that this process has just committed, which is not read again. Checkpoints of
     later steps were refused when the run was resumed, so they count as damaged.

@@ -32,7 +32,7 @@ class BackgroundWriter(Generic[T]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, exception_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._task is None:
             return
@@ -61,9 +61,9 @@ class BackgroundWriter(Generic[T]):
         self._started = True
 
     def result(self, meanwhile: Callable[[], object] = lambda: None) -> T:
-        """Wait, then return or raise the action's result. `meanwhile` is called repeatedly.
+        """Wait, then return or raise the action's result.
 
-        Signals are handled.
+        While it waits, signals are handled and `meanwhile` is called repeatedly.
         """
         if self._task is None:
             raise RuntimeError("the writer has nothing to do")

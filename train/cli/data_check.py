@@ -38,12 +38,11 @@ CHANNEL_MODES: Final = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedSample:
-    """One sample. size: (width, height), for clips (width, height, frames). mode.
+    """One sample.
 
-    Pillow's pixel format.
-
-    highest: the highest value of a 16-bit image, otherwise None. digest: of the decoded pixels.
-    seconds: to read it. broken: why it cannot be read; size, mode and digest are then empty.
+    size: (width, height), for clips (width, height, frames). mode: Pillow's pixel format. highest:
+    the highest value of a 16-bit image, otherwise None. digest: of the decoded pixels. seconds: to
+    read it. broken: why it cannot be read; size, mode and digest are then empty.
     """
 
     sample: int
@@ -153,10 +152,9 @@ SamplePair = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class SplitFindings:
-    """Findings about one split. name_of, label_of: of a sample. min_size: data.image_size. highest.
+    """Findings about one split.
 
-    Of 16-bit images.
-
+    name_of, label_of: of a sample. min_size: data.image_size. highest: of 16-bit images.
     duplicates: (sample, the earlier sample with the same pixels). leaked: (sample, the same image
     in the other split).
     """
@@ -215,9 +213,9 @@ class SplitFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFindings:
-    """Findings about both splits. classes: lines on class balance; per_class.
+    """Findings about both splits.
 
-    Counts of each split.
+    classes: lines on class balance. per_class: the counts of each split.
     """
 
     title: str
@@ -334,8 +332,8 @@ def _format_max_value(value: int | None) -> str:
     return "" if value is None else f", highest value of 16 bits {value:,} of {MAX_16_BIT_VALUE:,}"
 
 
-def _format_remainder(number: int, shown: int = MAX_SHOWN) -> str:
-    return f" and {number - shown:,} more" if number > shown else ""
+def _format_remainder(number: int, listed: int = MAX_SHOWN) -> str:
+    return f" and {number - listed:,} more" if number > listed else ""
 
 
 def check_samples(

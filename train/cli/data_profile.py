@@ -72,10 +72,9 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProfile:
-    """The timings of all stages. read: on one core. copy: to the GPU.
+    """The timings of all stages.
 
-    None on the CPU, and for images on the GPU.
-
+    read: on one core. copy: to the GPU; None on the CPU, and for images that are on the GPU already.
     workers: None if all images are read at the start. images, bytes_: of the data set. cores: for
     one rank. cacheable: data.cache could help. faster_settings: may shorten a step. notes: where
     the timing differs from a training.
@@ -312,9 +311,9 @@ def _batch_size_notes(config: RunConfig, device: torch.device, micro: int) -> It
 def time_stage(
     action: Callable[[], object], batch: int, clock: Callable[[], float], wait: Callable[[], None] = lambda: None
 ) -> StageTiming:
-    """Time `action` repeatedly for SECONDS_PER_STAGE. wait.
+    """Time `action` repeatedly for SECONDS_PER_STAGE.
 
-    Waits for work that it started asynchronously.
+    wait: waits for work that it started asynchronously.
     """
     action()
     seconds: list[float] = []

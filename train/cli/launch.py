@@ -43,7 +43,7 @@ from train.run.folder import run_folder
 
 
 def check_config(config: RunConfig, world_size: int) -> BatchSizes:
-    """Refuse what cannot work, as far as it is cheap to know: this runs in every task, on every node.
+    """Refuse a config that cannot work. Only cheap checks: they run in every task, on every node.
 
     Raises:
         Failure: USAGE for batches that do not divide or are too large and for keys that do not go together, NO_INPUT
@@ -69,7 +69,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
 
 
 def refuse_unmounted_data(data: DataConfig) -> None:
-    """What lies outside the folders that the container shows is missing for another reason than a wrong path.
+    """Refuse a data.root that is missing because it is not mounted in the container.
 
     Raises:
         Failure: NO_INPUT.
@@ -80,7 +80,7 @@ def refuse_unmounted_data(data: DataConfig) -> None:
 
 
 def refuse_impossible_target(config: EvalConfig) -> None:
-    """Refuse a target that is never reached (per cent), or always.
+    """Refuse a target that no value of the metric can reach (such as per cent), or that each one reaches.
 
     Raises:
         Failure: USAGE.
@@ -99,7 +99,7 @@ def refuse_impossible_target(config: EvalConfig) -> None:
 
 
 def refuse_missing_weights(config: RunConfig) -> None:
-    """A run that goes on has its weights already.
+    """Refuse missing model.weights, unless the run resumes: then its checkpoint has the weights.
 
     Raises:
         Failure: NO_INPUT.
@@ -117,10 +117,10 @@ def refuse_missing_weights(config: RunConfig) -> None:
 
 
 def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | None) -> StepCounts | None:
-    """Steps of the run; None where `samples`, how many are trained on, is not known before a start.
+    """The steps of the run; None without `samples`, if only a start can count the training samples.
 
     Raises:
-        Failure: USAGE, where an epoch would have no step.
+        Failure: USAGE if an epoch would have no step.
     """
     if samples is None:
         return None
@@ -128,22 +128,22 @@ def count_planned_steps(config: RunConfig, batch: BatchSizes, samples: int | Non
 
 
 class TrainArgumentParser(argparse.ArgumentParser):
-    """Raises instead of leaving with 2."""
+    """An argparse parser whose errors are Failures; argparse itself would exit with code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises Failure: USAGE."""
+        """Raise a Failure (USAGE)."""
         fix = f"see `{self.prog} --help`; settings are written without dashes: section.key=value"
         raise Failure(f"command line: {message}", fix=fix, code=ExitCode.USAGE)
 
     def print_help(self, file: Any = None) -> None:
-        """As wide as the terminal, with what argparse would leave as it is."""
+        """Print the help, with all of its texts folded to the terminal's width."""
         print_help_text(self.format_help(), file)
 
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
-# What a command has not done when it is asked to stop. A training's ranks, once started, save and say it themselves.
+# What a command has not done yet when a signal stops it. The ranks of a training save and report it themselves.
 STOPPED_BEFORE: Final = {
     "predict": "before all images were answered; each printed line is complete",
     "export": "before the model was written",
@@ -156,13 +156,13 @@ STOPPED_BEFORE: Final = {
 
 
 def stop_handler(words: Sequence[str]) -> Callable[[int, FrameType | None], NoReturn]:
-    """The handler for the command among these words of a command line, or for a training."""
+    """The stop signals' handler for the command in these command-line words, or for a training."""
     undone = next((STOPPED_BEFORE[word] for word in words if word in STOPPED_BEFORE), "before the training began")
     return lambda signum, frame: raise_stopped(signum, frame, undone)
 
 
 def raise_stopped(signum: int, frame: FrameType | None, undone: str = "before the training began") -> NoReturn:
-    """A signal before anything was started: there is nothing to save. It may come twice (Slurm and Apptainer)."""
+    """Exit after a stop signal before any rank was started. It may come twice (from Slurm and Apptainer)."""
     ignore_stop_signals()
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
@@ -170,52 +170,52 @@ def raise_stopped(signum: int, frame: FrameType | None, undone: str = "before th
     raise Failure(what, fix="start the same command again", code=ExitCode.STOPPED)
 
 
-def collect_stop_signals(asked: list[int]) -> None:
-    """From now on, requests to stop are added to this list, for those who take them next."""
-    handle_stop_signals(lambda signum, frame: asked.append(signum))
+def collect_stop_signals(signals: list[int]) -> None:
+    """From now on, append each stop signal to this list, for the next handler."""
+    handle_stop_signals(lambda signum, frame: signals.append(signum))
 
 
 def ignore_stop_signals() -> None:
-    """From now on, requests to stop are somebody else's or come too late."""
-    handle_stop_signals(lambda signum, frame: None)  # not SIG_IGN, which says that the caller ignores it
+    """From now on, ignore stop signals: another process handles them, or they come too late."""
+    handle_stop_signals(lambda signum, frame: None)  # not SIG_IGN, which means that the caller ignores the signal
 
 
 def handle_stop_signals(handler: Callable[[int, FrameType | None], object]) -> None:
-    """Give requests to stop to `handler`, but for Ctrl-C where the caller ignores it (`train &` in a script)."""
+    """Let `handler` handle stop signals, except Ctrl-C if the caller ignores it (`train &` in a script)."""
     for signum in STOP_SIGNALS:
         if signum != signal.SIGINT or signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, handler)
 
 
 def launch_options(arguments: argparse.Namespace, config: RunConfig, environ: Mapping[str, str]) -> LaunchOptions:
-    """Command line over ENTRYPOINT_* over the file."""
+    """The launch options: the command line wins over ENTRYPOINT_* variables, and those over the file."""
     procs = config.launch.procs_per_node
     number = None if procs == "auto" else procs
     return parse_launch_options(arguments, environ, device=config.launch.device, procs_per_node=number)
 
 
-def plan_launch(config: RunConfig, asked: LaunchOptions, environ: Mapping[str, str]) -> Plan:
-    """What this task will start. `train.parallel` dp or none is one process, unless another number is asked for.
+def plan_launch(config: RunConfig, options: LaunchOptions, environ: Mapping[str, str]) -> Plan:
+    """Plan what this task starts. With train.parallel=dp or none it is one process, unless the user sets a number.
 
     Raises:
         Failure: as `make_plan`.
     """
-    plan = make_plan(environ, asked)
-    if plan.spawn == 1 or asked.procs_per_node or not checks.is_single_process(config.train.parallel):
+    plan = make_plan(environ, options)
+    if plan.spawn == 1 or options.procs_per_node or not checks.is_single_process(config.train.parallel):
         return plan
-    # dp uses all GPUs that it sees: what is said of GPUs that are not used does not hold.
-    alone = make_plan(environ, replace(asked, procs_per_node=1))
+    # dp uses all GPUs that it sees, so the second plan's warnings about unused GPUs would be wrong.
+    alone = make_plan(environ, replace(options, procs_per_node=1))
     return replace(alone, warnings=plan.warnings) if config.train.parallel == "dp" else alone
 
 
 def add_config_warnings(plan: Plan, config: RunConfig) -> Plan:
-    """The plan, and what is to be said of the configuration."""
+    """Add the warnings about the configuration to the plan."""
     unused = (*registry.unused_key_warnings(config.data), *checks.unused_key_warnings(config))
     return replace(plan, warnings=(*plan.warnings, *checks.parallel_warnings(config.train.parallel), *unused))
 
 
 def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> None:
-    """What each task can know before anything is started or written; ranks look again at what they alone know.
+    """Refuse what a task can check before it starts or writes anything. Ranks check the rest.
 
     Raises:
         Failure: as `check_config` and `environment.refuse_contradicting_variables`.
@@ -230,10 +230,10 @@ def refuse_invalid_launch(config: RunConfig, plan: Plan, environ: Mapping[str, s
 
 
 def print_preflight_findings(plan: Plan, config: RunConfig, environ: Mapping[str, str]) -> None:
-    """The short form of `entrypoint doctor`: what costs this training something here, with a fix for each.
+    """Print the findings of the short doctor: what would slow or break this training, each with a fix.
 
     Raises:
-        Failure: as `look_around`.
+        Failure: as `run_preflight`.
     """
     terminal = sys.stderr.fileno() if sys.stderr.isatty() else None
     for line in run_preflight(plan, environ, workers=_requested_workers(config.data), terminal=terminal):
@@ -241,7 +241,7 @@ def print_preflight_findings(plan: Plan, config: RunConfig, environ: Mapping[str
 
 
 def _requested_workers(data: DataConfig) -> int | None:
-    """None where they count the processors by themselves, or are not used."""
+    """data.workers; None if the number is chosen later, or if no workers are used."""
     computed = registry.find_source(data.name).origin == "computed"
     unused = data.loader == "memory" or (data.loader == "auto" and computed)
     return None if data.workers == "auto" or unused else data.workers
@@ -256,28 +256,29 @@ def start_ranks(
     config: RunConfig,
     failed: Callable[[int], object] = lambda code: None,
     promise: tuple[str, str] | None = None,
-    asked: list[int] | None = None,
+    stop_signals: list[int] | None = None,
 ) -> int:
     """Run one worker per rank of the plan, with these arguments; returns the exit code. Logs go into `folder`.
 
-    failed: told the exit code of a start after which all are started again in place. promise: what `Care` says to a
-    request to stop, where that leads to something else than a save. asked: the requests to stop are added to it.
+    failed: called with the exit code of a start before all ranks are restarted in place. promise: the messages of
+    SupervisionPolicy for commands that save nothing. stop_signals: stop signals are appended.
 
     Raises:
         Failure: as `run_plan`.
     """
-    asked = [] if asked is None else asked
-    collect_stop_signals(
-        asked
-    )  # run_plan has handlers of its own; when it gives these back, the exit code must not change
+    stop_signals = [] if stop_signals is None else stop_signals
+    # run_plan installs its own handlers, then restores these: a late signal must not change the exit code.
+    collect_stop_signals(stop_signals)
     command = [sys.executable, "-m", "train.worker", *arguments]
-    looked_after = replace(supervision_policy(config, folder), failed=failed)
-    looked_after = replace(looked_after, promise=promise) if promise else looked_after
-    return run_plan(plan, command, environ, log_dir=folder / "logs", foreign=False, care=looked_after, asked=asked)
+    policy = replace(supervision_policy(config, folder), failed=failed)
+    policy = replace(policy, promise=promise) if promise else policy
+    return run_plan(
+        plan, command, environ, log_dir=folder / "logs", foreign=False, care=policy, stop_signals=stop_signals
+    )
 
 
 def supervision_policy(config: RunConfig, folder: Path) -> SupervisionPolicy:
-    """How long ranks may be silent, and where it is kept what became of one that cannot say it itself."""
+    """How long ranks may be silent, how often they are restarted, and where their failures are written."""
     timeouts = config.launch.timeouts
     limits = HangTimeouts(
         start=timeouts.start,

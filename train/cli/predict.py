@@ -118,9 +118,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _print_prediction(prediction: Prediction, *, as_json: bool) -> None:
     """Print a line.
 
-    Characters that the stream's encoding lacks are escaped, or the line would be lost.
-
-    The newline is in the same write, because a stop signal may arrive between two writes.
+    Characters that the stream's encoding lacks are escaped, or the line would be lost. The newline
+    is in the same write, because a stop signal may arrive between two writes.
     """
     encoding = sys.stdout.encoding or "ascii"
     if as_json:
@@ -242,10 +241,7 @@ def build_parser() -> TrainArgumentParser:
 
 
 def _process_environ(environ: Mapping[str, str]) -> MutableMapping[str, str]:
-    """The process's environment, so that libraries do not see variables of other ranks.
-
-    A copy in tests.
-    """
+    """The process's environment, so that libraries do not see variables of other ranks; a copy in tests."""
     return os.environ if environ is os.environ else dict(environ)
 
 
@@ -256,10 +252,7 @@ def _parse_top(text: str) -> int:
 
 
 def _parse_device(option: str | None, environ: Mapping[str, str]) -> str:
-    """The device from the command line or ENTRYPOINT_DEVICE.
-
-    That of the training does not matter.
-    """
+    """The device from the command line or ENTRYPOINT_DEVICE; the training's device does not matter."""
     source, value = (
         ("--device", option) if option else ("ENTRYPOINT_DEVICE", environ.get("ENTRYPOINT_DEVICE") or "auto")
     )

@@ -41,8 +41,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     files = [word for word in arguments.runs if word.endswith(".json") and not os.path.isdir(word)]
     benches = [read_bench(Path(file)) for file in files]
     runs, missing = read.load_runs([word for word in arguments.runs if word not in files])
-    made = f"Made {format_time(time.time())} by train report."
-    document = build_report(runs, benches, anyway=arguments.compare_anyway, made=made, missing=missing)
+    byline = f"Made {format_time(time.time())} by train report."
+    document = build_report(runs, benches, anyway=arguments.compare_anyway, byline=byline, missing=missing)
     run_folder = runs[0].folder if len(runs) == 1 and not benches and not missing else Path()
     folder = Path(arguments.output) if arguments.output else run_folder / REPORT_FOLDER
     page, *others = write_report(document, folder, own=not arguments.output)

@@ -88,11 +88,13 @@ def _fetch_and_start_ranks(
     environ: Mapping[str, str],
     folder: Path,
     failed: Callable[[int], object] = lambda code: None,
-    asked: list[int] | None = None,
+    stop_signals: list[int] | None = None,
 ) -> int:
     if config.data.download:
         download.ensure_downloaded(config.data, StatusLine(sys.stderr))
-    return launch.start_ranks(plan, words, environ, folder=folder, config=config, failed=failed, asked=asked)
+    return launch.start_ranks(
+        plan, words, environ, folder=folder, config=config, failed=failed, stop_signals=stop_signals
+    )
 
 
 def _write_missing_exit(run_lock: RunLock, code: int, cause: str) -> None:

@@ -18,12 +18,15 @@ from train.distributed.device import failure_from_error, summarize_error
 
 NUM_REPEATS = 5
 TENSOR_MIB = {"cpu": 16, "cuda": 256}  # long enough for the speed of the wire to show
-_PATTERN_PERIOD = 7  # numbers differ along the tensor, so that a piece in the wrong place shows
+_PATTERN_PERIOD = 7  # numbers differ along the tensor, so that a misplaced piece shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduceResult:
-    """How it went. bytes_per_s: of the bus, as NCCL's own tests count it; 0 where one rank had nobody to send to."""
+    """The time of one all-reduce.
+
+    bytes_per_s: of the bus, as NCCL's own tests count it; 0 for a single rank, which sends nothing.
+    """
 
     backend: str
     ranks: int
@@ -33,10 +36,10 @@ class AllReduceResult:
 
 
 def measure_all_reduce(world: World, device: torch.device, store: dist.Store, timeout_s: float) -> AllReduceResult:
-    """Open a group, add up, compare, and measure. To be called by all ranks.
+    """Open a process group, sum known numbers, check the sums and time them. All ranks call it.
 
     Raises:
-        Failure: NODE, where a sum is wrong or a GPU fails; RESOURCE for want of memory; PEER, where a rank is lost.
+        Failure: NODE if a sum is wrong or a GPU fails; RESOURCE if memory is short; PEER if a rank is lost.
     """
     backend, mib = "nccl" if device.type == "cuda" else "gloo", TENSOR_MIB[device.type]
     try:
@@ -62,7 +65,7 @@ def measure_all_reduce(world: World, device: torch.device, store: dist.Store, ti
 
 
 def _time_all_reduce(world: World, device: torch.device, mib: int, reduce: Callable[[Tensor], object]) -> float:
-    """Seconds of one sum, which was right."""
+    """Seconds of one all-reduce, whose sum is then checked."""
     numbers = make_rank_tensor(world.rank, mib, device)
     _synchronize(device)
     began = time.perf_counter()
@@ -74,35 +77,35 @@ def _time_all_reduce(world: World, device: torch.device, mib: int, reduce: Calla
 
 
 def make_rank_tensor(rank: int, mib: int, device: torch.device) -> Tensor:
-    """What one rank brings: whole numbers that fp32 adds up without rounding. Shape [mib x 2^18]."""
+    """The numbers [mib x 2^18] that one rank contributes: integers, which fp32 sums without rounding."""
     pattern = torch.arange(mib * 2**18, device=device, dtype=torch.float32) % _PATTERN_PERIOD + 1
     return pattern * (rank + 1)
 
 
 def refuse_wrong_sum(numbers: Tensor, world: World) -> None:
-    """Every number of the sum.
+    """Check every number of the sum.
 
     Raises:
-        Failure: NODE, with the first that is wrong.
+        Failure: NODE, with the first wrong number.
     """
     total = world.world_size * (world.world_size + 1) // 2
     mib = numbers.numel() // 2**18
-    wanted = make_rank_tensor(0, mib, numbers.device) * total
-    wrong = (numbers != wanted).nonzero()
+    expected = make_rank_tensor(0, mib, numbers.device) * total
+    wrong = (numbers != expected).nonzero()
     if len(wrong) == 0:
         return
     at = int(wrong[0])
     raise Failure(
         f"rank {world.rank} on {socket.gethostname()} got a wrong sum from the all-reduce",
         found=f"{len(wrong)} of {numbers.numel()} numbers differ; number {at} is {numbers[at].item():g}",
-        expected=f"{wanted[at].item():g}",
+        expected=f"{expected[at].item():g}",
         fix="leave this node out (srun --exclude) and report it; on Slingshot: NCCL_PROTO=^LL128",
         code=ExitCode.NODE,
     )
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """A GPU's UUID, by which two ranks on one are seen; empty on the CPU."""
+    """A GPU's UUID, which shows whether two ranks use the same GPU; empty on the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 

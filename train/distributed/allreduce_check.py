@@ -20,7 +20,7 @@ from entrypoint import ExitCode, Failure, protect_output_streams, world_from_env
 
 
 def main() -> int:
-    """Run it; returns the exit code."""
+    """Run the check; returns the exit code."""
     protect_output_streams(os.environ)
     try:
         return check_all_reduce(sys.argv[1:], os.environ)
@@ -33,7 +33,7 @@ def check_all_reduce(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """`[--result FILE] [--timeout SECONDS]`.
 
     Raises:
-        Failure: PEER, where ranks do not meet or are lost; NODE, where a sum is wrong or a rank has no GPU.
+        Failure: PEER if ranks do not meet or are lost; NODE if a sum is wrong or a rank has no GPU.
     """
     parser = argparse.ArgumentParser(prog="train.distributed.allreduce_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--result", metavar="FILE", type=Path, help="where rank 0 writes what it measured, as JSON")
@@ -44,23 +44,23 @@ def check_all_reduce(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     watch = start_timer(
         arguments.timeout, lambda: exit_as_hung(f"rank {world.rank} of {world.world_size}", arguments.timeout)
     )
-    from train.distributed import rendezvous  # loads torch, which the alarm is to see as well
+    from train.distributed import rendezvous  # loads torch, which the timer must cover as well
     from train.distributed.allreduce import gpu_uuid, measure_all_reduce
     from train.distributed.device import choose_device
 
     device = choose_device(environ.get("ENTRYPOINT_DEVICE") or "cpu", world.local_rank)
-    patience = max(0.0, until - time.monotonic()) / 2  # the half of what is left: it names who did not come
+    patience = max(0.0, until - time.monotonic()) / 2  # half of what is left: its failure names the missing ranks
     store = rendezvous.connect(world, environ, patience, gpu_uuid(device))
-    found = measure_all_reduce(world, device, store, arguments.timeout)
+    result = measure_all_reduce(world, device, store, arguments.timeout)
     watch.cancel()
     if world.rank == 0 and arguments.result:
-        interface = environ.get("GLOO_SOCKET_IFNAME", "") if found.backend == "gloo" else ""
-        arguments.result.write_text(json.dumps(asdict(found) | {"device": device.type, "interface": interface}))
+        interface = environ.get("GLOO_SOCKET_IFNAME", "") if result.backend == "gloo" else ""
+        arguments.result.write_text(json.dumps(asdict(result) | {"device": device.type, "interface": interface}))
     return 0
 
 
 def start_timer(limit_s: float, ring: Callable[[], None]) -> threading.Timer:
-    """Ring after so long: a collective that hangs inside a driver raises nothing."""
+    """Call `ring` after `limit_s` seconds: a collective that hangs inside a driver raises nothing."""
     timer = threading.Timer(limit_s, ring)
     timer.daemon = True
     timer.start()
@@ -68,7 +68,7 @@ def start_timer(limit_s: float, ring: Callable[[], None]) -> threading.Timer:
 
 
 def exit_as_hung(who: str, limit_s: float) -> None:
-    """End this process at once: nothing else ends one that hangs in a driver."""
+    """End this process immediately. Nothing else ends a process that hangs in a driver."""
     failure = Failure(
         f"{who} was not done after {limit_s:g} s",
         fix="entrypoint doctor --full tries which pairs of GPUs exchange; NCCL_P2P_DISABLE=1 takes another way",

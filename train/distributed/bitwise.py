@@ -15,11 +15,13 @@ from entrypoint import ExitCode, Failure, World
 
 
 class ReductionTree:
-    """The leaves are the micro batches of a step in their order, each a list of tensors of always the same shapes.
+    """A binary tree that sums the micro batches of a step in a fixed order.
 
-    A rank has so many neighbours of a power of two, and so do the ranks: the lower part of the tree lies inside a
-    rank, where one sum for each level waits for its neighbour, the upper part across ranks, where both of a pair add
-    what both had. a + b is b + a, bit by bit, so that all ranks hold the same sum.
+    Each leaf is one micro batch: a list of tensors, whose shapes never change. The number of micro
+    batches per rank and the number of ranks are powers of two. The lower part of the tree lies
+    inside a rank, where on each level one sum waits for its neighbour. The upper part lies across
+    ranks, where the two ranks of a pair both add both sums. a + b equals b + a bit by bit, so all
+    ranks hold the same sum.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -27,7 +29,7 @@ class ReductionTree:
         self._waiting: list[tuple[int, list[Tensor]]] = []
 
     def add(self, leaf: list[Tensor]) -> None:
-        """Take the next leaf in. Its tensors are the tree's from now on."""
+        """Add the next leaf. The tree may change its tensors from now on."""
         size = 1
         while self._waiting and self._waiting[-1][0] == size:
             _, left = self._waiting.pop()
@@ -36,26 +38,26 @@ class ReductionTree:
         self._waiting.append((size, leaf))
 
     def total(self) -> list[Tensor]:
-        """The sum of all leaves of all ranks; the tree is empty then. All ranks call it together."""
+        """Return the sum of all leaves of all ranks, and empty the tree. All ranks call it."""
         ((_, sums),) = self._waiting
         self._waiting = []
         return self._over_ranks(sums) if self._partners else sums
 
     def _over_ranks(self, sums: list[Tensor]) -> list[Tensor]:
-        """In one piece for each type of numbers: many small messages would take longer."""
-        kinds = dict.fromkeys(tensor.dtype for tensor in sums)
-        flats = [torch.cat([tensor.reshape(-1) for tensor in sums if tensor.dtype == kind]) for kind in kinds]
+        """Send one tensor for each dtype: many small messages would take longer."""
+        dtypes = dict.fromkeys(tensor.dtype for tensor in sums)
+        flats = [torch.cat([tensor.reshape(-1) for tensor in sums if tensor.dtype == dtype]) for dtype in dtypes]
         for partner in self._partners:
             torch._foreach_add_(flats, exchange_tensors(flats, partner))
-        sizes = ([tensor.numel() for tensor in sums if tensor.dtype == kind] for kind in kinds)
-        pieces = {kind: iter(torch.split(flat, size)) for kind, flat, size in zip(kinds, flats, sizes, strict=True)}
+        sizes = ([tensor.numel() for tensor in sums if tensor.dtype == dtype] for dtype in dtypes)
+        pieces = {dtype: iter(torch.split(flat, size)) for dtype, flat, size in zip(dtypes, flats, sizes, strict=True)}
         return [next(pieces[tensor.dtype]).view(tensor.shape) for tensor in sums]
 
 
-def exchange_tensors(mine: list[Tensor], partner: int) -> list[Tensor]:
-    """What `partner` has in the place of `mine`, which it gets in turn."""
-    theirs = [torch.empty_like(tensor) for tensor in mine]
-    sends = [dist.P2POp(dist.isend, tensor, partner) for tensor in mine]
+def exchange_tensors(tensors: list[Tensor], partner: int) -> list[Tensor]:
+    """Swap tensors with the rank `partner`: send it these, and return its own."""
+    theirs = [torch.empty_like(tensor) for tensor in tensors]
+    sends = [dist.P2POp(dist.isend, tensor, partner) for tensor in tensors]
     receipts = [dist.P2POp(dist.irecv, tensor, partner) for tensor in theirs]
     for work in dist.batch_isend_irecv([*sends, *receipts]):
         work.wait()
@@ -63,33 +65,34 @@ def exchange_tensors(mine: list[Tensor], partner: int) -> list[Tensor]:
 
 
 class RunningStatistics:
-    """While a step lasts, the buffers hold one micro batch's mean and variance; after it what torch would have made of
-    them with one update: (1 - momentum) x before + momentum x their mean.
+    """BatchNorm's running statistics, updated once per step from the mean over all micro batches.
 
-    Torch's own order, one update for each micro batch, cannot be cut into ranks.
+    During a step the buffers hold the mean and variance of one micro batch. After it they hold
+    (1 - momentum) x before + momentum x mean over the micro batches. torch updates them once per
+    micro batch instead, in an order that cannot be divided among ranks.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        found = [module for module in net.modules() if isinstance(module, _BatchNorm)]
-        self._norms = [norm for norm in found if norm.running_mean is not None]
+        batch_norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+        self._norms = [norm for norm in batch_norms if norm.running_mean is not None]
         self._momenta = [norm.momentum for norm in self._norms]
         self._before: list[list[Tensor]] = []
         for norm in self._norms:
-            norm.momentum = 1.0  # into zeros: what is there afterwards is the batch's own
+            norm.momentum = 1.0  # the buffers are zeroed before: afterwards they hold the batch's own values
 
     @staticmethod
     def names(net: nn.Module) -> set[str]:
-        """The names of all buffers that it is about."""
+        """The names of all BatchNorm buffers of the network."""
         norms = {name: module for name, module in net.named_modules() if isinstance(module, _BatchNorm)}
         return {f"{name}.{buffer}".lstrip(".") for name, norm in norms.items() for buffer, _ in norm.named_buffers()}
 
     def open(self) -> None:
-        """Before the first micro batch of a step. Norms that a model has frozen are left alone."""
+        """Begin a step. BatchNorm layers that the model has frozen are left alone."""
         self._before = [[buffer.clone() for buffer in _buffers(norm)] if norm.training else [] for norm in self._norms]
         self._clear()
 
     def taken(self) -> list[Tensor]:
-        """The last micro batch's mean, variance, and whether it came here (1 or 0), for each norm."""
+        """For each layer: the last micro batch's mean and variance, and 1 if it used the layer, else 0."""
         leaf = []
         for norm in self._training():
             mean, variance, used = _buffers(norm)
@@ -97,8 +100,8 @@ class RunningStatistics:
         self._clear()
         return leaf
 
-    def settle(self, sums: list[Tensor]) -> None:
-        """After the last: `sums` is what `taken` gave, added up over all micro batches of the step."""
+    def update(self, sums: list[Tensor]) -> None:
+        """End a step. sums: the values of `taken`, summed over all micro batches of the step."""
         left = iter(sums)
         for norm, momentum, before in zip(self._norms, self._momenta, self._before, strict=True):
             if before:
@@ -114,12 +117,12 @@ class RunningStatistics:
 
 
 def _buffers(norm: _BatchNorm) -> list[Tensor]:
-    found = norm.running_mean, norm.running_var, norm.num_batches_tracked
-    return [buffer for buffer in found if buffer is not None]
+    buffers = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    return [buffer for buffer in buffers if buffer is not None]
 
 
 def _update_statistics(norm: _BatchNorm, momentum: float | None, before: list[Tensor], sums: list[Tensor]) -> None:
-    """A norm that no micro batch came to keeps what it had. No host sync."""
+    """Update one layer. A layer that no micro batch used keeps its statistics. No host sync."""
     used, count = (sums[2] > 0), sums[2].clamp(min=1)
     tracked = before[2] + used
     part = (1 / tracked.clamp(min=1) if momentum is None else torch.full_like(count, momentum)) * used
@@ -129,12 +132,17 @@ def _update_statistics(norm: _BatchNorm, momentum: float | None, before: list[Te
 
 
 class BitwiseReducer:
-    """Gradients, BatchNorm's statistics and the sums for the record of all micro batches of a step, added up in one
-    tree. No gradient is added to another in `.grad`, where the order would depend on the number of ranks.
+    """Sums a step's gradients, BatchNorm statistics and logged values in one tree.
+
+    No gradient is accumulated in `.grad`, where the order would depend on the number of ranks.
     """
 
     def __init__(self, net: nn.Module, world: World, *, micro_batches: int) -> None:
-        """Raises Failure (USAGE) for a network that no tree can add up. `micro_batches`: of a global batch."""
+        """micro_batches: of a global batch.
+
+        Raises:
+            Failure: USAGE for a network with SyncBatchNorm.
+        """
         if any(isinstance(module, nn.SyncBatchNorm) for module in net.modules()):
             raise _unfit("its SyncBatchNorm adds up over the micro batches that ranks compute at the same time")
         self._parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
@@ -143,27 +151,27 @@ class BitwiseReducer:
         self._micro_batches = micro_batches
 
     def begin_step(self) -> None:
-        """Before the first micro batch of a step."""
+        """Call it before the first micro batch of a step."""
         self._statistics.open()
 
     def add(self, sums: Tensor) -> None:
-        """After each micro batch's backward; `sums` [n]: what else is to be added up."""
+        """Call it after each micro batch's backward pass. sums: further values [n] to sum."""
         gradients = [_taken(parameter) for parameter in self._parameters]
         self._tree.add([*gradients, sums.float(), *self._statistics.taken()])
 
     def finish_step(self) -> Tensor:
-        """After the last: set every `.grad` to the mean over all micro batches; returns the total of `sums`."""
-        found = self._tree.total()
+        """Set every `.grad` to the mean over all micro batches; returns the total of `sums`."""
+        totals = self._tree.total()
         own = len(self._parameters)
-        for parameter, gradient in zip(self._parameters, found[:own], strict=True):
-            # In memory of its own, laid out as the parameter: in which order a kernel adds may depend on both.
+        for parameter, gradient in zip(self._parameters, totals[:own], strict=True):
+            # In new memory, with the parameter's layout: the order in which a kernel adds may depend on both.
             parameter.grad = torch.empty_like(parameter).copy_(gradient).div_(self._micro_batches)
-        self._statistics.settle(found[own + 1 :])
-        return found[own]
+        self._statistics.update(totals[own + 1 :])
+        return totals[own]
 
 
 def refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
-    """Refuse a model that remembers more of its batches than BatchNorm does: each rank would remember its own.
+    """Refuse a model with other buffers than BatchNorm's that a forward pass changes: ranks would differ.
 
     Raises:
         Failure: USAGE, naming the buffer.
@@ -171,8 +179,10 @@ def refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
     kept = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     with torch.no_grad():
         model(images)
-    now = dict(model.named_buffers())  # as they are: a forward pass may put a new tensor in the place of one
-    changed = [name for name, (_, before) in kept.items() if name not in now or not torch.equal(now[name], before)]
+    current = dict(model.named_buffers())  # read again: a forward pass may replace a buffer's tensor
+    changed = [
+        name for name, (_, before) in kept.items() if name not in current or not torch.equal(current[name], before)
+    ]
     for name, (buffer, before) in kept.items():
         module, _, key = name.rpartition(".")
         model.get_submodule(module)._buffers[key] = buffer.copy_(before)
@@ -181,17 +191,18 @@ def refuse_hidden_state(model: nn.Module, images: Tensor) -> None:
 
 
 def _taken(parameter: nn.Parameter) -> Tensor:
-    """The gradient, which is gone from `.grad` then. A part of the network that was not used has zeros: with one
-    micro batch or another it may be used, and the tree is the same in every step.
+    """Remove and return the gradient of `.grad`; zeros for a parameter that was not used.
+
+    Another micro batch may use that parameter, and the tree must be the same in every step.
     """
     gradient, parameter.grad = parameter.grad, None
     return torch.zeros_like(parameter) if gradient is None else gradient
 
 
-def _unfit(found: str) -> Failure:
+def _unfit(reason: str) -> Failure:
     return Failure(
         "this model cannot be trained with train.reproducible bitwise",
-        found=found,
+        found=reason,
         expected="what a model keeps from its batches, except BatchNorm's statistics, comes from gradients alone",
         fix="set train.reproducible=fast, or take another model",
         code=ExitCode.USAGE,

@@ -47,7 +47,7 @@ LIBRARY_FOLDERS: Final = tuple(Path(torch.__file__).parents[1] / name for name i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceErrorKind:
-    """CUDA errors that one fix mends.
+    """CUDA errors that have the same fix.
 
     Attributes:
         messages: parts of CUDA's messages.

@@ -24,47 +24,47 @@ from torch import distributed as dist
 
 from entrypoint import ExitCode, Failure, World, network, start_daemon_thread
 
-_REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for those that would wait for it
-_POLL_INTERVAL_S = 1.0  # between looks at what else may have happened, while ranks are missing
-# After the deadline a rank waits so much longer for one of its own host: if that one is alive but silent, their parents
-# find the hang first (entrypoint.hang), and say more of it.
+_REFUSAL_KEY = "train/refused"  # why a rank refused to take part, for the ranks that would wait for it
+_POLL_INTERVAL_S = 1.0  # between two calls of `look`, while ranks are missing
+# After the deadline a rank waits this much longer for a rank of its own host: if that rank is alive but silent, the
+# parent process notices the hang first (entrypoint.hang), and its message says more.
 SAME_HOST_GRACE_S: Final = 60.0
 
 
 def register_rank(store: dist.Store, world: World, gpu: str) -> None:
-    """Say that this rank is there, and with which GPU (its UUID, empty on the CPU).
+    """Enter this rank into the store, with the UUID of its GPU (empty on the CPU).
 
     Raises:
-        Failure: LAUNCH_CONFLICT for a rank that is there twice, or ranks that disagree about the size of the world.
+        Failure: LAUNCH_CONFLICT if the rank is registered already, or if ranks disagree about the world size.
     """
     me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpu, "world_size": world.world_size}
     first = json.loads(store.compare_set("train/first", "", json.dumps(me | {"rank": world.rank})))
     if first["world_size"] != world.world_size:
         raise _world_size_failure(first["rank"], first, world)
-    mine = json.dumps(me | {"id": str(uuid.uuid4())})  # pids repeat over containers
-    winner = store.compare_set(f"train/who/{world.rank}", "", mine).decode()
-    if winner != mine:
+    registration = json.dumps(me | {"id": str(uuid.uuid4())})  # pids repeat over containers
+    winner = store.compare_set(f"train/who/{world.rank}", "", registration).decode()
+    if winner != registration:
         other = json.loads(winner)
         raise duplicate_rank_failure(world.rank, f"{other['host']} pid {other['pid']} and {me['host']} pid {me['pid']}")
 
 
 def is_on_same_host(rank: int, world: World) -> bool:
-    """Whether that rank is on this rank's host, where ranks are numbered host by host."""
+    """Whether both ranks are on the same host. Ranks are numbered host by host."""
     return rank // world.local_world_size == world.rank // world.local_world_size
 
 
 def wait_for_all_ranks(
     store: dist.Store, world: World, deadline: float, look: Callable[[], None], hosts: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """What each rank has signed, once all have.
+    """Wait until all ranks are registered; returns each rank's registration.
 
     Args:
-        deadline: by time.monotonic; SAME_HOST_GRACE_S later for ranks of this host.
+        deadline: in time.monotonic's seconds; SAME_HOST_GRACE_S later for ranks of this host.
         look: called about once per second while ranks are missing; may raise.
-        hosts: of all ranks, where they are known.
+        hosts: of all ranks, if the launcher gave them.
 
     Raises:
-        Failure: PEER at the deadline or where the store is gone, LAUNCH_CONFLICT where a rank refused to take part.
+        Failure: PEER at the deadline or if the store is gone; LAUNCH_CONFLICT if a rank refused to take part.
     """
     keys = [f"train/who/{rank}" for rank in range(world.world_size)]
     while True:
@@ -84,7 +84,11 @@ def wait_for_all_ranks(
 
 
 def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) -> None:
-    """Raises Failure (LAUNCH_CONFLICT) for two ranks on one GPU, or ranks that disagree about the world's size."""
+    """Refuse two ranks on one GPU, and ranks that disagree about the world size.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT.
+    """
     for rank, other in enumerate(who):
         if other["world_size"] != world.world_size:
             raise _world_size_failure(rank, other, world)
@@ -104,17 +108,17 @@ def refuse_conflicting_ranks(who: Sequence[Mapping[str, object]], world: World) 
 
 
 def publish_refusal(store: dist.Store, failure: Failure) -> None:
-    """Leave the reason why this rank does not take part: the others would wait for it."""
-    said = {name: getattr(failure, name) for name in ("what", "found", "expected", "fix")}
+    """Write into the store why this rank does not take part: the others would wait for it."""
+    arguments = {name: getattr(failure, name) for name in ("what", "found", "expected", "fix")}
     with suppress(dist.DistError, RuntimeError):
-        store.set(_REFUSAL_KEY, json.dumps(said))
+        store.set(_REFUSAL_KEY, json.dumps(arguments))
 
 
-def duplicate_rank_failure(rank: int, found: str) -> Failure:
-    """One rank, two processes; `found` names both."""
+def duplicate_rank_failure(rank: int, processes: str) -> Failure:
+    """The failure of two processes with the same rank. processes: names both."""
     return Failure(
         f"two processes say that they are rank {rank}",
-        found=found,
+        found=processes,
         expected="each rank once",
         fix="give each machine its own --node-rank; under srun read ranks inside the task, and export no RANK; two "
         "runs on one host need ports of their own: --master-port, or MASTER_PORT under mpiexec",
@@ -123,7 +127,7 @@ def duplicate_rank_failure(rank: int, found: str) -> Failure:
 
 
 def _has_key(store: dist.Store, key: str) -> bool | None:
-    """None where the store does not answer."""
+    """Whether the store has the key; None if the store does not answer."""
     try:
         return bool(store.check([key]))
     except (dist.DistError, RuntimeError):
@@ -148,7 +152,7 @@ def _missing_ranks_failure(
 
 
 def _hosts_without_ranks(store: dist.Store, arrived: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """The hosts from which no rank came; none where ranks call their hosts otherwise than the launcher does."""
+    """The hosts from which no rank came; empty if ranks name their hosts differently than the launcher."""
     with suppress(dist.DistError, RuntimeError):
         names = {_short_hostname(json.loads(value)["host"]) for value in store.multi_get(list(arrived))}
         if names <= {_short_hostname(host) for host in hosts}:
@@ -172,21 +176,21 @@ def _world_size_failure(rank: int, other: Mapping[str, object], world: World) ->
 _RUN_ID_KEY = "train/nonce"
 _SERVER_UUID_KEY = "train/server"
 _PROCESS_UUID = str(uuid.uuid4())
-_STORE_TIMEOUT_S = 5.0  # for one store to answer a question; a foreign service on our port never does
+_STORE_TIMEOUT_S = 5.0  # for the answer of one store; another program on our port never gives it
 _RETRY_INTERVAL_S = 0.2
 _LOOPBACK = "127.0.0.1"  # ranks of one host need no port that the network can see
 
 
 def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str = "") -> dist.Store:
-    """The store that all ranks share, once all are there and agree.
+    """Wait for all ranks and check that they agree; returns the store that they share.
 
     Args:
         gpu: UUID of this rank's GPU, empty on the CPU.
 
     Raises:
-        Failure: PEER where the store or a rank does not appear in `timeout_s` seconds (SAME_HOST_GRACE_S later
-            for one of this host); LAUNCH_CONFLICT for a rank that is there twice, two ranks on one GPU, or ranks
-            that disagree about the world.
+        Failure: PEER if the store or a rank does not appear within `timeout_s` seconds (SAME_HOST_GRACE_S
+            later for a rank of this host); LAUNCH_CONFLICT for two processes with one rank, two ranks on one
+            GPU, or ranks that disagree about the world size.
     """
     deadline = time.monotonic() + timeout_s
     store = _open_store(world, environ, deadline)
@@ -244,7 +248,7 @@ def _serve_store(world: World, ports: Sequence[int], run_id: str, deadline: floa
 
 
 def _find_store(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
-    """Try the candidates until a store answers with this run's nonce: refused is normal until the deadline."""
+    """Try the ports until a store answers with this run's id. Until the deadline, refusals are normal."""
     started, error = time.monotonic(), None
     deadline += SAME_HOST_GRACE_S if is_on_same_host(0, world) else 0.0
     address = network.resolve(world.master_addr)
@@ -270,8 +274,8 @@ def _is_store_of_run(run_id: str, world: World, port: int) -> bool:
 def _connect_store_of_run(run_id: str, world: World, address: str, port: int) -> dist.Store | None:
     """The store on that port, if it is this run's.
 
-    A program that accepts and stays silent holds torch's client for ever, whatever its timeout says (torch 2.15): the
-    question is asked in a thread that can be left behind.
+    Another program may accept the connection and stay silent. torch's client then waits for ever, whatever its
+    timeout is (torch 2.15). So a thread asks, which can be left behind.
     """
     answer: queue.SimpleQueue[dist.Store | None] = queue.SimpleQueue()
 
@@ -295,9 +299,13 @@ def _connect_client(address: str, port: int, world_size: int, timeout_s: float) 
 
 
 def _refuse_second_rank_zero(world: World, environ: Mapping[str, str]) -> None:
-    """A rank 0 that listens where the master's address does not lead to: does another rank 0 answer there?
+    """On rank 0: refuse if another rank 0 answers at the master's address.
 
-    The address may also be a service's that leads back here: the server's own mark tells.
+    That can be if the address is not this host's. It may also be the address of a service that
+    leads back to this process: then the server's UUID is our own.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT.
     """
     if world.rank or world.num_nodes == 1 or environ.get("ENTRYPOINT_AGENT_STORE") == "1":
         return
@@ -329,10 +337,12 @@ class ClockReading:
 
 
 def clock_skew_warnings(readings: Sequence[ClockReading]) -> tuple[str, ...]:
-    """One line where nodes differ from rank 0's by more than two seconds; `readings` in the order of the ranks.
+    """One line if the clocks of nodes differ from rank 0's by more than MAX_CLOCK_SKEW_S.
 
-    Nothing depends on it but times in logs, and a deadline that the scheduler gives in seconds since 1970: durations
-    are measured by clocks that nobody sets.
+    Only times in logs depend on these clocks, and a deadline that the scheduler gives in seconds
+    since 1970. Durations are measured with monotonic clocks.
+
+    readings: in the order of the ranks.
     """
     nodes = {reading.node: reading for reading in reversed(readings)}  # each node's first rank
     first = nodes.pop(readings[0].node)
@@ -341,5 +351,5 @@ def clock_skew_warnings(readings: Sequence[ClockReading]) -> tuple[str, ...]:
         for _, other in sorted(nodes.items())
         if abs(apart := other.seconds - first.seconds) > MAX_CLOCK_SKEW_S
     ]
-    told = f"clocks differ: {', '.join(off[:8])}{f' and {len(off) - 8} more' if len(off) > 8 else ''}"
-    return (f"{told}; times in logs do not compare (set the clocks: chronyc tracking)",) if off else ()
+    message = f"clocks differ: {', '.join(off[:8])}{f' and {len(off) - 8} more' if len(off) > 8 else ''}"
+    return (f"{message}; times in logs do not compare (set the clocks: chronyc tracking)",) if off else ()

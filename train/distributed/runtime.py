@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 import torch
-import torch.nested._internal.nested_tensor  # or the first backward pass loads it: after a signal it may be too late
+import torch.nested._internal.nested_tensor  # else the first backward pass loads it, perhaps after a signal
 from accelerate import Accelerator
 from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import Tensor, nn
@@ -37,17 +37,17 @@ from train.distributed.device import (
 
 T = TypeVar("T")
 ACCELERATE_PRECISIONS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-# What ranks send each other instead of the gradients: half as many bytes, and the sum rounded once more.
+# bf16: ranks exchange half as many bytes, and the sum is rounded once more.
 COMM_HOOKS: Final = {"fp32": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
-# Accelerate takes any of these for a sign of several processes.
+# If one of these is set, Accelerate expects several processes.
 MULTI_PROCESS_VARIABLES: Final = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-MAX_AUTO_STEP_TIMEOUT_S: Final = 1800.0  # launch.timeouts.step auto finds out no longer one
-PROCESS_GROUP_TIMEOUT_MARGIN_S: Final = 120.0  # torch's time-outs come after the hang watch's, which says more
+MAX_AUTO_STEP_TIMEOUT_S: Final = 1800.0  # launch.timeouts.step=auto chooses no longer one
+PROCESS_GROUP_TIMEOUT_MARGIN_S: Final = 120.0  # torch's timeouts come after the hang watch's, which says more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """One rank, ready. `control` is a gloo group for small decisions on the CPU; None where there is one rank."""
+    """What a rank computes with. control: a gloo group for small decisions on the CPU; None for a single rank."""
 
     world: World
     device: torch.device
@@ -63,16 +63,16 @@ class Runtime:
         return self.world.rank == 0
 
     def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Both as Accelerate wraps them, on the device; several ranks get DDP around the model.
+        """Move the network to the device and let Accelerate wrap both. Several ranks get DDP.
 
-        DataParallel goes below Accelerate: it copies the network to each GPU, and a copy of a network whose forward
-        Accelerate has replaced (autocast) would compute with the first GPU's weights.
+        DataParallel is applied before Accelerate. It copies the network to each GPU, and Accelerate replaces the
+        network's forward (autocast): a copy of that forward would compute with the first GPU's weights.
         """
         if self.parallel == "dp" and (self.device.type == "cuda" or not torch.cuda.is_available()):
             net = DataParallel(net.to(self.device))  # over all visible GPUs; without any it passes through
-        # Moved here: before Accelerate moves it, it looks for a kind of tensor that takes 0.5 s to load.
+        # Moved by us: Accelerate would first import a tensor class, which takes 0.5 s.
         net, placed = net.to(self.device), False
-        if self.parallel == "none":  # several ranks too, where a tree adds up their gradients
+        if self.parallel == "none":  # also for several ranks, whose gradients a tree sums (train.distributed.bitwise)
             alone = self.accelerator.prepare_model(net, device_placement=placed, evaluation_mode=True)
             return alone, self.accelerator.prepare_optimizer(optimizer)
         model, wrapped = self.accelerator.prepare(net, optimizer, device_placement=[placed, None])
@@ -82,15 +82,15 @@ class Runtime:
         return model, wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The network itself. Accelerate's `unwrap_model` loads torch's compiler on the way: 1.2 s."""
+        """The network without its wrapper. Accelerate's `unwrap_model` would load torch's compiler: 1.2 s."""
         return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model
 
     def warm_up(self, model: nn.Module, images: Tensor, *, always: bool = False) -> None:
-        """Compute and exchange gradients once, and forget them. Without DDP only where `always` says so.
+        """Compute and exchange gradients once, and discard them. Without DDP only if `always` is set.
 
-        After its first exchange DDP lays its buckets out in another order, and a number's place in its bucket decides
-        in which order three ranks or more add it up. Without this, the first step after a resume would differ from
-        the same step of an uninterrupted run in its last bits.
+        After its first exchange DDP reorders its buckets, and the position in a bucket decides in which order
+        three or more ranks sum a number. Without this, the first step after a resume would differ in its last
+        bits from the same step of an uninterrupted run.
         """
         if not (always or isinstance(model, DistributedDataParallel)):
             return
@@ -102,17 +102,17 @@ class Runtime:
             buffer.copy_(old)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of this micro batch's share of the global batch. Accelerate divides by 1 too: two kernels."""
+        """Compute the gradients of a micro batch. Accelerate would divide even by 1, with two kernels."""
         if self.accelerator.scaler is None and self.accelerator.gradient_accumulation_steps == 1:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             self.accelerator.backward(loss)
 
     def seed(self, number: int) -> None:
-        """Set the generators that a step draws from: the CPU's, and those of the GPUs that this rank computes on.
+        """Seed the random generators that a step uses: the CPU's, and those of this rank's GPUs.
 
-        torch.manual_seed does the same, but where CUDA has not started it also writes down who called, for later: it
-        looks for the source files of the whole stack, in each step.
+        torch.manual_seed does the same. But before CUDA has started, it also records its caller for later, and
+        reads the source files of the complete stack in each step.
         """
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
@@ -121,33 +121,34 @@ class Runtime:
                 generator.manual_seed(number)
 
     def check_initial_weights(self, net: nn.Module) -> None:
-        """Compare all ranks' parameters and buffers by hash. To be called before DDP, which hides a difference: it
-        copies rank 0's weights to all.
+        """Compare the hashes of all ranks' parameters and buffers.
+
+        Call it before DDP, which would hide a difference: it copies rank 0's weights to all ranks.
 
         Raises:
             Failure: NODE, naming the ranks that differ from rank 0.
         """
         if self.control is None:
             return
-        prints = self.all_gather((socket.gethostname(), hash_weights(net)))
-        others = [f"rank {rank} on {host}" for rank, (host, found) in enumerate(prints) if found != prints[0][1]]
+        weights = self.all_gather((socket.gethostname(), hash_weights(net)))
+        others = [f"rank {rank} on {host}" for rank, (host, digest) in enumerate(weights) if digest != weights[0][1]]
         if others:
             raise Failure(
                 "the ranks begin with different weights",
-                found=f"{', '.join(others)} differ from rank 0 on {prints[0][0]}",
+                found=f"{', '.join(others)} differ from rank 0 on {weights[0][0]}",
                 expected="the same initial weights on all ranks, bit by bit",
                 fix="if the model is your own, let it draw from torch's generator only; else leave these nodes out",
                 code=ExitCode.NODE,
             )
 
     def all_reduce_sum(self, sums: Tensor) -> Tensor:
-        """The sum over all ranks, in place, on the device that `sums` is on."""
+        """Sum over all ranks, in place, on the device of `sums`."""
         if self.control is not None:
             dist.all_reduce(sums)
         return sums
 
     def run_on_rank_zero(self, action: Callable[[], T]) -> T:
-        """What `action` returns on rank 0, on every rank; also a Failure, so that all end for the same reason."""
+        """Run `action` on rank 0; return its result, or raise its Failure, on every rank."""
         answer: list[Any] = [_value_or_failure(action)] if self.is_main else [None]
         if self.control is not None:
             dist.broadcast_object_list(answer, src=0, group=self.control)
@@ -164,11 +165,11 @@ class Runtime:
         return values
 
     def clock_skew_notes(self, clock: Callable[[], float] = time.time) -> tuple[str, ...]:
-        """What is to be said of the nodes' clocks. To be called by all ranks: they look after they have met."""
+        """Warnings about clocks that differ between nodes. All ranks call it, and read their clocks together."""
         self.barrier()
-        told = self.all_gather((self.world.node_rank, socket.gethostname(), clock()))
+        readings = self.all_gather((self.world.node_rank, socket.gethostname(), clock()))
         return rendezvous.clock_skew_warnings(
-            [rendezvous.ClockReading(node=node, host=host, seconds=s) for node, host, s in told]
+            [rendezvous.ClockReading(node=node, host=host, seconds=s) for node, host, s in readings]
         )
 
     def barrier(self) -> None:
@@ -177,19 +178,19 @@ class Runtime:
             dist.barrier(group=self.control)
 
     def close(self) -> None:
-        """Leave the process group, where there is one."""
+        """Leave the process group, if there is one."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def refuse_unused_parameters(model: nn.Module) -> None:
-    """After a backward pass with the exchange of gradients: whether each weight had a part in it, on this rank.
+    """Check after a backward pass with DDP that each parameter of this rank received a gradient.
 
-    DDP looks at its next forward pass. By then a rank that has left a weight out may wait for the others at their next
-    meeting, while they wait in their backward pass for that weight's gradient.
+    DDP itself checks this only in its next forward pass. That is too late: the rank that left a parameter out may
+    wait in the next collective operation, while the other ranks still wait for that parameter's gradient.
 
     Raises:
-        Failure: USAGE, naming the weights.
+        Failure: USAGE, naming the parameters.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -200,10 +201,10 @@ def refuse_unused_parameters(model: nn.Module) -> None:
         numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
         idle = [trained[int(number)] for number in numbers[1].split()] if numbers else [str(error).split(". ")[0]]
         raise Failure(
-            "a weight took no part in the training of a rank, and the other ranks wait for its gradient",
-            found=f"no gradient for {', '.join(idle[:3])}{', ...' if len(idle) > 3 else ''}",
-            expected="each weight that is trained has a part in each forward pass, on every rank",
-            fix="in the model's forward add 0 * p.sum() of each weight p that it leaves out, or freeze it "
+            "a parameter received no gradient; DDP requires every trainable parameter to be used in every forward pass",
+            found=f"no gradient for {', '.join(idle[:3])}{', ...' if len(idle) > 3 else ''} on rank {dist.get_rank()}",
+            expected="a gradient for every trainable parameter, on every rank",
+            fix="in the model's forward add 0 * p.sum() for each parameter p that it leaves out, or freeze it "
             "(requires_grad=False)",
             code=ExitCode.USAGE,
         ) from error
@@ -219,18 +220,18 @@ def hash_weights(net: nn.Module) -> str:
 
 
 def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *, accumulation: int) -> Runtime:
-    """Meet the other ranks and set this one up.
+    """Meet the other ranks and return this rank's Runtime.
 
     Changes `environ`, which Accelerate reads: see `set_accelerate_environment`.
 
     Raises:
-        Failure: NODE without the GPU, USAGE for a precision that the device does not have, PEER and
-            LAUNCH_CONFLICT where the ranks do not meet.
+        Failure: NODE if the GPU is missing, USAGE for a precision that the device does not have, PEER and
+            LAUNCH_CONFLICT if the ranks do not meet.
     """
-    kind, exact = environ.get("ENTRYPOINT_DEVICE", "cpu"), checks.is_bitwise(config.train)
-    if exact:
-        use_bitwise_arithmetic(kind, environ)
-    device = choose_device(kind, world.local_rank)
+    device_type, bitwise = environ.get("ENTRYPOINT_DEVICE", "cpu"), checks.is_bitwise(config.train)
+    if bitwise:
+        use_bitwise_arithmetic(device_type, environ)
+    device = choose_device(device_type, world.local_rank)
     precision = choose_precision(config.train.precision, device)
     allow_tf32(config.train.tf32)
     use_deterministic_cudnn(device)
@@ -240,18 +241,19 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         world=world,
         device=device,
         precision=precision,
-        cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which our parent sets to cores per rank
-        accelerator=_build_accelerator(device, precision, 1 if exact else accumulation, config.train),
-        parallel="none" if exact else config.train.parallel,
+        cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which the parent process sets to the cores per rank
+        accelerator=_build_accelerator(device, precision, 1 if bitwise else accumulation, config.train),
+        parallel="none" if bitwise else config.train.parallel,
         control=control,
     )
 
 
 def set_accelerate_environment(environ: MutableMapping[str, str], world: World, device: torch.device) -> None:
-    """Leave in `environ` what makes Accelerate do as it is told.
+    """Set the variables in `environ` from which Accelerate derives the device and the number of processes.
 
-    It takes LOCAL_RANK for the GPU's index (accelerate#3775: wrong where each rank sees one GPU). A world of one must
-    not show any sign of more. Its own variables are gone by now: see `environment.remove_conflicting_variables`.
+    Accelerate uses LOCAL_RANK as the GPU's index, which is wrong if each rank sees one GPU (accelerate#3775). A
+    single rank must not have variables of several processes. Accelerate's own variables were removed before: see
+    `environment.remove_conflicting_variables`.
     """
     for name in MULTI_PROCESS_VARIABLES if world.world_size == 1 else ():
         environ.pop(name, None)
@@ -262,7 +264,7 @@ def set_accelerate_environment(environ: MutableMapping[str, str], world: World, 
 def _init_process_group(
     config: RunConfig, world: World, environ: Mapping[str, str], device: torch.device
 ) -> dist.ProcessGroup | None:
-    """Meet the others. Gloo on the CPU, NCCL on GPUs, and one gloo group for decisions in both cases."""
+    """Meet the other ranks: with gloo on the CPU and NCCL on GPUs. Returns a gloo group for decisions."""
     if world.world_size == 1:
         return None
     timeouts = config.launch.timeouts
@@ -278,14 +280,14 @@ def _init_process_group(
 
 
 def process_group_timeout(timeouts: Timeouts) -> timedelta:
-    """How long torch waits for another rank: longer than any silence that the hang watch allows."""
+    """How long torch waits for another rank: longer than the hang watch lets any rank be silent."""
     step = MAX_AUTO_STEP_TIMEOUT_S if timeouts.step == "auto" else timeouts.step
     longest = max(step, timeouts.start, timeouts.save, timeouts.evaluation, timeouts.data)
     return timedelta(seconds=longest + PROCESS_GROUP_TIMEOUT_MARGIN_S)
 
 
 def _build_accelerator(device: torch.device, precision: str, accumulation: int, train: TrainConfig) -> Accelerator:
-    """Not with DDP's static_graph: it spares the search for parameters that were not used, which is off here anyway."""
+    """The Accelerator. DDP's static_graph would only spare the search for unused parameters, which is off."""
     ddp = DistributedDataParallelKwargs(
         gradient_as_bucket_view=True, bucket_cap_mb=train.bucket_cap_mb, comm_hook=COMM_HOOKS[train.gradient_exchange]
     )

@@ -15,16 +15,16 @@ from entrypoint import ExitCode, Failure
 from train import files
 from train.distributed.runtime import Runtime
 
-# NFS may go on for 30 s with what it knew of a folder (acdirmin), unless the folder is listed; many ranks may ask.
+# NFS may answer for 30 s from its cache of a folder (acdirmin), unless the folder is listed; many ranks may ask.
 VISIBILITY_TIMEOUT_S, VISIBILITY_POLL_S = 35.0, 0.5
 
 
 def refuse_unshared_folder(runtime: Runtime, folder: Path) -> None:
-    """Return where every rank sees a file that rank 0 has made in the run's folder.
+    """Refuse a run's folder in which some rank does not see a file that rank 0 has created.
 
     Raises:
-        Failure: OUTPUT on all ranks, naming the nodes that do not; as in `files.ERRNO_MEANINGS` where it cannot be
-            made.
+        Failure: OUTPUT on all ranks, naming the nodes that do not see it; as in `files.ERRNO_MEANINGS` if rank 0
+            cannot create it.
     """
     if runtime.control is None:
         return
@@ -52,7 +52,7 @@ def _write_marker(folder: Path) -> str:
 
 def _wait_for_marker(mark: Path) -> bool:
     end = time.monotonic() + VISIBILITY_TIMEOUT_S
-    while not os.path.exists(mark):  # Path.exists() of Python 3.11 raises what NFS says of a stale handle
+    while not os.path.exists(mark):  # Path.exists() of Python 3.11 raises NFS's error of a stale handle
         if time.monotonic() > end:
             return False
         for folder in (mark.parent.parent, mark.parent):

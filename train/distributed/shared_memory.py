@@ -21,7 +21,7 @@ BOOT_ID_FILE: Final = PROC_FOLDER / "sys/kernel/random/boot_id"
 
 
 def read_boot_id() -> str:
-    """What this machine's kernel has been called since it started; containers on it are told the same."""
+    """The id of this boot of the machine's kernel; the same in all containers on the machine."""
     with suppress(OSError):
         return BOOT_ID_FILE.read_text()
     return ""
@@ -33,9 +33,10 @@ def _gather_alone(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRanks:
-    """This rank among those of its machine. `all_gather` gives every rank's value, in the order of the ranks.
+    """The ranks on this rank's machine.
 
-    node, rank: of this rank. world_size: all ranks, on all machines.
+    node, rank: of this rank. world_size: all ranks, on all machines. all_gather: returns every
+    rank's value, in the order of the ranks.
     """
 
     node: int = 0
@@ -44,33 +45,34 @@ class HostRanks:
     all_gather: Callable[[Any], list[Any]] = _gather_alone
 
     def cores(self) -> int:
-        """Processors that this rank can keep busy: those of its affinity, or as many as a quota gives time for, divided
-        among the ranks that have the same.
+        """The number of cores for this rank alone.
+
+        The cores of its affinity, or of the CPU quota, are divided among the ranks with the same affinity.
         """
-        mine = (self.node, sorted(os.sched_getaffinity(0)))
-        return max(1, num_usable_cores() // self.all_gather(mine).count(mine))
+        affinity = (self.node, sorted(os.sched_getaffinity(0)))
+        return max(1, num_usable_cores() // self.all_gather(affinity).count(affinity))
 
     def first(self, action: Callable[[], T]) -> T:
-        """What `action` returns on the first rank of this machine, on all of them. To be called by all ranks.
+        """Run `action` on the first rank of each machine; returns its result on all ranks there. All ranks call it.
 
         Raises:
-            Failure: what it raises on any machine, on all ranks.
+            Failure: on all ranks, if `action` raises one on any machine.
         """
         if self.world_size == 1:
             return action()
         nodes = self.all_gather(self.node)
         leads = nodes.index(self.node) == self.rank
-        found = self.all_gather(_result_or_failure(action) if leads else (None, None))
-        for _, failure in found:
+        results = self.all_gather(_result_or_failure(action) if leads else (None, None))
+        for _, failure in results:
             if failure is not None:
                 raise Failure(**failure)
-        return found[nodes.index(self.node)][0]  # type: ignore[no-any-return]
+        return results[nodes.index(self.node)][0]  # type: ignore[no-any-return]
 
     def area(self, size: int) -> HostMemory:
-        """`size` bytes of zeros, which all ranks of this machine share where they can. To be called by all ranks.
+        """`size` bytes of zeros, which all ranks of this machine share if they can. All ranks call it.
 
-        A rank hands its memory on by the number of its open file: only processes of the same user may open that, no
-        file system is filled, and nothing is left when the last of them ends.
+        The first rank passes its memory on by the number of its open file. Only processes of the same user can
+        open that, it fills no file system, and it is gone when the last process ends.
         """
         if self.world_size == 1 or size == 0:
             return HostMemory(ranks=(self.rank,))
@@ -80,7 +82,7 @@ class HostRanks:
         offers = self.all_gather(None if handle is None else (os.getpid(), handle, _file_identity(handle)))
         handle = _open_memory_file(offers[ranks[0]]) if handle is None else handle
         mapped = _map_memory_file(handle, size)
-        common = self.all_gather(mapped is not None)  # until here the first rank's file was open
+        common = self.all_gather(mapped is not None)  # until then the first rank must keep its file open
         if handle is not None:
             os.close(handle)
         return (
@@ -96,22 +98,22 @@ SINGLE_RANK: Final = HostRanks()
 def host_ranks(
     world: World, all_gather: Callable[[Any], list[Any]], machine: Callable[[], str] = read_boot_id
 ) -> HostRanks:
-    """This rank among those of its machine. To be called by all ranks. machine: its mark, which no other one has.
+    """Find the ranks of this rank's machine. All ranks call it. machine: returns an id unique to the machine.
 
-    Some launchers tell a rank no node's number, and the one that was counted up for it is wrong where they deal ranks
-    out in turn (mpirun --map-by node). Where ranks of one node have machines of several marks, the marks decide.
+    Some launchers do not give a rank its node number. The number computed instead is wrong if the launcher
+    distributes ranks in turn (mpirun --map-by node). If ranks of one node have different machine ids, the ids decide.
     """
     node = world.node_rank
     if world.num_nodes > 1:
-        told = all_gather((node, mark := machine()))
-        if len(set(told)) > len({number for number, _ in told}):
-            node = [each for _, each in told].index(mark)
+        marks = all_gather((node, mark := machine()))
+        if len(set(marks)) > len({number for number, _ in marks}):
+            node = [each for _, each in marks].index(mark)
     return HostRanks(node=node, rank=world.rank, world_size=world.world_size, all_gather=all_gather)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """uint8 [size] of one machine's memory, and the ranks that share it; None: a rank that has its own."""
+    """Memory (uint8 [size]) and the ranks that share it; None if this rank must allocate its own."""
 
     ranks: tuple[int, ...]
     memory: Tensor | None = None
@@ -125,7 +127,7 @@ def _result_or_failure(action: Callable[[], T]) -> tuple[T | None, dict[str, Any
 
 
 def _create_memory_file(size: int) -> int | None:
-    """Zeros that take memory only where they are written; None where the system has no such files."""
+    """A file of zeros in memory, which takes memory only where it is written; None if the system has none."""
     with suppress(OSError):
         handle = os.memfd_create("train-data", os.MFD_CLOEXEC)
         with suppress(OSError):
@@ -136,7 +138,7 @@ def _create_memory_file(size: int) -> int | None:
 
 
 def _open_memory_file(offer: tuple[int, int, tuple[int, ...]] | None) -> int | None:
-    """The first rank's file, if that process can be seen from here, and is the one that is meant."""
+    """Open the first rank's file, if this rank can see that process and the file is the same one."""
     if offer is None:
         return None
     process, number, identity = offer
@@ -157,5 +159,5 @@ def _map_memory_file(handle: int | None, size: int) -> Tensor | None:
 
 
 def _file_identity(handle: int) -> tuple[int, ...]:
-    found = os.fstat(handle)
-    return found.st_dev, found.st_ino, found.st_size
+    status = os.fstat(handle)
+    return status.st_dev, status.st_ino, status.st_size

@@ -17,7 +17,7 @@ from entrypoint import ExitCode, Failure
 
 
 class SharedProcessGroup:
-    """The ranks that add up. A copy is the same group: networks are copied, processes are not."""
+    """The process group that sums. A deep copy is the same group: networks are copied, groups cannot be."""
 
     def __init__(self, ranks: dist.ProcessGroup) -> None:
         self.ranks = ranks
@@ -33,43 +33,43 @@ class SharedProcessGroup:
 
 
 class AllReduceSum(torch.autograd.Function):
-    """The sum over all ranks. Each rank's loss depends on each rank's values, so that gradients are summed too."""
+    """The sum over all ranks. Each rank's loss depends on every rank's values, so gradients are summed too."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: SharedProcessGroup) -> Tensor:
-        """Any shape to the same shape."""
+        """Return a tensor of the same shape, which may be any."""
         ctx.group = group
         return group.sum(values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """All ranks call it in the same order, that of their equal graphs."""
+        """All ranks call it in the same order, because their graphs are equal."""
         return ctx.group.sum(gradient), None
 
 
 class CpuSyncBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d or 3d on the CPU, over all ranks while training: torch's own SyncBatchNorm takes GPUs only."""
+    """BatchNorm1d, 2d or 3d over all ranks on the CPU: torch's SyncBatchNorm supports GPUs only."""
 
     group: SharedProcessGroup
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, channels, *size] to the same shape and type.
+        """Normalize [n, channels, *size]; returns the same shape and dtype.
 
         Raises:
-            ValueError: for less than 2 numbers per channel on all ranks together.
+            ValueError: for fewer than 2 numbers per channel on all ranks together.
         """
         if not self.training:
             stored = self.running_mean, self.running_var
             return batch_norm(x, *stored, self.weight, self.bias, self.running_mean is None, 0.0, self.eps)
-        places = [0, *range(2, x.dim())]
+        dimensions = [0, *range(2, x.dim())]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         count = wide.new_full((1,), wide.numel() / wide.shape[1])
-        total = AllReduceSum.apply(torch.cat([wide.sum(places), count]), self.group)
+        total = AllReduceSum.apply(torch.cat([wide.sum(dimensions), count]), self.group)
         number = float(total[-1].detach())
         if number < 2:
             raise ValueError("BatchNorm needs more than one number per channel to train")
         centred = wide - _reshape_per_channel(total[:-1] / number, wide)
-        variance = AllReduceSum.apply(centred.square().sum(places), self.group) / number
+        variance = AllReduceSum.apply(centred.square().sum(dimensions), self.group) / number
         self._remember(total[:-1].detach() / number, variance.detach() * (number / (number - 1)))
         normal = centred * _reshape_per_channel(torch.rsqrt(variance + self.eps), wide)
         if self.affine:
@@ -77,7 +77,7 @@ class CpuSyncBatchNorm(_BatchNorm):
         return normal.to(x.dtype)
 
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        """Into the running statistics, with the unbiased variance, as torch has it."""
+        """Update the running statistics with the mean and the unbiased variance, as torch does."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         with torch.no_grad():
@@ -87,16 +87,17 @@ class CpuSyncBatchNorm(_BatchNorm):
             self.running_var.lerp_(variance, part)
 
     def _check_input_dim(self, x: Tensor) -> None:
-        """Any number of dimensions."""
+        """Accept any number of dimensions."""
 
 
 def convert_sync_batchnorm(net: nn.Module, device: torch.device, control: dist.ProcessGroup | None) -> nn.Module:
-    """`net` with every BatchNorm made to count all ranks' samples. Parameters, buffers and their names stay.
+    """Let every BatchNorm of `net` use the samples of all ranks. Parameters, buffers and their names stay.
 
-    control: the ranks, by gloo; None where there is one, and nothing changes. On GPUs the default group is used.
+    control: the gloo group of all ranks; None for a single rank, which changes nothing. On GPUs the
+    default group is used.
 
     Raises:
-        Failure: USAGE for a kind of BatchNorm that computes more: another class would take its place, and lose that.
+        Failure: USAGE for a subclass of BatchNorm with its own forward, which the replacement would lose.
     """
     if control is None:
         return net
@@ -127,5 +128,5 @@ def _refuse_custom_batchnorm(net: nn.Module) -> None:
 
 
 def _reshape_per_channel(per_channel: Tensor, x: Tensor) -> Tensor:
-    """[channels] in the shape that multiplies `x`."""
+    """Reshape [channels] so that it broadcasts with `x`."""
     return per_channel.view(1, -1, *[1] * (x.dim() - 2))

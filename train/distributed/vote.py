@@ -20,17 +20,20 @@ from torch import distributed as dist
 
 from train.distributed.shared_memory import HostRanks
 
-NUM_SLOTS: Final = 2  # a rank can be one decision ahead of another, no more: the other must have sent its own before
-WORD_BYTES: Final = 8  # bytes, which a processor writes at once: nobody reads one half
+NUM_SLOTS: Final = 2  # a rank is at most one vote ahead of another: it must have read the other's last vote before
+WORD_BYTES: Final = 8  # a processor writes so many bytes at once: no rank reads half of a word
 FLAG_BITS: Final = 3
-# Between two looks at what others have written; and after how long to look whether they live.
+# Seconds between two reads of the other ranks' words, and between two checks whether these ranks are alive.
 POLL_INTERVAL_S, LIVENESS_CHECK_INTERVAL_S = 5e-5, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """stop: save and leave; save: take a checkpoint and go on; written: the checkpoint that was being written is not
-    written on any more, be it committed or failed."""
+    """One rank's vote, or the result of all.
+
+    stop: save and exit. save: save a checkpoint and continue. written: the writing of the last
+    checkpoint has ended, committed or failed.
+    """
 
     stop: bool = False
     save: bool = False
@@ -38,36 +41,36 @@ class Vote:
 
 
 class VoteExchange(Protocol):
-    """How the ranks' wishes come to each other. All ranks call both, in turns."""
+    """Exchanges the ranks' votes. All ranks call `send` and `read` in turn."""
 
-    def send(self, wish: Vote) -> None:
-        """Send this rank's off, and do not wait."""
+    def send(self, vote: Vote) -> None:
+        """Send this rank's vote without waiting."""
 
     def read(self) -> Vote:
-        """What all ranks' last ones come to; waits for those that are late."""
+        """The result of all ranks' last votes; waits for ranks that are late."""
 
 
 class StopVote:
-    """Wishes are sent off before a step and read after it, so that the exchange costs the step no time.
+    """Votes are sent before a step and read after it, so that the exchange costs the step no time.
 
-    Any rank's wish counts. Alone, a rank decides at once.
+    A single rank's vote is enough to stop or to save. A single rank decides immediately.
     """
 
-    def __init__(self, exchange: VoteExchange | None, wishes: Callable[[], Vote]) -> None:
-        """wishes: what this rank alone would do now. exchange: None for a rank alone."""
-        self._exchange, self._wishes = exchange, wishes
+    def __init__(self, exchange: VoteExchange | None, current_vote: Callable[[], Vote]) -> None:
+        """current_vote: what this rank alone would do. exchange: None for a single rank."""
+        self._exchange, self._current_vote = exchange, current_vote
         self._sent = False
 
     def propose(self) -> None:
-        """Send this rank's wishes off. All ranks call it, then `result`, once per step."""
+        """Send this rank's vote. All ranks call it, then `result`, once per step."""
         if self._exchange is not None:
-            self._exchange.send(self._wishes())
+            self._exchange.send(self._current_vote())
             self._sent = True
 
     def result(self) -> Vote:
-        """What all ranks' last proposals came to; what this rank wishes now where there is one."""
+        """The result of all ranks' last votes; a single rank's current vote."""
         if self._exchange is None:
-            return self._wishes()
+            return self._current_vote()
         if not self._sent:
             return Vote()
         self._sent = False
@@ -75,7 +78,7 @@ class StopVote:
 
 
 def open_vote_exchange(group: dist.ProcessGroup | None, host: HostRanks) -> VoteExchange | None:
-    """The cheapest that this world has: memory, where all ranks share one machine's. To be called by all ranks."""
+    """The cheapest exchange: shared memory if all ranks are on one machine, else the network. All ranks call it."""
     if group is None:
         return None
     if len(set(host.all_gather(host.node))) == 1:
@@ -87,15 +90,15 @@ def open_vote_exchange(group: dist.ProcessGroup | None, host: HostRanks) -> Vote
 
 
 class AllReduceVoteExchange:
-    """Over the network, in the background."""
+    """Exchanges votes over the network, in the background."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self._sent: tuple[dist.Work, Tensor] | None = None
 
-    def send(self, wish: Vote) -> None:
+    def send(self, vote: Vote) -> None:
         """See `VoteExchange`."""
-        flags = torch.tensor([wish.stop, wish.save, wish.written], dtype=torch.int32)
+        flags = torch.tensor([vote.stop, vote.save, vote.written], dtype=torch.int32)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None  # every member of the group gets one
         self._sent = (work, flags)
@@ -110,29 +113,28 @@ class AllReduceVoteExchange:
 
 
 class SharedMemoryVoteExchange:
-    """Among ranks of one machine: each writes a word where the others read it.
+    """Exchanges votes among the ranks of one machine: each rank writes a word that the others read.
 
-    A message, however short, wakes several threads of each process: 0.7 ms of a processor in each step, on two cores
-    whose two ranks have a use for both.
+    A message, however short, wakes several threads of each process. That costs 0.7 ms of CPU time in each step,
+    measured with two ranks on two cores.
     """
 
     def __init__(self, memory: Tensor, rank: int, processes: Sequence[int]) -> None:
-        """memory: uint8 [NUM_SLOTS * WORD_BYTES * ranks], zeros. processes: the ranks' numbers, as the system has
-        them."""
+        """memory: uint8 [NUM_SLOTS * WORD_BYTES * ranks], zeros. processes: the ranks' process ids."""
         self._words = memory.numpy().view(np.int64).reshape(NUM_SLOTS, len(processes))
         self._rank, self._processes, self._number = rank, processes, 0
 
-    def send(self, wish: Vote) -> None:
+    def send(self, vote: Vote) -> None:
         """See `VoteExchange`."""
         self._number += 1
-        flags = wish.stop | wish.save << 1 | wish.written << 2
+        flags = vote.stop | vote.save << 1 | vote.written << 2
         self._words[self._number % NUM_SLOTS, self._rank] = self._number << FLAG_BITS | flags
 
     def read(self) -> Vote:
         """See `VoteExchange`.
 
         Raises:
-            DistError: one that is waited for has ended.
+            DistError: a rank that this rank waits for has ended.
         """
         words, least = self._words[self._number % NUM_SLOTS], self._number << FLAG_BITS
         since = time.monotonic()
@@ -141,8 +143,8 @@ class SharedMemoryVoteExchange:
             if time.monotonic() - since > LIVENESS_CHECK_INTERVAL_S:
                 self._refuse_dead(np.flatnonzero(words < least).tolist())
                 since = time.monotonic()
-        found = int(np.bitwise_or.reduce(words))
-        return Vote(stop=bool(found & 1), save=bool(found & 2), written=bool(found & 4))
+        flags = int(np.bitwise_or.reduce(words))
+        return Vote(stop=bool(flags & 1), save=bool(flags & 2), written=bool(flags & 4))
 
     def _refuse_dead(self, late: Sequence[int]) -> None:
         for rank in late:
@@ -158,7 +160,10 @@ def _is_process_alive(process: int) -> bool:
         handle = os.pidfd_open(process)
     except ProcessLookupError:
         return False
-    except (OSError, AttributeError):  # too many open files, or a system without: the parent sees to it
+    except (
+        OSError,
+        AttributeError,
+    ):  # too many open files, or no pidfd_open: the parent process watches the ranks anyway
         return True
     try:
         ended = select.poll()

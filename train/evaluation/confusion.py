@@ -23,12 +23,12 @@ MAX_CONFUSION_CLASSES: Final = 1000  # classes up to which recall and the confus
 
 
 class ConfusionCounter:
-    """Counts as float64, which is exact up to 2**53: one tensor that all ranks add up once.
+    """Counts predictions in one float64 tensor (exact up to 2**53), which all ranks sum once.
 
-    It holds samples and those whose class is among the top five; by class the correct predictions, all predictions
-    and the samples (support); and, up to MAX_CONFUSION_CLASSES classes, how often each class [row] was predicted as
-    each [column]. The losses of batches are kept one by one: their sum is rounded once, so that it does not depend
-    on which rank has measured which.
+    The tensor holds the number of samples, and of samples whose class is among the top five. For each class it
+    holds the correct predictions, all predictions and the samples (support). Up to MAX_CONFUSION_CLASSES classes
+    it also holds how often each class [row] was predicted as each [column]. The losses of batches are kept
+    separately: their sum is rounded once, so it does not depend on which rank computed which batch.
     """
 
     def __init__(self, classes: int, device: torch.device) -> None:
@@ -61,12 +61,12 @@ class ConfusionCounter:
     def read(
         self, total: Callable[[Tensor], Tensor], all_gather: Callable[[BatchLosses], Sequence[BatchLosses]]
     ) -> tuple[EvaluationResult, Tensor | None]:
-        """(result, confusion matrix int64 [classes, classes] on the CPU) over all ranks.
+        """Return (result, confusion matrix int64 [classes, classes] on the CPU) over all ranks.
 
-        `total` sums over ranks in place, `all_gather` gives all ranks' lists.
+        total: sums over ranks in place. all_gather: returns all ranks' lists.
 
         Raises:
-            Failure: DATA where nothing was added on any rank.
+            Failure: DATA if no rank has added a sample.
         """
         total(self._flat)
         losses = all_gather(torch.stack(self._losses).tolist() if self._losses else [])

@@ -17,14 +17,17 @@ from train.metrics import DEFAULT_METRIC, METRICS
 
 
 def count_target_streak(config: EvalConfig, streak: int, result: EvaluationResult) -> int:
-    """In how many evaluations in a row the target was reached, once `result` is counted too."""
+    """The number of evaluations in a row that reached the target, including `result`."""
     if config.target is None or not metrics.reaches_target(config.metric, result, config.target):
         return 0
     return streak + 1
 
 
 def restore_target_streak(config: EvalConfig, streak: int, last: EvaluationResult | None, target: float | None) -> int:
-    """A checkpoint's `streak` under `target`. Under another one only the last evaluation counts."""
+    """The streak after a resume. If eval.target has changed, only the last evaluation counts.
+
+    streak, last, target: from the checkpoint.
+    """
     if last is None or config.target is None or not metrics.reaches_target(config.metric, last, config.target):
         return 0
     return streak if config.target == target else min(streak, 1)
@@ -36,7 +39,7 @@ def should_stop(config: EvalConfig, streak: int) -> bool:
 
 
 def refuse_unusable_metric(config: EvalConfig, *, held_out: int, classes: int) -> None:
-    """Refuse a metric that says nothing of so few classes, and a target without validation images.
+    """Refuse a metric that is meaningless for so few classes, and a target without validation images.
 
     Args:
         held_out: the number of validation images.
@@ -53,25 +56,27 @@ def refuse_unusable_metric(config: EvalConfig, *, held_out: int, classes: int) -
         raise _usage_failure(what, f"{classes} classes", f"set eval.metric={DEFAULT_METRIC.name}")
 
 
-def refuse_run_past_end(told: Mapping[str, Any], config: RunConfig, counted: StepCounts) -> None:
-    """Refuse to call a run finished that is past the end which `config` asks for, and was to go on when it was saved:
-    most likely the setting is missing that the last start had.
+def refuse_run_past_end(checkpoint_facts: Mapping[str, Any], config: RunConfig, counted: StepCounts) -> None:
+    """Refuse a run that is past the end of `config`, if its last start was to train longer.
+
+    Most likely a setting of the last start is missing, and the run would be called finished.
 
     Args:
-        told: what the checkpoint says beside its tensors. counted: what `config` asks for.
+        checkpoint_facts: the checkpoint's state.json.
+        counted: the steps of `config`.
 
     Raises:
-        Failure: DATA, naming the settings that go on.
+        Failure: DATA, naming the settings to continue with.
     """
-    step, before, now = told["state"].get("step"), told["config"]["train"], config.train
+    step, before, current = checkpoint_facts["state"].get("step"), checkpoint_facts["config"]["train"], config.train
     saved = {"epochs": before["epochs"], "max_steps": before.get("max_steps")}
     last, per_epoch = count_total_steps(counted.per_epoch, **saved), counted.per_epoch
-    if type(step) is not int or not counted.total < step < last or _had_stopped_early(told):
+    if type(step) is not int or not counted.total < step < last or _had_stopped_early(checkpoint_facts):
         return
-    asked = {"epochs": now.epochs, "max_steps": now.max_steps}
-    more = [f"train.{key}={'null' if old is None else old}" for key, old in saved.items() if asked[key] != old]
-    epochs = "1 epoch" if now.epochs == 1 else f"{now.epochs} epochs"
-    whose = epochs if counted.total == now.epochs * per_epoch else "train.max_steps"
+    requested = {"epochs": current.epochs, "max_steps": current.max_steps}
+    more = [f"train.{key}={'null' if old is None else old}" for key, old in saved.items() if requested[key] != old]
+    epochs = "1 epoch" if current.epochs == 1 else f"{current.epochs} epochs"
+    whose = epochs if counted.total == current.epochs * per_epoch else "train.max_steps"
     raise Failure(
         "this run is past the end that is asked for",
         found=f"step {step}, epoch {-(-step // per_epoch)}",
@@ -81,11 +86,13 @@ def refuse_run_past_end(told: Mapping[str, Any], config: RunConfig, counted: Ste
     )
 
 
-def _had_stopped_early(told: Mapping[str, Any]) -> bool:
-    """By the settings it was saved with."""
-    target, patience = (told["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in ("target", "patience"))
-    return should_stop(EvalConfig(target=target, patience=patience), int(told["state"].get("held", 0)))
+def _had_stopped_early(checkpoint_facts: Mapping[str, Any]) -> bool:
+    """Whether the run had stopped early, by the settings in the checkpoint."""
+    target, patience = (
+        checkpoint_facts["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in ("target", "patience")
+    )
+    return should_stop(EvalConfig(target=target, patience=patience), int(checkpoint_facts["state"].get("held", 0)))
 
 
-def _usage_failure(what: str, found: str, fix: str) -> Failure:
-    return Failure(what, found=found, fix=fix, code=ExitCode.USAGE)
+def _usage_failure(what: str, value: str, fix: str) -> Failure:
+    return Failure(what, found=value, fix=fix, code=ExitCode.USAGE)

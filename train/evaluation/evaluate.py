@@ -22,59 +22,62 @@ from train.distributed.runtime import Runtime
 from train.evaluation.confusion import ConfusionCounter
 from train.evaluation.metrics import EvaluationResult
 
-AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: no gradients are kept, so that it mostly fits where training does
+AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """confusion: int64 [classes, classes] on the CPU, rows by label, columns by prediction; None for many classes."""
+    """The result of an evaluation.
+
+    confusion: int64 [classes, classes] on the CPU, rows by label, columns by prediction; None for many classes.
+    """
 
     result: EvaluationResult
     confusion: Tensor | None
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int, whole: int | None = None
+    model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int, padded_size: int | None = None
 ) -> Evaluation:
-    """Measure `model` (not wrapped in DDP) on this rank's batches and add up over all ranks.
+    """Evaluate `model` (not wrapped in DDP) on this rank's batches, and sum over all ranks.
 
-    Counts are kept on the device and read once, at the end. A rank may have no batch. whole: fill each batch up to so
-    many images, which compiled code was made for.
+    Counts are kept on the device and read once, at the end. A rank may have no batch. padded_size: pad each batch
+    to so many images, the size for which the model was compiled.
 
     Raises:
-        Failure: DATA for a model with other outputs than `classes`, or where no rank has a sample.
+        Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample.
     """
     broadcast_buffers(model, runtime)
     counter = ConfusionCounter(classes, runtime.device)
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
-            counter.add(_compute_logits(model, batch.images, whole), batch.labels)
+            counter.add(_compute_logits(model, batch.images, padded_size), batch.labels)
     result, confusion = counter.read(runtime.all_reduce_sum, runtime.all_gather)
     return Evaluation(result=result, confusion=confusion)
 
 
 def warm_up(model: nn.Module, images: Tensor) -> None:
-    """Compute once as `evaluate` does, for nothing."""
+    """Compute once as `evaluate` does, and discard the result."""
     with torch.no_grad(), _eval_mode(model):
         model(images)
 
 
-def _compute_logits(model: nn.Module, images: Tensor, whole: int | None) -> Tensor:
-    """The last batch may be smaller: its first image stands in for those that are not there."""
-    missing = (whole or 0) - len(images)
+def _compute_logits(model: nn.Module, images: Tensor, padded_size: int | None) -> Tensor:
+    """The logits of a batch. A smaller batch is padded with copies of its first image."""
+    missing = (padded_size or 0) - len(images)
     if missing <= 0:
         return model(images)  # type: ignore[no-any-return]
-    last = images.movedim(1, -1)  # as it lies in memory, so that the whole batch does too
+    last = images.movedim(1, -1)  # channels last, so that the padded batch keeps the memory layout
     return model(torch.cat([last, *[last[:1]] * missing]).movedim(-1, 1))[: len(images)]  # type: ignore[no-any-return]
 
 
 def max_batch_size(images: int, size: int | Literal["auto"]) -> int:
-    """Samples in the largest of the batches that `rank_batches` makes."""
+    """The number of images in the largest batch of `rank_batches`."""
     return min(images, AUTO_BATCH_SIZE if size == "auto" else size)
 
 
 def rank_batches(images: int, size: int | Literal["auto"], world: World) -> list[SampleIndices]:
-    """This rank's validation images in batches of `size`: the same batches in any world, each on one rank."""
+    """This rank's validation images in batches of `size`. The batches are the same for any number of ranks."""
     return rank_blocks(
         images, AUTO_BATCH_SIZE if size == "auto" else size, rank=world.rank, world_size=world.world_size
     )
@@ -82,7 +85,9 @@ def rank_batches(images: int, size: int | Literal["auto"], world: World) -> list
 
 @contextmanager
 def explain_out_of_memory(images: int) -> Iterator[None]:
-    """Compute with batches of so many images. No size of the training's would help where they do not fit.
+    """Explain an out-of-memory error of an evaluation with batches of so many images.
+
+    Smaller batches in training would not help.
 
     Raises:
         Failure: RESOURCE, with the eval.batch_size to set.
@@ -103,7 +108,7 @@ def explain_out_of_memory(images: int) -> Iterator[None]:
 
 @contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode; after it each in its own again: a model may have frozen some of them."""
+    """Set every module to evaluation mode, then restore each one's mode: a model may have frozen some."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -114,9 +119,9 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def broadcast_buffers(model: nn.Module, runtime: Runtime) -> None:
-    """Give every rank rank 0's buffers (BatchNorm's running means, which each rank collects from its own batches).
+    """Copy rank 0's buffers to every rank. Checkpoints hold rank 0's buffers.
 
-    They do not influence training; rank 0's are those that checkpoints hold.
+    Each rank collects BatchNorm's running means from its own batches. They do not influence training.
     """
     if runtime.control is not None:
         for buffer in model.buffers():

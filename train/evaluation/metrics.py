@@ -1,6 +1,6 @@
-"""An evaluation's result: its metrics by name, their comparison, and how people and programs read them.
+"""This module holds an evaluation's result, compares results, and formats them for people and programs.
 
-What is known of a metric stands in `train.metrics`. torch is not imported.
+Each metric is defined in `train.metrics`. torch is not imported.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from train.metrics import DEFAULT_METRIC, METRICS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """What was computed on `samples` validation images.
+    """The metrics of `samples` validation images.
 
-    values: of each metric of `METRICS`, by its name; None where it was not measured, as in a
-    checkpoint of an older version. recall: by class; None for a class without images.
+    values: by the name of each metric in `METRICS`; None if it was not measured, as in a checkpoint
+    of an older version. recall: by class; None for a class without images.
     """
 
     samples: int
@@ -28,15 +28,15 @@ class EvaluationResult:
     recall: tuple[float | None, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in state.json, best.json and metrics.jsonl: the metrics beside the rest."""
+        """One flat object, as in state.json, best.json and metrics.jsonl."""
         return {**self.values, "samples": self.samples, "recall": self.recall}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> EvaluationResult:
-        """Read what `to_json` gave. Metrics of another version are missing or left out.
+        """Read the object of `to_json`. Metrics that this version does not know are left out.
 
         Raises:
-            KeyError, TypeError: for what no evaluation has written.
+            KeyError, TypeError: no evaluation wrote the object.
         """
         values = {name: saved[name] if metric.always_shown else saved.get(name) for name, metric in METRICS.items()}
         recall = saved.get("recall")
@@ -49,7 +49,7 @@ class EvaluationResult:
 
 
 def is_better(metric: str, new: EvaluationResult, old: EvaluationResult | None) -> bool:
-    """Whether `new` beats `old` by this metric. A number beats nothing and NaN; NaN beats nothing at all."""
+    """Whether `new` is better than `old` by this metric. A number is better than None or NaN; NaN never is."""
     ours, theirs = new.value(metric), old.value(metric) if old else None
     if ours is None or theirs is None:
         return ours is not None
@@ -62,17 +62,17 @@ def reaches_target(metric: str, result: EvaluationResult, target: float) -> bool
     return value is not None and not METRICS[metric].is_better(target, value)
 
 
-MAX_HIDDEN_DIFFERENCE: Final = 0.02  # a mean over classes is worth a look where it is this far from the accuracy
-WEAK_CLASS_DIFFERENCE: Final = 0.1  # and a class, where its recall is this far below the accuracy
+MAX_HIDDEN_DIFFERENCE: Final = 0.02  # a mean over classes is shown if it differs by more from the accuracy
+WEAK_CLASS_DIFFERENCE: Final = 0.1  # a class is weak if its recall is so far below the accuracy
 MAX_RECORDED_CLASSES: Final = 100  # classes whose recall goes into metrics.jsonl
 MAX_TABLE_CLASSES: Final = 20  # classes that fit a terminal as a table
 NUM_WORST_CLASSES: Final = 3
-MAX_NAME_WIDTH: Final = 16  # letters of a class's name in a table
+MAX_NAME_WIDTH: Final = 16  # characters of a class's name in a table
 ALWAYS_SHOWN: Final = [metric for metric in METRICS.values() if metric.always_shown]
 
 
 def format_epoch_line(result: EvaluationResult, chosen: str = DEFAULT_METRIC.name) -> str:
-    """The end of an epoch's line: what is always shown, the chosen metric, and what the accuracy hides."""
+    """The metrics in an epoch's line: those always shown, the chosen one, and those that the accuracy hides."""
     parts = [f"val {metric.label} {metric.format(result.values[metric.name], 3)}" for metric in ALWAYS_SHOWN]
     accuracy = result.values["accuracy"] or 0.0
     for name, metric in METRICS.items():
@@ -88,7 +88,7 @@ def format_epoch_line(result: EvaluationResult, chosen: str = DEFAULT_METRIC.nam
 def metric_rows(
     result: EvaluationResult, classes: Sequence[str] = (), noun: str = "validation image"
 ) -> dict[str, str]:
-    """The metrics at the end of a run, by label. noun: what was measured."""
+    """The metrics at the end of a run, by label. noun: what the samples are."""
     first, *others = ALWAYS_SHOWN
     parts = [f"{first.format(result.values[first.name])} of {result.samples:,} {noun}s"]
     parts += [f"{metric.label} {metric.format(result.values[metric.name])}" for metric in others]
@@ -104,14 +104,14 @@ def metric_rows(
 
 
 def describe_best(result: EvaluationResult, name: str, *, step: int, epoch: int) -> str:
-    """Which evaluation was the best, for the end of a run whose last one was not: 75.00% at step 72 (epoch 12)."""
+    """The best evaluation, if it was not the last: 75.00% at step 72 (epoch 12)."""
     metric, value = METRICS[name], result.values.get(name)
     label = "" if value is None or metric is DEFAULT_METRIC else f"{metric.label} "
     return f"{label}{metric.format(value)} at step {step:,} (epoch {epoch})"
 
 
 def metrics_to_log(result: EvaluationResult) -> dict[str, Any]:
-    """For metrics.jsonl: every number that was measured; recall by class only where it does not flood the file."""
+    """The values for metrics.jsonl: all that were measured; recall only for few classes, to keep lines short."""
     event = {name: value for name, value in result.to_json().items() if value is not None}
     if len(event.get("recall", ())) > MAX_RECORDED_CLASSES:
         del event["recall"]
@@ -131,8 +131,8 @@ def format_confusion_table(result: EvaluationResult, classes: Sequence[str], mat
     numbers = [str(number) for number in range(len(classes))]
     lines = [("", "class", "recall", *numbers)]
     for number, name, share, row in zip(numbers, classes, recall, matrix, strict=True):
-        shown = "-" if share is None else f"{share:.1%}"
-        lines.append((number, shorten_name(name, MAX_NAME_WIDTH), shown, *(str(n) for n in row)))
+        percent = "-" if share is None else f"{share:.1%}"
+        lines.append((number, shorten_name(name, MAX_NAME_WIDTH), percent, *(str(n) for n in row)))
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     return "\n".join(_align_cells(cells, widths) for cells in lines)
 
@@ -147,7 +147,7 @@ def result_to_json(result: EvaluationResult, matrix: Sequence[Sequence[int]] | N
 
 
 def _dump_json(value: Any) -> str:
-    """Bytes of a folder's name that are no text are as in Python: os.fsencode gives them back."""
+    """JSON in which bytes of a folder name that are no text become escapes; os.fsencode gives the bytes back."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
@@ -167,6 +167,6 @@ def _weak_classes(result: EvaluationResult, classes: Sequence[str]) -> list[tupl
 
 
 def _align_cells(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Names to the left, numbers to the right."""
+    """Align the name to the left and numbers to the right."""
     number, name, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
     return "  ".join([number, name.strip().ljust(widths[1]), *rest]).rstrip()

@@ -124,7 +124,7 @@ def render_card(about: ModelFacts, folder: str) -> str:
         Section(title="Licence", blocks=[Paragraph(text=LICENSE_TEXT)]),
     ]
     origin = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
-    card = page.render_markdown(Report(title=about.config.run.name, made=origin, sections=sections))
+    card = page.render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
     return f"{card}{LOADING_HEADING}```python\n{loading_example(about, folder)}```\n"
 
 

@@ -27,7 +27,7 @@ EventLabels = Mapping[str, str | int]
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a metrics file; one torn by a kill or a full disk is left out. Raises OSError."""
+    """The complete lines of a metrics file, without lines cut by a kill or a full disk. Raises OSError."""
     for line in path.read_bytes().splitlines():
         with suppress(ValueError, RecursionError):
             event = json.loads(line)
@@ -36,10 +36,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class MetricsLogger:
-    """The run's record, kept by rank 0; on the other ranks it takes everything and writes nothing.
+    """Writes the run's metrics on rank 0; on the other ranks it accepts them and writes nothing.
 
-    A writer that fails (disk full, TensorBoard broken) never stops training: `lost` counts what was not written, and
-    `warn` is told once per writer.
+    A writer that fails (disk full, TensorBoard broken) never stops training: `lost` counts the failed writes, and
+    `warn` is called once per writer.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class MetricsLogger:
     def open(self, *, step: int, evaluated: int | None = None) -> None:
         """Open the files to continue after `step` (0: from the start), and after the evaluation of step `evaluated`.
 
-        Lines of later steps are dropped, since these steps are computed again: each step is in the file once.
-        TensorBoard is told to hide them.
+        Lines of later steps are removed, because these steps are computed again: each step is in the file once.
+        TensorBoard gets a mark to hide them.
         """
         if not self._main:
             return
@@ -80,7 +80,7 @@ class MetricsLogger:
             self._lines = JsonLinesFile(self._folder / METRICS_FILE, step=step, last=last)
         if self._tensorboard:
             with self._surviving(TENSORBOARD_FOLDER):
-                # TensorBoard's library takes 0.3 s to load: only for those who want it.
+                # TensorBoard's library takes 0.3 s to load: import it only if it is used.
                 from train.logging.tensorboard import TensorBoardWriter
 
                 self._curves = TensorBoardWriter(self._folder / TENSORBOARD_FOLDER, step=step, now=self._clock())
@@ -93,9 +93,10 @@ class MetricsLogger:
         self.write_each(event, step=step, of=[("", {}, values)])
 
     def write_each(self, event: str, *, step: int, of: Iterable[tuple[str, EventLabels, Mapping[str, Any]]]) -> None:
-        """Add a line for each of several things that are alike: (its name, what the line calls it, its values).
+        """Add a line for each item of a group, for example for each GPU.
 
-        Their curves are `event/name/value`. All lines are one system call, and all points one record.
+        of: for each item its name, its labels in the line, and its values. The curves are `event/name/value`. All
+        lines are written with one system call, and all points as one record.
         """
         now, lines, points = self._clock(), list[dict[str, Any]](), dict[str, float]()
         for name, labels, values in of:
@@ -109,7 +110,7 @@ class MetricsLogger:
                 self._curves.write(points, step=step, now=now)
 
     def replace(self, name: str, text: str) -> None:
-        """Let the file `name` of the run's folder hold `text`, on rank 0; whole or not at all."""
+        """On rank 0, replace the file `name` of the run's folder by `text`, atomically."""
         if self._main:
             with self._surviving(name):
                 files.write_atomic(self._folder / name, text.encode())
@@ -124,7 +125,7 @@ class MetricsLogger:
 
     @contextmanager
     def _surviving(self, writer: str) -> Iterator[None]:
-        """Count and report an error instead of raising it. Anything at all: a record is never why a run ends."""
+        """Count and report any error instead of raising it: logging must never end a run."""
         try:
             yield
         except Exception as error:
@@ -135,23 +136,26 @@ class MetricsLogger:
 
 
 class JsonLinesFile:
-    """A file of JSON lines, those of one call written by one system call, so that a kill tears at most the last."""
+    """A file of JSON lines. Each call writes its lines with one system call, so a kill cuts at most the last line."""
 
     def __init__(self, path: Path, *, step: int, last: Mapping[str, int] | None = None) -> None:
-        """Open `path` for appending, after lines of later steps and torn ones are taken out of it. Raises OSError.
+        """Remove incomplete lines and lines of later steps from `path`, then open it for appending.
 
-        last: by event, the last step that is kept, where it is an earlier one.
+        last: the last step to keep, for events whose last step is not `step`.
+
+        Raises:
+            OSError: the file cannot be opened.
         """
-        if path.exists() and not path.is_file():  # a pipe or a device: opening or reading it could wait for ever
+        if path.exists() and not path.is_file():  # opening or reading a pipe or a device could wait for ever
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with suppress(OSError, Failure):  # on a full disk the record keeps lines that it should not
+        with suppress(OSError, Failure):  # on a full disk the later lines stay
             _drop_later_events(path, step, last or {})
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._handle = os.open(path, flags, 0o666)
         self._torn = os.fstat(self._handle).st_size > 0 and not path.read_bytes().endswith(b"\n")
 
     def add(self, *events: dict[str, Any]) -> None:
-        """Write one line for each. Raises OSError; a line that was cut off is ended before the next one begins."""
+        """Write one line per event, and first end a line that was cut off. Raises OSError."""
         lines = b"".join(json.dumps(event, allow_nan=False).encode() + b"\n" for event in events)
         text = (b"\n" if self._torn else b"") + lines
         written = os.write(self._handle, text)
@@ -179,7 +183,7 @@ def _is_later(event: dict[str, Any], step: int) -> bool:
 
 
 def _non_finite_to_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: what is not a finite number is told as null."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 

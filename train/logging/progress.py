@@ -20,31 +20,32 @@ from tqdm import tqdm
 from train.evaluation import metrics
 from train.evaluation.metrics import EvaluationResult
 
-PACE_WINDOW_S: Final = (
-    60.0  # the pace is that of the last minute, or of the last two log points where these are further apart
-)
+PACE_WINDOW_S: Final = 60.0  # the pace of the last minute, or of the last two log points if they are further apart
 
 
 class TimeLeftEstimator:
-    """Knows when which step was done. Evaluations and saves in between count: they will come again."""
+    """Estimates the remaining time from recent log points.
+
+    The time of evaluations and saves between the log points counts, because more of them will follow.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._points: deque[tuple[int, float]] = deque()
 
     def add(self, step: int, now: float) -> None:
-        """A log point, at `now` seconds of any clock."""
+        """Add a log point. now: seconds of any clock."""
         self._points.append((step, now))
         while len(self._points) > 2 and now - self._points[1][1] >= PACE_WINDOW_S:
             self._points.popleft()
 
     def clear(self) -> None:
-        """Steps are done once more: what was known of them says nothing."""
+        """Forget all log points, because steps are repeated."""
         self._points.clear()
 
     @property
     def left(self) -> float | None:
-        """Seconds to the last step; None before two log points: the first one also knows of the start."""
+        """Seconds to the last step. None before the second log point: the first includes the start."""
         if len(self._points) < 2:
             return None
         (first, since), (last, now) = self._points[0], self._points[-1]
@@ -52,7 +53,7 @@ class TimeLeftEstimator:
 
 
 def format_rough_duration(seconds: float) -> str:
-    """40 s, 12 min, 2 h 05 min, 3 d 4 h: nobody knows it better."""
+    """40 s, 12 min, 2 h 05 min or 3 d 4 h: an estimate is no more precise."""
     minutes = round(seconds / 60)
     if seconds < 59.5:
         return f"{max(1, round(seconds))} s"
@@ -64,10 +65,10 @@ def format_rough_duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStats:
-    """Of one epoch, or of the part of it that this start has done.
+    """Time, speed and loss of one epoch, or of the part of it that this start has trained.
 
-    seconds: of training, without evaluations and saves; None for a part. loss: None where it is not finite (fp16 leaves
-    such steps out). None, all of them, where no step was done.
+    seconds: of training, without evaluations and saves; None for a part. loss: None if it is not finite (fp16
+    skips such steps). All are None if no step was done.
     """
 
     seconds: float | None
@@ -76,10 +77,11 @@ class EpochStats:
 
 
 class EpochStatsCounter:
-    """Counts from one end of an epoch to the next.
+    """Computes an EpochStats at the end of each epoch.
 
-    A reading is the mean loss over all samples since the last log point, and may come before the next one. Log points
-    keep no distance from the ends of epochs, so that losses are summed over the run, and epochs are differences.
+    A reading is the mean loss over all samples since the last log point, and may come between two log points. Log
+    points and ends of epochs need not coincide. So losses are summed over the run, and an epoch's loss is a
+    difference of two sums.
     """
 
     def __init__(self, step: int, seconds: float, *, batch: int, loss: float = 0.0, samples: float = 0.0) -> None:
@@ -92,14 +94,14 @@ class EpochStatsCounter:
         self._step, self._seconds, self._sum = step, seconds, self._window
 
     def read(self, step: int, loss: float, samples: int) -> None:
-        """The mean loss over so many images up to `step`: all since the last log point before it."""
+        """Add a reading: the mean loss of all `samples` since the last log point, up to `step`."""
         steps = samples // self._batch
         if step - steps != self._opened:
             self._before, self._opened = self._before + self._window, step - steps
         self._window = loss * steps
 
     def close(self, step: int, seconds: float, *, epoch: int) -> EpochStats:
-        """What happened since the last one was closed; the next begins here. epoch: steps that a whole one has."""
+        """Return the stats since the last call, and begin the next epoch. epoch: steps of a complete epoch."""
         steps, took, summed = step - self._step, seconds - self._seconds, self._before + self._window
         loss = (summed - self._sum) / max(1, steps)
         if not math.isfinite(summed):
@@ -113,9 +115,9 @@ class EpochStatsCounter:
 
 
 NO_ROWS: Final[Mapping[str, str]] = {}
-LINE_INTERVAL_S: Final = 10.0  # between two lines, where there is no terminal
+LINE_INTERVAL_S: Final = 10.0  # between two lines, if the output is no terminal
 BAR_REDRAW_INTERVAL_S: Final = 0.1
-MIN_BAR_COLUMNS: Final = 6  # columns that the bar itself has at least
+MIN_BAR_COLUMNS: Final = 6  # the minimum width of the bar itself
 
 
 def format_rows(facts: Mapping[str, object]) -> str:
@@ -147,12 +149,15 @@ def format_summary(
     consumed: Mapping[str, str] = NO_ROWS,
     best: str | None = None,
 ) -> str:
-    """What came out, how fast, what that took, and where it is. best: an earlier evaluation that was better."""
+    """The summary of a run: its result, its speed, what it consumed, and its checkpoint.
+
+    best: an earlier evaluation that was better.
+    """
     speed = f", {images / seconds:,.0f} images/s" if seconds > 0 else ""
-    told = metrics.metric_rows(result, classes) if result else {"accuracy": "-"}
-    told |= {"best": best} if best else {}
-    told |= {"training": f"{pluralize(steps, 'step')} in {format_duration(seconds)}{speed}"}
-    return format_rows({**told, **consumed} | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
+    rows = metrics.metric_rows(result, classes) if result else {"accuracy": "-"}
+    rows |= {"best": best} if best else {}
+    rows |= {"training": f"{pluralize(steps, 'step')} in {format_duration(seconds)}{speed}"}
+    return format_rows({**rows, **consumed} | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
 
 
 class Progress:
@@ -167,8 +172,8 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         columns: int | None = None,
     ) -> None:
-        """columns: of the terminal; None: its own number."""
-        # One stream for lines and bar: two pipes to the parent would come out in any order.
+        """columns: the width of the terminal; None to read it."""
+        # One stream for lines and bar: the output of two pipes to the parent would come in any order.
         self._out = out or (sys.stderr if terminal else sys.stdout)
         self._clock, self._main, self._terminal = clock, main, terminal
         self._total = 0
@@ -197,7 +202,7 @@ class Progress:
             )
 
     def say(self, text: str) -> None:
-        """Whole lines, above the bar."""
+        """Print complete lines above the bar."""
         if not self._main:
             return
         if self._bar is not None:
@@ -226,7 +231,9 @@ class Progress:
         values = [f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
         self._last = fit_beside_bar(values, self._room)
         values += [] if seconds_left is None else [f"{format_rough_duration(seconds_left)} left"]
-        if self._bar is not None:  # without the epoch: steps go on beside it until the next log point
+        if (
+            self._bar is not None
+        ):  # without the epoch, which could be wrong until the next log point: the step counter goes on
             self._bar.set_postfix_str(", ".join(fit_beside_bar(values, self._room)), refresh=False)
         elif self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + LINE_INTERVAL_S
@@ -246,20 +253,20 @@ class Progress:
         speed = "" if stats.images_per_s is None else f", {stats.images_per_s:,.0f} images/s"
         label = f"epoch {epoch}/{epochs}" if is_complete else f"step {step}/{self._total}, in epoch {epoch}/{epochs}"
         line = f"{label}: {', '.join(parts)}"
-        # A terminal shows the speed beside the bar too: a line for it alone would be lost between the epochs.
+        # The terminal shows the speed beside the bar too, so a line that is too long leaves it out.
         self.say(line if self._columns and len(line + speed) > self._columns else line + speed)
 
     def close(self) -> None:
-        """Leave the bar as it stands. No time is left any more."""
+        """Leave the bar as it is, without the remaining time."""
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(self._last), refresh=False)
             self._bar.close()
             self._bar = None
 
 
-def fit_beside_bar(figures: Sequence[str], room: int) -> Sequence[str]:
-    """As many of them as fit beside the bar, each after a comma; the first ones are missed least."""
-    kept = list(figures)
-    while kept and sum(len(one) + 2 for one in kept) > room:
+def fit_beside_bar(parts: Sequence[str], room: int) -> Sequence[str]:
+    """As many of the parts as fit beside the bar, joined by commas. The first parts are dropped first."""
+    kept = list(parts)
+    while kept and sum(len(part) + 2 for part in kept) > room:
         del kept[0]
     return kept

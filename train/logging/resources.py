@@ -15,10 +15,7 @@ from typing import Any, Final
 from entrypoint import gauges
 from train.logging.metrics import EventLabels
 
-TORCH_MEMORY_KEYS: Final = (
-    "torch_allocated_bytes",
-    "torch_reserved_bytes",
-)  # the most since training began; NaN on a CPU
+TORCH_MEMORY_KEYS: Final = ("torch_allocated_bytes", "torch_reserved_bytes")  # peaks of the training; NaN on a CPU
 THROTTLE_REASONS: Final[Mapping[str, str]] = {
     "hot_s": "too hot",
     "brake_s": "power brake",
@@ -26,14 +23,16 @@ THROTTLE_REASONS: Final[Mapping[str, str]] = {
     "cap_s": "at its power limit",
 }
 UsageValues = Mapping[str, float]
-UsageEvent = tuple[str, EventLabels, dict[str, Any]]  # as Metrics.write_each takes it
+UsageEvent = tuple[str, EventLabels, dict[str, Any]]  # as MetricsLogger.write_each takes it
 NO_USAGE_VALUES: Final[UsageValues] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUsage:
-    """One rank: its process by gauges.PROCESS_FIELDS and TORCH_MEMORY_KEYS, its GPUs by gauges.GPU, since training
-    began."""
+    """What one rank has consumed since training began.
+
+    process: by gauges.PROCESS_FIELDS and TORCH_MEMORY_KEYS. gpus: by gauges.GPU_FIELDS.
+    """
 
     number: int
     host: str
@@ -42,18 +41,18 @@ class RankUsage:
 
 
 def values_per_rank(gpus: int) -> int:
-    """How many numbers a rank with so many GPUs has."""
+    """The number of values of a rank with so many GPUs."""
     return gauges.num_fields(gpus) + len(TORCH_MEMORY_KEYS)
 
 
-def place_among_ranks(mine: Sequence[float], *, rank: int, ranks: int) -> list[float]:
-    """This rank's numbers among zeros where the others have theirs: the sum over all ranks is everyone's."""
-    size = len(mine)
-    return [0.0] * (size * rank) + [*mine] + [0.0] * (size * (ranks - rank - 1))
+def place_among_ranks(values: Sequence[float], *, rank: int, ranks: int) -> list[float]:
+    """This rank's values at its position, and zeros elsewhere: the sum over all ranks holds every rank's values."""
+    size = len(values)
+    return [0.0] * (size * rank) + [*values] + [0.0] * (size * (ranks - rank - 1))
 
 
 def split_by_rank(everyone: Sequence[float], *, hosts: Sequence[str], gpus: int) -> tuple[RankUsage, ...]:
-    """The sum over all ranks, taken apart. hosts: of each rank; gpus: how many each has."""
+    """Split the sum over all ranks by rank. hosts: of each rank. gpus: the number per rank."""
     size = values_per_rank(gpus)
     rows = [everyone[at : at + size] for at in range(0, len(everyone), size)]
     return tuple(_parse_rank_usage(number, hosts[number], row) for number, row in enumerate(rows))
@@ -76,67 +75,67 @@ def _parse_rank_usage(number: int, host: str, row: Sequence[float]) -> RankUsage
     )
 
 
-def rank_events(now: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
-    """What each rank consumed since `before`; left out where it was not measured since."""
-    told: list[UsageEvent] = []
-    for rank, earlier in _pair_with_earlier(now, before):
+def rank_events(current: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
+    """What each rank consumed since `before`, without ranks that were not measured since then."""
+    events: list[UsageEvent] = []
+    for rank, earlier in _pair_with_earlier(current, before):
         if _was_measured_since(rank, earlier):
             labels: EventLabels = {"rank": rank.number, "host": rank.host}
-            told.append(
+            events.append(
                 (
                     str(rank.number),
                     labels,
                     _process_values(rank.process, earlier.process if earlier else NO_USAGE_VALUES),
                 )
             )
-    return told
+    return events
 
 
-def gpu_events(now: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
-    """The same of each GPU that NVML shows."""
-    told: list[UsageEvent] = []
-    for rank, earlier in _pair_with_earlier(now, before):
+def gpu_events(current: Sequence[RankUsage], before: Sequence[RankUsage] = ()) -> list[UsageEvent]:
+    """What each GPU that NVML shows consumed since `before`."""
+    events: list[UsageEvent] = []
+    for rank, earlier in _pair_with_earlier(current, before):
         for number, gpu in enumerate(rank.gpus):
             if _was_measured_since(rank, earlier) and not math.isnan(gpu["index"]):
-                called = gpu_name(rank, gpu)
-                told.append(
-                    (called, {"gpu": called}, _gpu_values(gpu, earlier.gpus[number] if earlier else NO_USAGE_VALUES))
+                name = gpu_name(rank, gpu)
+                events.append(
+                    (name, {"gpu": name}, _gpu_values(gpu, earlier.gpus[number] if earlier else NO_USAGE_VALUES))
                 )
-    return told
+    return events
 
 
 def gpu_name(rank: RankUsage, gpu: UsageValues) -> str:
-    """node01/0, or for an instance of MIG node01/0:1."""
+    """node01/0, or node01/0:1 for a MIG instance."""
     instance = "" if math.isnan(gpu["instance"]) else f":{gpu['instance']:.0f}"
     return f"{rank.host}/{gpu['index']:.0f}{instance}"
 
 
-def mean_rate(now: UsageValues, total: str, seconds: str, before: UsageValues = NO_USAGE_VALUES) -> float:
-    """By how much a sum has grown in a second; NaN where it was not known."""
-    passed = increase_since(now, before, seconds)
-    return increase_since(now, before, total) / passed if passed > 0 else math.nan
+def mean_rate(current: UsageValues, total: str, seconds: str, before: UsageValues = NO_USAGE_VALUES) -> float:
+    """By how much a sum has grown per second; NaN if it was not measured."""
+    passed = increase_since(current, before, seconds)
+    return increase_since(current, before, total) / passed if passed > 0 else math.nan
 
 
-def increase_since(now: UsageValues, before: UsageValues, key: str) -> float:
+def increase_since(current: UsageValues, before: UsageValues, key: str) -> float:
     """By how much a sum has grown."""
     earlier = before.get(key, 0.0)
-    return now[key] - (0.0 if math.isnan(earlier) else earlier)
+    return current[key] - (0.0 if math.isnan(earlier) else earlier)
 
 
-def _process_values(now: UsageValues, before: UsageValues) -> dict[str, Any]:
-    values = {"cpu_cores": round(mean_rate(now, "cpu_seconds", "seconds", before), 3)}
-    whole = {key: _round_or_none(now[key]) for key in ("memory_bytes", *TORCH_MEMORY_KEYS)}
-    return values | {key: value for key, value in whole.items() if key not in TORCH_MEMORY_KEYS or value is not None}
+def _process_values(current: UsageValues, before: UsageValues) -> dict[str, Any]:
+    values = {"cpu_cores": round(mean_rate(current, "cpu_seconds", "seconds", before), 3)}
+    memory = {key: _round_or_none(current[key]) for key in ("memory_bytes", *TORCH_MEMORY_KEYS)}
+    return values | {key: value for key, value in memory.items() if key not in TORCH_MEMORY_KEYS or value is not None}
 
 
-def _gpu_values(now: UsageValues, before: UsageValues) -> dict[str, Any]:
+def _gpu_values(current: UsageValues, before: UsageValues) -> dict[str, Any]:
     values = {
-        "utilisation_percent": round(mean_rate(now, "busy", "busy_s", before), 1),
-        "memory_bytes": _round_or_none(now["memory_bytes"]),
-        "power_w": round(mean_rate(now, "energy_j", "energy_s", before), 1),
-        "temperature_c": _round_or_none(now["temperature_c"]),
+        "utilisation_percent": round(mean_rate(current, "busy", "busy_s", before), 1),
+        "memory_bytes": _round_or_none(current["memory_bytes"]),
+        "power_w": round(mean_rate(current, "energy_j", "energy_s", before), 1),
+        "temperature_c": _round_or_none(current["temperature_c"]),
     }
-    low = [words for key, words in THROTTLE_REASONS.items() if increase_since(now, before, key) > 0]
+    low = [words for key, words in THROTTLE_REASONS.items() if increase_since(current, before, key) > 0]
     return values | ({"throttled": low} if low else {})
 
 
@@ -145,18 +144,18 @@ def _round_or_none(value: float) -> int | None:
 
 
 def _pair_with_earlier(
-    now: Sequence[RankUsage], before: Sequence[RankUsage]
+    current: Sequence[RankUsage], before: Sequence[RankUsage]
 ) -> list[tuple[RankUsage, RankUsage | None]]:
-    earlier: Sequence[RankUsage | None] = before or [None] * len(now)
-    return list(zip(now, earlier, strict=True))
+    earlier: Sequence[RankUsage | None] = before or [None] * len(current)
+    return list(zip(current, earlier, strict=True))
 
 
 def _was_measured_since(rank: RankUsage, before: RankUsage | None) -> bool:
-    """Whether it was measured since. Never where nothing is known (NaN)."""
+    """Whether the rank was measured since `before`; False for NaN."""
     return increase_since(rank.process, before.process if before else NO_USAGE_VALUES, "seconds") > 0
 
 
-MIN_REPORTED_THROTTLING: Final = 0.05  # of the time, at a lower clock: less is not worth a word
+MIN_REPORTED_THROTTLING: Final = 0.05  # share of the time at a lower clock; less is not reported
 THROTTLE_FIXES: Final[Mapping[str, str]] = {
     "hot_s": "look at its cooling (nvidia-smi -q -d TEMPERATURE), or leave that node out",
     "brake_s": "the node's power supply asks for less: tell its administrator, or leave that node out",
@@ -164,33 +163,40 @@ THROTTLE_FIXES: Final[Mapping[str, str]] = {
     "cap_s": "none, where the limit is the GPU's own; nvidia-smi -q -d POWER shows whether somebody lowered it",
 }
 JOULES_PER_WH: Final = 3600.0
-MIN_SAMPLES_FOR_ENERGY: Final = (
-    20  # the last may be one old, while all images count: of so many, a twentieth is missing at most
-)
-KWH_THRESHOLD_WH: Final = 10_000  # Wh: more are told in kWh
+# The last measurement may be one interval old, while all images count: after 20, at most a twentieth is missing.
+MIN_SAMPLES_FOR_ENERGY: Final = 20
+KWH_THRESHOLD_WH: Final = 10_000  # more is given in kWh
 
 
 def usage_rows(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) -> dict[str, str]:
-    """Lines of the summary, for what is known. images: that were trained on meanwhile. every_s: between two looks."""
-    known = usage_totals(ranks, images, every_s)
-    told = {
+    """Lines of the summary, for what was measured.
+
+    images: trained on meanwhile. every_s: seconds between two measurements.
+    """
+    totals = usage_totals(ranks, images, every_s)
+    rows = {
         "GPU use": _format_gpu_use(ranks),
         "GPU memory": _format_gpu_memory(ranks),
-        "energy": _format_energy(known, images, every_s),
+        "energy": _format_energy(totals, images, every_s),
     }
-    told |= {"throttled": _format_throttling(ranks), "CPU use": _format_cpu_use(known), "memory": _format_memory(ranks)}
-    return {key: words for key, words in told.items() if words}
+    rows |= {
+        "throttled": _format_throttling(ranks),
+        "CPU use": _format_cpu_use(totals),
+        "memory": _format_memory(ranks),
+    }
+    return {key: words for key, words in rows.items() if words}
 
 
 def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) -> dict[str, Any]:
-    """The same as numbers; what is not known is left out, and so is energy by image of less than
-    MIN_SAMPLES_FOR_ENERGY looks."""
+    """The same as numbers, without what was not measured.
+
+    Energy per image needs MIN_SAMPLES_FOR_ENERGY measurements.
+    """
     joules, gpus = [gpu["energy_j"] for gpu in _all_gpus(ranks) if gpu["energy_s"] > 0], _all_gpus(ranks)
-    wh = (
-        sum(joules) / JOULES_PER_WH if gpus and len(joules) == len(gpus) else math.nan
-    )  # of a part it would say too little
+    # NaN if a GPU was not measured: the sum would be too low.
+    wh = sum(joules) / JOULES_PER_WH if gpus and len(joules) == len(gpus) else math.nan
     seconds = _max_known(rank.process["seconds"] for rank in ranks)
-    found = {
+    totals = {
         "seconds": seconds,
         "gpu_utilisation_percent": _mean_known(mean_rate(gpu, "busy", "busy_s") for gpu in gpus),
         "gpu_memory_peak_bytes": _max_known(gpu["memory_peak_bytes"] for gpu in gpus),
@@ -204,7 +210,7 @@ def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) 
     }
     rounded = {
         key: round(value) if key.endswith("_bytes") else _round_significant(value)
-        for key, value in _drop_nan(found).items()
+        for key, value in _drop_nan(totals).items()
     }
     low = {THROTTLE_REASONS[key]: _round_significant(share) for key, (share, _) in _worst_throttling(ranks).items()}
     return rounded | ({"throttled": low} if low else {})
@@ -217,12 +223,12 @@ def format_bytes(number: float) -> str:
 
 def _format_gpu_use(ranks: Sequence[RankUsage]) -> str:
     shares = {gpu_name(rank, gpu): mean_rate(gpu, "busy", "busy_s") for rank in ranks for gpu in rank.gpus}
-    known = {called: share for called, share in shares.items() if not math.isnan(share)}
-    if not known:
+    measured = {name: share for name, share in shares.items() if not math.isnan(share)}
+    if not measured:
         return ""
-    least = min(known, key=lambda called: known[called])
-    lowest = f", lowest {known[least]:.0f} % ({least})" if len(known) > 1 else ""
-    return f"{fmean(known.values()):.0f} % of the time on average{lowest}"
+    least = min(measured, key=lambda name: measured[name])
+    lowest = f", lowest {measured[least]:.0f} % ({least})" if len(measured) > 1 else ""
+    return f"{fmean(measured.values()):.0f} % of the time on average{lowest}"
 
 
 def _format_gpu_memory(ranks: Sequence[RankUsage]) -> str:
@@ -236,12 +242,12 @@ def _format_gpu_memory(ranks: Sequence[RankUsage]) -> str:
     return f"up to {peak} of {total} ({gpu_name(most, gpu)}){tensors}"
 
 
-def _format_energy(known: Mapping[str, Any], images: int, every_s: float) -> str:
-    if "wh" not in known:
+def _format_energy(totals: Mapping[str, Any], images: int, every_s: float) -> str:
+    if "wh" not in totals:
         return ""
-    wh, each = known["wh"], ""
-    if "wh_per_1000_images" in known:
-        each = f", {_format_significant(known['wh_per_1000_images'], 3)} Wh per 1,000 images"
+    wh, each = totals["wh"], ""
+    if "wh_per_1000_images" in totals:
+        each = f", {_format_significant(totals['wh_per_1000_images'], 3)} Wh per 1,000 images"
     elif images:
         each = f" (per image: only from {MIN_SAMPLES_FOR_ENERGY * every_s:g} s of training on)"
     return (
@@ -252,7 +258,7 @@ def _format_energy(known: Mapping[str, Any], images: int, every_s: float) -> str
 
 
 def _format_significant(value: float, number: int) -> str:
-    """So many that count, never with an exponent above 0, as `g` alone would write 1.3e+05."""
+    """So many significant digits, without a positive exponent: `g` alone would write 1.3e+05."""
     rounded = float(f"{value:.{number}g}")
     return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:.{number}g}"
 
@@ -268,8 +274,8 @@ def _format_throttling(ranks: Sequence[RankUsage]) -> str:
     return f"\n{' ' * 15}".join(lines)
 
 
-def _format_cpu_use(known: Mapping[str, Any]) -> str:
-    return f"{known['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in known else ""
+def _format_cpu_use(totals: Mapping[str, Any]) -> str:
+    return f"{totals['cpu_cores']:.1f} cores per rank on average" if "cpu_cores" in totals else ""
 
 
 def _format_memory(ranks: Sequence[RankUsage]) -> str:
@@ -281,20 +287,20 @@ def _format_memory(ranks: Sequence[RankUsage]) -> str:
 
 
 def _worst_throttling(ranks: Sequence[RankUsage]) -> dict[str, tuple[float, str]]:
-    """For each reason of a low clock the highest share of the time, and on which GPU."""
-    found: dict[str, tuple[float, str]] = {}
+    """For each reason of a low clock: the highest share of the time, and the GPU's name."""
+    worst: dict[str, tuple[float, str]] = {}
     for key in THROTTLE_REASONS:
         shares = [(mean_rate(gpu, key, "reasons_s"), gpu_name(rank, gpu)) for rank in ranks for gpu in rank.gpus]
-        most = max((one for one in shares if one[0] > 0), default=None)
+        most = max((pair for pair in shares if pair[0] > 0), default=None)
         if most is not None:
-            found[key] = most
-    return found
+            worst[key] = most
+    return worst
 
 
 def _rank_with_most(ranks: Sequence[RankUsage], most: Callable[[RankUsage], float]) -> RankUsage | None:
-    """The rank that has most; None where nobody's is known."""
-    known = [rank for rank in ranks if not math.isnan(most(rank))]
-    return max(known, key=most, default=None)
+    """The rank with the most; None if no rank was measured."""
+    measured = [rank for rank in ranks if not math.isnan(most(rank))]
+    return max(measured, key=most, default=None)
 
 
 def _all_gpus(ranks: Sequence[RankUsage]) -> list[UsageValues]:
@@ -306,12 +312,12 @@ def _max_known(numbers: Iterable[float]) -> float:
 
 
 def _mean_known(numbers: Iterable[float]) -> float:
-    known = [number for number in numbers if not math.isnan(number)]
-    return fmean(known) if known else math.nan
+    measured = [number for number in numbers if not math.isnan(number)]
+    return fmean(measured) if measured else math.nan
 
 
-def _drop_nan(found: Mapping[str, float]) -> dict[str, float]:
-    return {key: value for key, value in found.items() if not math.isnan(value)}
+def _drop_nan(values: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in values.items() if not math.isnan(value)}
 
 
 def _round_significant(value: float) -> float:

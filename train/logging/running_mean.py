@@ -16,15 +16,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is remembered between two readings
+MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
 MicroBatchStats = tuple[Tensor, Tensor, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Means over the samples since `RunningMean.clear`, of all ranks. loss is NaN or infinite if any loss was.
+    """Means over the samples of all ranks since `RunningMean.clear`.
 
-    Without samples both are NaN. extra_sums: over all ranks, of the numbers that were sent along.
+    The loss is NaN or infinite if any loss was. Without samples both means are NaN. extra_sums: the
+    sums over all ranks of the extra values.
     """
 
     loss: float
@@ -46,12 +47,12 @@ def sum_micro_batch(loss: Tensor, correct: Tensor, samples: int) -> Tensor:
 class RunningMean:
     """Sums over micro batches. A NaN or inf loss propagates into the sum, so no separate flag is needed.
 
-    The values stay on the device until they are read, and are then added on the CPU, one after the other: a step pays
-    for no addition, and the sums have the same bits wherever a checkpoint came between.
+    The values stay on the device until they are read, and are then added on the CPU in order. So a step computes no
+    addition, and the sums have the same bits wherever a checkpoint was saved in between.
     """
 
     def __init__(self, device: torch.device, sums: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
-        """sums: of an earlier start, from its checkpoint."""
+        """sums: of an earlier start, from the checkpoint."""
         self._device = device
         self._loss, self._correct, self._samples = sums
         self._waiting: list[MicroBatchStats] = []
@@ -84,7 +85,7 @@ class RunningMean:
         return [*self._losses]
 
     def clear(self) -> None:
-        """Start again."""
+        """Set all sums to zero."""
         self._loss = self._correct = self._samples = 0.0
         self._waiting.clear()
         self._losses.clear()
@@ -103,14 +104,14 @@ class RunningMean:
 
 
 class TrainingStopwatch:
-    """Seconds spent in training, without what is done between steps (evaluation, saving)."""
+    """Measures the seconds spent in training, without evaluations and saves."""
 
     def __init__(self, seconds: float = 0.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._since, self._before = clock, clock(), seconds
 
     @property
     def seconds(self) -> float:
-        """So far, earlier starts of the run included."""
+        """Seconds so far, including earlier starts of the run."""
         return self._before + self._clock() - self._since
 
     @contextmanager

@@ -14,10 +14,10 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 
 class TensorBoardWriter:
-    """An open event file in `folder`. Every method raises OSError when the disk refuses.
+    """Writes an event file in `folder`. Every method raises OSError if the disk refuses.
 
-    Not torch's SummaryWriter: that writes from a thread of its own, whose errors reach the console as a traceback and
-    whose full queue stops training. The file is the same.
+    torch's SummaryWriter writes the same file, but from another thread: its errors reach the console as a traceback,
+    and its full queue stops training.
     """
 
     def __init__(self, folder: Path, *, step: int, now: float) -> None:
@@ -48,7 +48,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; what was written is there already."""
+        """Close the file. All points are written already."""
         self._file.close()
 
     def _add(self, event: Event) -> None:
@@ -56,7 +56,7 @@ class TensorBoardWriter:
 
 
 def _next_event_file(folder: Path) -> Path:
-    """A new name. TensorBoard reads files in the order of their names: a count, since clocks differ between nodes."""
+    """A new, numbered file name. TensorBoard reads files by name, and clocks differ between nodes."""
     numbers = itertools.count(len(list(folder.glob("events.out.tfevents.*"))))
     names = (folder / f"events.out.tfevents.{number:06d}" for number in numbers)
     return next(path for path in names if not path.exists())

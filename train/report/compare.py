@@ -405,9 +405,9 @@ SCALING_KIND_TEXTS: Final = {
 
 
 def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *, anyway: bool) -> Section | None:
-    """Scaling over the runs' ranks; None if all had the same number. anyway.
+    """Scaling over the runs' ranks; None if all had the same number.
 
-    Also for runs that differ.
+    anyway: also for runs that differ.
     """
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
@@ -422,15 +422,17 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
         reason = "Speed-up and efficiency are left out for that reason. The option --compare-anyway draws them."
         return Section(title=SCALING_TITLE, blocks=[Paragraph(text=reason)])
     note = None if differences.alike else f"Not comparable: not the same {', '.join(differences.differs)}"
-    kind = "unlike runs" if note else "weak scaling" if GLOBAL_BATCH in differences.differs else "strong scaling"
+    scaling = "unlike runs" if note else "weak scaling" if GLOBAL_BATCH in differences.differs else "strong scaling"
     repeated = len(measured) < len(runs) - len(excluded)
     introduction = [
         Paragraph(
-            text=SCALING_KIND_TEXTS[kind] + THROUGHPUT_TEXT + (REPEATED_RUNS_TEXT if repeated else QUARTILE_BARS_TEXT)
+            text=SCALING_KIND_TEXTS[scaling]
+            + THROUGHPUT_TEXT
+            + (REPEATED_RUNS_TEXT if repeated else QUARTILE_BARS_TEXT)
         )
     ] + ([Paragraph(text=f"{note}.", caution=True)] if note else [])
     doubt = f"not the same {THREADS_PER_RANK}" if threads_differ(runs) else None
-    blocks = scaling_blocks({kind: measured}, name="scaling", note=note, doubt=doubt)
+    blocks = scaling_blocks({scaling: measured}, name="scaling", note=note, doubt=doubt)
     return Section(title=SCALING_TITLE, blocks=[*introduction, *excluded, *blocks])
 
 
@@ -465,20 +467,20 @@ def scaling_blocks(
     note: str | None = None,
     doubt: str | None = None,
 ) -> list[Block]:
-    """Pictures and tables of the measurements by kind of scaling. doubt.
+    """Pictures and tables of the measurements, by strong and weak scaling.
 
-    Why no verdict is given.
+    doubt: why no verdict is given.
     """
     panels = scaling_panels(measured)
     if not panels:
         return []
     caption = f"{' and '.join(measured)} against the ideal and {TARGET_EFFICIENCY:.0%} of it"
     blocks: list[Block] = [*plots.render_panels(name, panels, of=caption, note=note)]
-    for kind, points in measured.items():
+    for scaling, points in measured.items():
         if not (results := compute_scaling(points)):
-            blocks.append(Paragraph(text=f"{kind.capitalize()}: no throughput above 0.", caution=True))
+            blocks.append(Paragraph(text=f"{scaling.capitalize()}: no throughput above 0.", caution=True))
             continue
-        blocks.append(scaling_table(kind, results))
+        blocks.append(scaling_table(scaling, results))
         max_efficiency = max(result.efficiency for result in results)
         reason = doubt or (
             f"an efficiency of {max_efficiency:.0%} is not plausible"
@@ -488,29 +490,29 @@ def scaling_blocks(
         if note is None:
             blocks.append(
                 Paragraph(
-                    text=f"{kind.capitalize()}: no verdict is given: {reason}."
+                    text=f"{scaling.capitalize()}: no verdict is given: {reason}."
                     if reason
-                    else scaling_verdict(kind, results)
+                    else scaling_verdict(scaling, results)
                 )
             )
         if max_efficiency > MAX_PLAUSIBLE_EFFICIENCY:
             warning = (
-                f"An efficiency of {max_efficiency:.0%} ({kind}): something slowed down the run with "
+                f"An efficiency of {max_efficiency:.0%} ({scaling}): something slowed down the run with "
                 "the fewest processes. Measure it again."
             )
             blocks.append(Paragraph(text=warning, caution=True))
         if len(results) < MIN_TREND_POINTS:
             too_few = (
                 f"Only {len(results)} numbers of processes: {MIN_TREND_POINTS} or more are needed "
-                f"to call it a trend ({kind})."
+                f"to call it a trend ({scaling})."
             )
             blocks.append(Paragraph(text=too_few, caution=True))
     return blocks
 
 
-def scaling_table(kind: str, results: Sequence[ScalingResult]) -> Table:
+def scaling_table(scaling: str, results: Sequence[ScalingResult]) -> Table:
     """The numbers of the picture as a table."""
-    head = [f"{kind}: processes", "images/s", "speed-up", "ideal", "efficiency"]
+    head = [f"{scaling}: processes", "images/s", "speed-up", "ideal", "efficiency"]
     fewest = results[0].processes
     rows = [
         [
@@ -525,7 +527,7 @@ def scaling_table(kind: str, results: Sequence[ScalingResult]) -> Table:
     return Table(head=head, rows=rows)
 
 
-def scaling_verdict(kind: str, results: Sequence[ScalingResult]) -> str:
+def scaling_verdict(scaling: str, results: Sequence[ScalingResult]) -> str:
     """Up to how many processes the efficiency is at least TARGET_EFFICIENCY, without a gap."""
     enough = []
     for result in results:
@@ -533,7 +535,9 @@ def scaling_verdict(kind: str, results: Sequence[ScalingResult]) -> str:
             break
         enough.append(result.processes)
     if not enough:
-        return f"{kind.capitalize()}: below {TARGET_EFFICIENCY:.0%} of the ideal from the first number of processes on."
+        return (
+            f"{scaling.capitalize()}: below {TARGET_EFFICIENCY:.0%} of the ideal from the first number of processes on."
+        )
     suffix = "" if enough[-1] == results[-1].processes else ", not beyond"
     count = f"{enough[-1]} process{'es' * (enough[-1] > 1)}"
-    return f"{kind.capitalize()}: {TARGET_EFFICIENCY:.0%} or more of the ideal up to {count}{suffix}."
+    return f"{scaling.capitalize()}: {TARGET_EFFICIENCY:.0%} or more of the ideal up to {count}{suffix}."

@@ -27,9 +27,9 @@ class DescriptionList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under a head. left: the number of leading text columns; words.
+    """Rows under a head.
 
-    Indices of further ones.
+    left: the number of leading text columns. words: the indices of further text columns.
     """
 
     head: Sequence[str]
@@ -59,9 +59,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A PNG, written as `name`.png. alt: a description for screen readers. caption.
+    """A PNG, written as `name`.png.
 
-    The text below it.
+    alt: a description for screen readers. caption: the text below it.
     """
 
     name: str
@@ -83,11 +83,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The complete report. made: a line with the date and the version."""
+    """The complete report. byline: who made it, and when."""
 
     title: str
     sections: Sequence[Section]
-    made: str
+    byline: str
 
     def blocks(self) -> list[Block]:
         """All blocks, in order."""

@@ -109,7 +109,7 @@ def render_html(document: Report) -> str:
 <body>
 <main>
 <h1>{title}</h1>
-<p class="made">{_escape_html(document.made)}</p>
+<p class="made">{_escape_html(document.byline)}</p>
 {sections}
 </main>
 </body>
@@ -202,7 +202,7 @@ def render_markdown(document: Report) -> str:
     """Render the complete text; its pictures are files in the same folder."""
     parts = [
         f"# {escape_markdown(document.title)}",
-        escape_markdown(document.made),
+        escape_markdown(document.byline),
         *map(_markdown_section, document.sections),
     ]
     return "\n\n".join(parts) + "\n"
@@ -552,12 +552,12 @@ def build_report(
     benches: Sequence[BenchResults],
     *,
     anyway: bool,
-    made: str,
+    byline: str,
     missing: Sequence[str] = (),
 ) -> Report:
-    """Build the report of one run, or of several compared, and of benches. missing.
+    """Build the report of one run, or of several compared, and of benches.
 
-    Arguments that were left out.
+    missing: arguments that were left out.
     """
     absent = [Paragraph(text=f"{line}.", caution=True) for line in missing]  # each begins with a path
     sections = [Section(title="Left out", blocks=absent)] if absent else []
@@ -566,7 +566,7 @@ def build_report(
     elif runs:
         sections += _comparison_sections(runs, compare.find_differences(runs), anyway=anyway)
     sections += [bench_section(bench, number) for number, bench in enumerate(benches, 1)]
-    return Report(title=_report_title(runs, benches), sections=sections, made=made)
+    return Report(title=_report_title(runs, benches), sections=sections, byline=byline)
 
 
 def _report_title(runs: Sequence[RecordedRun], benches: Sequence[BenchResults]) -> str:

@@ -193,9 +193,9 @@ class Panel:
 
 
 def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
-    """Draw a PNG. note.
+    """Draw a PNG.
 
-    A text inside the picture, so that it is not lost when the picture is copied.
+    note: a text inside the picture, so that it is not lost when the picture is copied.
     """
     with plot_style():
         figure, (axes,) = make_figure(1, 1)
@@ -290,11 +290,10 @@ RATIOS_WIDTH, RATIO_ROW_HEIGHT = 7.2, 0.42  # inches: width of the picture, heig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRatio:
-    """A measured value with its spread and its target, all in the row's unit. at_least.
+    """A measured value with its spread and its target, all in the row's unit.
 
-    More is better.
-
-    met: as the bench decided: some rows by their median, some by a bound of their spread.
+    at_least: whether more is better. met: as the bench decided, for some rows by their median, for
+    others by a bound of their spread.
     """
 
     name: str
@@ -336,9 +335,9 @@ def _share_of_target(row: TargetRatio, value: float) -> float:
 
 
 def render_panels(name: str, panels: Sequence[Panel], *, of: str, note: str | None = None) -> list[Picture]:
-    """Draw panels to `name`.png, or `name`-loss.png and so on for several. of.
+    """Draw panels to `name`.png, or `name`-loss.png and so on for several.
 
-    Their subject, for the alt text.
+    of: their subject, for the alt text.
     """
     return [
         Picture(
@@ -397,10 +396,10 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
     compared = [metric for metric in METRICS.values() if metric.always_shown or {metric.name} == selected]
     per_epoch = x == "epoch"
 
-    def run_series(kind: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
-        dots = kind == "eval" and not many
+    def run_series(event: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
+        dots = event == "eval" and not many
         return [
-            metric_series(run, kind, key, run.name, colour, scale, per_epoch, dots) for colour, run in enumerate(runs)
+            metric_series(run, event, key, run.name, colour, scale, per_epoch, dots) for colour, run in enumerate(runs)
         ]
 
     return [
@@ -426,7 +425,7 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
 
 def metric_series(
     run: RecordedRun,
-    kind: str,
+    event: str,
     key: str,
     name: str,
     colour: int,
@@ -434,8 +433,8 @@ def metric_series(
     per_epoch: bool = True,
     dots: bool = False,
 ) -> PlotSeries:
-    """One value of one kind of event, over epochs if they are known and `per_epoch` is set."""
-    steps, values = run.column(kind, key)
+    """One value of the events of one name, over epochs if they are known and `per_epoch` is set."""
+    steps, values = run.column(event, key)
     length = (run.steps_per_epoch if per_epoch else None) or 1
     return PlotSeries(
         name=name,
@@ -593,10 +592,7 @@ def _class_heading(matrix: ConfusionMatrix) -> str:
 
 
 def mistake_rows(matrix: ConfusionMatrix) -> list[Sequence[str]]:
-    """The most frequent confusions.
-
-    True class, predicted class, images, share of the true class.
-    """
+    """The most frequent confusions: true class, predicted class, images, share of the true class."""
     names = matrix.classes
     mistakes = [
         (count, label, prediction)

@@ -43,10 +43,9 @@ class ConfusionMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """The contents of a run's folder. config: by `section.key`. facts: run.json. events.
+    """The contents of a run's folder.
 
-    Of metrics.jsonl, by kind.
-
+    config: by `section.key`. facts: run.json. events: of metrics.jsonl, by name.
     idle: config keys without effect. kept: the number of checkpoints in the folder. ending: the
     exit record of the last start that trained; a later start that was refused did not end the run.
     cut_off: how a run without an exit record was killed, if known. missing: what could not be read,
@@ -96,9 +95,9 @@ class RecordedRun:
         """Optimizer steps per epoch; None if an older version did not record it."""
         return count_or_none(self.fact("training", "steps_per_epoch")) or None
 
-    def column(self, kind: str, key: str) -> tuple[list[float], list[float]]:
+    def column(self, name: str, key: str) -> tuple[list[float], list[float]]:
         """(steps, values) of one curve, ordered by step; NaN for a value that is no number."""
-        events = [event for event in self.events.get(kind, ()) if count_or_none(event.get("step")) is not None]
+        events = [event for event in self.events.get(name, ()) if count_or_none(event.get("step")) is not None]
         points = sorted(
             ((float(event["step"]), finite_or_nan(event.get(key))) for event in events), key=lambda point: point[0]
         )
@@ -279,10 +278,8 @@ NOT_RECORDED: Final = "not recorded"
 class Throughput:
     """Images per second between log points.
 
-    The median, the quartiles (low, high), and the number of log points (of).
-
-    ranks: of the measured start. warm_up: only its first log point exists, which includes the first
-    steps.
+    images_per_s: the median. low, high: the quartiles. of: the number of log points. ranks: of the
+    measured start. warm_up: only its first log point exists, which includes the first steps.
     """
 
     images_per_s: float
@@ -334,18 +331,18 @@ def training_seconds(run: RecordedRun) -> float | None:
 
 
 def validation_metrics(run: RecordedRun) -> list[Metric]:
-    """The metrics that say something of so many classes."""
+    """The metrics that are meaningful for the run's number of classes."""
     return [metric for metric in METRICS.values() if run.classes is None or run.classes >= metric.min_classes]
 
 
 def selection_metric(run: RecordedRun) -> Metric:
-    """The one that decides which checkpoint is the best."""
+    """The metric that decides which checkpoint is the best."""
     name = run.config.get("eval.metric")
     return find_metric(name) if isinstance(name, str) else DEFAULT_METRIC
 
 
 def metric_label(metric: Metric) -> str:
-    """As tables and plots name it, beside the metrics of training."""
+    """The metric's name in tables and plots that also show metrics of training."""
     return f"val {metric.label}"
 
 
@@ -361,8 +358,8 @@ def last_step(run: RecordedRun) -> int | None:
     """The last step in metrics.jsonl."""
     steps = [
         count_or_none(event.get("step"))
-        for kind in ("train", "eval", "checkpoint")
-        for event in run.events.get(kind, ())
+        for name in ("train", "eval", "checkpoint")
+        for event in run.events.get(name, ())
     ]
     return max((step for step in steps if step is not None), default=None)
 

@@ -1,6 +1,6 @@
-"""The command that continues a finished run, from the one that was typed.
+"""This module derives the command that continues a finished run from the command that was typed.
 
-It needs no torch: the parent process records what was typed.
+It needs no torch: the parent process records the typed command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESUME_KEY: Final = "checkpoint.resume"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """Where a finished run stands. stopped_early: it has reached eval.target."""
+    """A finished run and its last step. stopped_early: whether it has reached eval.target."""
 
     config: RunConfig
     steps: StepCounts
@@ -32,9 +32,9 @@ class FinishedRun:
 
 
 def typed_command(argv: Sequence[str], path: str | None, *, isolated: bool = False) -> str:
-    """What was typed, quoted for a shell. A program that `path` (PATH) leads to is named without its folder.
+    """The typed command, quoted for a shell. A program on `path` (PATH) is named without its folder.
 
-    isolated: whether Python was started with -I, as the image's command and entrypoint.isolated do, and nobody by hand.
+    isolated: whether Python was started with -I. The image's command and entrypoint.isolated do so, a user does not.
     """
     program, words = argv[0], redact_words(argv[1:])
     if Path(program).name == "__main__.py":
@@ -47,7 +47,7 @@ def typed_command(argv: Sequence[str], path: str | None, *, isolated: bool = Fal
 
 
 def continue_command(run: FinishedRun, command: str) -> str:
-    """The whole command, since `make run` or a job script may have typed it."""
+    """The complete command, because `make run` or a job script may have typed the first one."""
     overrides = overrides_to_train_on(run)
     replaced_keys = {override.partition("=")[0] for override in overrides} | {RESUME_KEY}
     words = [word for word in shlex.split(command) if word.partition("=")[0] not in replaced_keys]
@@ -63,7 +63,7 @@ def overrides_to_train_on(run: FinishedRun) -> list[str]:
 
 
 def program_of(command: str) -> str:
-    """`train`, or however it was typed: the words before the first argument."""
+    """The program as it was typed: `train`, or `python -m train`."""
     words = shlex.split(command)
     if words[:3] == ["python", "-m", "train"]:
         return "python -m train"

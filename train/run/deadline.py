@@ -1,4 +1,4 @@
-"""The deadline, and how long a run needs to save and leave before it."""
+"""This module reads the deadline, and estimates how long a run needs to save and exit before it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ VARIABLE: Final = "ENTRYPOINT_DEADLINE"  # UNIX seconds; the parent process sets
 SAVES_THAT_MUST_FIT: Final = 3  # so many times the longest save
 EXIT_TIME_S: Final = 10.0  # for the ranks to exit, and the job script to requeue the job
 NUM_RECENT: Final = 20  # durations that count: steps get slower and faster
-# Before the first save was measured: what a busy file server takes to begin, and bytes per second.
+# Estimates until the first save was measured: the latency of a busy file server, and bytes per second.
 FIRST_SAVE_LATENCY_S, FIRST_SAVE_BYTES_PER_S = 5.0, 100e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """at: by the clock of the training loop; wall: seconds since 1970."""
+    """The end of the run's time. at: by the training loop's clock. wall: seconds since 1970."""
 
     at: float
     wall: float
@@ -78,7 +78,7 @@ def read_deadline(environ: Mapping[str, str], *, now: float, clock: float) -> De
     try:
         wall = float(text)
         deadline = Deadline(at=clock + wall - now, wall=wall)
-        str(deadline)  # fails for a number that is no date
+        str(deadline)  # raises for a number that is no date
         return deadline
     except (ValueError, OverflowError, OSError) as error:
         raise Failure(

@@ -15,15 +15,15 @@ from train import files
 from train.config.batches import BatchSizes, largest_divisor
 from train.distributed import device
 
-# What torch and gloo write when another rank has gone; there is no type for it.
+# The messages of torch and gloo when another rank has gone; they have no exception type for it.
 LOST_PEER_MESSAGES = ("Connection closed", "Connection reset", "Connection refused", "Timed out waiting", "Broken pipe")
 COMMUNICATION_LAYERS = ("gloo", "NCCL", "ProcessGroup", "TCPStore", "store")
 
 
 def as_failure(error: Exception, parts: BatchSizes | None = None, *, exact: bool = False) -> Failure | None:
-    """The failure that `error` is; None for a bug of ours.
+    """Translate `error` into a Failure; None for a bug of ours.
 
-    parts: of the global batch, once there is one; exact: with train.reproducible bitwise.
+    parts: the sizes of the batches, once they are known. exact: whether train.reproducible is bitwise.
     """
     if isinstance(error, Failure):
         return error
@@ -47,15 +47,17 @@ def as_failure(error: Exception, parts: BatchSizes | None = None, *, exact: bool
 
 
 def _out_of_memory_failure(error: Exception, fix: str, why: str) -> Failure:
-    where, found = "GPU" if device.is_out_of_memory(error) else "host", device.summarize_error(error)
-    if where == "GPU" and not isinstance(error, torch.OutOfMemoryError):  # torch's own says who holds how much
-        found, fix = f"{found}; {device.describe_gpu()}", f"see who else uses the GPU: nvidia-smi; else {fix}"
+    where, details = "GPU" if device.is_out_of_memory(error) else "host", device.summarize_error(error)
+    if where == "GPU" and not isinstance(
+        error, torch.OutOfMemoryError
+    ):  # torch's error says which process holds how much
+        details, fix = f"{details}; {device.describe_gpu()}", f"see who else uses the GPU: nvidia-smi; else {fix}"
     tried = f"; the micro batch was found at the start ({why})" if why else ""
-    return Failure(f"out of {where} memory", found=found + tried, fix=fix, code=ExitCode.RESOURCE)
+    return Failure(f"out of {where} memory", found=details + tried, fix=fix, code=ExitCode.RESOURCE)
 
 
 def suggest_smaller_micro_batch(parts: BatchSizes | None) -> str:
-    """A micro batch of half the size or less, in numbers where they are known."""
+    """Advice to halve the micro batch, with the numbers if they are known."""
     if parts is None:
         return "halve train.micro_batch_size: the global batch, and with it the training, stays the same"
     if parts.micro == 1:
@@ -68,7 +70,7 @@ def suggest_smaller_micro_batch(parts: BatchSizes | None) -> str:
 
 
 def suggest_bitwise_memory_fix(parts: BatchSizes) -> str:
-    """What is left where micro batches decide the bits: a run that goes on with others is refused."""
+    """Advice for bitwise runs: their micro batch cannot change, because it decides the bits."""
     half = f"train.micro_batch_size={parts.micro // 2}" if parts.micro % 2 == 0 else "a smaller model"
     return (
         f"take GPUs with more memory, or more ranks: each adds up fewer gradients; or begin anew with {half} and "
@@ -95,7 +97,7 @@ def _lost_peer_failure(error: Exception) -> Failure:
 
 
 def _strip_gloo_prefix(text: str) -> str:
-    """gloo's text without its source file, and without its advice."""
+    """gloo's message without its source file and its advice."""
     return re.sub(r"^\[/[^]]*\]\s*", "", text).split(". ")[0]
 
 
@@ -109,12 +111,15 @@ def _nondeterministic_failure(error: Exception) -> Failure:
 
 
 def _exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """It, and what was being handled when it was raised. A data worker's death is raised by torch's handler of SIGCHLD
-    wherever the main thread is: what was interrupted may fail in its own way on its way out."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__context__
+    """`error`, and the exceptions that were being handled when it was raised.
+
+    torch's SIGCHLD handler raises a data worker's death anywhere in the main thread. The code that it interrupts
+    may then raise another error.
+    """
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__context__
 
 
 def _is_dead_data_worker(error: BaseException) -> bool:

@@ -12,13 +12,13 @@ from entrypoint import Failure
 from train import files
 
 ERRORS_FOLDER, EXIT_FILE, STOPPING_FILE = "errors", "exit.json", "stopping.json"
-DEADLINE_CAUSE = "deadline"  # the cause of an ending for which nobody sent a signal: the time was up
-DIVERGED_FILE = "diverged.json"  # the last batches of a run whose numbers are not finite any more
+DEADLINE_CAUSE = "deadline"  # the cause if a run stopped without a signal, because its time was up
+DIVERGED_FILE = "diverged.json"  # the last batches of a run whose loss is no longer finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord:
-    """Why a run ended: its exit code, the last finished step, and in one line the cause ("SIGUSR1", a failure)."""
+    """How a run ended: its exit code, its last finished step, and the cause in one line ("SIGUSR1", a failure)."""
 
     code: int
     step: int | None
@@ -26,9 +26,9 @@ class ExitRecord:
 
 
 def write_exit(run_folder: Path, *, code: int, step: int | None, cause: str) -> bool:
-    """Write `errors/exit.json` durably. On rank 0, after the commit and before the last barrier.
+    """Write `errors/exit.json` durably. Rank 0 calls it after the commit and before the last barrier.
 
-    Never fails the run: False when it could not be written.
+    It never raises; False if the file could not be written.
     """
     written = _try_write_json(
         run_folder / ERRORS_FOLDER / EXIT_FILE, asdict(ExitRecord(code=int(code), step=step, cause=cause))
@@ -38,18 +38,19 @@ def write_exit(run_folder: Path, *, code: int, step: int | None, cause: str) -> 
 
 
 def read_exit(run_folder: Path) -> ExitRecord | None:
-    """What `write_exit` left; None when there is none or it is unreadable."""
+    """Read `errors/exit.json`; None if it is missing or unreadable."""
     try:
-        found = files.read_json(run_folder / ERRORS_FOLDER / EXIT_FILE)
-        return ExitRecord(code=int(found["code"]), step=found["step"], cause=str(found["cause"]))
+        values = files.read_json(run_folder / ERRORS_FOLDER / EXIT_FILE)
+        return ExitRecord(code=int(values["code"]), step=values["step"], cause=str(values["cause"]))
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 
 def write_stopping(run_folder: Path, *, by: str, save_s: float, clock: Callable[[], float] = time.time) -> bool:
-    """Say that the last save has begun, because of `by`, and how long one takes: `write_exit` removes it again.
+    """Record that the last save has begun because of `by`, and how long a save takes.
 
-    Who finds it (`describe_unfinished_save`) knows what became of a start that was killed too early to say anything.
+    `write_exit` removes the file. If the start is killed before that, `describe_unfinished_save`
+    can explain what happened.
     """
     return _try_write_json(
         run_folder / ERRORS_FOLDER / STOPPING_FILE, {"by": by, "at": clock(), "save_s": round(save_s, 1)}
@@ -57,23 +58,23 @@ def write_stopping(run_folder: Path, *, by: str, save_s: float, clock: Callable[
 
 
 def describe_unfinished_save(run_folder: Path) -> str | None:
-    """What to say of a start that was asked to stop and killed before its checkpoint was committed; None of others."""
+    """The message about a start that was killed during its last save; None if the last start was not."""
     try:
-        found = files.read_json(run_folder / ERRORS_FOLDER / STOPPING_FILE)
-        by, takes = str(found["by"]), float(found["save_s"])
+        values = files.read_json(run_folder / ERRORS_FOLDER / STOPPING_FILE)
+        by, takes = str(values["by"]), float(values["save_s"])
         ahead = 60 * math.ceil(3 * takes / 60 + 0.5)
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
-    said = f"the last start was asked to stop by {by} and was killed before its checkpoint was committed"
+    message = f"the last start was asked to stop by {by} and was killed before its checkpoint was committed"
     advice = f"set #SBATCH --signal=USR1@{ahead}, or give a longer grace time"
-    return said if by == "SIGINT" else f"{said}; a save may take {takes:.1f} s: {advice}"
+    return message if by == "SIGINT" else f"{message}; a save may take {takes:.1f} s: {advice}"
 
 
 def clear_rank(run_folder: Path, *, rank: int, world_size: int) -> None:
-    """Remove what the last start said about this rank, so that nobody reads it as this start's. On every rank.
+    """Remove the last start's files about this rank. Every rank calls it.
 
-    Rank 0 also removes the ending, and what ranks said that this world no longer has; not the others' files: a rank
-    that failed early may already have written its own.
+    Rank 0 also removes errors/exit.json, and the files of ranks that this world does not have. It leaves the other
+    ranks' files: a rank that failed early may already have written its own.
     """
     folder = run_folder / ERRORS_FOLDER
     files.remove(_rank_file(folder, rank))
@@ -88,27 +89,27 @@ def clear_rank(run_folder: Path, *, rank: int, world_size: int) -> None:
 
 
 def clear_exit(run_folder: Path) -> None:
-    """Remove how the last start ended. By the task that starts rank 0: a signal may end its ranks before they can."""
+    """Remove the last start's exit.json. The task of rank 0 calls it, in case a signal ends the ranks early."""
     files.remove(run_folder / ERRORS_FOLDER / EXIT_FILE)
 
 
 def write_rank_failure(run_folder: Path, failure: Failure, *, rank: int, host: str) -> bool:
-    """Write `errors/rank-NNNN.json`, the same block as on the console. Never fails; False when it could not."""
+    """Write `errors/rank-NNNN.json`, with the console's facts. It never raises; False if it could not write."""
     return _try_write_json(
         _rank_file(run_folder / ERRORS_FOLDER, rank), failure.as_json() | {"rank": rank, "host": host}
     )
 
 
 def write_node_failure(run_folder: Path, failure: Failure, *, host: str) -> bool:
-    """Write `errors/node-HOST.json`: a node on which no rank was started. Never fails; False when it could not.
+    """Write `errors/node-HOST.json` for a node on which no rank was started. It never raises; False if it failed.
 
-    `exit.json` will not do: rank 0 on another node may be clearing it at this moment.
+    `exit.json` cannot hold this: rank 0 on another node may be removing it at this moment.
     """
     return _try_write_json(_node_file(run_folder / ERRORS_FOLDER, host), failure.as_json() | {"host": host})
 
 
 def clear_node_failure(run_folder: Path, *, host: str) -> None:
-    """Remove what the last start said of this node."""
+    """Remove the last start's file about this node."""
     files.remove(_node_file(run_folder / ERRORS_FOLDER, host))
 
 

@@ -25,7 +25,7 @@ TEMPORARY_PARENTS: Final = ("/tmp", "/var/tmp", "/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLocation:
-    """Where a run is kept. overrides: what tells the workers, where it is not what the config says."""
+    """The run's folder. overrides: settings for the workers, if it is not the folder of the config."""
 
     folder: Path
     overrides: tuple[str, ...] = ()
@@ -38,13 +38,13 @@ def run_folder(config: RunConfig) -> Path:
 
 
 def choose_writable_folder(config: RunConfig, plan: Plan, environ: Mapping[str, str]) -> RunLocation:
-    """The run's folder, once its place was shown to be writable; or one in a temporary folder.
+    """Return the run's folder after a test that it is writable, or a temporary folder instead.
 
-    Only the default place gives way, and only where this task starts all ranks: others would not find the folder. A
-    link is somebody's word for where runs are kept: it does not give way either.
+    A temporary folder replaces only the default run.output_dir, and only if this task starts all ranks: other
+    tasks would not find it. It does not replace a symbolic link, with which a user chose where runs are kept.
 
     Raises:
-        Failure: OUTPUT, IO or RESOURCE, where nothing can be kept.
+        Failure: OUTPUT, IO or RESOURCE, if no folder is writable.
     """
     folder = run_folder(config)
     _refuse_dangling_link(folder)
@@ -52,8 +52,8 @@ def choose_writable_folder(config: RunConfig, plan: Plan, environ: Mapping[str, 
         files.prepare_folder(folder if os.path.isdir(folder) else folder.parent)
         return RunLocation(folder=folder, warnings=_ephemeral_folder_warnings(folder.parent))
     except Failure as failure:
-        unasked = config.run.output_dir == RunSection().output_dir
-        if failure.code != ExitCode.OUTPUT or not unasked or plan.spawn < plan.world.world_size:
+        is_default = config.run.output_dir == RunSection().output_dir
+        if failure.code != ExitCode.OUTPUT or not is_default or plan.spawn < plan.world.world_size:
             if hidden := unmounted_path_failure("run.output_dir", folder.parent, code=ExitCode.OUTPUT):
                 raise hidden from failure
             raise
@@ -69,7 +69,7 @@ def choose_writable_folder(config: RunConfig, plan: Plan, environ: Mapping[str, 
 
 
 def _ephemeral_folder_warnings(output: Path) -> tuple[str, ...]:
-    """Root may write everywhere in a container, and Apptainer's --contain gives a home of its own."""
+    """A warning for a folder of the container: root may write there, and Apptainer's --contain has a home."""
     if not is_ephemeral_path(output):
         return ()
     return (
@@ -79,22 +79,23 @@ def _ephemeral_folder_warnings(output: Path) -> tuple[str, ...]:
 
 
 def _mount_fix(output: Path) -> str:
-    """A mounted working directory shows the configuration and the data too."""
-    here, whole = Path.cwd(), output.absolute()
-    return f"mount a folder there (docker run -v DIR:{here if here in whole.parents else whole}, apptainer --bind DIR)"
+    """Advice to mount the output folder; the working folder, if it holds it: that shows config and data too."""
+    working_folder, folder = Path.cwd(), output.absolute()
+    target = working_folder if working_folder in folder.parents else folder
+    return f"mount a folder there (docker run -v DIR:{target}, apptainer --bind DIR)"
 
 
 def make_temporary_folder(environ: Mapping[str, str]) -> Path:
-    """A new temporary folder. Raises Failure (OUTPUT), where no place takes one."""
+    """Make a temporary folder. Raises Failure (OUTPUT) if no parent folder is writable."""
     folder = try_make_temporary_folder(environ)
     if folder is None:
-        found, fix = ", ".join(TEMPORARY_PARENTS), "set TMPDIR to a folder that you may write"
-        raise Failure("no temporary folder can be made", found=found, fix=fix, code=ExitCode.OUTPUT)
+        parents, fix = ", ".join(TEMPORARY_PARENTS), "set TMPDIR to a folder that you may write"
+        raise Failure("no temporary folder can be made", found=parents, fix=fix, code=ExitCode.OUTPUT)
     return folder
 
 
 def try_make_temporary_folder(environ: Mapping[str, str]) -> Path | None:
-    """A new folder in the first place that takes one; a read-only root often leaves only /dev/shm."""
+    """Make a folder in the first writable parent; a read-only root often leaves only /dev/shm."""
     for parent in (environ.get("TMPDIR"), *TEMPORARY_PARENTS):
         try:
             if parent:
@@ -119,39 +120,39 @@ def _refuse_dangling_link(folder: Path) -> None:
 
 
 def _find_dangling_link(folder: Path) -> Path | None:
-    """The link on the way to `folder` that leads to nothing, which is what one to a folder not mounted looks like."""
-    way = (folder.absolute(), *folder.absolute().parents)
-    return next((place for place in way if os.path.islink(place) and not os.path.exists(place)), None)
+    """The link in the path of `folder` whose target is missing, perhaps because it is not mounted."""
+    paths = (folder.absolute(), *folder.absolute().parents)
+    return next((path for path in paths if os.path.islink(path) and not os.path.exists(path)), None)
 
 
 def describe_folder_state(folder: Path) -> str:
-    """In words, without writing: whether the folder is new, and whether its place seems writable."""
+    """Describe, without writing, whether the folder is new and seems writable."""
     if link := _find_dangling_link(folder):
         return f"{link} leads to {os.path.realpath(link)}, which is not there"
-    there = next((place for place in (folder, *folder.absolute().parents) if os.path.lexists(place)), Path("/"))
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} cannot be written"
-    return "exists" if there == folder else "new"
+    existing = next((path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)), Path("/"))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written"
+    return "exists" if existing == folder else "new"
 
 
-# What a run makes in its folder, beside the results of an earlier one (`record.RESULT_NAMES`).
+# The folders that a run creates in its own, besides `record.RESULT_NAMES`.
 RUN_SUBFOLDERS: Final = ("checkpoints", "errors", "logs", "profile", "report", "tensorboard")
 
 
 def refuse_symlinks(run_folder: Path) -> None:
-    """Return where nothing that a run writes in `run_folder` is a link. The folder itself, and those above, may be one.
+    """Refuse symbolic links among the files that a run writes in `run_folder`.
 
-    People link `runs` to the place where there is room: that is their word for where the run is kept. A link inside
-    would let a start write, or delete, where nobody sent it.
+    The folder itself and its parents may be links: users link `runs` to a disk with free space. A link inside would
+    let a start write or delete files elsewhere.
 
     Raises:
         Failure: SECURITY, naming the link; as in `files.ERRNO_MEANINGS` for a folder that cannot be read.
     """
-    for place in (run_folder, *(run_folder / name for name in RUN_SUBFOLDERS)):
-        with files.translate_os_errors(place, "read"):
-            names = _list_symlinks(place)
-        if ours := [name for name in names if place != run_folder or _is_run_output(name)]:
-            raise _symlink_failure(place / min(ours))
+    for path in (run_folder, *(run_folder / name for name in RUN_SUBFOLDERS)):
+        with files.translate_os_errors(path, "read"):
+            names = _list_symlinks(path)
+        if refused := [name for name in names if path != run_folder or _is_run_output(name)]:
+            raise _symlink_failure(path / min(refused))
 
 
 def _list_symlinks(folder: Path) -> list[str]:

@@ -30,7 +30,7 @@ RecordStart = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """step: of the checkpoint to resume from, None for a new run. notes: for the banner."""
+    """Where a run resumes. step: of the checkpoint, None for a new run. notes: for the banner."""
 
     step: int | None
     notes: tuple[str, ...]

@@ -15,9 +15,9 @@ from entrypoint.launchers import detect_allocation
 from entrypoint.options import LaunchOptions
 from entrypoint.plan import plan_allocation
 
-MLX5 = reading.FabricDevice(name="mlx5_0", active=True, kind="infiniband")
-EFA = reading.FabricDevice(name="rdmap16s27", active=True, kind="infiniband", driver="efa")
-CXI = reading.FabricDevice(name="cxi0", active=True, kind="cxi")
+MLX5 = reading.FabricDevice(name="mlx5_0", active=True, device_class="infiniband")
+EFA = reading.FabricDevice(name="rdmap16s27", active=True, device_class="infiniband", driver="efa")
+CXI = reading.FabricDevice(name="cxi0", active=True, device_class="cxi")
 LITTLE = 65_536  # bytes
 
 

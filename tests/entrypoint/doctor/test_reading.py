@@ -81,7 +81,7 @@ def test_a_fabric_is_up_where_one_of_its_ports_is(tmp_path: Path) -> None:
     lay(tmp_path, sys__class__infiniband__mlx5_0__ports__1__state="4: ACTIVE\n")
     lay(tmp_path, sys__class__infiniband__mlx5_1__ports__1__state="1: DOWN\n")
     os.makedirs(tmp_path / "sys/class/cxi/cxi0")
-    found = {device.name: (device.kind, device.active) for device in reading.list_fabric_devices(tmp_path)}
+    found = {device.name: (device.device_class, device.active) for device in reading.list_fabric_devices(tmp_path)}
     assert found == {"mlx5_0": ("infiniband", True), "mlx5_1": ("infiniband", False), "cxi0": ("cxi", True)}
 
 

@@ -286,13 +286,13 @@ def another(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[C
             told.append(text)
             if len(told) == 3:
                 action()
-                held.give_back()
+                held.release()
 
         monkeypatch.setattr(StatusLine, "passing", passing)
         return told
 
     yield then
-    held.give_back()
+    held.release()
 
 
 def test_who_waits_says_for_whom_and_finds_it_done(root: Path, another: Callable[..., list[str]]) -> None:

@@ -70,7 +70,9 @@ def test_the_memory_that_is_to_be_tested_is_that_of_the_device(gpu: str, command
 
 
 def test_ranks_of_different_kinds_are_told_that_they_round_differently() -> None:
-    mixed = [Replica(rank=rank, host="h", gpu="", kind=kind, digest=rank) for rank, kind in enumerate(("V100", "H100"))]
+    mixed = [
+        Replica(rank=rank, host="h", gpu="", processor=name, digest=rank) for rank, name in enumerate(("V100", "H100"))
+    ]
     assert "round differently: H100, V100" in replica_check.divergence_failure(mixed, mixed, 3).fix
 
 

@@ -66,7 +66,7 @@ def test_batches_can_be_filled_up_to_the_size_that_code_was_compiled_for() -> No
     seen: list[int] = []
     model = nn.Sequential(MODEL[0])
     model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    filled = evaluate(model, batches(8), OneRank(), classes=4, whole=8).result  # type: ignore[arg-type]
+    filled = evaluate(model, batches(8), OneRank(), classes=4, padded_size=8).result  # type: ignore[arg-type]
     assert seen == [8, 8, 8]
     assert (filled.samples, filled.values["accuracy"], filled.values["loss"]) == (
         20,

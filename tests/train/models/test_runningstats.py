@@ -21,7 +21,7 @@ def step(statistics: RunningStatistics, net: nn.Module, *numbers: int) -> None:
         net(batch(number))
         leaf = statistics.taken()
         sums = [a + b for a, b in zip(sums, leaf, strict=True)] if sums else leaf
-    statistics.settle(sums)
+    statistics.update(sums)
 
 
 @pytest.mark.parametrize("momentum", [0.1, 1.0, None])

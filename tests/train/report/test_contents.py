@@ -16,7 +16,7 @@ from train.report.document import DescriptionList, Report, Table
 def report(*folders: Path, anyway: bool = False) -> Report:
     """Of these runs."""
     runs, missing = read.load_runs([str(folder) for folder in folders])
-    return page.build_report(runs, [], anyway=anyway, made="now", missing=missing)
+    return page.build_report(runs, [], anyway=anyway, byline="now", missing=missing)
 
 
 def titles(document: Report) -> list[str]:

@@ -8,7 +8,7 @@ from train.report.document import Paragraph, Picture, Report, Section, Table
 def test_pictures_and_cautions_are_found_in_all_sections() -> None:
     pictures = [Picture(name=name, png=b"", alt="") for name in ("a", "b")]
     first = Section(title="1", blocks=[Paragraph(text="beware", caution=True), pictures[0]])
-    document = Report(title="", sections=[first, Section(title="2", blocks=[pictures[1]])], made="")
+    document = Report(title="", sections=[first, Section(title="2", blocks=[pictures[1]])], byline="")
     assert document.pictures() == pictures
     assert document.cautions() == ["beware"]
 

@@ -8,7 +8,7 @@ from train.report.page import escape_markdown, render_markdown
 
 def test_a_table_stays_a_table() -> None:
     table = Table(head=["class", "images"], rows=[["a|b\n<b>", "3"]])
-    shown = render_markdown(Report(title="t", sections=[Section(title="s", blocks=[table])], made="now"))
+    shown = render_markdown(Report(title="t", sections=[Section(title="s", blocks=[table])], byline="now"))
     assert "| class | images |\n| --- | ---: |\n| a\\|b\ufffd\\<b\\> | 3 |" in shown
 
 
@@ -18,7 +18,7 @@ def test_pictures_are_named_and_cautions_seen() -> None:
         Picture(name="curves", png=b"", alt="loss"),
         DescriptionList(rows={"a": "b"}),
     ]
-    shown = render_markdown(Report(title="t", sections=[Section(title="s", blocks=blocks)], made="now"))
+    shown = render_markdown(Report(title="t", sections=[Section(title="s", blocks=blocks)], byline="now"))
     assert "> **Caution:** beware" in shown
     assert "![loss](curves.png)" in shown
     assert "| a | b |" in shown

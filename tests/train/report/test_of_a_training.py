@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
 @pytest.fixture(scope="module")
 def report(run: RecordedRun) -> Report:
     """Its report."""
-    return page.build_report([run], [], anyway=False, made="now")
+    return page.build_report([run], [], anyway=False, byline="now")
 
 
 def test_every_value_that_runs_are_compared_by_is_recorded(run: RecordedRun) -> None:

@@ -17,7 +17,7 @@ PNG = plots.draw_panel(Panel(title="", x="", y="", series=[]))
 
 def shown(*blocks: Block, title: str = "a report") -> str:
     """A page with one section."""
-    return render_html(Report(title=title, sections=[Section(title=title, blocks=blocks)], made=title))
+    return render_html(Report(title=title, sections=[Section(title=title, blocks=blocks)], byline=title))
 
 
 def tags(html: str) -> list[tuple[str, dict[str, str | None]]]:

@@ -12,7 +12,7 @@ from train.report import page
 from train.report.document import Picture, Report, Section
 
 PNG = b"\x89PNG" + bytes(30)
-DOCUMENT = Report(title="t", sections=[Section(title="s", blocks=[Picture(name="a", png=PNG, alt="")])], made="now")
+DOCUMENT = Report(title="t", sections=[Section(title="s", blocks=[Picture(name="a", png=PNG, alt="")])], byline="now")
 
 
 def test_the_page_the_text_and_each_picture_are_written(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_the_page_the_text_and_each_picture_are_written(tmp_path: Path) -> None:
 
 def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path) -> None:
     for title in ("first", "second"):
-        page.write_report(Report(title=title, sections=[], made=""), tmp_path, own=True)
+        page.write_report(Report(title=title, sections=[], byline=""), tmp_path, own=True)
     assert "second" in (tmp_path / "report.html").read_text()
 
 
@@ -48,9 +48,11 @@ def test_a_file_behind_a_link_is_left_alone(tmp_path: Path) -> None:
 
 def test_pictures_of_an_earlier_report_do_not_stay(tmp_path: Path) -> None:
     many = [Picture(name=name, png=PNG, alt="") for name in ("confusion-1", "confusion-3", "curves-loss")]
-    page.write_report(Report(title="t", sections=[Section(title="s", blocks=many)], made=""), tmp_path / "r", own=True)
+    page.write_report(
+        Report(title="t", sections=[Section(title="s", blocks=many)], byline=""), tmp_path / "r", own=True
+    )
     (tmp_path / "r/holiday.png").write_text("theirs")
-    few = Report(title="t", sections=[Section(title="s", blocks=many[:1])], made="")
+    few = Report(title="t", sections=[Section(title="s", blocks=many[:1])], byline="")
     page.write_report(few, tmp_path / "r", own=True)
     assert sorted(os.listdir(tmp_path / "r")) == ["confusion-1.png", "holiday.png", "report.html", "report.md"]
 
