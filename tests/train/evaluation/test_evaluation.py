@@ -24,7 +24,7 @@ class OneRank:
     device = torch.device("cpu")
     control = None
 
-    def total(self, sums: Tensor) -> Tensor:
+    def all_reduce_sum(self, sums: Tensor) -> Tensor:
         """Nothing to add."""
         return sums
 

@@ -24,7 +24,7 @@ class Second:
     control: object = "a group"
     is_main: bool = False
 
-    def shared(self, action: Callable[[], Any]) -> Any:
+    def run_on_rank_zero(self, action: Callable[[], Any]) -> Any:
         return shared_folder._write_marker(self.first)
 
     def all_gather(self, value: Any) -> list[Any]:
