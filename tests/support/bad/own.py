@@ -43,7 +43,7 @@ DATA: dict[str, Row] = {
         (AGREED, "12 items, and 2 labels"),
         "return that",
     ),
-    "sides-differ": ("return pair(), pair(size=9)", 65, (AGREED, "different shapes"), "return that"),
+    "splits-differ": ("return pair(), pair(size=9)", 65, (AGREED, "different shapes"), "return that"),
     "text-labels": (
         "s = Set(pair()); s.targets = [[1], [1, 2]] * 6; return s, None",
         65,
@@ -75,7 +75,7 @@ DATA: dict[str, Row] = {
         "            return np.frombuffer(self.file.read(192), np.uint8).reshape(8, 8, 3).copy(), n % 2\n"
         "    return B(pair()), None",
         65,
-        ("would read each other's places", "mine.py, whose position moves as items of mine:make are read"),
+        ("would share the offset of a file", "mine.py, whose position moves as items of mine:make are read"),
         "at the first read",
     ),
     "item-no-pair": ("return [1, 2, 3], None", 65, ("item 0 is no pair", "int"), "mend the dataset"),

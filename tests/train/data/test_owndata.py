@@ -207,7 +207,7 @@ def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
 def test_a_file_that_was_open_before_is_not_given_to_workers(write: Any, packed: Path) -> None:
     data = write(f"Packed({str(packed)!r}, early=True), None")
     sets, facts = registry.open_splits(data), {"seed": 0, "device": torch.device("cpu"), "cores": 2}
-    with pytest.raises(Failure, match="would read each other's places") as caught:
+    with pytest.raises(Failure, match="would share the offset of a file") as caught:
         open_loader(sets, replace(data, loader="workers"), **facts)  # type: ignore[arg-type]
     assert caught.value.code == ExitCode.DATA
     assert str(packed) in str(caught.value.found)
