@@ -53,7 +53,7 @@ class HangTimeouts:
     save: float
     data: float
 
-    def of(self, beat: HeartbeatRecord | None, usual_s: float) -> float:
+    def limit_after(self, beat: HeartbeatRecord | None, usual_s: float) -> float:
         """How long the rank may be silent after this beat, in seconds.
 
         usual_s: the 99th percentile of its steps.
@@ -103,7 +103,7 @@ class SilenceTimer:
     def limit(self) -> float:
         """The longest silence that is allowed in the rank's current phase."""
         durations = sorted(self._step_durations)
-        return self.limits.of(self.beat, durations[int(0.99 * (len(durations) - 1))] if durations else 0.0)
+        return self.limits.limit_after(self.beat, durations[int(0.99 * (len(durations) - 1))] if durations else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,11 +73,11 @@ class RecentLosses:
         return None if was_high else jump
 
 
-def diverged_failure(step: int, found: str, checkpoint: Path | None) -> Failure:
+def diverged_failure(step: int, evidence: str, checkpoint: Path | None) -> Failure:
     """The end of a run whose numbers are not finite any more. checkpoint: the newest committed one."""
     return Failure(
         f"training diverged at or before step {step}",
-        found=found,
+        found=evidence,
         fix="start anew under another run.name with a lower optim.lr, a longer optim.warmup_epochs, or "
         "train.clip_grad_norm=1.0; errors/diverged.json names the last batches",
         kept=str(checkpoint) if checkpoint else None,
@@ -102,7 +102,7 @@ class DivergenceRecord:
     paths: of the training samples, if samples are files.
     """
 
-    found: str
+    evidence: str
     steps: range
     losses: Sequence[Mapping[int, float]]
     sampler: BatchSampler
@@ -116,7 +116,7 @@ class DivergenceRecord:
         ]
         first_bad = next((batch for batch in batches if batch["ranks"]), None)
         record = {
-            "found": self.found,
+            "found": self.evidence,
             "first_bad_step": first_bad["step"] if first_bad else None,
             "files": self._files(first_bad),
             "batches": batches,
@@ -129,8 +129,8 @@ class DivergenceRecord:
 
     def _batch(self, step: int, losses: Sequence[float | None]) -> dict[str, Any]:
         """One global batch. Its step counts from 1, as in metrics.jsonl; `ranks`: whose loss was not finite."""
-        known = [loss for loss in losses if loss is not None]
-        mean = sum(known) / len(known) if known else math.nan
+        present = [loss for loss in losses if loss is not None]
+        mean = sum(present) / len(present) if present else math.nan
         return {
             "step": step + 1,
             "loss": mean if math.isfinite(mean) else None,

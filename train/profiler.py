@@ -207,18 +207,18 @@ class StepProfiler:
 
 
 def steps_to_profile(
-    wanted: Sequence[int] | None, *, done: int, total: int, say: Callable[[str], None]
+    configured: Sequence[int] | None, *, done: int, total: int, say: Callable[[str], None]
 ) -> tuple[int, int] | None:
     """The steps of `profile.steps` that this start trains, of a run that has done `done` of `total` steps."""
-    if wanted is None:
+    if configured is None:
         return None
-    first, last = wanted
+    first, last = configured
     if first > total:
         say(f"note: profile.steps [{first}, {last}]: nothing is recorded, the run has {pluralize(total, 'step')}")
     return None if last <= done or first > total else (max(first, done + 1), last)
 
 
-def write_timeline(found: profile, path: Path) -> None:
+def write_timeline(recording: profile, path: Path) -> None:
     """The profiler's own JSON, packed. It writes to a path only, and tells nobody of a full disk.
 
     Raises:
@@ -226,7 +226,7 @@ def write_timeline(found: profile, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix=files.TEMPORARY_PREFIX, dir=path.parent) as scratch:
         plain, packed = Path(scratch) / "timeline.json", Path(scratch) / path.name
-        found.export_chrome_trace(str(plain))
+        recording.export_chrome_trace(str(plain))
         with plain.open("rb") as source:
             source.seek(max(0, plain.stat().st_size - TIMELINE_END_BYTES))
             if not source.read().rstrip().endswith(b"}"):

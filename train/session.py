@@ -224,8 +224,8 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
     if stopped_early and state.step < trainer.steps.total:
-        wanted, evaluations = config.eval, pluralize(config.eval.patience, "evaluation")
-        lines.append(f"ended early: {wanted.metric} reached eval.target {wanted.target:g} in {evaluations}")
+        evaluations, target = pluralize(config.eval.patience, "evaluation"), config.eval.target
+        lines.append(f"ended early: {config.eval.metric} reached eval.target {target:g} in {evaluations}")
     run = FinishedRun(config=config, steps=trainer.steps, step=state.step, stopped_early=stopped_early)
     program = program_of(typed)
     folder = shlex.quote(one_line(str(trainer.folder)))
@@ -253,9 +253,13 @@ def _describe_best(trainer: Trainer) -> str | None:
 def _write_start(trainer: Trainer, environ: Mapping[str, str], now: float, *, is_idle: bool) -> None:
     """Add this start to run.json, on rank 0. is_idle: it will train nothing."""
     world_size = None if is_idle else trainer.runtime.world.world_size
-    place = _hosts_and_launcher(environ)
     record.complete_start(
-        trainer.folder, step=trainer.state.step, world_size=world_size, **place, environ=environ, now=now
+        trainer.folder,
+        step=trainer.state.step,
+        world_size=world_size,
+        **_hosts_and_launcher(environ),
+        environ=environ,
+        now=now,
     )
 
 

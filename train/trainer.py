@@ -446,7 +446,7 @@ class Trainer:
             "changes from step to step (TORCH_LOGS=recompiles says on what), or set train.compile=false"
         )
 
-    def _diverged(self, found: str) -> Failure:
+    def _diverged(self, evidence: str) -> Failure:
         """All ranks come here together, and leave errors/diverged.json behind."""
         steps = steps_since_log_point(self.state.step, self.config.log.every_steps)
         losses_per_step = 1 if self.bitwise else self.batches.accumulation
@@ -456,17 +456,17 @@ class Trainer:
             losses = losses[:1] * len(losses)
         if self.runtime.is_main:
             paths = self.loader.paths
-            record = DivergenceRecord(found=found, steps=steps, losses=losses, sampler=self.sampler, paths=paths)
+            record = DivergenceRecord(evidence=evidence, steps=steps, losses=losses, sampler=self.sampler, paths=paths)
             record.write(self.folder)
-        return diverged_failure(self.state.step, found, self.loop.checkpoint)
+        return diverged_failure(self.state.step, evidence, self.loop.checkpoint)
 
     def _count_unreadable(self) -> dict[str, int]:
         """Count the unreadable images of all ranks, so that all ranks end alike if there are too many."""
         if self.config.data.max_bad_images == 0:
             return {}
         log = self.loader.broken
-        for known in self.runtime.all_gather(log.unreadable):
-            log.merge(known)
+        for rank_unreadable in self.runtime.all_gather(log.unreadable):
+            log.merge(rank_unreadable)
         return {"bad_images": len(log.unreadable)}
 
     def _print_epoch(self, metrics_text: str | None = None) -> None:
@@ -826,8 +826,8 @@ class Trainer:
         return -(-step // self.steps.per_epoch)
 
     def _build_profiler(self) -> StepProfiler:
-        wanted, say = self.config.profile.steps, self.progress.say
-        steps = steps_to_profile(wanted, done=self.state.step, total=self.steps.total, say=say)
+        say, config = self.progress.say, self.config.profile
+        steps = steps_to_profile(config.steps, done=self.state.step, total=self.steps.total, say=say)
         return StepProfiler(
             steps,
             runtime=self.runtime,

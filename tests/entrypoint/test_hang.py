@@ -36,15 +36,15 @@ def stepping(seconds: float, steps: int = 200) -> SilenceTimer:
     [("start", 600 + START_SLACK_S), ("evaluation", 300), ("save", 200), ("data", 100), ("step", 30)],
 )
 def test_each_phase_has_a_limit_of_its_own(phase: str, limit: float) -> None:
-    assert LIMITS.of(replace(BEAT, phase=phase), 0.0) == limit  # type: ignore[arg-type]
+    assert LIMITS.limit_after(replace(BEAT, phase=phase), 0.0) == limit  # type: ignore[arg-type]
 
 
 def test_the_agreement_of_the_ranks_belongs_to_the_step() -> None:
-    assert LIMITS.of(replace(BEAT, point="agreement"), 0.0) == 30
+    assert LIMITS.limit_after(replace(BEAT, point="agreement"), 0.0) == 30
 
 
 def test_the_first_step_belongs_to_the_start() -> None:
-    assert LIMITS.of(replace(BEAT, first=10), 0.0) == 600 + START_SLACK_S
+    assert LIMITS.limit_after(replace(BEAT, first=10), 0.0) == 600 + START_SLACK_S
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(0.1, 30), (5.0, 50), (400.0, 1800)])

@@ -182,7 +182,7 @@ class SnapshotBuffers:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     twins: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
-    def of(self, name: str, size: int, *, pinned: bool) -> Tensor:
+    def buffer(self, name: str, size: int, *, pinned: bool) -> Tensor:
         """A buffer, uint8 [size], with arbitrary content."""
         buffer = self.buffers.get(name)
         if buffer is None or buffer.numel() != size or buffer.is_pinned() != pinned:
@@ -287,7 +287,7 @@ def _pack_group(
     )  # largest numbers first, so that all are aligned
     header = _safetensors_header(ordered)
     pinned = any(tensor.is_cuda for tensor in tensors.values())
-    file = memory.of(group, len(header) + sum(tensor.nbytes for _, tensor in ordered), pinned=pinned)
+    file = memory.buffer(group, len(header) + sum(tensor.nbytes for _, tensor in ordered), pinned=pinned)
     file[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     offset = len(header)
     for name, tensor in ordered:

@@ -55,7 +55,7 @@ class DecodedCache:
     sums: npt.NDArray[np.uint32]
     readable: BoolArray
 
-    def take(self, rows: npt.NDArray[np.int64]) -> tuple[UInt8Array, BoolArray, bool]:
+    def read(self, rows: npt.NDArray[np.int64]) -> tuple[UInt8Array, BoolArray, bool]:
         """A copy of these images, which of them are usable, and whether one is damaged (another checksum)."""
         taken, readable = self.pixels[rows], self.readable[rows]
         sums = np.fromiter((zlib.crc32(image) for image in taken), np.uint32, len(rows))
@@ -259,7 +259,7 @@ class CachedSource:
         Raises:
             Failure: as `ImageFileSource.read`.
         """
-        pixels, readable, damaged = self.cache.take(self.rows[samples])
+        pixels, readable, damaged = self.cache.read(self.rows[samples])
         if damaged and self.cache.give_up():
             sys.stderr.write(f"{self.cache.path} is damaged: read from the files; the next start decodes them anew\n")
         for index in np.flatnonzero(~readable):

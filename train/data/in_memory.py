@@ -205,11 +205,11 @@ class _RankShare:
             results = pool.map(lambda chunk: split.tolerant().read(chunk), chunks)
             try:
                 for chunk in (pulse or Heartbeat()).each("data", chunks):
-                    self._take(split, chunk, results)
+                    self._store(split, chunk, results)
             finally:
                 results.close()  # type: ignore[attr-defined]  # a generator: chunks that have not begun are cancelled
 
-    def _take(
+    def _store(
         self, split: Split, chunk: SampleIndices, results: Iterator[tuple[Tensor | None, SampleIndices, dict[int, str]]]
     ) -> None:
         try:

@@ -33,13 +33,13 @@ def read(path: Path) -> decoded_cache.DecodedCache:
 
 
 def test_images_come_back_in_the_order_in_which_they_are_asked_for(path: Path) -> None:
-    pixels, fine, damaged = read(path).take(np.array([4, 0, 4]))
+    pixels, fine, damaged = read(path).read(np.array([4, 0, 4]))
     assert np.array_equal(pixels, PIXELS[[4, 0, 4]])
     assert (fine.tolist(), damaged) == ([True] * 3, False)
 
 
 def test_an_image_that_was_never_there_cannot_be_used_and_is_no_damage(path: Path) -> None:
-    _, fine, damaged = read(path).take(np.array([1, 2]))
+    _, fine, damaged = read(path).read(np.array([1, 2]))
     assert (fine.tolist(), damaged) == ([True, False], False)
 
 
@@ -48,7 +48,7 @@ def test_one_bit_that_flipped_is_damage(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    _, fine, damaged = read(path).take(np.arange(5))
+    _, fine, damaged = read(path).read(np.arange(5))
     assert (fine.sum(), damaged) == (3, True)
 
 
