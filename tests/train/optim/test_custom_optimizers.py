@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import built
+from jobs import trained
 from processes import python
 from torch import nn
 
@@ -143,12 +143,11 @@ def test_its_run_goes_on_with_the_same_bits_and_moments(module: Path) -> None:
 
 
 def weights_and_moments(folder: Path, *settings: str) -> list[float]:
-    with built(folder, *settings) as trainer:
-        trainer.fit()
-        moments = [state["moment"] for state in trainer.state.optimizer.state.values()]
-        assert len(moments) == len(list(trainer.state.network.parameters()))
-        tensors = [*trainer.state.network.state_dict().values(), *moments]
-        return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
+    state = trained(folder, *settings).state
+    moments = [parameter_state["moment"] for parameter_state in state.optimizer.state.values()]
+    assert len(moments) == len(list(state.network.parameters()))
+    tensors = [*state.network.state_dict().values(), *moments]
+    return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
 
 
 def test_a_class_beside_the_config_trains_and_resumes(module: Path) -> None:
