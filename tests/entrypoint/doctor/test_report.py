@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from entrypoint.console import use_color
 from entrypoint.doctor import report
 from entrypoint.doctor.context import fail, ok, warn
 
@@ -47,7 +48,7 @@ def test_the_short_form_shows_only_what_is_not_ok() -> None:
     [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
 )
 def test_only_a_terminal_that_wants_colour_gets_it(terminal: bool, environ: dict[str, str], coloured: bool) -> None:
-    assert report.use_color(terminal, environ) is coloured
+    assert use_color(terminal, environ) is coloured
 
 
 def test_all_well_is_one_word() -> None:

@@ -69,10 +69,10 @@ import os, signal, threading, time
 from train.checkpoint.writer import BackgroundWriter
 from train.run.stop import StopSignals
 ticks = iter([0.0, 3.0])
-with StopSignals(clock=lambda: next(ticks)):
-    writer = BackgroundWriter()
-    writer.begin(lambda: [os.kill(os.getpid(), signal.SIGINT) or time.sleep(0.2) for _ in range(2)] and time.sleep(600))
-    writer.result()
+StopSignals(clock=lambda: next(ticks)).install()
+writer = BackgroundWriter()
+writer.begin(lambda: [os.kill(os.getpid(), signal.SIGINT) or time.sleep(0.2) for _ in range(2)] and time.sleep(600))
+writer.result()
 """
 
 
