@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.launchers import detect_allocation
-from entrypoint.launchers.allocation import Allocation, Launcher
+from entrypoint.launchers import detect_allocation, mpi
+from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine, read_machine
 from entrypoint.options import LaunchOptions
 from entrypoint.world import World
@@ -58,7 +58,7 @@ class Plan:
     threads: OMP_NUM_THREADS of each rank. run_id: the launch's nonce, the same on all tasks.
     """
 
-    launcher: Launcher
+    launcher: str
     device: Literal["cpu", "cuda"]
     world: World
     spawn: int
@@ -100,7 +100,7 @@ def plan_allocation(
     """
     device = choose_device(options, machine, environ)
     spawn = _num_ranks_to_start(allocation, options, machine, device)
-    ranks_on_node = spawn if allocation.may_spawn else allocation.tasks_on_node
+    ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
     ports = (allocation.master_port,) if allocation.master_port else candidate_ports(allocation.key, options.port_range)
     world = World(
         rank=allocation.task * spawn,
@@ -184,7 +184,7 @@ def _requests_gpus_of_enroot(environ: Mapping[str, str]) -> bool:
 
 def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine: Machine, device: str) -> int:
     procs_per_node = options.procs_per_node or allocation.procs_per_node
-    if not allocation.may_spawn:
+    if not allocation.one_task_per_node:
         if options.procs_per_node not in (None, allocation.tasks_on_node):
             raise Failure(
                 "the launcher already starts one process per rank, and their number is not the requested one",
@@ -198,16 +198,16 @@ def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine:
         spawn = procs_per_node
     else:
         num_devices = len(machine.gpus) if device == "cuda" else 1
-        spawn = 1 if allocation.launcher in ("openmpi", "pmi") and allocation.num_tasks > 1 else num_devices
+        spawn = 1 if allocation.launcher in mpi.VARIABLE_TABLES and allocation.num_tasks > 1 else num_devices
     _refuse_too_few_gpus(allocation, machine, device, spawn)
     return spawn
 
 
 def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, spawn: int) -> None:
-    ranks_on_node = spawn if allocation.may_spawn else allocation.tasks_on_node
+    ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
     # With --gpus-per-task each task sees one GPU, its own. Whether the tasks' GPUs differ is
     # checked by UUID before NCCL starts.
-    bound_per_task, num_gpus = not allocation.may_spawn and len(machine.gpus) == 1, len(machine.gpus)
+    bound_per_task, num_gpus = not allocation.one_task_per_node and len(machine.gpus) == 1, len(machine.gpus)
     plural = "s" * (num_gpus != 1)
     if device == "cuda" and ranks_on_node > 1 and machine.idle:
         raise Failure(
@@ -230,7 +230,7 @@ def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, 
 def _gpu_warnings(allocation: Allocation, machine: Machine, device: str, spawn: int) -> tuple[str, ...]:
     if device != "cuda":
         return ()
-    ranks_on_node, num_gpus = (spawn if allocation.may_spawn else allocation.tasks_on_node), len(machine.gpus)
+    ranks_on_node, num_gpus = (spawn if allocation.one_task_per_node else allocation.tasks_on_node), len(machine.gpus)
     if machine.idle:
         return (
             f"{machine.gpus[0]} is a MIG instance, and CUDA shows a process no other GPU beside it; unused: "

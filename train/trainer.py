@@ -374,20 +374,17 @@ class Trainer:
         self._warn_of_recompilation()
         unreadable = self._count_unreadable()
         seconds, loop.logged_at = loop.stopwatch.seconds - loop.logged_at, loop.stopwatch.seconds
-        epoch, images_per_s = self._epoch_of(state.step), means.samples / seconds
-        self.metrics_logger.write(
-            "train",
-            step=state.step,
-            epoch=epoch,
-            loss=means.loss,
-            accuracy=means.accuracy,
-            lr=self.schedule(state.step - 1),
-            images_per_s=images_per_s,
+        values = {
+            "loss": means.loss,
+            "accuracy": means.accuracy,
+            "lr": self.schedule(state.step - 1),
+            "images_per_s": means.samples / seconds,
             **unreadable,
-        )
+        }
+        epoch = self._epoch_of(state.step)
+        self.metrics_logger.write("train", step=state.step, epoch=epoch, **values)
         self.usage.log(self.metrics_logger, state.step)
-        epochs = self.config.train.epochs
-        self.progress.log_point(step=state.step, epoch=epoch, epochs=epochs, loss=means.loss, images_per_s=images_per_s)
+        self.progress.log_point(values, step=state.step, epoch=epoch, epochs=self.config.train.epochs)
 
     def end_epoch(self) -> None:
         """Close the epoch's statistics. If it ends with an evaluation, its line is printed after that."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-Launcher = Literal["slurm-task", "slurm-node", "torchrun", "openmpi", "pmi", "pet", "local"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +11,11 @@ class Allocation:
     """This task's place among the launcher's tasks (a task may start several ranks).
 
     Attributes:
+        launcher: its name in `entrypoint show`.
         task: number of this task in [0, num_tasks); local_task: among the tasks of its node.
         tasks_on_node: the number of tasks on this node. node_rank: in [0, num_nodes).
         hosts: the world's hosts in node_rank order; empty if the launcher does not tell.
-        may_spawn: each node has one task, so that a task starts one rank per GPU.
+        one_task_per_node: so this task may start several ranks: one per GPU, or --procs-per-node.
         procs_per_node: ranks per node that the launcher requests, or None.
         master_addr, master_port: where rank 0 listens; the port is None if nothing sets it.
         key: equal on all tasks of this launch and unique to it; ports and the run's nonce derive
@@ -26,7 +24,7 @@ class Allocation:
         sources: field of the world -> the variable or fact that it came from.
     """
 
-    launcher: Launcher
+    launcher: str
     task: int
     num_tasks: int
     local_task: int
@@ -34,7 +32,7 @@ class Allocation:
     node_rank: int
     num_nodes: int
     hosts: tuple[str, ...]
-    may_spawn: bool
+    one_task_per_node: bool
     master_addr: str
     master_port: int | None
     key: str

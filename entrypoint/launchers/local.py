@@ -98,7 +98,7 @@ def _one_task_per_node(*, node_rank: int, num_nodes: int) -> dict[str, Any]:
         "tasks_on_node": 1,
         "node_rank": node_rank,
         "num_nodes": num_nodes,
-        "may_spawn": True,
+        "one_task_per_node": True,
     }
 
 

@@ -6,7 +6,6 @@ They are those of Open MPI or of the PMI family (MPICH, Intel MPI, PALS, MVAPICH
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hostlist import expand_hosts
@@ -15,15 +14,15 @@ from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
 from entrypoint.world import parse_whole_number
 
-MpiFamily = Literal["openmpi", "pmi"]
 HYDRA_VARIABLES = {
     "rank": "PMI_RANK",
     "world_size": "PMI_SIZE",
     "local_rank": "MPI_LOCALRANKID",
     "local_world_size": "MPI_LOCALNRANKS",
 }
-# Field -> variable, one table for each set of names within a family.
-VARIABLE_TABLES: dict[MpiFamily, tuple[dict[str, str], ...]] = {
+# Family -> field -> variable, one table for each set of names within a family. A new family is one
+# entry: `entrypoint show` names it so, and the plan asks this table.
+VARIABLE_TABLES: dict[str, tuple[dict[str, str], ...]] = {
     "openmpi": (
         {
             "rank": "OMPI_COMM_WORLD_RANK",
@@ -60,7 +59,7 @@ RANK_ONLY_VARIABLES = {
 }
 
 
-def detect_family(environ: Mapping[str, str]) -> MpiFamily | None:
+def detect_family(environ: Mapping[str, str]) -> str | None:
     """The family that started this process, or None.
 
     `srun --mpi=pmi2` sets PMI_* to the step's own numbers. Slurm's variables then say the same and
@@ -112,7 +111,7 @@ def batch_job_id(environ: Mapping[str, str]) -> str:
     return ":".join(environ[name] for name in BATCH_JOB_VARIABLES if environ.get(name))
 
 
-def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamily) -> Allocation:
+def read_allocation(environ: Mapping[str, str], machine: Machine, name: str) -> Allocation:
     """The Allocation of one MPI rank.
 
     Raises:
@@ -139,7 +138,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamil
         node_rank=hosts.index(node_name) if node_name in hosts else values["rank"] // values["local_world_size"],
         num_nodes=nodes,
         hosts=hosts,
-        may_spawn=values["local_world_size"] == 1,
+        one_task_per_node=values["local_world_size"] == 1,
         master_addr=environ.get("MASTER_ADDR") or _first_host(hosts, nodes, name),
         master_port=None,
         key=_launch_key(environ, table),
@@ -147,7 +146,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: MpiFamil
     )
 
 
-def _select_table(environ: Mapping[str, str], name: MpiFamily) -> dict[str, str]:
+def _select_table(environ: Mapping[str, str], name: str) -> dict[str, str]:
     """The complete table, or the one with the most variables set."""
     tables = [table for table in VARIABLE_TABLES[name] if environ.get(table["rank"])]
     return max(tables, key=lambda table: sum(bool(environ.get(variable)) for variable in table.values()))

@@ -95,7 +95,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
         num_nodes=numbers["num_nodes"],
         tasks_on_node=counts[numbers["node_rank"]],
         hosts=hosts,
-        may_spawn=one_task_per_node,
+        one_task_per_node=one_task_per_node,
         master_addr=hosts[0],
         master_port=None,
         key=job_key(environ),

@@ -78,7 +78,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
         node_rank=values["GROUP_RANK"],
         num_nodes=nodes,
         hosts=(machine.hostname,) if nodes == 1 else (),
-        may_spawn=False,
+        one_task_per_node=False,
         master_addr=_master_addr(environ, values["WORLD_SIZE"]),
         master_port=parse_port("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
         key=_launch_key(environ),

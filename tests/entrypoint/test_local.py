@@ -20,7 +20,7 @@ PET = {
 
 def test_a_bare_machine_is_a_world_of_its_own() -> None:
     found = local.single_node_allocation(machine())
-    assert (found.num_nodes, found.num_tasks, found.master_addr, found.may_spawn) == (1, 1, "127.0.0.1", True)
+    assert (found.num_nodes, found.num_tasks, found.master_addr, found.one_task_per_node) == (1, 1, "127.0.0.1", True)
 
 
 def test_two_starts_on_one_machine_have_different_keys() -> None:

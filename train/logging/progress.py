@@ -224,20 +224,20 @@ class Progress:
             self._bar.n = step
             self._bar.refresh()
 
-    def log_point(self, *, step: int, epoch: int, epochs: int, loss: float, images_per_s: float) -> None:
-        """Show a log point beside the bar, or on a line from time to time."""
+    def log_point(self, values: Mapping[str, Any], *, step: int, epoch: int, epochs: int) -> None:
+        """Show a log point beside the bar, or on a line from time to time. values: as metrics.jsonl gets them."""
         self._time_left.add(step, self._clock())
         seconds_left = self._time_left.left
-        values = [f"loss {loss:.3f}", f"{images_per_s:,.0f} images/s"]
-        self._last = fit_beside_bar(values, self._room)
-        values += [] if seconds_left is None else [f"{format_rough_duration(seconds_left)} left"]
+        texts = [f"loss {values['loss']:.3f}", f"{values['images_per_s']:,.0f} images/s"]
+        self._last = fit_beside_bar(texts, self._room)
+        texts += [] if seconds_left is None else [f"{format_rough_duration(seconds_left)} left"]
         if (
             self._bar is not None
         ):  # without the epoch, which could be wrong until the next log point: the step counter goes on
-            self._bar.set_postfix_str(", ".join(fit_beside_bar(values, self._room)), refresh=False)
+            self._bar.set_postfix_str(", ".join(fit_beside_bar(texts, self._room)), refresh=False)
         elif self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + LINE_INTERVAL_S
-            self.say(f"step {step}/{self._total}, epoch {epoch}/{epochs}, {', '.join(values)}")
+            self.say(f"step {step}/{self._total}, epoch {epoch}/{epochs}, {', '.join(texts)}")
 
     def epoch(
         self, *, step: int, epoch: int, epochs: int, is_complete: bool, stats: EpochStats, metrics_text: str | None

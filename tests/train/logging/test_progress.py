@@ -27,7 +27,7 @@ def shown(
 
 
 def measure(progress: Progress, step: int = 4) -> None:
-    progress.log_point(step=step, epoch=1, epochs=2, loss=0.5, images_per_s=1234.5)
+    progress.log_point({"loss": 0.5, "images_per_s": 1234.5}, step=step, epoch=1, epochs=2)
 
 
 def end_epoch(
@@ -158,7 +158,7 @@ def drawn(columns: int, *, total: int) -> str:
     progress, out, now = shown(terminal=True, total=total, columns=columns)
     for number in (1, 2):
         now[0] = 3000.0 * number
-        progress.log_point(step=number, epoch=12, epochs=200, loss=0.5, images_per_s=123456.0)
+        progress.log_point({"loss": 0.5, "images_per_s": 123456.0}, step=number, epoch=12, epochs=200)
     progress.say("a line above it")
     bar = out.getvalue().rpartition("\r")[2]
     progress.close()
