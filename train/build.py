@@ -27,7 +27,7 @@ from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import max_batch_size, rank_batches
-from train.logging.metrics import MetricsLogger
+from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
 from train.models import custom, registry, weights

@@ -24,7 +24,7 @@ from train.config.schema import RunConfig
 from train.distributed import runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
-from train.evaluation.metrics import describe_best
+from train.evaluation.results import describe_best
 from train.files import one_line
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
 from train.models import registry

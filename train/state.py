@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.optim.ema import EMA
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]

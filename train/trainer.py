@@ -33,12 +33,12 @@ from train.distributed import replica_check, shared_memory
 from train.distributed.bitwise import BitwiseReducer
 from train.distributed.runtime import Runtime, refuse_unused_parameters
 from train.distributed.vote import StopVote, Vote, open_vote_exchange
-from train.evaluation import early_stopping, metrics
+from train.evaluation import early_stopping, results
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
-from train.logging.metrics import MetricsLogger
+from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress, pluralize
 from train.logging.running_mean import RunningMean, StepMetrics, TrainingStopwatch
 from train.logging.usage import UsageRecorder
@@ -536,20 +536,20 @@ class Trainer:
     def _log_evaluation(self, evaluation: Evaluation) -> None:
         """Never fails: what cannot be written is counted and printed."""
         step, result = self.state.step, evaluation.result
-        self.metrics_logger.write("eval", step=step, epoch=self._epoch_of(step), **metrics.metrics_to_log(result))
+        self.metrics_logger.write("eval", step=step, epoch=self._epoch_of(step), **results.metrics_to_log(result))
         self._write_confusion(CONFUSION_FILE, evaluation)
-        self._print_epoch(metrics.format_epoch_line(result, self.config.eval.metric))
+        self._print_epoch(results.format_epoch_line(result, self.config.eval.metric))
 
     def _write_confusion(self, name: str, evaluation: Evaluation) -> None:
         if evaluation.confusion is not None and self.runtime.is_main:
             classes, matrix = self.dataset.classes, evaluation.confusion.tolist()
-            self.metrics_logger.replace(name, metrics.confusion_json(self.state.step, classes, matrix))
+            self.metrics_logger.replace(name, results.confusion_json(self.state.step, classes, matrix))
 
     def _compare_with_best(self, result: EvaluationResult) -> None:
         """Whether this evaluation is the best, and reaches the target. Rank 0 decides, so that no rank stops alone."""
         state, config = self.state, self.config.eval
         decision = (
-            metrics.is_better(config.metric, result, state.best),
+            results.is_better(config.metric, result, state.best),
             early_stopping.count_target_streak(config, state.target_streak, result),
         )
         is_best, state.target_streak = self.runtime.run_on_rank_zero(lambda: decision)

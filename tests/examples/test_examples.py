@@ -15,7 +15,7 @@ from images import write_image
 from processes import TIMEOUT_S, unmeasured
 from runs import Run
 
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -79,7 +79,7 @@ def test_the_command_of_an_example_works_as_two_processes(name: str, line: str, 
 def test_an_example_alone_learns_and_its_model_answers(name: str, least: float, copied: Path) -> None:
     ended = typed(f"train --config {name}.yaml --device cpu", copied)
     assert ended.returncode == 0, ended.stderr
-    events = list(metrics.read_events(copied / "runs" / name / metrics.METRICS_FILE))
+    events = list(read_events(copied / "runs" / name / METRICS_FILE))
     assert max(event["accuracy"] for event in events if event["event"] == "eval") > least
     write_image(copied / "image.png")
     answer = typed(f"train predict runs/{name} image.png --device cpu --config {name}.yaml", copied)

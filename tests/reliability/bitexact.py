@@ -30,7 +30,7 @@ import trials
 from processes import alive, unmeasured, wait_until
 from trials import Trial
 
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 WORLDS = (1, 2, 4)
 TURNS = (1, 4, 2, 1, 2, 1)  # most of a trial is the start of its ranks
@@ -108,7 +108,7 @@ def start(place: Path, mode: str, world: int) -> subprocess.Popen[bytes]:
 def wait_for_training(place: Path, process: subprocess.Popen[bytes]) -> None:
     """Until the first step stands in the record."""
     deadline = time.monotonic() + LONGEST_S
-    while not (place / "runs" / "run" / metrics.METRICS_FILE).exists() and process.poll() is None:
+    while not (place / "runs" / "run" / METRICS_FILE).exists() and process.poll() is None:
         if time.monotonic() > deadline:
             process.kill()
             raise AssertionError(f"no first step: {told(place)}")
@@ -132,7 +132,7 @@ def left(place: Path) -> dict[str, str]:
     """sha256 of each file of tensors at the last step, and of what the record tells."""
     run = place / "runs" / "run"
     files = sorted((run / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors"))
-    events = metrics.read_events(run / metrics.METRICS_FILE)
+    events = read_events(run / METRICS_FILE)
     told = [(event["event"], event["step"], event["loss"]) for event in events if "loss" in event]
     record = {"record": digest(json.dumps(told).encode())}
     return {path.name: digest(path.read_bytes()) for path in files} | record
@@ -194,8 +194,8 @@ def killed(plan: Plan, place: Path, reference: Reference) -> str:
 def trial(plan: Plan, place: Path, reference: Reference) -> Trial:
     """Kill one run, go on with it to the end, compare."""
     process = killed(plan, place, reference)
-    record = place / "runs" / "run" / metrics.METRICS_FILE
-    reached = max((event["step"] for event in metrics.read_events(record)), default=0) if record.exists() else 0
+    record = place / "runs" / "run" / METRICS_FILE
+    reached = max((event["step"] for event in read_events(record)), default=0) if record.exists() else 0
     with start(place, plan.mode, plan.after) as again:
         code = again.wait(LONGEST_S)
     found = left(place) if code == 0 else {"code": str(code)}

@@ -14,7 +14,7 @@ from launching import Launched, launch
 from runs import Run
 from trials import Trial, last_lines
 
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 STEPS, EVERY = 200, 20
 LEFT = ("CANCELLED", "TIMEOUT", "FAILED")  # states of a job that nobody requeues
@@ -181,7 +181,7 @@ def _starts(run: Run) -> int:
 
 def _steps_in_a_save(run: Run, pace: float) -> int:
     """How many steps may be done while one save is written behind the training."""
-    events = metrics.read_events(run.folder / metrics.METRICS_FILE)
+    events = read_events(run.folder / METRICS_FILE)
     longest = max((event["seconds"] for event in events if event["event"] == "checkpoint"), default=0.0)
     return math.ceil(longest / pace)
 

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from train.checkpoint import format
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run import exit_file
 
 # Ten steps of the same training for any world of up to six: 48 = 6 ranks x micro batch 4 x accumulation 2.
@@ -46,8 +46,8 @@ class Run:
 
     def logged(self) -> list[int]:
         """The steps in metrics.jsonl that have a loss, in the order of the file."""
-        path = self.folder / metrics.METRICS_FILE
-        events = metrics.read_events(path) if path.exists() else ()
+        path = self.folder / METRICS_FILE
+        events = read_events(path) if path.exists() else ()
         return [event["step"] for event in events if event["event"] == "train"]
 
     def committed(self) -> int | None:

@@ -23,7 +23,7 @@ from train import compilation, worker
 from train.config import load
 from train.data import augment
 from train.data.shape import Shape
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run.stop import StopSignals
 from train.trainer import Trainer
 
@@ -45,9 +45,7 @@ def weights(folder: Path, *settings: str) -> list[float]:
 
 
 def recompiled(folder: Path) -> list[int]:
-    return [
-        event["step"] for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] == "compiled"
-    ]
+    return [event["step"] for event in read_events(folder / METRICS_FILE) if event["event"] == "compiled"]
 
 
 def test_steps_and_evaluations_are_compiled_before_the_first_step_and_not_again(tmp_path: Path) -> None:

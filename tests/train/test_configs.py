@@ -18,7 +18,7 @@ from runs import Run
 
 from train.config import load
 from train.config.batches import compute_batch_sizes
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MEASURED = ("quickstart",)  # by coverage; the others run the same lines
@@ -106,6 +106,6 @@ def test_every_shipped_configuration_trains(name: str, ranks: int, tmp_path: Pat
     assert ended.returncode == 0, ended.stderr
     assert "WARNING" not in ended.stdout + ended.stderr
     run = Run(folder=tmp_path / "runs" / "run")
-    losses = [event["loss"] for event in metrics.read_events(run.folder / metrics.METRICS_FILE) if "loss" in event]
+    losses = [event["loss"] for event in read_events(run.folder / METRICS_FILE) if "loss" in event]
     assert run.logged() == [1, 2]
     assert all(map(math.isfinite, losses))

@@ -16,7 +16,7 @@ from runs import TEN_STEPS, Run
 from safetensors.torch import load_file
 from strange import ACTING, REMOVED
 
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 Train = Callable[..., Run]
 Grid = Callable[[str, int], Run]
@@ -129,7 +129,7 @@ def assert_same_weights(run: Run, other: Run) -> None:
 
 
 def events(run: Run, name: str) -> list[dict[str, float]]:
-    return [event for event in metrics.read_events(run.folder / metrics.METRICS_FILE) if event["event"] == name]
+    return [event for event in read_events(run.folder / METRICS_FILE) if event["event"] == name]
 
 
 def evaluation(run: Run) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pytest
 from processes import python, unmeasured
 from runs import Run
 
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 WORLDS = (4, 2, 1)
 EIGHT = ["train.reproducible=bitwise", "train.global_batch_size=64", "train.micro_batch_size=8"]
@@ -64,7 +64,7 @@ def bits(folder: Path) -> dict[str, str]:
 
 def record(folder: Path) -> list[tuple[object, ...]]:
     """What every line of training and evaluation says, but for times."""
-    events = metrics.read_events(folder / metrics.METRICS_FILE)
+    events = read_events(folder / METRICS_FILE)
     told = [event for event in events if event["event"] in ("train", "eval")]
     return [(event["step"], event["loss"], event["accuracy"]) for event in told]
 

@@ -18,7 +18,7 @@ from train import build, compilation, files, session
 from train.config import environment, load
 from train.config.environment import CallerVariables
 from train.config.load import keep_last_overrides
-from train.evaluation import metrics
+from train.evaluation import results
 from train.logging import progress
 from train.logging.usage import UsageRecorder
 from train.rank_context import RankContext
@@ -121,7 +121,7 @@ def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: 
 def test_the_end_says_which_evaluation_was_the_best_where_the_last_was_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
+    monkeypatch.setattr(results, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
     run(tmp_path / "run")
     best = json.loads((tmp_path / "run/best.json").read_text())
     place = tmp_path / "run/checkpoints/step-00000004"

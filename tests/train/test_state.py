@@ -11,7 +11,7 @@ from torch import nn
 
 from entrypoint import Failure
 from train import state
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.state import TrainState
 
 RESULT = EvaluationResult.from_json({"accuracy": 0.5, "loss": 1.5, "samples": 8})

@@ -16,12 +16,12 @@ from runs import Run
 from entrypoint import Failure
 from train import trainer as trainer_module
 from train.data.sampler import MicroBatch
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run.stop import StopSignals
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return list(metrics.read_events(folder / metrics.METRICS_FILE))
+    return list(read_events(folder / METRICS_FILE))
 
 
 def test_a_run_logs_measures_and_commits_at_its_steps(tmp_path: Path) -> None:

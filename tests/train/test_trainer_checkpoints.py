@@ -20,13 +20,13 @@ from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
 from train.checkpoint import format, store
 from train.checkpoint.format import PendingSnapshot, Snapshot
-from train.evaluation.metrics import EvaluationResult
-from train.logging import metrics
+from train.evaluation.results import EvaluationResult
+from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.trainer import PendingSave, Trainer
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    return list(metrics.read_events(folder / metrics.METRICS_FILE))
+    return list(read_events(folder / METRICS_FILE))
 
 
 def save(trainer: Trainer) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from jobs import built, trained
 
-from train.evaluation import metrics as scores
-from train.logging import metrics
+from train.evaluation import results
+from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.trainer import BEST_CONFUSION_FILE, CONFUSION_FILE
 
 
 def last(folder: Path) -> dict[str, object]:
-    return [event for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] == "eval"][-1]
+    return [event for event in read_events(folder / METRICS_FILE) if event["event"] == "eval"][-1]
 
 
 def test_the_matrix_of_the_last_evaluation_counts_every_held_out_image(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_matrix_of_the_last_evaluation_counts_every_held_out_image(tmp_path:
 def test_the_matrix_of_the_best_evaluation_stays_when_a_later_one_is_not_as_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
+    monkeypatch.setattr(results, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
     trainer = trained(tmp_path)
     steps = [json.loads((tmp_path / name).read_text())["step"] for name in (BEST_CONFUSION_FILE, CONFUSION_FILE)]
     assert steps == [trainer.state.best_step, trainer.state.step] == [4, 8]

@@ -17,7 +17,7 @@ from entrypoint import ExitCode, Failure
 from train import fault_injection
 from train.checkpoint import format
 from train.config.load import keep_last_overrides
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 # Four steps an epoch; a reading after each step.
 LONG = ("train.epochs=5", "log.every_steps=1", "checkpoint.every_steps=2", "train.spike=rollback")
@@ -36,7 +36,7 @@ def train(folder: Path, *settings: str, fault: str = "") -> tuple[str, int]:
 
 
 def events(folder: Path) -> Sequence[dict[str, object]]:
-    return list(metrics.read_events(folder / metrics.METRICS_FILE))
+    return list(read_events(folder / METRICS_FILE))
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -16,7 +16,7 @@ from train.bench import once, paced, pairs, rows
 from train.bench.options import Options
 from train.bench.paced import Side
 from train.bench.rows import Found, Row
-from train.logging import metrics
+from train.logging import metrics_logger
 
 BATCH, SAMPLES, PIXELS, CLASSES = 64, 512, 32, 10
 SETTINGS: Final = (
@@ -70,7 +70,7 @@ def until_first_step(options: Options, folder: Path) -> float:
     """Train one step; when it was done, in seconds since 1970."""
     words = ["--device", options.device, "--procs-per-node", "1", *SETTINGS, f"run.output_dir={folder}"]
     done([*command("train"), *words], plain(options), options.scratch)
-    lines = metrics.read_events(folder / "first" / metrics.METRICS_FILE)
+    lines = metrics_logger.read_events(folder / "first" / metrics_logger.METRICS_FILE)
     return next(float(line["time"]) for line in lines if line["event"] == "train")
 
 

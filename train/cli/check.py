@@ -33,7 +33,7 @@ from train.config.schema import RunConfig, RunSection
 from train.data import registry
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.optim import schedule
 from train.run import folder, lock, record, time_limit
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.metrics import METRICS, TOP_K, Counts, recall_by_class
 
 BatchLosses = list[float]

@@ -11,14 +11,14 @@ from typing import Any
 from entrypoint import ExitCode, Failure
 from train.config.batches import StepCounts, count_total_steps
 from train.config.schema import EvalConfig, RunConfig
-from train.evaluation import metrics
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation import results
+from train.evaluation.results import EvaluationResult
 from train.metrics import DEFAULT_METRIC, METRICS
 
 
 def count_target_streak(config: EvalConfig, streak: int, result: EvaluationResult) -> int:
     """The number of evaluations in a row that reached the target, including `result`."""
-    if config.target is None or not metrics.reaches_target(config.metric, result, config.target):
+    if config.target is None or not results.reaches_target(config.metric, result, config.target):
         return 0
     return streak + 1
 
@@ -28,7 +28,7 @@ def restore_target_streak(config: EvalConfig, streak: int, last: EvaluationResul
 
     streak, last, target: from the checkpoint.
     """
-    if last is None or config.target is None or not metrics.reaches_target(config.metric, last, config.target):
+    if last is None or config.target is None or not results.reaches_target(config.metric, last, config.target):
         return 0
     return streak if config.target == target else min(streak, 1)
 

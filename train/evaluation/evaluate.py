@@ -20,7 +20,7 @@ from train.data.sampler import SampleIndices, rank_blocks
 from train.distributed import device
 from train.distributed.runtime import Runtime
 from train.evaluation.confusion import ConfusionCounter
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 
 AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-from train.evaluation import metrics
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation import results
+from train.evaluation.results import EvaluationResult
 from train.logging import progress
 
 EMA_GROUP, MODEL_GROUP = "ema", "model"  # groups of tensors in a checkpoint
@@ -52,15 +52,15 @@ class EvaluationReport:
         }
         if self.left_out:
             facts["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"
-        metric_rows = metrics.metric_rows(self.result, self.classes, "image" if self.all else "validation image")
-        if self.confusion is None or len(self.classes) > metrics.MAX_TABLE_CLASSES:
+        metric_rows = results.metric_rows(self.result, self.classes, "image" if self.all else "validation image")
+        if self.confusion is None or len(self.classes) > results.MAX_TABLE_CLASSES:
             return progress.format_rows(facts | metric_rows)
         metric_rows.pop("weak classes", None)  # the table shows them
-        table = metrics.format_confusion_table(self.result, self.classes, self.confusion)
+        table = results.format_confusion_table(self.result, self.classes, self.confusion)
         return f"{progress.format_rows(facts | metric_rows)}\n\n{table}"
 
     def as_json(self) -> str:
         """One line of JSON. The metrics are top-level keys, not inside `result`."""
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
         del facts["result"], facts["confusion"]
-        return metrics.result_to_json(self.result, self.confusion, facts)
+        return results.result_to_json(self.result, self.confusion, facts)

@@ -16,8 +16,8 @@ from torch import Tensor
 from entrypoint import Failure, redact_words
 from train.config import schema
 from train.config.schema import RunConfig
-from train.evaluation import metrics
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation import results
+from train.evaluation.results import EvaluationResult
 from train.inference import evaluate, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
@@ -207,7 +207,7 @@ def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Para
     if result is None:
         yield Paragraph(text=NOT_MEASURED_TEXT)
         return
-    yield DescriptionList(rows=metrics.metric_rows(result, about.takes.classes))
+    yield DescriptionList(rows=results.metric_rows(result, about.takes.classes))
     if result.recall is not None:
         yield Table(head=["class", "recall"], rows=_recall_rows(result, about.takes.classes))
 

@@ -17,8 +17,8 @@ from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
-from train.evaluation import metrics
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation import results
+from train.evaluation.results import EvaluationResult
 
 PACE_WINDOW_S: Final = 60.0  # the pace of the last minute, or of the last two log points if they are further apart
 
@@ -154,7 +154,7 @@ def format_summary(
     best: an earlier evaluation that was better.
     """
     speed = f", {images / seconds:,.0f} images/s" if seconds > 0 else ""
-    rows = metrics.metric_rows(result, classes) if result else {"accuracy": "-"}
+    rows = results.metric_rows(result, classes) if result else {"accuracy": "-"}
     rows |= {"best": best} if best else {}
     rows |= {"training": f"{pluralize(steps, 'step')} in {format_duration(seconds)}{speed}"}
     return format_rows({**rows, **consumed} | ({"checkpoint": str(checkpoint)} if checkpoint else {}))
@@ -225,7 +225,7 @@ class Progress:
             self._bar.refresh()
 
     def log_point(self, values: Mapping[str, Any], *, step: int, epoch: int, epochs: int) -> None:
-        """Show a log point beside the bar, or on a line from time to time. values: as metrics.jsonl gets them."""
+        """Show a log point beside the bar, or on a line from time to time. values: as results.jsonl gets them."""
         self._time_left.add(step, self._clock())
         seconds_left = self._time_left.left
         texts = [f"loss {values['loss']:.3f}", f"{values['images_per_s']:,.0f} images/s"]

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from entrypoint import gauges
-from train.logging.metrics import EventLabels
+from train.logging.metrics_logger import EventLabels
 
 TORCH_MEMORY_KEYS: Final = ("torch_allocated_bytes", "torch_reserved_bytes")  # peaks of the training; NaN on a CPU
 THROTTLE_REASONS: Final[Mapping[str, str]] = {

@@ -16,7 +16,7 @@ import torch
 from entrypoint import gauges
 from train.distributed.runtime import Runtime
 from train.logging import resources
-from train.logging.metrics import MetricsLogger
+from train.logging.metrics_logger import MetricsLogger
 from train.logging.resources import RankUsage
 
 MAX_RANKS_AT_FULL_RATE: Final = 16  # with more ranks each is logged less often, so that the file grows no faster

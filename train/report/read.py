@@ -21,7 +21,7 @@ from entrypoint import ExitCode, Failure, redact, redact_words
 from train.checkpoint import store
 from train.config import checks, load
 from train.data import registry
-from train.logging import metrics
+from train.logging import metrics_logger
 from train.metrics import DEFAULT_METRIC, METRICS, NOT_MEASURED, Metric, find_metric
 from train.run import exit_file, record
 from train.run.exit_file import ExitRecord
@@ -110,17 +110,17 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
     Raises:
         Failure: NO_INPUT if the folder has no file of a run.
     """
-    if not any(_is_file(folder / file) for file in (record.RUN_FILE, record.CONFIG_FILE, metrics.METRICS_FILE)):
+    if not any(_is_file(folder / file) for file in (record.RUN_FILE, record.CONFIG_FILE, metrics_logger.METRICS_FILE)):
         raise Failure(
             f"{folder} is not a run's folder",
             found=_describe_path(folder),
-            expected=f"a folder with {record.RUN_FILE}, {record.CONFIG_FILE} or {metrics.METRICS_FILE}; "
+            expected=f"a folder with {record.RUN_FILE}, {record.CONFIG_FILE} or {metrics_logger.METRICS_FILE}; "
             "or the JSON of `train bench`",
             fix="`train where --config FILE` prints the folder of a run",
             code=ExitCode.NO_INPUT,
         )
     config, facts, events = _read_config(folder), _read_run_json(folder), _read_events(folder)
-    files = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics.METRICS_FILE: events}
+    files = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: events}
     return RecordedRun(
         folder=folder,
         name=name or _resolve_path(folder).name,
@@ -213,12 +213,12 @@ def _read_ending(folder: Path) -> ExitRecord | None:
 
 
 def _read_events(folder: Path) -> dict[str, list[MetricsEvent]] | None:
-    path = folder / metrics.METRICS_FILE
+    path = folder / metrics_logger.METRICS_FILE
     events: dict[str, list[MetricsEvent]] = {}
     if not _is_file(path):
         return None
     try:
-        for event in metrics.read_events(path):
+        for event in metrics_logger.read_events(path):
             events.setdefault(str(event.get("event")), []).append(event)
     except (OSError, RecursionError):
         return None

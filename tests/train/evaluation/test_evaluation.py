@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from entrypoint import Failure
 from train.data.loader import Batch
 from train.evaluation.evaluate import AUTO_BATCH_SIZE, evaluate, explain_out_of_memory, rank_batches
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 
 
 class OneRank:

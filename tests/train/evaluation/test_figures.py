@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from train.evaluation import metrics
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation import results
+from train.evaluation.results import EvaluationResult
 
 EVEN = EvaluationResult.from_json(
     {"accuracy": 0.75, "loss": 0.5, "samples": 8, "top5_accuracy": 1.0, "macro_f1": 0.74, "recall": (0.8, 0.75, 0.7)}
@@ -33,22 +33,22 @@ MATRIX = [[19, 1, 0], [8, 2, 0], [0, 0, 0]]
 def test_a_line_says_what_accuracy_hides_or_the_metric_asks_for(
     result: EvaluationResult, metric: str, more: str
 ) -> None:
-    assert metrics.format_epoch_line(result, metric) == f"val accuracy 75.00%, val loss 0.500{more}"
+    assert results.format_epoch_line(result, metric) == f"val accuracy 75.00%, val loss 0.500{more}"
 
 
 def test_the_end_names_the_weak_classes_of_uneven_results_only() -> None:
-    assert "weak classes" not in metrics.metric_rows(EVEN, CLASSES)
-    assert metrics.metric_rows(UNEVEN, CLASSES)["weak classes"] == "dog 20.0% (recall)"
+    assert "weak classes" not in results.metric_rows(EVEN, CLASSES)
+    assert results.metric_rows(UNEVEN, CLASSES)["weak classes"] == "dog 20.0% (recall)"
 
 
 def test_the_end_shows_top_five_where_there_are_more_classes() -> None:
-    assert "top-5" not in metrics.metric_rows(EVEN, CLASSES)
+    assert "top-5" not in results.metric_rows(EVEN, CLASSES)
     six = replace(EVEN, recall=(0.7,) * 6)
-    assert metrics.metric_rows(six, tuple("abcdef"))["top-5"] == "100.00%"
+    assert results.metric_rows(six, tuple("abcdef"))["top-5"] == "100.00%"
 
 
 def test_an_older_versions_result_shows_what_it_has() -> None:
-    assert list(metrics.metric_rows(OLD, CLASSES)) == ["accuracy"]
+    assert list(results.metric_rows(OLD, CLASSES)) == ["accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_an_older_versions_result_shows_what_it_has() -> None:
     ],
 )
 def test_the_best_evaluation_is_told_by_the_runs_own_metric(metric: str, score: str) -> None:
-    assert metrics.describe_best(EVEN, metric, step=1200, epoch=12) == f"{score} at step 1,200 (epoch 12)"
+    assert results.describe_best(EVEN, metric, step=1200, epoch=12) == f"{score} at step 1,200 (epoch 12)"
 
 
 def test_the_record_holds_recall_where_it_does_not_flood_the_file() -> None:
-    assert metrics.metrics_to_log(EVEN)["recall"] == (0.8, 0.75, 0.7)
-    assert "recall" not in metrics.metrics_to_log(replace(EVEN, recall=(0.5,) * 101))
-    assert metrics.metrics_to_log(OLD) == {"accuracy": 0.75, "loss": 0.5, "samples": 8}
+    assert results.metrics_to_log(EVEN)["recall"] == (0.8, 0.75, 0.7)
+    assert "recall" not in results.metrics_to_log(replace(EVEN, recall=(0.5,) * 101))
+    assert results.metrics_to_log(OLD) == {"accuracy": 0.75, "loss": 0.5, "samples": 8}
 
 
 def test_a_table_has_a_line_for_each_class() -> None:
-    assert metrics.format_confusion_table(UNEVEN, CLASSES, MATRIX) == (
+    assert results.format_confusion_table(UNEVEN, CLASSES, MATRIX) == (
         "   class             recall   0  1  2\n"
         "0  cat                95.0%  19  1  0\n"
         "1  dog                20.0%   8  2  0\n"
@@ -80,13 +80,13 @@ def test_a_table_has_a_line_for_each_class() -> None:
 
 
 def test_the_matrix_file_is_json_with_a_line_for_each_class() -> None:
-    text = metrics.confusion_json(7, CLASSES, MATRIX)
+    text = results.confusion_json(7, CLASSES, MATRIX)
     assert json.loads(text) == {"step": 7, "classes": list(CLASSES), "matrix": MATRIX}
     assert "[8, 2, 0],\n" in text
 
 
 def test_json_is_one_line_without_undefined_numbers() -> None:
-    text = metrics.result_to_json(replace(UNEVEN, values={**UNEVEN.values, "loss": float("nan")}), MATRIX, {"step": 7})
+    text = results.result_to_json(replace(UNEVEN, values={**UNEVEN.values, "loss": float("nan")}), MATRIX, {"step": 7})
     found = json.loads(text)
     assert (found["step"], found["loss"], found["recall"], found["confusion"]) == (7, None, [0.95, 0.2, None], MATRIX)
     assert "\n" not in text
@@ -96,12 +96,12 @@ ODD = ("new\nline", "\x1b[31mred", "\udcff")
 
 
 def test_names_that_end_a_line_or_that_a_terminal_obeys_are_shown_as_python_writes_them() -> None:
-    told = metrics.metric_rows(UNEVEN, ODD)["weak classes"] + metrics.format_confusion_table(UNEVEN, ODD, MATRIX)
+    told = results.metric_rows(UNEVEN, ODD)["weak classes"] + results.format_confusion_table(UNEVEN, ODD, MATRIX)
     assert told.replace("\n", "").isprintable()
     assert len(told.splitlines()) == 4
     assert "new\\nline" in told
 
 
 def test_names_whose_bytes_are_no_text_are_told_in_json_that_every_reader_takes() -> None:
-    for text in (metrics.confusion_json(1, ODD, MATRIX), metrics.result_to_json(UNEVEN, MATRIX, {"classes": ODD})):
+    for text in (results.confusion_json(1, ODD, MATRIX), results.result_to_json(UNEVEN, MATRIX, {"classes": ODD})):
         assert json.loads(text.encode())["classes"] == [*ODD]

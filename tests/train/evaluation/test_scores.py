@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.evaluation.metrics import EvaluationResult, is_better, reaches_target
+from train.evaluation.results import EvaluationResult, is_better, reaches_target
 from train.metrics import METRICS
 
 GOOD = EvaluationResult(

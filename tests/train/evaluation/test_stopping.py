@@ -10,8 +10,8 @@ from jobs import built, steps_of, trained
 from entrypoint import ExitCode, Failure
 from train.config.schema import EvalConfig
 from train.evaluation import early_stopping
-from train.evaluation.metrics import EvaluationResult
-from train.logging import metrics
+from train.evaluation.results import EvaluationResult
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 TARGET = EvalConfig(target=0.9, patience=2)
 
@@ -66,10 +66,10 @@ def test_a_run_ends_at_its_target_and_is_finished(tmp_path: Path) -> None:
 
 def test_a_run_that_ended_at_its_target_does_nothing_when_it_is_started_again(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0")
-    before = (tmp_path / metrics.METRICS_FILE).read_text()
+    before = (tmp_path / METRICS_FILE).read_text()
     trainer = trained(tmp_path, "eval.target=0.0")
     assert trainer.state.step == 4
-    assert (tmp_path / metrics.METRICS_FILE).read_text() == before
+    assert (tmp_path / METRICS_FILE).read_text() == before
 
 
 def test_a_run_that_ended_at_its_target_goes_on_without_it(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_average_of_the_weights_is_what_is_measured(tmp_path: Path) -> None:
 
 def test_every_evaluation_is_written_once(tmp_path: Path) -> None:
     trained(tmp_path, "eval.target=0.0", "eval.patience=2")
-    assert steps_of(list(metrics.read_events(tmp_path / metrics.METRICS_FILE)), "eval") == [4, 8]
+    assert steps_of(list(read_events(tmp_path / METRICS_FILE)), "eval") == [4, 8]
 
 
 UNFIT = {

@@ -19,7 +19,7 @@ from processes import python
 
 from entrypoint import Failure
 from train.data import augment, registry
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, export
 
 LEARNS = ("data.augment=none", "model.args.norm=batch", "train.ema_decay=0.5", "train.epochs=4")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from jobs import trained
 
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, evaluate, model_card
 from train.inference.model_card import ModelFacts
 

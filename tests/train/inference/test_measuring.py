@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from entrypoint import Failure
 from train.checkpoint import format, manifest
 from train.inference import checkpoints, evaluate
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 
 COUNTED = ("accuracy", "samples", "top5_accuracy", "macro_f1", "recall")
 
@@ -52,7 +52,7 @@ def numbers(run: Run, *arguments: str) -> dict[str, Any]:
 
 def last(run: Run) -> dict[str, Any]:
     """What the training itself measured last."""
-    return [event for event in metrics.read_events(run.folder / metrics.METRICS_FILE) if event["event"] == "eval"][-1]
+    return [event for event in read_events(run.folder / METRICS_FILE) if event["event"] == "eval"][-1]
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from train.evaluation.metrics import EvaluationResult
+from train.evaluation.results import EvaluationResult
 from train.inference.evaluation_report import EvaluationReport
 
 RESULT = EvaluationResult.from_json(

@@ -12,7 +12,7 @@ from jobs import after, built, steps_of
 from runs import Run
 
 from train.checkpoint import format
-from train.logging import metrics
+from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run import exit_file
 from train.run.deadline import Deadline, Durations
 from train.run.stop import StopRequest, StopSignals
@@ -94,7 +94,7 @@ def test_an_evaluation_that_was_broken_off_is_made_up_for_and_stands_once_in_the
         trainer.fit()
     with built(tmp_path, "eval.batch_size=2") as trainer:
         trainer.fit()
-    seen = list(metrics.read_events(tmp_path / metrics.METRICS_FILE))
+    seen = list(read_events(tmp_path / METRICS_FILE))
     assert (steps_of(seen, "eval"), steps_of(seen, "train")) == ([4, 8], [2, 4, 6, 8])
 
 

@@ -20,8 +20,8 @@ from runs import TEN_STEPS
 from entrypoint import gauges
 from train import trainer as trainer_module
 from train.distributed.runtime import Runtime
-from train.logging import metrics, resources
-from train.logging.metrics import MetricsLogger
+from train.logging import metrics_logger, resources
+from train.logging.metrics_logger import MetricsLogger
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, compute_devices, start_usage_recorder
 from train.trainer import Trainer
 
@@ -44,7 +44,9 @@ class Parent:
 
 
 def read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [event for event in metrics.read_events(folder / metrics.METRICS_FILE) if event["event"] in kinds]
+    return [
+        event for event in metrics_logger.read_events(folder / metrics_logger.METRICS_FILE) if event["event"] in kinds
+    ]
 
 
 @contextmanager

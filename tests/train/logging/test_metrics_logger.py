@@ -12,9 +12,8 @@ import pytest
 from calls import fail, intercepted
 from disks import fill, mounted
 
-from train.logging import metrics
 from train.logging import tensorboard as curves
-from train.logging.metrics import MetricsLogger
+from train.logging.metrics_logger import METRICS_FILE, MetricsLogger, read_events
 
 
 def opened(
@@ -33,7 +32,7 @@ def written(folder: Path, *steps: int, resumed: int = 0) -> list[int]:
         record.write("train", step=step, loss=float(step))
     record.close()
     assert warnings == []
-    return [event["step"] for event in metrics.read_events(folder / "metrics.jsonl")]
+    return [event["step"] for event in read_events(folder / "metrics.jsonl")]
 
 
 def test_an_event_is_one_line_of_json(tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ def test_what_json_has_no_number_for_becomes_null(tmp_path: Path, value: float) 
     record, warnings = opened(tmp_path, tensorboard=True)
     record.write("train", step=10, loss=value)
     record.close()
-    assert [event["loss"] for event in metrics.read_events(tmp_path / "metrics.jsonl")] == [None]
+    assert [event["loss"] for event in read_events(tmp_path / "metrics.jsonl")] == [None]
     assert warnings == []
 
 
@@ -127,7 +126,7 @@ def test_a_record_that_cannot_be_trimmed_is_still_appended_to(tmp_path: Path) ->
         record, _ = opened(tmp_path, step=10)
     record.write("train", step=20)
     record.close()
-    assert [event["step"] for event in metrics.read_events(tmp_path / "metrics.jsonl")] == [10, 20]
+    assert [event["step"] for event in read_events(tmp_path / "metrics.jsonl")] == [10, 20]
 
 
 def test_a_full_disk_stops_nothing_is_counted_and_told_once(tmp_path: Path) -> None:
@@ -139,7 +138,7 @@ def test_a_full_disk_stops_nothing_is_counted_and_told_once(tmp_path: Path) -> N
         ballast.unlink()
         record.write("train", step=100)
         record.close()
-        steps = [event["step"] for event in metrics.read_events(disk / "metrics.jsonl")]
+        steps = [event["step"] for event in read_events(disk / "metrics.jsonl")]
     assert record.lost == 101 - len(steps)
     assert steps[-1] == 100
     assert len(warnings) == 1
@@ -173,7 +172,7 @@ def test_a_value_that_is_no_json_stops_nothing(tmp_path: Path) -> None:
     record.write("train", step=2)
     record.close()
     assert (record.lost, len(warnings)) == (1, 1)
-    assert [event["step"] for event in metrics.read_events(tmp_path / "metrics.jsonl")] == [2]
+    assert [event["step"] for event in read_events(tmp_path / "metrics.jsonl")] == [2]
 
 
 def test_a_record_behind_a_link_is_refused_and_stops_nothing(tmp_path: Path) -> None:
@@ -265,10 +264,10 @@ def test_an_evaluation_that_is_made_again_stands_there_once(tmp_path: Path) -> N
     again.open(step=10, evaluated=5)
     again.write("eval", step=10)
     again.close()
-    assert [event["event"] for event in metrics.read_events(tmp_path / "metrics.jsonl")] == ["train", "eval"]
+    assert [event["event"] for event in read_events(tmp_path / "metrics.jsonl")] == ["train", "eval"]
 
 
 def test_a_line_that_is_nested_too_deep_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / metrics.METRICS_FILE
+    path = tmp_path / METRICS_FILE
     path.write_text('{"step": 1}\n' + "[" * 100_000 + '\n{"step": 2}\n')
-    assert [event["step"] for event in metrics.read_events(path)] == [1, 2]
+    assert [event["step"] for event in read_events(path)] == [1, 2]
