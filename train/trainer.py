@@ -241,7 +241,7 @@ class Trainer:
         """Train, log, evaluate and save until the run is finished, or until all ranks agree to stop."""
         state, first_step = self.state, self.state.step
         host_ranks = shared_memory.host_ranks(self.runtime.world, self.runtime.all_gather)
-        vote = StopVote(open_vote_exchange(self.runtime.control, host_ranks), self._vote)
+        vote = StopVote(open_vote_exchange(self.runtime.cpu_group, host_ranks), self._vote)
         batches = self.loader.train(self.sampler.micro_batches(state.step))
         while True:
             self.heartbeat.beat("step", "agreement", step=state.step)

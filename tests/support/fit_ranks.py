@@ -36,7 +36,7 @@ def run(folder: Path, rank: int, world: int, *rooms: str) -> None:
         cores=1,
         accelerator=engine,
         parallel="ddp",
-        control=dist.group.WORLD,
+        cpu_group=dist.group.WORLD,
     )
     shape, criterion = Shape(channels=3, size=(8, 8)), torch.nn.CrossEntropyLoss()
     model = batch_size.TrialModel(config=config, classes=2, shape=shape, criterion=criterion)

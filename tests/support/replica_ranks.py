@@ -21,7 +21,7 @@ from train.distributed.runtime import Runtime
 def runtime(rank: int, world: int) -> Any:
     """What `compare` needs of a rank."""
     place = SimpleNamespace(rank=rank, world_size=world)
-    ready = SimpleNamespace(world=place, control=dist.group.WORLD, device=torch.device("cpu"))
+    ready = SimpleNamespace(world=place, cpu_group=dist.group.WORLD, device=torch.device("cpu"))
     ready.all_gather = lambda value: Runtime.all_gather(ready, value)
     ready.barrier = lambda: Runtime.barrier(ready)
     return ready

@@ -60,7 +60,7 @@ def check_replicas(runtime: Runtime, net: nn.Module, optimizer: Optimizer, step:
         Failure: NODE on a rank that may be wrong. PEER on the other ranks, after a wrong rank has left: job
             scripts exclude the nodes with NODE.
     """
-    if runtime.control is None:
+    if runtime.cpu_group is None:
         return
     digest = int(hash_tensors([*net.parameters(), *optimizer_tensors(optimizer)]).item())
     host, gpu, processor = socket.gethostname(), describe_gpu(runtime.device), processor_name(runtime.device)

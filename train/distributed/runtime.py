@@ -47,7 +47,7 @@ PROCESS_GROUP_TIMEOUT_MARGIN_S: Final = 120.0  # torch's timeouts come after the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a rank computes with. control: a gloo group for small decisions on the CPU; None for a single rank."""
+    """What a rank computes with. cpu_group: a gloo group for small decisions on the CPU; None for a single rank."""
 
     world: World
     device: torch.device
@@ -55,7 +55,7 @@ class Runtime:
     cores: int
     accelerator: Accelerator
     parallel: str
-    control: dist.ProcessGroup | None
+    cpu_group: dist.ProcessGroup | None
 
     @property
     def is_main(self) -> bool:
@@ -128,7 +128,7 @@ class Runtime:
         Raises:
             Failure: NODE, naming the ranks that differ from rank 0.
         """
-        if self.control is None:
+        if self.cpu_group is None:
             return
         weights = self.all_gather((socket.gethostname(), hash_weights(net)))
         others = [f"rank {rank} on {host}" for rank, (host, digest) in enumerate(weights) if digest != weights[0][1]]
@@ -143,15 +143,15 @@ class Runtime:
 
     def all_reduce_sum(self, sums: Tensor) -> Tensor:
         """Sum over all ranks, in place, on the device of `sums`."""
-        if self.control is not None:
+        if self.cpu_group is not None:
             dist.all_reduce(sums)
         return sums
 
     def run_on_rank_zero(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0; return its result, or raise its Failure, on every rank."""
         answer: list[Any] = [_value_or_failure(action)] if self.is_main else [None]
-        if self.control is not None:
-            dist.broadcast_object_list(answer, src=0, group=self.control)
+        if self.cpu_group is not None:
+            dist.broadcast_object_list(answer, src=0, group=self.cpu_group)
         value, failure = answer[0]
         if failure is not None:
             raise Failure(**failure)
@@ -160,8 +160,8 @@ class Runtime:
     def all_gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of the ranks, on every rank."""
         values = [value] * self.world.world_size
-        if self.control is not None:
-            dist.all_gather_object(values, value, group=self.control)
+        if self.cpu_group is not None:
+            dist.all_gather_object(values, value, group=self.cpu_group)
         return values
 
     def clock_skew_notes(self, clock: Callable[[], float] = time.time) -> tuple[str, ...]:
@@ -174,8 +174,8 @@ class Runtime:
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        if self.control is not None:
-            dist.barrier(group=self.control)
+        if self.cpu_group is not None:
+            dist.barrier(group=self.cpu_group)
 
     def close(self) -> None:
         """Leave the process group, if there is one."""
@@ -235,7 +235,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
     precision = choose_precision(config.train.precision, device)
     allow_tf32(config.train.tf32)
     use_deterministic_cudnn(device)
-    control = _init_process_group(config, world, environ, device)
+    cpu_group = _init_process_group(config, world, environ, device)
     set_accelerate_environment(environ, world, device)
     return Runtime(
         world=world,
@@ -244,7 +244,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
         cores=torch.get_num_threads(),  # OMP_NUM_THREADS, which the parent process sets to the cores per rank
         accelerator=_build_accelerator(device, precision, 1 if bitwise else accumulation, config.train),
         parallel="none" if bitwise else config.train.parallel,
-        control=control,
+        cpu_group=cpu_group,
     )
 
 

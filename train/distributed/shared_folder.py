@@ -26,7 +26,7 @@ def refuse_unshared_folder(runtime: Runtime, folder: Path) -> None:
         Failure: OUTPUT on all ranks, naming the nodes that do not see it; as in `files.ERRNO_MEANINGS` if rank 0
             cannot create it.
     """
-    if runtime.control is None:
+    if runtime.cpu_group is None:
         return
     mark = folder / runtime.run_on_rank_zero(lambda: _write_marker(folder))
     seen = runtime.all_gather((socket.gethostname(), _wait_for_marker(mark)))

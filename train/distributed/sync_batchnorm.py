@@ -90,21 +90,21 @@ class CpuSyncBatchNorm(_BatchNorm):
         """Accept any number of dimensions."""
 
 
-def convert_sync_batchnorm(net: nn.Module, device: torch.device, control: dist.ProcessGroup | None) -> nn.Module:
+def convert_sync_batchnorm(net: nn.Module, device: torch.device, cpu_group: dist.ProcessGroup | None) -> nn.Module:
     """Let every BatchNorm of `net` use the samples of all ranks. Parameters, buffers and their names stay.
 
-    control: the gloo group of all ranks; None for a single rank, which changes nothing. On GPUs the
+    cpu_group: the gloo group of all ranks; None for a single rank, which changes nothing. On GPUs the
     default group is used.
 
     Raises:
         Failure: USAGE for a subclass of BatchNorm with its own forward, which the replacement would lose.
     """
-    if control is None:
+    if cpu_group is None:
         return net
     _refuse_custom_batchnorm(net)
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-any-return,no-untyped-call]
-    group = SharedProcessGroup(control)
+    group = SharedProcessGroup(cpu_group)
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.__class__ = CpuSyncBatchNorm

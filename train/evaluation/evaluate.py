@@ -123,6 +123,6 @@ def broadcast_buffers(model: nn.Module, runtime: Runtime) -> None:
 
     Each rank collects BatchNorm's running means from its own batches. They do not influence training.
     """
-    if runtime.control is not None:
+    if runtime.cpu_group is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)

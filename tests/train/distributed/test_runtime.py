@@ -90,7 +90,7 @@ def test_ddp_is_told_what_to_send_and_in_which_portions() -> None:
 
 
 def test_one_rank_trains_without_a_process_group(alone: runtime.Runtime) -> None:
-    assert alone.control is None
+    assert alone.cpu_group is None
     assert alone.is_main
     assert not torch.distributed.is_initialized()
     alone.barrier()

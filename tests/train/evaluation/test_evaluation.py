@@ -22,7 +22,7 @@ class OneRank:
     """A runtime without others."""
 
     device = torch.device("cpu")
-    control = None
+    cpu_group = None
 
     def all_reduce_sum(self, sums: Tensor) -> Tensor:
         """Nothing to add."""

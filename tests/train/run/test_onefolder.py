@@ -21,7 +21,7 @@ class Second:
     """A stand-in for what the second of two ranks sees; the first one's folder is `first`."""
 
     first: Path
-    control: object = "a group"
+    cpu_group: object = "a group"
     is_main: bool = False
 
     def run_on_rank_zero(self, action: Callable[[], Any]) -> Any:
@@ -61,6 +61,6 @@ def test_a_stale_handle_of_nfs_is_asked_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_one_rank_asks_nothing(tmp_path: Path) -> None:
-    alone = Second(tmp_path, control=None)
+    alone = Second(tmp_path, cpu_group=None)
     shared_folder.refuse_unshared_folder(cast(Runtime, alone), tmp_path)
     assert list(tmp_path.iterdir()) == []
