@@ -1,6 +1,7 @@
 """This table holds every metric of an evaluation: how it is computed, compared and written.
 
-To add a metric, add one entry to `METRICS`. Nothing else names it. torch is not imported.
+To add a metric, add one entry to `METRICS`; if `Counts` lacks what it needs, extend `Counts` and
+`confusion.ConfusionCounter`. torch is not imported.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Metric:
 
     name: in eval.metric, metrics.jsonl, checkpoints and `train eval --json`. label: for people.
     is_share: it lies between 0 and 1; otherwise it is 0 or more, in nats. in_percent: how a share
-    is written. min_classes: with fewer classes it says nothing. always_shown: in each epoch's line.
+    is written. min_classes: with fewer classes it says nothing. always_shown: in each epoch's line; all
+    checkpoints must hold it.
     shown_beside_accuracy: in that line where it is far from the accuracy.
     """
 

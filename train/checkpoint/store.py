@@ -1,11 +1,11 @@
 """The store commits checkpoint folders atomically, lists, verifies and prunes them.
 
-The order of a commit, and the state after a kill or a power cut at each point:
+The order of a commit, and what the next start finds if the process ends after each step:
 
-1. A folder `.tmp-...`, each file written and fsynced: ignored, and removed at the next start.
+1. A folder `.tmp-...`, each file written and fsynced: the next start ignores and removes it.
 2. The manifest, written last, by rename, and the folder fsynced: the same.
-3. The folder renamed to `step-...`: complete, since all of it was on the disk before.
-4. `checkpoints/` fsynced: **committed**. `format.save_checkpoint` returns only after this point.
+3. The folder renamed to `step-...`: after a kill it is a valid checkpoint.
+4. `checkpoints/` fsynced: **committed**, valid after a power cut too. `commit_checkpoint` returns.
 
 The module does not import torch.
 """
@@ -22,7 +22,6 @@ from typing import Final
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train import files as file_io
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 
@@ -192,19 +191,19 @@ def is_committed(path: Path, contents: Manifest) -> bool:
         return False
 
 
-def commit_checkpoint(final: Path, files: Mapping[str, bytes | memoryview], contents: Manifest) -> None:
+def commit_checkpoint(final: Path, data_by_name: Mapping[str, bytes | memoryview], contents: Manifest) -> None:
     """Commit the checkpoint `final`. Raises OSError or Failure, and leaves no temporary folder."""
-    temporary = final.with_name(f"{file_io.TEMPORARY_PREFIX}{final.name}-{os.urandom(4).hex()}")
+    temporary = final.with_name(f"{files.TEMPORARY_PREFIX}{final.name}-{os.urandom(4).hex()}")
     try:
         temporary.mkdir(parents=True)
-        for name, data in files.items():
-            file_io.create_file(temporary / name, data)
-        file_io.write_atomic(temporary / manifest.FILE_NAME, manifest.to_bytes(contents))
+        for name, data in data_by_name.items():
+            files.create_file(temporary / name, data)
+        files.write_atomic(temporary / manifest.FILE_NAME, manifest.to_bytes(contents))
         _rename_into_place(temporary, final, contents)
-        file_io.fsync_folder(final.parent)
+        files.fsync_folder(final.parent)
     finally:
-        file_io.remove(temporary)
-    file_io.remove(final.with_name(REPLACED_PREFIX + final.name))
+        files.remove(temporary)
+    files.remove(final.with_name(REPLACED_PREFIX + final.name))
 
 
 def _rename_into_place(temporary: Path, final: Path, contents: Manifest) -> None:
@@ -214,10 +213,10 @@ def _rename_into_place(temporary: Path, final: Path, contents: Manifest) -> None
     """
     if final.exists():
         old = final.with_name(REPLACED_PREFIX + final.name)
-        file_io.remove(old)
+        files.remove(old)
         os.rename(final, old)
     try:
-        file_io.retry_transient_errors(lambda: os.rename(temporary, final))
+        files.retry_transient_errors(lambda: os.rename(temporary, final))
     except FileNotFoundError:  # the rename worked, but the file server lost its answer, and it was retried
         with suppress(DamagedCheckpointError):
             if read_manifest(final) == contents:
