@@ -13,6 +13,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.load import nearest_name
+from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS, TorchOptimizer
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, TrainConfig
 
@@ -74,15 +75,6 @@ UNUSED_KEY_CHECKS: Final[Mapping[str, tuple[Callable[[RunConfig], bool], str]]] 
 }
 
 
-# A test compares this table with the code. The arguments of torchvision's models are known only after
-# building them.
-MODEL_ARGUMENTS: Final[Mapping[str, Sequence[str]]] = {
-    "small_cnn": ("width", "blocks", "norm", "dropout", "pool"),
-    "wide_resnet": ("depth", "width", "dropout"),
-    "cnn3d": ("width", "blocks", "norm", "dropout"),
-}
-
-
 def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
     """Refuse arguments that the model or the optimizer does not have.
 
@@ -91,8 +83,8 @@ def refuse_unknown_arguments(model: ModelConfig, optim: OptimConfig) -> None:
     Raises:
         Failure: USAGE, naming the argument and the most similar allowed one.
     """
-    if model.name in MODEL_ARGUMENTS:
-        _refuse_unlisted("model.args", model.name, model.args, MODEL_ARGUMENTS[model.name])
+    if model.name in BUILTIN_MODELS:
+        _refuse_unlisted("model.args", model.name, model.args, BUILTIN_MODELS[model.name].arguments)
     if optim.name in OPTIMIZERS:
         _refuse_unlisted("optim.args", optim.name, optim.args, OPTIMIZERS[optim.name].arguments)
 
@@ -111,7 +103,6 @@ def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed:
 
 
 SAMPLE_NOUNS: Final = {2: "images", 3: "clips"}  # by the dimensions of a sample; clips also have frames
-CLIP_MODELS: Final = ("cnn3d",)  # these take clips; a factory decides for itself; all others take images
 
 
 def refuse_dimension_mismatch(model: str, dims: int | None, description: str) -> None:
@@ -122,10 +113,12 @@ def refuse_dimension_mismatch(model: str, dims: int | None, description: str) ->
     Raises:
         Failure: USAGE, naming the model and the data.
     """
-    takes = 3 if model in CLIP_MODELS else 2
-    if dims in (None, takes) or schema.is_factory(model):
+    if schema.is_factory(model):
+        return  # it decides for itself
+    takes = BUILTIN_MODELS[model].dims if model in BUILTIN_MODELS else 2  # torchvision's take images
+    if dims in (None, takes):
         return
-    other = schema.BUILTIN_MODELS[0] if model in CLIP_MODELS else CLIP_MODELS[0]
+    other = next(name for name, entry in BUILTIN_MODELS.items() if entry.dims != takes)
     raise Failure(
         f"model.name {model} takes {SAMPLE_NOUNS[takes]}, and the data has {SAMPLE_NOUNS.get(dims, 'neither')}",
         found=description,

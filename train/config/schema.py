@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from re import _parser  # type: ignore[attr-defined]  # Python's own: sre_parse, until 3.11
 from typing import Any, Literal
 
+from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.metrics import METRICS
 
@@ -213,7 +214,6 @@ DATA_SOURCES = {
 }
 FACTORY_SOURCE = "factory:FACTORY"  # package.module:factory
 
-BUILTIN_MODELS = ("small_cnn", "wide_resnet", "cnn3d")
 # torchvision.models.list_models(module=torchvision.models): a test compares.
 TORCHVISION_MODELS: tuple[str, ...] = tuple(
     """

@@ -6,9 +6,10 @@ torchvision's models are adapted to the number of classes and channels and to th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Any, Final, Literal
 
 import torch
@@ -17,12 +18,10 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure
 from train import rng
 from train.config import checks, schema
+from train.config.models import BUILTIN_MODELS
 from train.config.schema import ModelConfig
 from train.data.shape import Shape
 from train.models import custom
-from train.models.cnn3d import cnn3d
-from train.models.small_cnn import small_cnn
-from train.models.wide_resnet import wide_resnet
 
 SMALL_STEM_MAX_PIXELS: Final = 64  # ResNet's stem is for 224 pixels, and shrinks smaller images too much
 TORCHVISION_CHANNELS: Final = 3  # torchvision's models expect RGB
@@ -120,11 +119,6 @@ def _adapt_input_channels(net: nn.Module, channels: int) -> None:
 
 
 CHANNELS_LAST_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's dimensions
-BUILTIN_MODELS: Final[Mapping[str, Callable[..., nn.Module]]] = {
-    "small_cnn": small_cnn,
-    "wide_resnet": wide_resnet,
-    "cnn3d": cnn3d,
-}  # all others are torchvision's
 # torch and torchvision raise these for bad arguments and shapes.
 BUILD_ERRORS: Final = (
     TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError, MemoryError,
@@ -167,6 +161,15 @@ def count_parameters(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
 
 
+def model_builder(name: str) -> Callable[..., nn.Module]:
+    """The function that builds the model `name` of this project or of torchvision."""
+    if name not in BUILTIN_MODELS:
+        return partial(build_torchvision_model, name)
+    module, function = BUILTIN_MODELS[name].builder.split(":")
+    builder: Callable[..., nn.Module] = getattr(import_module(f"train.models.{module}"), function)
+    return builder
+
+
 def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.Module:
     """Build a model of this project or of torchvision."""
     checks.refuse_dimension_mismatch(model.name, len(shape.size), f"samples of {shape}")
@@ -174,9 +177,9 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
         unknown := [name for name in model.args if name not in _allowed_arguments(model.name)]
     ):
         raise _bad_arguments_failure(model, f"unknown: {', '.join(unknown)}")
-    make = BUILTIN_MODELS.get(model.name) or partial(build_torchvision_model, model.name)
+    build = model_builder(model.name)
     try:
-        net = make(classes=classes, shape=shape, **model.args)
+        net = build(classes=classes, shape=shape, **model.args)
     except BUILD_ERRORS as error:
         if model.args:
             raise _bad_arguments_failure(model, _first_line(error)) from error
@@ -190,15 +193,10 @@ def _build_named_model(model: ModelConfig, *, classes: int, shape: Shape) -> nn.
     return net
 
 
-def _allowed_arguments(name: str) -> list[str]:
+def _allowed_arguments(name: str) -> Sequence[str]:
     """The arguments that model.args may set."""
-    if name not in BUILTIN_MODELS:
-        return torchvision_arguments(name)
-    return [
-        argument
-        for argument in inspect.signature(BUILTIN_MODELS[name]).parameters
-        if argument not in ("classes", "shape")
-    ]
+    entry = BUILTIN_MODELS.get(name)
+    return entry.arguments if entry else torchvision_arguments(name)
 
 
 def _bad_arguments_failure(model: ModelConfig, problem: str) -> Failure:
@@ -232,9 +230,9 @@ def _bad_samples_failure(model: ModelConfig, problem: str, classes: int, shape: 
 def _accepts_image_size(model: ModelConfig, classes: int, shape: Shape, side: int) -> bool:
     """Whether the model accepts square images with `side` pixels; tried on the meta device."""
     larger = Shape(channels=shape.channels, size=(*shape.size[:-2], side, side))
-    make = BUILTIN_MODELS.get(model.name) or partial(build_torchvision_model, model.name)
+    build = model_builder(model.name)
     with suppress(*BUILD_ERRORS), torch.device("meta"):
-        return custom.meta_forward_error(make(classes=classes, shape=larger, **model.args), larger, classes) is None
+        return custom.meta_forward_error(build(classes=classes, shape=larger, **model.args), larger, classes) is None
     return False
 
 

@@ -7,7 +7,8 @@ import inspect
 import pytest
 
 from entrypoint import Failure
-from train.config import checks, schema
+from train.config import checks
+from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import ModelConfig, OptimConfig
 from train.models import registry
@@ -16,12 +17,10 @@ from train.optim import optimizer
 OURS = {"params", "lr", "weight_decay"}
 
 
-@pytest.mark.parametrize("name", schema.BUILTIN_MODELS)
+@pytest.mark.parametrize("name", BUILTIN_MODELS)
 def test_what_a_model_of_ours_takes_is_known(name: str) -> None:
-    taken = [
-        one for one in inspect.signature(registry.BUILTIN_MODELS[name]).parameters if one not in ("classes", "shape")
-    ]
-    assert list(checks.MODEL_ARGUMENTS[name]) == taken
+    taken = list(inspect.signature(registry.model_builder(name)).parameters)
+    assert taken == ["classes", "shape", *BUILTIN_MODELS[name].arguments]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

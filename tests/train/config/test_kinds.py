@@ -6,8 +6,14 @@ import pytest
 
 from entrypoint import Failure
 from train.config import checks, schema
+from train.config.models import BUILTIN_MODELS
 from train.config.schema import DataConfig
 from train.data import registry
+
+IMAGE_MODELS = (
+    *(name for name, entry in BUILTIN_MODELS.items() if entry.dims == 2),
+    *schema.TORCHVISION_MODELS,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +39,7 @@ def test_a_match_passes(model: str, dims: int | None) -> None:
     checks.refuse_dimension_mismatch(model, dims, "")
 
 
-@pytest.mark.parametrize("model", [name for name in schema.MODELS if name != "cnn3d"])
+@pytest.mark.parametrize("model", IMAGE_MODELS)
 def test_no_other_model_takes_clips(model: str) -> None:
     with pytest.raises(Failure, match=f"{model} takes images, and the data has clips") as caught:
         checks.refuse_dimension_mismatch(model, 3, "data.name: synthetic")
