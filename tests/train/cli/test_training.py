@@ -101,9 +101,9 @@ RUN = Path("runs/quickstart")
 ASKED = ExitRecord(code=75, step=None, cause="stopped by SIGTERM before the first step")
 
 
-def stopped_at_once(*_: object, asked: list[int], **__: object) -> int:
+def stopped_at_once(*_: object, stop_signals: list[int], **__: object) -> int:
     """Ranks that a signal ends before they listen to it: none of them writes a word."""
-    asked.append(signal.SIGTERM)
+    stop_signals.append(signal.SIGTERM)
     return ExitCode.STOPPED
 
 
@@ -121,9 +121,9 @@ def test_a_stop_that_no_rank_could_write_down_is_in_the_runs_folder(
 def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     said = ExitRecord(code=75, step=8, cause="SIGTERM")
 
-    def saved(*given: object, asked: list[int], **_: object) -> int:
+    def saved(*given: object, stop_signals: list[int], **_: object) -> int:
         exit_file.write_exit(RUN, code=said.code, step=said.step, cause=said.cause)
-        return stopped_at_once(*given, asked=asked)
+        return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", saved)
     front.run_command(CPU, {})
@@ -133,10 +133,10 @@ def test_what_a_rank_wrote_of_a_stop_is_kept(launched: dict[str, Any], monkeypat
 def test_a_stop_after_a_restart_in_place_is_not_taken_for_the_failure_before(
     launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def restarted(*given: object, care: SupervisionPolicy, asked: list[int], **_: object) -> int:
+    def restarted(*given: object, care: SupervisionPolicy, stop_signals: list[int], **_: object) -> int:
         care.blame(Failure("rank 1 was killed", fix="start again", code=ExitCode.PEER), 1, "node02", 3)
         care.failed(ExitCode.PEER)
-        return stopped_at_once(*given, asked=asked)
+        return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", restarted)
     front.run_command(CPU, {})
@@ -159,9 +159,9 @@ def test_a_signal_while_data_is_fetched_is_in_the_runs_folder(
 def test_a_start_that_has_lost_the_folder_leaves_the_other_starts_ending_alone(
     launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def taken_over(*given: object, asked: list[int], **_: object) -> int:
+    def taken_over(*given: object, stop_signals: list[int], **_: object) -> int:
         monkeypatch.setattr(lock.RunLock, "is_lost", lambda self: True)
-        return stopped_at_once(*given, asked=asked)
+        return stopped_at_once(*given, stop_signals=stop_signals)
 
     monkeypatch.setattr(launch, "run_plan", taken_over)
     assert front.run_command(CPU, {}) == ExitCode.OUTPUT
