@@ -47,6 +47,7 @@ RUNS: dict[str, tuple[int, str, str | None]] = {
 }
 # Of a line of metrics.jsonl: what a clock, a meter or a host says.
 TIMED = re.compile(r"second|time|per_s|memory|cpu|gpu|energy|host|wait|since", re.IGNORECASE)
+BY_THE_CLOCK = ("rank", "gpu", "usage")  # a slow run has more of these
 NAMED_BY_TIME = re.compile(r"events\.out\.tfevents\.[^/]*")
 
 
@@ -91,6 +92,7 @@ def hashes(run: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     files = sorted(NAMED_BY_TIME.sub("events", str(path.relative_to(run))) for path in run.rglob("*") if path.is_file())
     tensors = {path.name: _hash(path.read_bytes()) for path in sorted(checkpoint.glob("*.safetensors"))}
+    lines = [line for line in lines if line["event"] not in BY_THE_CLOCK]
     metrics = sorted((untimed(line) for line in lines), key=lambda line: (line["event"], line["step"]))  # saves overlap
     return {"tensors": tensors, "state": untimed(state), "metrics": metrics, "files": files}
 
