@@ -31,7 +31,7 @@ TWICE = """
 for folder in /tmp/a /tmp/b; do
   sh /source/image/project.sh /source /tmp/built a-revision && mv /tmp/built $folder
 done
-diff -r /tmp/a /tmp/b && find /tmp/b -name '*.pyc' | grep -q loop && echo same"""
+diff -r /tmp/a /tmp/b && find /tmp/b -name '*.pyc' | grep -q trainer && echo same"""
 Done = subprocess.CompletedProcess[str]
 FETCH = "import sys, urllib.request as web; web.urlopen(sys.argv[1] + '/debian/dists/trixie/InRelease', timeout=60)"
 
