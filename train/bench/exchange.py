@@ -26,17 +26,22 @@ MOST: Final = 50
 
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--result FILE --sizes BYTES ...`; rank 0 leaves the file."""
-    wanted = build_parser().parse_args(words)
+    arguments = build_parser().parse_args(words)
     world, pulse = world_from_environ(environ), attach_heartbeat(environ)
     environment.remove_conflicting_variables(environ, download=False)
     ready = runtime.start(load.load_config(None), world, environ, accumulation=1)
     try:
-        found = {name: [(size, measured(ready, name, size)) for size in wanted.sizes] for name in OPERATIONS}
+        seconds = {name: [(size, measured(ready, name, size)) for size in arguments.sizes] for name in OPERATIONS}
     finally:
         ready.close()
     if ready.is_main:
-        told = {"ranks": world.world_size, "nodes": world.num_nodes, "device": ready.device.type, "seconds": found}
-        Path(wanted.result).write_text(json.dumps(told))
+        measurement = {
+            "ranks": world.world_size,
+            "nodes": world.num_nodes,
+            "device": ready.device.type,
+            "seconds": seconds,
+        }
+        Path(arguments.result).write_text(json.dumps(measurement))
     pulse.beat("end")
 
 
@@ -74,13 +79,13 @@ class Operation:
         raise NotImplementedError
 
     def came(self) -> list[tuple[Tensor, Tensor]]:
-        """(found, expected) after the first time."""
+        """(received, expected) after the first time."""
         raise NotImplementedError
 
     def check(self, name: str) -> None:
         """Raises Failure: NODE."""
         self.run()
-        wrong = sum(int((found != expected).sum()) for found, expected in self.came())
+        wrong = sum(int((received != expected).sum()) for received, expected in self.came())
         if wrong:
             raise Failure(
                 f"numbers are wrong after a {name}",
@@ -127,7 +132,7 @@ class Gather(Operation):
 
     def came(self) -> list[tuple[Tensor, Tensor]]:
         """Each rank's, in their order."""
-        return [(found, self.pattern + rank) for rank, found in enumerate(self.all or ())]
+        return [(received, self.pattern + rank) for rank, received in enumerate(self.all or ())]
 
 
 OPERATIONS: Final[dict[str, Callable[[Runtime, int], Operation]]] = {

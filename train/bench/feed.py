@@ -22,13 +22,13 @@ FOREVER = 1_000_000  # epochs
 
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--pace PORT:TOKEN --batch N --samples N --size N`."""
-    wanted = build_parser().parse_args(words)
+    arguments = build_parser().parse_args(words)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    stream = drawn(wanted.batch, wanted.samples, wanted.size)
+    stream = drawn(arguments.batch, arguments.samples, arguments.size)
     next(stream)
-    line = Line(wanted.pace)
-    asked = line.ready({"batch": wanted.batch})
+    line = Line(arguments.pace)
+    asked = line.ready({"batch": arguments.batch})
     try:
         while True:
             asked = line.answer(_block(stream, int(asked["steps"])))

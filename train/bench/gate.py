@@ -25,9 +25,9 @@ class Over(Exception):
 class Line:
     """The connection to the bench: a line of JSON each way."""
 
-    def __init__(self, place: str) -> None:
-        """place: PORT:TOKEN. Raises OSError."""
-        port, _, self._token = place.partition(":")
+    def __init__(self, address: str) -> None:
+        """address: PORT:TOKEN. Raises OSError."""
+        port, _, self._token = address.partition(":")
         with socket.create_connection((LOOPBACK, int(port))) as line:
             self._talk: TextIO = line.makefile("rw")  # holds the connection from now on
 
@@ -35,9 +35,9 @@ class Line:
         """Say that warming up is over; returns what is asked for first."""
         return self.answer({"token": self._token, **facts})
 
-    def answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Tell, and wait for what is asked for next. Raises Over."""
-        self._talk.write(json.dumps(told) + "\n")
+        self._talk.write(json.dumps(values) + "\n")
         self._talk.flush()
         asked = self._talk.readline()
         if not asked:
@@ -82,14 +82,14 @@ class Gate(Progress):
             self._first, self._until, self._counted = seconds, self._warm, dict(self._counts())
             return
         if self._opened:
-            told = {
+            measurement = {
                 "seconds": seconds,
                 "cpu": used,
                 "last": self._done,
                 "stamps": self._stamped(),
                 "memory": self._most_memory(),
             }
-            asked = self._line.answer({**told, **self._counts()})
+            asked = self._line.answer({**measurement, **self._counts()})
         else:
             facts = {**self._facts, **self._counted, "first_step_s": self._first}
             asked, self._opened = self._line.ready(facts), True

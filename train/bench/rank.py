@@ -33,12 +33,12 @@ def opened(
         rank_runtime.close()
 
 
-def led(trainer: Trainer, place: str | None, *, warm_up: int) -> None:
-    """Train as the bench at `place` says; None: as rank 0 does."""
-    if place is not None:
+def led(trainer: Trainer, address: str | None, *, warm_up: int) -> None:
+    """Train as the bench at `address` says; None: as rank 0 does."""
+    if address is not None:
         counts = compilation.count_compiled if trainer.compiled else dict
         device = trainer.runtime.device
-        trainer.progress = Gate(Line(place), device, facts(trainer), warm_up=warm_up, counts=counts)
+        trainer.progress = Gate(Line(address), device, facts(trainer), warm_up=warm_up, counts=counts)
     with suppress(Over):
         trainer.fit()
 

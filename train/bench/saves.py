@@ -31,13 +31,13 @@ ALONE = World(
 
 def main(words: Sequence[str], environ: MutableMapping[str, str]) -> None:
     """`--pace PORT:TOKEN --device cpu|cuda --folder DIR [section.key=value ...]`."""
-    wanted = build_parser().parse_args(words)
-    environ["ENTRYPOINT_DEVICE"] = wanted.device
-    folder = Path(wanted.folder)
-    with rank.opened(load.load_config(None, wanted.overrides), ALONE, environ, folder, Heartbeat()) as trainer:
+    arguments = build_parser().parse_args(words)
+    environ["ENTRYPOINT_DEVICE"] = arguments.device
+    folder = Path(arguments.folder)
+    with rank.opened(load.load_config(None, arguments.overrides), ALONE, environ, folder, Heartbeat()) as trainer:
         trainer.begin()
         with trainer.loop.writer:
-            _led(Line(wanted.pace), Blocks(trainer))
+            _led(Line(arguments.pace), Blocks(trainer))
 
 
 def build_parser() -> argparse.ArgumentParser:

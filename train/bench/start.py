@@ -60,10 +60,10 @@ def first_step(options: Options) -> Row:
         began = time.time()
         return float(paced.one_json(side, options.scratch, LONGEST_S)["at"]) - began
 
-    found = pairs.interleaved(ours, theirs, pairs=options.count(5))
+    timings = pairs.interleaved(ours, theirs, pairs=options.count(5))
     torch = median(_seconds([sys.executable, "-c", "import torch"], options) for _ in range(options.count(3)))
-    facts = {"ours_s": median(found.ours), "accelerate_launch_s": median(found.peer), "import_torch_s": torch}
-    return rows.measured("8", found.longer(), **facts)
+    facts = {"ours_s": median(timings.ours), "accelerate_launch_s": median(timings.peer), "import_torch_s": torch}
+    return rows.measured("8", timings.longer(), **facts)
 
 
 def until_first_step(options: Options, folder: Path) -> float:
@@ -79,8 +79,8 @@ def front_door(options: Options) -> Iterator[Row]:
     show, nothing = [*command("entrypoint"), "show", "--device", "cpu"], [sys.executable, "-c", "pass"]
     empty = launcher(options, "empty")
     for number, peer, asked in (("9a", nothing, 20), ("9b", empty, 5)):
-        found = pairs.interleaved(_timed(show, options), _timed(peer, options), pairs=options.count(asked))
-        yield rows.measured(number, found.longer(), ours_s=median(found.ours), peer_s=median(found.peer))
+        timings = pairs.interleaved(_timed(show, options), _timed(peer, options), pairs=options.count(asked))
+        yield rows.measured(number, timings.longer(), ours_s=median(timings.ours), peer_s=median(timings.peer))
 
 
 def image(options: Options) -> Row:
