@@ -17,26 +17,33 @@ from torch.optim import Optimizer
 from entrypoint import ExitCode, Failure
 from train.checkpoint import format
 from train.evaluation.results import EvaluationResult
+from train.logging.running_mean import NUM_SUMS
 from train.optim.ema import EMA
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
 COUNTERS: Final = ("step", "evaluated", "held", "rollbacks")
 MAX_COUNTER: Final = 1 << 62
-SUMS_PER_RANK: Final = 3  # of a log window: see `running_mean.RunningMean.sums`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWindow:
-    """Each rank's sums since the last log point, and the training time (seconds) at which they began."""
+    """The sums since the last log point.
+
+    sums: of each rank, as `RunningMean.sums`. since: the training time (seconds) of that log point.
+    """
 
     sums: list[list[float]]
     since: float
+
+    def totals(self) -> list[float]:
+        """The sums over all ranks."""
+        return [sum(column) for column in zip(*self.sums, strict=True)]
 
     def sums_of(self, rank: int, world_size: int) -> list[float]:
         """The sums that a rank continues with. In a world of another size rank 0 takes all of them."""
         if len(self.sums) == world_size:
             return self.sums[rank]
-        return [sum(column) if rank == 0 else 0.0 for column in zip(*self.sums, strict=True)]
+        return [total if rank == 0 else 0.0 for total in self.totals()]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +119,7 @@ class TrainState:
             self.evaluated, self.best_step = int(values["evaluated"]), values["best_step"]
             # Checkpoints of the first versions do not have the next three.
             self.target_streak, self.rollbacks = int(values.get("held", 0)), int(values.get("rollbacks", 0))
-            self.window = LogWindow(**window) if (window := values.get("window")) else None
+            self.window = _window(values.get("window"))
             self.result, self.best = _result(values["result"]), _result(values["best"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise Failure(
@@ -132,6 +139,11 @@ def _keep_kernel_choice(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str
 
 def _result(values: Mapping[str, Any] | None) -> EvaluationResult | None:
     return EvaluationResult.from_json(values) if values else None
+
+
+def _window(values: Mapping[str, Any] | None) -> LogWindow | None:
+    """None for a version that averaged other values: then the means of the next log line begin at the resume."""
+    return LogWindow(**values) if values and len(values["sums"][0]) == NUM_SUMS else None
 
 
 # Hashes show that a checkpoint is complete, not that a training wrote it: the values are checked too.
@@ -204,6 +216,8 @@ def _is_window(values: Any) -> bool:
         return False
     sums = values.get("sums")
     ranks = sums if isinstance(sums, list) else []
-    return bool(ranks) and all(
-        isinstance(rank, list) and len(rank) == SUMS_PER_RANK and all(map(_is_number, rank)) for rank in ranks
+    return (
+        bool(ranks)
+        and all(isinstance(rank, list) and all(map(_is_number, rank)) for rank in ranks)
+        and len({len(rank) for rank in ranks}) == 1
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from entrypoint import Failure, Heartbeat
@@ -40,7 +40,7 @@ from train.fault_injection import FaultInjector
 from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress, pluralize
-from train.logging.running_mean import RunningMean, StepMetrics, TrainingStopwatch
+from train.logging.running_mean import MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
 from train.logging.usage import UsageRecorder
 from train.loss_monitor import (
     MAX_SKIPPED_STEPS,
@@ -221,7 +221,7 @@ class Trainer:
         stopwatch = TrainingStopwatch(state.seconds, clock=self.clock)
         num_bytes = resume.checkpoint_bytes(self.config, state.network, self.optimizer)
         durations = Durations({"save": estimate_first_save(num_bytes)})
-        sums = state.window.sums_of(world.rank, world.world_size) if state.window else (0.0, 0.0, 0.0)
+        sums = state.window.sums_of(world.rank, world.world_size) if state.window else (0.0,) * running_mean.NUM_SUMS
         self.loop = LoopState(
             running_mean=RunningMean(self.runtime.device, sums),
             stopwatch=stopwatch,
@@ -298,8 +298,8 @@ class Trainer:
         for number in range(self.batches.accumulation):
             batch = self._next_batch(batches)
             with SYNC_GRADIENTS if number == last else self.runtime.accelerator.no_sync(self.model):
-                loss, correct = self._forward_backward(batch)
-            self.loop.running_mean.add(loss, correct, batch.labels.numel())
+                values = self._forward_backward(batch)
+            self.loop.running_mean.add(values, batch.labels.numel())
         refuse_unused_parameters(self.model)
 
     def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: BitwiseReducer) -> None:
@@ -307,11 +307,12 @@ class Trainer:
         bitwise.begin_step()
         for _ in range(self.batches.accumulation):
             batch = self._next_batch(batches)
-            loss, correct = self._forward_backward(batch)
-            bitwise.add(running_mean.sum_micro_batch(loss, correct, batch.labels.numel()))
-        loss, correct, _ = bitwise.finish_step()
+            values = self._forward_backward(batch)
+            bitwise.add(running_mean.sum_micro_batch(values, batch.labels.numel()))
+        sums = bitwise.finish_step()
         if self.runtime.is_main:  # every rank has the sums over all ranks: only one may count them
-            self.loop.running_mean.add(loss / self.batches.global_, correct, self.batches.global_)
+            samples = self.batches.global_
+            self.loop.running_mean.add(running_mean.values_of_sums(sums, samples), samples)
 
     def _next_batch(self, batches: BatchStream) -> Batch:
         """The next micro batch. Dropout's generator is seeded by its place in the run."""
@@ -322,8 +323,8 @@ class Trainer:
         self.runtime.seed(rng.derive_seed(rng.DROPOUT, seed, micro_batch.step, micro_batch.number))
         return batch
 
-    def _forward_backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The mean loss [] and the number of correct predictions [], on the device."""
+    def _forward_backward(self, batch: Batch) -> MicroBatchValues:
+        """Compute the gradients of a micro batch; return its loss and the other averaged values, on the device."""
         self.heartbeat.at("forward")
         self.faults.strike("fwd", self.state.step)
         if self.compiled is not None and self.compiled.replayed:
@@ -333,7 +334,7 @@ class Trainer:
         self.heartbeat.at("backward")
         self.faults.strike("bwd", self.state.step)
         self.runtime.backward(loss)
-        return loss.detach(), running_mean.count_correct(logits.detach(), batch.labels)
+        return running_mean.measure_micro_batch(loss, logits, batch.labels)
 
     def _update_parameters(self) -> None:
         """Wait for the checkpoint writer, clip the gradients, step the optimizer, and drop the gradients."""
@@ -375,8 +376,7 @@ class Trainer:
         unreadable = self._count_unreadable()
         seconds, loop.logged_at = loop.stopwatch.seconds - loop.logged_at, loop.stopwatch.seconds
         values = {
-            "loss": means.loss,
-            "accuracy": means.accuracy,
+            **means.means,
             "lr": self.schedule(state.step - 1),
             "images_per_s": means.samples / seconds,
             **unreadable,
@@ -484,9 +484,7 @@ class Trainer:
 
     def _begin_epoch_stats(self, seconds: float) -> EpochStatsCounter:
         """A counter that continues the epoch that `state` stands in."""
-        window = self.state.window
-        columns = list(zip(*window.sums, strict=True)) if window else [(0.0,)] * 3
-        loss, _, samples = map(sum, columns)
+        loss, *_, samples = self.state.window.totals() if self.state.window else (0.0, 0.0)
         return EpochStatsCounter(self.state.step, seconds, batch=self.batches.global_, loss=loss, samples=samples)
 
     # Evaluation

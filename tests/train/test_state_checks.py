@@ -37,7 +37,7 @@ ODD = [
     ("best", {"recall": [{}]}),
     ("window", []),
     ("window", {"sums": [], "since": 0.0}),
-    ("window", {"sums": [[1, 2]], "since": 0.0}),
+    ("window", {"sums": [[1, 2, 3], [1, 2]], "since": 0.0}),
     ("window", {"sums": [["1", 2, 3]], "since": 0.0}),
     ("window", {"sums": [[1, 2, 3]], "since": None}),
 ]

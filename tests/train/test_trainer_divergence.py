@@ -96,7 +96,7 @@ def test_with_fp16_only_twenty_skipped_steps_in_a_row_are_divergence(
         trainer.state.scaler = torch.amp.GradScaler("cpu")
         trainer.begin()
         trainer.loop.skipped_steps = skipped
-        trainer.loop.running_mean.add(torch.tensor(float("inf")), torch.tensor(0), 1)
+        trainer.loop.running_mean.add((torch.tensor(float("inf")), torch.tensor(0)), 1)
         if diverged:
             with pytest.raises(Failure, match="diverged"):
                 trainer.check_finite_loss()

@@ -1,6 +1,6 @@
-"""A running mean sums losses and correct predictions on the device and is read at log points.
+"""`RunningMean` averages the training loss and the other `AVERAGED` values between two log points.
 
-The module also measures the time spent in training.
+To log one more value, add an entry to `AVERAGED`. The module also measures the time spent in training.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -17,31 +17,75 @@ import torch
 from torch import Tensor
 
 MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
-MicroBatchStats = tuple[Tensor, Tensor, int]
+
+
+def count_correct(_loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """The number [] of correct predictions."""
+    return (logits.argmax(dim=1) == labels).sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragedValue:
+    """One value of a training log line, averaged over all samples since the last one.
+
+    measure: takes the mean loss [], the logits [n, classes] and the labels [n] of a micro batch; returns the value []
+        of these n samples, on the same device.
+    is_mean: whether `measure` returns the mean over the samples; otherwise it returns their sum.
+    """
+
+    measure: Callable[[Tensor, Tensor, Tensor], Tensor]
+    is_mean: bool
+
+
+# The loss stays the first. After a change here older checkpoints can still be resumed: only their unfinished log window
+# starts over.
+AVERAGED: Final[Mapping[str, AveragedValue]] = {
+    "loss": AveragedValue(measure=lambda loss, _logits, _labels: loss, is_mean=True),
+    "accuracy": AveragedValue(measure=count_correct, is_mean=False),
+}
+NUM_SUMS: Final = len(AVERAGED) + 1  # of each rank; the last is the number of samples
+MicroBatchValues = tuple[Tensor, ...]  # a tensor [] for each of AVERAGED
+
+
+def measure_micro_batch(loss: Tensor, logits: Tensor, labels: Tensor) -> MicroBatchValues:
+    """Measure each of `AVERAGED`. loss: the mean []; logits [n, classes]; labels [n]."""
+    with torch.no_grad():
+        return tuple(value.measure(loss.detach(), logits, labels) for value in AVERAGED.values())
+
+
+def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:
+    """The sums [NUM_SUMS] over the samples of a micro batch."""
+    sums = [
+        value.double() * samples if averaged.is_mean else value.double()
+        for averaged, value in zip(AVERAGED.values(), values, strict=True)
+    ]
+    return torch.stack([*sums, torch.full_like(sums[0], samples)])
+
+
+def values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
+    """The inverse of `sum_micro_batch`."""
+    return tuple(
+        value / samples if averaged.is_mean else value
+        for averaged, value in zip(AVERAGED.values(), sums[:-1].unbind(), strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """Means over the samples of all ranks since `RunningMean.clear`.
 
-    The loss is NaN or infinite if any loss was. Without samples both means are NaN. extra_sums: the
-    sums over all ranks of the extra values.
+    means: by name, as in `AVERAGED`. The loss is NaN or infinite if any loss was. Without samples all means are NaN.
+    extra_sums: the sums over all ranks of the extra values.
     """
 
-    loss: float
-    accuracy: float
+    means: Mapping[str, float]
     samples: int
     extra_sums: tuple[float, ...] = ()
 
-
-def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """The number [] of correct predictions, from logits [n, classes] and labels [n]."""
-    return (logits.argmax(dim=1) == labels).sum()
-
-
-def sum_micro_batch(loss: Tensor, correct: Tensor, samples: int) -> Tensor:
-    """The sums [3] of a micro batch: loss, correct predictions, samples. loss: the mean."""
-    return torch.stack([loss.double() * samples, correct.double(), torch.full_like(loss, samples, dtype=torch.float64)])
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.means["loss"]
 
 
 class RunningMean:
@@ -51,21 +95,21 @@ class RunningMean:
     addition, and the sums have the same bits wherever a checkpoint was saved in between.
     """
 
-    def __init__(self, device: torch.device, sums: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+    def __init__(self, device: torch.device, sums: Sequence[float] = (0.0,) * NUM_SUMS) -> None:
         """sums: of an earlier start, from the checkpoint."""
         self._device = device
-        self._loss, self._correct, self._samples = sums
-        self._waiting: list[MicroBatchStats] = []
+        self._sums = [*sums]
+        self._waiting: list[tuple[MicroBatchValues, int]] = []
         self._losses: deque[float] = deque(maxlen=MAX_KEPT_LOSSES)
 
     def sums(self) -> list[float]:
-        """This rank's sums: loss, correct predictions, samples."""
+        """This rank's sums: one for each of AVERAGED, then the number of samples."""
         self._fetch()
-        return [self._loss, self._correct, self._samples]
+        return [*self._sums]
 
-    def add(self, loss: Tensor, correct: Tensor, samples: int) -> None:
-        """Add one or several micro batches: mean loss [], correct predictions []. One host sync in MAX_KEPT_LOSSES."""
-        self._waiting.append((loss, correct, samples))
+    def add(self, values: MicroBatchValues, samples: int) -> None:
+        """Add the values of one or several micro batches. One host sync in MAX_KEPT_LOSSES calls."""
+        self._waiting.append((values, samples))
         if len(self._waiting) >= MAX_KEPT_LOSSES:
             self._fetch()
 
@@ -74,10 +118,11 @@ class RunningMean:
 
         extra: the same number of values on each rank, to be summed in the same all-reduce.
         """
-        values = torch.tensor([*self.sums(), *extra], dtype=torch.float64, device=self._device)
-        loss, correct, samples, *extra_sums = all_reduce_sum(values).tolist()
-        loss, accuracy = (loss / samples, correct / samples) if samples else (math.nan, math.nan)
-        return StepMetrics(loss=loss, accuracy=accuracy, samples=int(samples), extra_sums=tuple(extra_sums))
+        numbers = torch.tensor([*self.sums(), *extra], dtype=torch.float64, device=self._device)
+        totals = all_reduce_sum(numbers).tolist()
+        *sums, samples = totals[:NUM_SUMS]
+        means = {name: total / samples if samples else math.nan for name, total in zip(AVERAGED, sums, strict=True)}
+        return StepMetrics(means=means, samples=int(samples), extra_sums=tuple(totals[NUM_SUMS:]))
 
     def losses(self) -> list[float]:
         """The mean losses that this rank has added since `clear`; at most the last MAX_KEPT_LOSSES."""
@@ -86,21 +131,20 @@ class RunningMean:
 
     def clear(self) -> None:
         """Set all sums to zero."""
-        self._loss = self._correct = self._samples = 0.0
+        self._sums = [0.0] * NUM_SUMS
         self._waiting.clear()
         self._losses.clear()
 
     def _fetch(self) -> None:
         if not self._waiting:
             return
-        losses, corrects, samples = zip(*self._waiting, strict=True)
-        self._waiting.clear()
-        values = zip(torch.stack(losses).tolist(), torch.stack(corrects).tolist(), samples, strict=True)
-        for loss, correct, count in values:
-            self._loss += loss * count
-            self._correct += correct
-            self._samples += count
-            self._losses.append(loss)
+        waiting, self._waiting = self._waiting, []
+        columns = [torch.stack(column).tolist() for column in zip(*(values for values, _ in waiting), strict=True)]
+        for index, averaged in enumerate(AVERAGED.values()):
+            for value, (_, samples) in zip(columns[index], waiting, strict=True):
+                self._sums[index] += value * samples if averaged.is_mean else value
+        self._sums[-1] += sum(samples for _, samples in waiting)
+        self._losses.extend(columns[0])
 
 
 class TrainingStopwatch:

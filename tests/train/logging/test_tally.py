@@ -7,7 +7,13 @@ import math
 import pytest
 import torch
 
-from train.logging.running_mean import RunningMean, TrainingStopwatch, count_correct, sum_micro_batch
+from train.logging.running_mean import (
+    RunningMean,
+    TrainingStopwatch,
+    measure_micro_batch,
+    sum_micro_batch,
+    values_of_sums,
+)
 
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
 
@@ -15,14 +21,14 @@ LOGITS = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
 def tally(*losses: float) -> RunningMean:
     found = RunningMean(torch.device("cpu"))
     for loss in losses:
-        found.add(torch.tensor(loss), count_correct(LOGITS, torch.tensor([0, 1, 1])), 3)
+        found.add(measure_micro_batch(torch.tensor(loss), LOGITS, torch.tensor([0, 1, 1])), 3)
     return found
 
 
 def test_means_are_over_samples() -> None:
     means = tally(1.0, 3.0).read(lambda total: total)
     assert (means.loss, means.samples) == (2.0, 6)
-    assert means.accuracy == pytest.approx(2 / 3)
+    assert means.means["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_ranks_are_summed_before_the_division() -> None:
@@ -48,7 +54,7 @@ def test_sums_do_not_depend_on_where_they_were_read_between() -> None:
     whole, first = tally(*losses), tally(*losses[:20])
     rest = RunningMean(torch.device("cpu"), first.sums())
     for loss in losses[20:]:
-        rest.add(torch.tensor(loss), torch.tensor(2), 3)
+        rest.add((torch.tensor(loss), torch.tensor(2)), 3)
     assert rest.sums() == whole.sums()
 
 
@@ -59,8 +65,13 @@ def test_more_micro_batches_than_are_remembered_all_count(monkeypatch: pytest.Mo
     assert found.losses()[-1] == 3.0
 
 
-def test_what_a_tree_adds_up_is_loss_right_answers_and_samples() -> None:
-    assert sum_micro_batch(torch.tensor(0.5), torch.tensor(2), 4).tolist() == [2.0, 2.0, 4.0]
+def test_the_sums_of_a_micro_batch_are_loss_correct_predictions_and_samples() -> None:
+    assert sum_micro_batch((torch.tensor(0.5), torch.tensor(2)), 4).tolist() == [2.0, 2.0, 4.0]
+
+
+def test_the_sums_of_several_micro_batches_give_their_values_back() -> None:
+    sums = sum_micro_batch((torch.tensor(0.5), torch.tensor(2)), 4) * 3
+    assert [value.item() for value in values_of_sums(sums, 12)] == [0.5, 6.0]
 
 
 def test_an_empty_tally_has_no_means_and_still_exchanges_other_numbers() -> None:
@@ -69,7 +80,7 @@ def test_an_empty_tally_has_no_means_and_still_exchanges_other_numbers() -> None
     means = found.read(lambda total: total.mul_(2), [7.0])
     assert (means.samples, means.extra_sums) == (0, (14.0,))
     assert math.isnan(means.loss)
-    assert math.isnan(means.accuracy)
+    assert math.isnan(means.means["accuracy"])
 
 
 def test_pauses_and_earlier_starts_are_told_apart() -> None:
