@@ -59,8 +59,9 @@ def build_trainer(
 
     Args:
         resources: what this rank's parent measures; None: nothing is measured.
-        record_start: called on rank 0 with the step to resume from, before anything is changed.
-        on_first_step: of a run that resumes, see `Trainer`.
+        record_start: called on rank 0 with the step to resume from, once the folder can be written and the state is
+            restored. It may refuse the start.
+        on_first_step: see `Trainer`; only for a run that resumes.
 
     Raises:
         Failure: DATA, NO_INPUT, USAGE for what cannot be trained; OUTPUT, IO for a folder that cannot be written.
@@ -101,7 +102,7 @@ def build_trainer(
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took
-    compiled = _run_model_once(config, runtime, model, state.network, batches, splits, progress, bitwise=bitwise)
+    compiled = _warm_up_or_compile(config, runtime, model, state.network, batches, splits, progress, bitwise=bitwise)
     resume_notes += resume.start_over(config, runtime, folder, record_start)
     notes = (
         *splits.notes,
@@ -217,7 +218,7 @@ def _build_bitwise(
     return BitwiseReducer(network, runtime.world, micro_batches=batches.global_ // batches.micro)
 
 
-def _run_model_once(
+def _warm_up_or_compile(
     config: RunConfig,
     runtime: Runtime,
     model: nn.Module,
@@ -228,7 +229,10 @@ def _run_model_once(
     *,
     bitwise: BitwiseReducer | None,
 ) -> Compiled | None:
-    """Compute with black images before training: DDP orders its buckets, torch compiles the model."""
+    """Run forward and backward passes on black images, so that DDP orders its buckets and torch compiles the model.
+
+    With train.reproducible=bitwise only a forward pass: it looks for state that the reducer would not see.
+    """
     images = partial(compilation.black_images, shape=splits.shape, device=runtime.device)
     training = images(batches.micro)
     if bitwise is not None:

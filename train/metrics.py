@@ -59,9 +59,10 @@ class Metric:
     """One number that an evaluation computes.
 
     name: in eval.metric, metrics.jsonl, checkpoints and `train eval --json`. label: for people.
-    is_share: it lies between 0 and 1; otherwise it is 0 or more, in nats. in_percent: how a share
-    is written. min_classes: with fewer classes it says nothing. always_shown: in each epoch's line; all
-    checkpoints must hold it.
+    compute: returns NaN where the metric is undefined, which is written as null.
+    is_share: at most 1, and drawn in percent; otherwise it is drawn with the loss, 0 or more, in nats.
+    in_percent: how a share is written. min_classes: with fewer classes it says nothing.
+    always_shown: in each epoch's line; all checkpoints must hold it.
     shown_beside_accuracy: in that line where it is far from the accuracy.
     """
 
@@ -121,7 +122,7 @@ METRICS: Final[Mapping[str, Metric]] = _table(
     ),
     Metric(
         name="balanced_accuracy",
-        label="mean recall",
+        label="balanced accuracy",
         compute=balanced_accuracy,
     ),
     Metric(

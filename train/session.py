@@ -185,7 +185,8 @@ def _finish(trainer: Trainer, *, typed: str) -> int:
     """Everything is committed: write the exit file, print the summary, and wait: srun ends all when one rank leaves."""
     is_stopped = not trainer.is_finished
     code = ExitCode.STOPPED if is_stopped else ExitCode.OK
-    if trainer.runtime.is_main:
+    is_locked_out = trainer.lock is not None and trainer.lock.is_lost()  # the folder is another start's by now
+    if trainer.runtime.is_main and not is_locked_out:
         cause = trainer.loop.stop.cause if is_stopped else "finished"
         exit_file.write_exit(trainer.folder, code=code, step=trainer.state.step, cause=cause)
     trainer.progress.say("\n" + (stopped_summary(trainer, typed) if is_stopped else finished_summary(trainer, typed)))

@@ -1,6 +1,7 @@
-"""`TrainState` is everything that a checkpoint saves and a resumed run needs.
+"""`TrainState` is what changes during training and a resumed run needs; checkpoints hold it.
 
-Random numbers are keyed by seed, epoch and sample, so it holds no generator's state.
+No state of a random generator is needed: each use seeds its own from the run's seed and its place in the run (epoch and
+sample, or step and micro batch). `run.resume.checkpoint_facts` adds the config and the facts that a resume compares.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LogWindow:
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """Only the Trainer changes it.
+    """The Trainer changes it; before there is one, `run.resume` restores it from a checkpoint.
 
     network: the model without its DDP wrapper.
     step: finished optimizer steps. With the config it determines the next samples and learning rate.
@@ -82,7 +83,7 @@ class TrainState:
         return {"model": dict(self.network.state_dict()), "optimizer": moments, **ema}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything else, as JSON values for the checkpoint's state.json."""
+        """Everything else, as JSON values: the part "state" of the checkpoint's state.json."""
         _, optimizer = format.pack_state(self.optimizer.state_dict())
         return {
             "step": self.step,
@@ -91,7 +92,7 @@ class TrainState:
             "result": self.result.to_json() if self.result else None,
             "best": self.best.to_json() if self.best else None,
             "best_step": self.best_step,
-            "held": self.target_streak,
+            "held": self.target_streak,  # the name in files since the first version
             "rollbacks": self.rollbacks,
             "window": asdict(self.window) if self.window else None,
             "optimizer": optimizer,
@@ -146,11 +147,11 @@ def _window(values: Mapping[str, Any] | None) -> LogWindow | None:
     return LogWindow(**values) if values and len(values["sums"][0]) == NUM_SUMS else None
 
 
-# Hashes show that a checkpoint is complete, not that a training wrote it: the values are checked too.
+# Hashes detect damage, not edited values: so the values are checked too.
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first value that no training writes."""
+    """Raises ValueError, naming the first value that training could not have written."""
     counters = {name: values.get(name, 0) for name in COUNTERS} | {"best_step": values["best_step"] or 0}
     for name, value in counters.items():
         _require(type(value) is int and 0 <= value < MAX_COUNTER, name, value)

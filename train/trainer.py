@@ -69,7 +69,6 @@ BEST_FILE: Final = "best.json"
 CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
 NO_VOTE: Final = Vote()
 NO_STATS: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
-SYNC_GRADIENTS: Final = nullcontext()
 # Only an optimizer step changes these tensors: the writer may still copy them while the next step computes.
 COPIED_LATER: Final = ("optimizer", "ema")
 
@@ -88,8 +87,8 @@ class DatasetInfo:
 class PendingSave:
     """A checkpoint that is being written: the step and the last evaluation that it holds.
 
-    stalled: seconds for which training stood still for the snapshot; waited: and later, for tensors that the writer
-    had not copied before the next update.
+    stalled: seconds for which training was blocked while the snapshot was taken. waited: seconds for which the next
+    optimizer step was blocked until the writer had copied the optimizer's state.
     """
 
     step: int
@@ -108,12 +107,14 @@ class SavedCheckpoint:
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """What the training loop remembers from step to step, and no checkpoint holds. Each start has a new one.
+    """What the training loop remembers from step to step. `Trainer.begin` makes a new one, also after a rollback.
+
+    Checkpoints hold only the sums of running_mean and logged_at, as `TrainState.window`.
 
     saved_at is a time of the clock; logged_at and stepped_at are of the stopwatch. checkpoint: the newest committed
-    one; checkpoint_evaluated: the step of the last evaluation that it holds. copied: set once the writer reads nothing
-    more that an update changes. finished_epoch: not printed yet. skipped_steps: in a row, by fp16's scaler. graphs:
-    compiled so far. stop_noted: that the last save has begun.
+    one; checkpoint_evaluated: the step of the last evaluation that it holds. copied: the event that is set when the
+    writer has copied all live tensors, so that the next optimizer step may run. finished_epoch: not printed yet.
+    skipped_steps: in a row, by fp16's scaler. graphs: compiled so far. stop_noted: that the last save has begun.
     """
 
     running_mean: RunningMean
@@ -141,9 +142,12 @@ class LoopState:
 class Trainer:
     """All ranks call the same methods in the same order. `build_trainer` makes one.
 
-    `state` is what checkpoints hold, `loop` what they do not; both change with each step. model and optimizer are as
-    Accelerate wrapped them. micro_batch: what trials found, with train.micro_batch_size=auto on a GPU. on_first_step:
-    called on rank 0 once this start has trained a step, and then belongs to the run.
+    `state` is what checkpoints hold, `loop` what they do not; both change with each step. A *start* is one launch of
+    the program on a run folder: a resumed run has several.
+
+    model and optimizer are as Accelerate wrapped them; state.network is the model without DDP. micro_batch: what trials
+    found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
+    on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
     """
 
     config: RunConfig
@@ -248,7 +252,13 @@ class Trainer:
             decision = vote.result()
             if decision.written and self.loop.pending_save is not None:
                 self.wait_for_save()
-            if decision.stop or (self._evaluation_is_due() and not self.evaluate()) or self.is_finished:
+            if decision.stop:
+                return
+            if self._evaluation_is_due():
+                is_completed = self.evaluate()
+                if not is_completed:
+                    return
+            if self.is_finished:
                 return
             if decision.save or self._save_is_due():
                 self.save()
@@ -269,7 +279,7 @@ class Trainer:
     # One optimizer step
 
     def train_step(self, batches: BatchStream) -> None:
-        """One optimizer step: this rank's micro batches of the global batch, one exchange of gradients, one update.
+        """One optimizer step: this rank's micro batches of the global batch, one gradient all-reduce, one update.
 
         With fp16 the scaler may skip the update; the step, its samples and its learning rate count all the same.
         """
@@ -290,14 +300,14 @@ class Trainer:
             self.loop.skipped_steps = self.loop.skipped_steps + 1 if was_skipped else 0
 
     def _accumulate_gradients(self, batches: BatchStream) -> None:
-        """Gradients add up in .grad; DDP exchanges them during the last backward pass.
+        """Gradients add up in .grad; DDP all-reduces them during the backward pass of the last micro batch.
 
-        Accelerate divides each loss by the number of micro batches: `runtime.start` has told it.
+        Accelerate divides each loss by the number of micro batches, which it got in `runtime.start`.
         """
         last = self.batches.accumulation - 1
         for number in range(self.batches.accumulation):
             batch = self._next_batch(batches)
-            with SYNC_GRADIENTS if number == last else self.runtime.accelerator.no_sync(self.model):
+            with nullcontext() if number == last else self.runtime.accelerator.no_sync(self.model):
                 values = self._forward_backward(batch)
             self.loop.running_mean.add(values, batch.labels.numel())
         refuse_unused_parameters(self.model)
@@ -397,7 +407,7 @@ class Trainer:
             self._print_epoch()
 
     def check_finite_loss(self) -> StepMetrics | None:
-        """All-reduce the sums since the last log point; return the means if they are finite on all ranks.
+        """All-reduce the sums since the last log point; return the means if the loss is finite. All ranks call it.
 
         None if nothing was trained since then. With fp16 a single infinite loss only makes the scaler skip a step. The
         resource usage of all ranks travels along, so that it needs no all-reduce of its own.
@@ -467,9 +477,9 @@ class Trainer:
         return {"bad_images": len(log.unreadable)}
 
     def _print_epoch(self, metrics_text: str | None = None) -> None:
-        """Print the line of the epoch that ends with this step, or of the part of one that training ends with.
+        """Print one line for the current epoch, which may be incomplete.
 
-        A start that has trained none of its steps knows the evaluation only.
+        If this start trained no step of the epoch, the line shows only the evaluation.
         """
         step = self.state.step
         stats, self.loop.finished_epoch = self.loop.finished_epoch or NO_STATS, None
@@ -544,7 +554,7 @@ class Trainer:
             self.metrics_logger.replace(name, results.confusion_json(self.state.step, classes, matrix))
 
     def _compare_with_best(self, result: EvaluationResult) -> None:
-        """Whether this evaluation is the best, and reaches the target. Rank 0 decides, so that no rank stops alone."""
+        """Update best, best_step and target_streak. Rank 0 decides, so that no rank stops alone."""
         state, config = self.state, self.config.eval
         decision = (
             results.is_better(config.metric, result, state.best),
@@ -559,14 +569,19 @@ class Trainer:
     def save(self) -> None:
         """Take a snapshot and let it be written while training continues; `wait_for_save` waits for it.
 
-        Does nothing if the state is saved already. Never saves numbers that are not finite. One save at a time.
+        All ranks call it. Nothing is written if the state is saved already, or for a loss, weights or buffers that are
+        not finite. There is one save at a time.
+
+        Raises:
+            Failure: DIVERGED; whatever `wait_for_save` raises for the save before.
+            LossJumped: with train.spike=rollback.
         """
         state, loop = self.state, self.loop
         self.check_finite_loss()
         if state.step == 0 or not self.has_unsaved_progress:
             return
         self.wait_for_save()
-        self._refuse_bad_buffers()
+        self._check_replicas_before_save()
         self.heartbeat.beat("save", step=state.step)
         with loop.stopwatch.paused():
             began = loop.saved_at = self.clock()
@@ -601,6 +616,7 @@ class Trainer:
     def _take_snapshot(self, began: float) -> Callable[[], SavedCheckpoint | None]:
         """Copy the state; returns the action that commits it, for the writer. On rank 0 only.
 
+        On a CPU the action itself copies the optimizer and EMA tensors, while the next step computes its gradients.
         best.json names a checkpoint only once it is committed, and older checkpoints are deleted after that. The action
         returns None for weights that are not finite: then nothing was written.
         """
@@ -672,11 +688,11 @@ class Trainer:
         path = self.checkpoint_path(step).relative_to(self.folder)
         return {"step": step, "checkpoint": str(path), **best.to_json()}
 
-    def _refuse_bad_buffers(self) -> None:
-        """A checkpoint has rank 0's weights and buffers: compare the replicas, if the config asks for that.
+    def _check_replicas_before_save(self) -> None:
+        """Refuse buffers that are not finite on any rank; compare the replicas if the config asks for it.
 
-        BatchNorm's statistics differ from rank to rank: all ranks end as soon as one has bad ones. The writer checks
-        the weights.
+        A checkpoint holds rank 0's weights and buffers only. BatchNorm's statistics differ from rank to rank, so all
+        ranks look at theirs. The writer checks the weights.
 
         Raises:
             Failure: DIVERGED; NODE or PEER, see `replica_check.check_replicas`.
@@ -703,7 +719,7 @@ class Trainer:
     # Rollback
 
     def _roll_back(self, jump: LossJump) -> None:
-        """Load the last checkpoint on every rank; from now on it records that the run went back to it.
+        """Restore the last checkpoint on every rank, then write it again with one more rollback.
 
         The next step is the one after that checkpoint, with the same samples.
 
@@ -711,8 +727,7 @@ class Trainer:
             Failure: DIVERGED if there is no checkpoint; IO and others if it cannot be written.
         """
         state = self.state
-        self.heartbeat.beat("save")
-        self.heartbeat.beat("save", step=state.step)  # reading one takes about as long as a save
+        self.heartbeat.beat("save", step=state.step)  # reading a checkpoint may take as long as a save
         step = self.runtime.run_on_rank_zero(lambda: self._last_checkpoint_step(jump))
         tensors, facts = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step))
         state.restore(tensors, facts["state"])
@@ -813,7 +828,7 @@ class Trainer:
 
     @property
     def images_trained(self) -> int:
-        """By this start."""
+        """Images of the steps that this start trained and did not roll back."""
         return (self.state.step - self.start_step) * self.batches.global_
 
     def _epoch_of(self, step: int) -> int:
@@ -834,7 +849,7 @@ class Trainer:
 
 
 def drop_gradients(optimizer: Optimizer) -> None:
-    """As zero_grad, which also tells torch's profiler twice: that costs more than the rest."""
+    """Like zero_grad(set_to_none=True), without its two profiler annotations, which cost more than the loop."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None

@@ -22,7 +22,7 @@ JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's va
 def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
     """The Allocation that the innermost launcher gave this task.
 
-    Order: command line > torchrun > Open MPI > PMI > a real srun step > PET_* > a shell in a job >
+    Order: command line > torchrun > Open MPI > PMI (unless srun set it) > a real srun step > PET_* > a shell in a job >
     no launcher. A job of several nodes under another scheduler is refused: see `unsupported`.
 
     Raises:

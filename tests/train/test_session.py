@@ -281,6 +281,19 @@ def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> No
         assert "stopped by SIGTERM at step 0 of 8: nothing was saved" in session.stopped_summary(trainer, "train")
 
 
+def test_a_start_that_has_lost_the_folder_writes_no_exit_file(tmp_path: Path) -> None:
+    class LostLock(RunLock):
+        def is_lost(self) -> bool:
+            return True
+
+    with built(tmp_path) as trainer:
+        trainer.begin()
+        trainer.lock = LostLock(-1)
+        trainer.signals.handle(signal.SIGTERM)
+        assert session._finish(trainer, typed="train") == ExitCode.STOPPED
+        assert exit_file.read_exit(trainer.folder) is None
+
+
 @pytest.mark.parametrize("summary", [session.stopped_summary, session.finished_summary])
 def test_the_summary_tells_what_a_start_has_consumed(tmp_path: Path, summary: Callable[[Trainer, str], str]) -> None:
     with built(tmp_path) as trainer:

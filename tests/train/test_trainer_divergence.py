@@ -76,7 +76,7 @@ def test_statistics_that_are_not_finite_end_a_run_whose_loss_they_do_not_touch(
 def test_a_buffer_that_no_checkpoint_holds_may_hold_what_it_likes(tmp_path: Path) -> None:
     with built(tmp_path) as trainer:
         trainer.state.network.register_buffer("mask", torch.tensor([0.0, float("-inf")]), persistent=False)
-        trainer._refuse_bad_buffers()
+        trainer._check_replicas_before_save()
 
 
 def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(

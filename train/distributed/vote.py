@@ -51,9 +51,10 @@ class VoteExchange(Protocol):
 
 
 class StopVote:
-    """Votes are sent before a step and read after it, so that the exchange costs the step no time.
+    """Combines the ranks' votes by a logical OR: one rank's vote is enough to stop or to save.
 
-    A single rank's vote is enough to stop or to save. A single rank decides immediately.
+    Votes are sent before a step and read after it, so that the exchange costs the step no time. Without other ranks the
+    vote counts immediately.
     """
 
     def __init__(self, exchange: VoteExchange | None, current_vote: Callable[[], Vote]) -> None:

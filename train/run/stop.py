@@ -33,12 +33,14 @@ class ReceivedSignal:
 
 
 class StopSignals:
-    """Before the first step a stop signal exits immediately; afterwards it sets `received`, which the loop checks.
+    """Handles stop signals in three modes; all of them set `received`.
+
+    1. From `install` a signal is only recorded: there is no run folder yet to write the reason to.
+    2. From `exit_on_signal` it ends the process immediately: nothing is trained yet.
+    3. From `record_only`, shortly before the first step, it is recorded again, and the training loop checks it.
 
     The handler does no more: saving, logging and collectives deadlock in one. A second TERM (Slurm sends one at the end
     of the grace time) changes nothing, because the save has begun. A second INT after 2 s ends the process with 130.
-
-    Until `exit_on_signal` is called, a signal is only recorded: there is no run folder yet to write the reason to.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, abort: Callable[[int], Any] = os._exit) -> None:
