@@ -30,7 +30,7 @@ PLAIN: Final = {
     "optim.weight_decay": "of SGD and Adam as a part of the gradient, of AdamW apart from it",
     "optim.label_smoothing": "this share of the target goes to all classes alike; evaluations are without it",
     "train.epochs": "passes over the training samples",
-    "eval.every_epochs": "the held-out samples are measured after so many epochs, and at the end",
+    "eval.every_epochs": "the validation images are evaluated every so many epochs, and at the end",
     "log.tensorboard": "write TensorBoard's files too",
 }
 Row = Sequence[str]

@@ -76,7 +76,7 @@ def build_trainer(
     splits = open_splits(config.data)
     dataset = _describe_dataset(config, runtime, splits)
     num_classes = len(dataset.classes)
-    early_stopping.refuse_unusable_metric(config.eval, held_out=dataset.num_validation, classes=num_classes)
+    early_stopping.refuse_unusable_metric(config.eval, validation_images=dataset.num_validation, classes=num_classes)
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
     network = registry.build_model(config.model, classes=num_classes, shape=splits.shape, seed=seed)

@@ -114,7 +114,7 @@ def test_nobody_hangs_while_the_last_one_moves() -> None:
     assert find_blocking_rank([SILENT, reading]) is None
 
 
-def test_ranks_without_held_out_samples_wait_for_one_that_evaluates() -> None:
+def test_ranks_without_validation_samples_wait_for_one_that_evaluates() -> None:
     done = replace(SILENT, phase="evaluation", point="", silent_s=700)
     assert find_blocking_rank([done, replace(done, rank=1, silent_s=1)]) is None
 

@@ -36,11 +36,11 @@ def with_made_up_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, name: str, e
     return kind
 
 
-def write_mnist(root: Path, folder: str = "MNIST", training: int = 100, held_out: int = 20) -> Path:
+def write_mnist(root: Path, folder: str = "MNIST", training: int = 100, validation: int = 20) -> Path:
     """So many digits in MNIST's files; returns their folder."""
     raw = root / folder / "raw"
     raw.mkdir(parents=True)
-    for name, count in (("train", training), ("t10k", held_out)):
+    for name, count in (("train", training), ("t10k", validation)):
         (raw / f"{name}-images-idx3-ubyte").write_bytes(idx(pixels(count, 28, 28)))
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(idx(np.arange(count, dtype=np.uint8) % 10))
     return raw

@@ -27,7 +27,7 @@ from train.logging.metrics_logger import METRICS_FILE, read_events
 from train.run.stop import StopSignals
 from train.trainer import Trainer
 
-# Three evaluations, whose last batch is smaller: 16 held-out samples in batches of 7.
+# Three evaluations, whose last batch is smaller: 16 validation samples in batches of 7.
 COMPILED = ("train.compile=default", "eval.batch_size=7", "train.epochs=3")
 
 
@@ -66,7 +66,7 @@ def test_with_autocast_too(tmp_path: Path) -> None:
     assert recompiled(tmp_path) == []
 
 
-def test_without_held_out_samples_the_steps_alone_are_compiled(tmp_path: Path) -> None:
+def test_without_validation_samples_the_steps_alone_are_compiled(tmp_path: Path) -> None:
     with built(tmp_path, *COMPILED, "data.val_fraction=0") as trainer:
         assert trainer.compiled is not None
         assert trainer.compiled.graphs == 1

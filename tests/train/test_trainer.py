@@ -46,7 +46,7 @@ def test_checkpoints_come_at_the_steps_and_times_asked_for(tmp_path: Path, setti
     assert saved <= set(steps_of(events(tmp_path), "checkpoint"))
 
 
-def test_without_held_out_images_nothing_is_measured(tmp_path: Path) -> None:
+def test_without_validation_images_nothing_is_measured(tmp_path: Path) -> None:
     trainer = trained(tmp_path, "data.val_fraction=0")
     assert (trainer.state.result, Run(folder=tmp_path).committed()) == (None, 10)
 

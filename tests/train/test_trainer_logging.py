@@ -18,7 +18,7 @@ def last(folder: Path) -> dict[str, object]:
     return [event for event in read_events(folder / METRICS_FILE) if event["event"] == "eval"][-1]
 
 
-def test_the_matrix_of_the_last_evaluation_counts_every_held_out_image(tmp_path: Path) -> None:
+def test_the_matrix_of_the_last_evaluation_counts_every_validation_image(tmp_path: Path) -> None:
     trainer = trained(tmp_path)
     told = json.loads((tmp_path / CONFUSION_FILE).read_text())
     assert (told["step"], told["classes"]) == (8, list(trainer.dataset.classes))
@@ -70,7 +70,7 @@ def test_a_training_that_ends_inside_an_epoch_says_so(tmp_path: Path) -> None:
     assert " s, " not in lines[1]
 
 
-def test_without_held_out_images_each_epoch_has_its_line(tmp_path: Path) -> None:
+def test_without_validation_images_each_epoch_has_its_line(tmp_path: Path) -> None:
     lines = printed(tmp_path, "data.val_fraction=0")
     assert [line.partition(":")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
 

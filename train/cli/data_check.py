@@ -220,7 +220,7 @@ class DataFindings:
 
     title: str
     training: SplitFindings
-    held_out: SplitFindings
+    validation: SplitFindings
     classes: list[str]
     per_class: tuple[dict[str, int], dict[str, int]]
 
@@ -231,7 +231,7 @@ class DataFindings:
         if not broken and not leaked:
             return None
         problems = [f"broken samples ({len(broken):,})"] if broken else []
-        problems += [f"held-out images that are trained on too ({len(leaked):,})"] if leaked else []
+        problems += [f"validation images that are in the training split too ({len(leaked):,})"] if leaked else []
         fixes = ["replace or delete the broken ones (or allow some: data.max_bad_images)"] if broken else []
         fixes += ["delete one of each pair (or keep groups together: data.group)"] if leaked else []
         examples = "; ".join((broken + leaked)[:MAX_SHOWN]) + _format_remainder(len(broken) + len(leaked))
@@ -241,7 +241,11 @@ class DataFindings:
 
     def as_text(self) -> str:
         """Text with one fact per line; bytes of a path that are not UTF-8 are escaped."""
-        rows = [("data", self.title), *self._lines("training", self.training), *self._lines("held out", self.held_out)]
+        rows = [
+            ("data", self.title),
+            *self._lines("training", self.training),
+            *self._lines("validation", self.validation),
+        ]
         lines = [f"{name:<14} {value}" for name, value in rows]
         lines[1:1] = self.classes
         for name, problems in (("broken", self._broken()), ("leakage", self._leaked())):
@@ -252,11 +256,12 @@ class DataFindings:
 
     def as_json(self) -> str:
         """All findings as JSON."""
-        splits = zip((self.training, self.held_out), self.per_class, strict=True)
-        training, held_out = (split.as_json(counts) for split, counts in splits)
-        leaks = [_pair_json(self.held_out, self.training, pair) for pair in self.held_out.leaked]
-        facts = {"ok": self.failure is None, "data": self.title, "training": training, "held_out": held_out}
-        return json.dumps(facts | {"leaks": leaks}, indent=2)
+        splits = zip((self.training, self.validation), self.per_class, strict=True)
+        training, validation = (split.as_json(counts) for split, counts in splits)
+        leaks = [_pair_json(self.validation, self.training, pair) for pair in self.validation.leaked]
+        facts = {"ok": self.failure is None, "data": self.title}
+        facts |= {"training": training, "held_out": validation, "leaks": leaks}  # a split's key is that of checkpoints
+        return json.dumps(facts, indent=2)
 
     def _lines(self, name: str, split: SplitFindings) -> list[tuple[str, str]]:
         if split.samples == 0:
@@ -285,12 +290,12 @@ class DataFindings:
     def _broken(self) -> list[str]:
         return [
             reason if reason.startswith(split.name_of(sample)) else f"{split.name_of(sample)}: {reason}"
-            for split in (self.training, self.held_out)
+            for split in (self.training, self.validation)
             for sample, reason in split.broken
         ]
 
     def _leaked(self) -> list[str]:
-        return [_format_pair(self.held_out, self.training, pair) for pair in self.held_out.leaked]
+        return [_format_pair(self.validation, self.training, pair) for pair in self.validation.leaked]
 
 
 def _pair_json(side: SplitFindings, other: SplitFindings, pair: SamplePair) -> dict[str, Any]:
@@ -352,30 +357,30 @@ def check_samples(
     splits = registry.open_splits(config.data)
     total = len(splits.training.labels) + len(splits.validation.labels)
     min_size = config.data.image_size if isinstance(splits.training, ImageFileSource) else 0
-    training, held_out = (
+    training, validation = (
         _make_split_findings("training", splits.training, min_size),
-        _make_split_findings("held-out", splits.validation, min_size),
+        _make_split_findings("validation", splits.validation, min_size),
     )
-    for findings, source, other in ((training, splits.training, None), (held_out, splits.validation, training)):
+    for findings, source, other in ((training, splits.training, None), (validation, splits.validation, training)):
         for sample in inspect_source(source, splits.shape, num_usable_cores()):
             findings.add(sample, other)
-            report_progress(f"{training.samples + held_out.samples:,} of {total:,} samples read")
-    return _make_findings(config, splits, training, held_out)
+            report_progress(f"{training.samples + validation.samples:,} of {total:,} samples read")
+    return _make_findings(config, splits, training, validation)
 
 
 def _make_findings(
-    config: RunConfig, sets: DataSplits, training: SplitFindings, held_out: SplitFindings
+    config: RunConfig, sets: DataSplits, training: SplitFindings, validation: SplitFindings
 ) -> DataFindings:
     location = f" ({config.data.root})" if isinstance(sets.training, ImageFileSource) else ""
     labels = sets.training.labels, sets.validation.labels
-    training_counts, held_out_counts = (_class_counts(sets, source) for source in (sets.training, sets.validation))
+    training_counts, validation_counts = (_class_counts(sets, source) for source in (sets.training, sets.validation))
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
         title=f"{config.data.name}{location}: {len(sets.classes)} classes",
         training=training,
-        held_out=held_out,
+        validation=validation,
         classes=[*notes, *statistics.describe_class_balance(*labels, sets.classes, config.optim.class_weights)],
-        per_class=(training_counts, held_out_counts),
+        per_class=(training_counts, validation_counts),
     )
 
 

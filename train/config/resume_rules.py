@@ -45,7 +45,8 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
 # These keys may not differ in bitwise mode: they decide the leaves of the tree that adds up gradients.
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
-SPLIT_NAMES: Final = ("training", "held_out")
+# The key of a split in a checkpoint -> its name in messages.
+SPLIT_NAMES: Final = {"training": "training", "held_out": "validation"}
 UNSEEN_VALIDATION_FIX: Final = (
     "validation images that it was not trained on, in a separate folder (data.root/train, data.root/val): "
     "data.val_fraction would draw a new split"
@@ -104,10 +105,12 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     if before is None:
         return
     if (key := next((key for key in current if key != DIGESTS_KEY and before[key] != current[key]), None)) is not None:
-        raise _changed_data_failure(f"{key}: {_shorten(current[key])}", f"{key}: {_shorten(before[key])}", run)
+        name = SPLIT_NAMES.get(key, key)
+        raise _changed_data_failure(f"{name}: {_shorten(current[key])}", f"{name}: {_shorten(before[key])}", run)
     if (side := first_changed_split(before.get(DIGESTS_KEY) or {}, current.get(DIGESTS_KEY) or {})) is not None:
-        change = f"{side}: {current[side]} as before, but others, under other names or in another order"
-        raise _changed_data_failure(change, f"{side}: the same {before[side]}", run)
+        name = SPLIT_NAMES[side]
+        change = f"{name}: {current[side]} as before, but others, under other names or in another order"
+        raise _changed_data_failure(change, f"{name}: the same {before[side]}", run)
 
 
 def first_changed_split(before: Mapping[str, str], current: Mapping[str, str]) -> str | None:

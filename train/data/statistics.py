@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
+from train.config import resume_rules
 from train.data import path_list, registry
 from train.data.arrays import ArraySource
 from train.data.image_folder import ImageFileSource
@@ -139,7 +140,6 @@ def _and_more(number: int) -> str:
     return f" and {number} more" if number > 0 else ""
 
 
-SPLIT_NAMES: Final = {"training": "training samples", "held_out": "validation samples"}
 DIFFERENT_CONTENT: Final = ": others, or in another order"
 NUM_HASHED_SAMPLES: Final = 64  # of an array
 MAX_LISTED_RANKS: Final = 4
@@ -181,7 +181,10 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
     """
     classes_digest = _sha256(repr(class_name).encode() for class_name in fingerprint["classes"])
     facts = {"classes": (len(fingerprint["classes"]), classes_digest)}
-    facts |= {noun: (fingerprint[split], fingerprint["digests"][split]) for split, noun in SPLIT_NAMES.items()}
+    facts |= {
+        f"{name} samples": (fingerprint[key], fingerprint[resume_rules.DIGESTS_KEY][key])
+        for key, name in resume_rules.SPLIT_NAMES.items()
+    }
     gathered = all_gather((socket.gethostname(), facts))
     for noun, first in gathered[0][1].items():
         if others := [rank for rank, (_, rank_facts) in enumerate(gathered) if rank_facts[noun] != first]:

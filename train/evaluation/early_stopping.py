@@ -38,16 +38,16 @@ def should_stop(config: EvalConfig, streak: int) -> bool:
     return config.target is not None and streak >= config.patience
 
 
-def refuse_unusable_metric(config: EvalConfig, *, held_out: int, classes: int) -> None:
+def refuse_unusable_metric(config: EvalConfig, *, validation_images: int, classes: int) -> None:
     """Refuse a metric that is meaningless for so few classes, and a target without validation images.
 
     Args:
-        held_out: the number of validation images.
+        validation_images: the number of validation images.
 
     Raises:
         Failure: USAGE.
     """
-    if config.target is not None and held_out == 0:
+    if config.target is not None and validation_images == 0:
         fix = "set data.val_fraction above 0, give the data validation images, or set eval.target=null"
         raise _usage_failure("eval.target needs validation images", "0 validation images", fix)
     fewest = METRICS[config.metric].min_classes

@@ -275,25 +275,25 @@ SEEN_IMAGES_CAVEAT: Final = "the result does not tell how new images are answere
 class DatasetFacts:
     """The data of a training or an evaluation, as in `statistics.data_fingerprint`.
 
-    training, held_out: the samples of the training and of the validation split. digests: of the
+    training, validation: the samples of the training and of the validation split. digests: of the
     splits, as far as they are known.
     """
 
     data: DataConfig
     classes: tuple[str, ...]
     training: int
-    held_out: int
+    validation: int
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
         """The images of both splits."""
-        return self.training + self.held_out
+        return self.training + self.validation
 
     def measured(self, *, all_images: bool) -> str:
         """The evaluated images in words: those of both splits, or the validation images."""
         count = f"{progress.pluralize(self.images, 'image')} of {self.location}"
-        return f"all {count}" if all_images else f"the {self.held_out:,} validation images of {count}"
+        return f"all {count}" if all_images else f"the {self.validation:,} validation images of {count}"
 
     @property
     def source(self) -> DataSource:
@@ -313,9 +313,15 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
     """
     recorded, data = read_state(chosen).get("data") or {}, load_training_config(chosen).data
     try:
-        sides = {name: int(recorded[name]) for name in ("training", "held_out")}
+        training, validation = (int(recorded[key]) for key in resume_rules.SPLIT_NAMES)
         digests = {str(side): str(digest) for side, digest in recorded.get(resume_rules.DIGESTS_KEY, {}).items()}
-        return DatasetFacts(data=data, classes=tuple(map(str, recorded["classes"])), **sides, digests=digests)
+        return DatasetFacts(
+            data=data,
+            classes=tuple(map(str, recorded["classes"])),
+            training=training,
+            validation=validation,
+            digests=digests,
+        )
     except (
         LookupError,
         TypeError,
@@ -413,7 +419,7 @@ def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, all_i
         return _other_location_caveat(trained, evaluated, all_images=all_images)
     if not all_images and evaluated.source.has_validation(evaluated.data):
         return _moved_images_caveat(trained, evaluated)
-    measured = evaluated.images if all_images else evaluated.held_out
+    measured = evaluated.images if all_images else evaluated.validation
     why = (
         SEEN_IMAGES_CAVEAT
         if all_images
@@ -441,7 +447,11 @@ def _same_split(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
 
 
 def _split_sizes(trained: DatasetFacts, evaluated: DatasetFacts) -> Iterable[tuple[str, tuple[int, int]]]:
-    return ("training", (trained.training, evaluated.training)), ("held_out", (trained.held_out, evaluated.held_out))
+    training, validation = resume_rules.SPLIT_NAMES
+    return (
+        (training, (trained.training, evaluated.training)),
+        (validation, (trained.validation, evaluated.validation)),
+    )
 
 
 def _digests_differ(trained: DatasetFacts, evaluated: DatasetFacts, part: str) -> bool:
@@ -477,7 +487,7 @@ def _files_changed(trained: DatasetFacts, evaluated: DatasetFacts) -> bool:
 def _describe_split_change(trained: DatasetFacts, evaluated: DatasetFacts) -> str:
     if trained.images == evaluated.images and _files_changed(trained, evaluated):
         return "files were added, removed or renamed since"
-    return f"it had {trained.held_out:,} of {trained.images:,} images for validation"
+    return f"it had {trained.validation:,} of {trained.images:,} images for validation"
 
 
 def _count_seen_images(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> int | None:
@@ -490,7 +500,7 @@ def _count_seen_images(trained: DatasetFacts, evaluated: DatasetFacts, *, all_im
         return trained.training
     if trained.data.group or evaluated.data.group or evaluated.source.origin == "factory":
         return None
-    return max(0, evaluated.held_out - trained.held_out)  # a smaller split is part of a larger one
+    return max(0, evaluated.validation - trained.validation)  # a smaller split is part of a larger one
 
 
 def _moved_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
@@ -513,12 +523,12 @@ def _other_location_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, al
         _data_location(replace(trained.data, root=folder)) for folder in _possible_training_folders(trained.data.root)
     ]:
         return f"these are the images that the model was trained on: {SEEN_IMAGES_CAVEAT}"
-    if all_images and (trained.training, trained.held_out) == (evaluated.training, evaluated.held_out):
+    if all_images and (trained.training, trained.validation) == (evaluated.training, evaluated.validation):
         return f"as many images as in the training: if they are its own, {trained.training:,} of them were trained on"
     if all_images or evaluated.source.has_validation(evaluated.data):
         return None
     return (
-        f"{evaluated.held_out:,} of the {evaluated.images:,} images in {evaluated.location} are measured, "
+        f"{evaluated.validation:,} of the {evaluated.images:,} images in {evaluated.location} are measured, "
         "by a split of their own: --all measures all; if the training's images are among them, "
         "some of these were trained on"
     )

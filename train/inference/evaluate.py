@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from entrypoint import ExitCode, Failure, Heartbeat, World
 from train.checkpoint import format
 from train.checkpoint.format import CommittedCheckpoint
+from train.config import resume_rules
 from train.config.schema import RunConfig
 from train.data import path_list, registry, statistics
 from train.data.image_folder import ImageFileSource
@@ -185,7 +186,13 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
     sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts))
     fingerprint = statistics.data_fingerprint(sets, config.data.root)
     statistics.refuse_different_data(fingerprint, config.data.name, ready.all_gather)
-    facts = DatasetFacts(**fingerprint | {"data": config.data, "classes": tuple(sets.classes)})
+    facts = DatasetFacts(
+        data=config.data,
+        classes=tuple(sets.classes),
+        training=fingerprint["training"],
+        validation=fingerprint["held_out"],
+        digests=fingerprint[resume_rules.DIGESTS_KEY],
+    )
     if training_facts is not None:
         sets = map_to_training_classes(sets, training_facts.classes)
         checkpoints.refuse_other_classes(training_facts, replace(facts, classes=sets.classes))

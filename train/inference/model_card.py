@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from entrypoint import Failure, redact_words
-from train.config import schema
+from train.config import resume_rules, schema
 from train.config.schema import RunConfig
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
@@ -174,9 +174,9 @@ def _custom_code_caution(about: ModelFacts) -> Iterator[Paragraph]:
 def _data_rows(about: ModelFacts) -> dict[str, str]:
     data = submapping(about.state, "data")
     counted = {
-        f"{side.replace('_', '-')} samples": f"{data[side]:,}"
-        for side in ("training", "held_out")
-        if isinstance(data.get(side), int)
+        f"{name} samples": f"{data[key]:,}"
+        for key, name in resume_rules.SPLIT_NAMES.items()
+        if isinstance(data.get(key), int)
     }
     return {"name": about.config.data.name, **counted, "classes": ", ".join(about.takes.classes)}
 

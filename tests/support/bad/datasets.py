@@ -499,7 +499,7 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
         both(lambda f: write_classes(f / "d/train", cat=9, dog=9), lambda f: write_classes(f / "d/val", cat=2, dog=2)),
         "data check",
         65,
-        ("trained on too (4)", "d/val/cat/000.png = d/train/cat/000.png"),
+        ("in the training split too (4)", "d/val/cat/000.png = d/train/cat/000.png"),
         "delete one of each pair",
     ),
     "balanced-without-a-class": (

@@ -195,7 +195,7 @@ ROWS: dict[str, Row] = {
         "23",
         state(lambda s: put(s, "data", "digests", "held_out", value="x")),
         65,
-        ("the data is not what this run began with", "held_out: 16 as before, but others"),
+        ("the data is not what this run began with", "validation: 16 as before, but others"),
         "would draw a new split",
     ),
     "digests-a-number": ("25", state(lambda s: put(s, "data", "digests", value=5)), 65, ("step-00000008",), OVER),
@@ -310,7 +310,7 @@ RANKED: dict[str, tuple[tuple[str, ...], Callable[[], object], int, tuple[str, .
         ("is damaged", "manifest.json"),
         "another",
     ),
-    "nothing-held-out": (
+    "no-validation-images": (
         ("data.val_fraction=0",),
         lambda: None,
         66,

@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_all_samples_of_both_sides_are_read_and_told() -> None:
     found, told = checked("data.samples=50", "data.image_size=8")
-    assert (found.training.samples, found.held_out.samples, found.failure) == (40, 10, None)
+    assert (found.training.samples, found.validation.samples, found.failure) == (40, 10, None)
     assert told[-1] == "50 of 50 samples read"
 
 
@@ -48,7 +48,7 @@ def test_clips_are_read_too() -> None:
 
 def test_a_folder_is_looked_at_file_by_file(root: Path) -> None:
     found = folder(root)
-    assert (found.training.samples, found.held_out.samples) == (10, 4)
+    assert (found.training.samples, found.validation.samples) == (10, 4)
     assert f"folder ({root}): 2 classes" in found.as_text()
     assert json.loads(found.as_json())["training"]["per_class"] == {"ant": 6, "bee": 4}
 
@@ -65,7 +65,7 @@ def test_broken_files_are_named_though_training_may_skip_them(root: Path) -> Non
     assert folder(root, "data.max_bad_images=5").failure is not None
 
 
-def test_a_held_out_copy_of_a_training_image_is_leakage(root: Path) -> None:
+def test_a_training_image_in_the_validation_split_is_leakage(root: Path) -> None:
     shutil.copy(root / "train/ant/005.png", root / "val/bee/new.png")
     failure = folder(root).failure
     assert failure is not None
@@ -76,7 +76,7 @@ def test_the_split_s_own_copies_are_found(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=5, bee=5)
     for number in range(20):
         shutil.copy(tmp_path / "ant/000.png", tmp_path / f"ant/copy{number}.png")
-    assert folder(tmp_path).held_out.leaked
+    assert folder(tmp_path).validation.leaked
 
 
 def test_small_images_are_counted_against_image_size(root: Path) -> None:

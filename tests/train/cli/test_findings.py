@@ -27,11 +27,11 @@ def bad(sample: int, reason: str = "cut") -> InspectedSample:
     return InspectedSample(sample=sample, broken=reason)
 
 
-def findings(training: list[InspectedSample], held_out: list[InspectedSample] | None = None) -> DataFindings:
+def findings(training: list[InspectedSample], validation: list[InspectedSample] | None = None) -> DataFindings:
     one = side("train", *training)
-    other = side("val", *(held_out or []), other=one)
+    other = side("val", *(validation or []), other=one)
     return DataFindings(
-        title="folder: 2 classes", training=one, held_out=other, classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
+        title="folder: 2 classes", training=one, validation=other, classes=["classes 4"], per_class=({"a": 4}, {"b": 1})
     )
 
 
@@ -47,7 +47,7 @@ def test_fine_data_has_no_failure() -> None:
         "training       3 read, 2 ms each\n"
         "  sizes        all 32 x 32\n"
         "  pixels       RGB 3\n"
-        "held out       1 read, 2 ms each\n"
+        "validation     1 read, 2 ms each\n"
         "  sizes        all 32 x 32\n"
         "  pixels       RGB 1\n"
         "broken         none\n"
@@ -56,33 +56,33 @@ def test_fine_data_has_no_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "held_out", "said"),
+    ("training", "validation", "said"),
     [
         ([bad(0), *FINE[1:]], [], "broken samples (1)"),
         (FINE, [bad(0), bad(1)], "broken samples (2)"),
-        (FINE, [look(2, "a")], "held-out images that are trained on too (1)"),
+        (FINE, [look(2, "a")], "validation images that are in the training split too (1)"),
         (
             [bad(0), *FINE[1:]],
             [look(2, "b"), look(3, "b")],
-            "broken samples (1) and held-out images that are",
+            "broken samples (1) and validation images that are",
         ),
     ],
 )
 def test_broken_samples_and_leakage_are_bad_data(
-    training: list[InspectedSample], held_out: list[InspectedSample], said: str
+    training: list[InspectedSample], validation: list[InspectedSample], said: str
 ) -> None:
-    failure = findings(training, held_out).failure
+    failure = findings(training, validation).failure
     assert failure is not None
     assert failure.code == ExitCode.DATA
     assert said in failure.what
 
 
 @pytest.mark.parametrize(
-    ("held_out", "fix", "other"),
+    ("validation", "fix", "other"),
     [([bad(0)], "data.max_bad_images", "data.group"), ([look(0, "a")], "data.group", "data.max_bad_images")],
 )
-def test_the_fix_is_that_of_what_was_found(held_out: list[InspectedSample], fix: str, other: str) -> None:
-    failure = findings(FINE, held_out).failure
+def test_the_fix_is_that_of_what_was_found(validation: list[InspectedSample], fix: str, other: str) -> None:
+    failure = findings(FINE, validation).failure
     assert failure is not None
     assert fix in failure.fix
     assert other not in failure.fix
@@ -99,13 +99,13 @@ def test_a_copy_on_the_same_side_is_said_and_no_failure() -> None:
     assert "duplicates   2: train/2.png = train/0.png; train/5.png = train/0.png (of another class!)" in found.as_text()
 
 
-def test_an_image_that_is_twice_on_the_held_out_side_leaks_twice() -> None:
-    assert findings(FINE, [look(0, "a"), look(1, "a")]).held_out.leaked == [(0, 0), (1, 0)]
+def test_an_image_that_is_twice_in_the_validation_split_leaks_twice() -> None:
+    assert findings(FINE, [look(0, "a"), look(1, "a")]).validation.leaked == [(0, 0), (1, 0)]
 
 
 def test_broken_samples_are_never_duplicates() -> None:
     found = findings([bad(0), bad(1)], [bad(2)])
-    assert (found.training.duplicates, found.held_out.leaked) == ([], [])
+    assert (found.training.duplicates, found.validation.leaked) == ([], [])
 
 
 def test_a_reason_that_begins_with_the_path_is_not_said_twice() -> None:
@@ -167,8 +167,8 @@ def test_a_path_that_is_not_utf_8_can_be_printed() -> None:
     found.as_json().encode("ascii")
 
 
-def test_nothing_held_out_is_said() -> None:
-    assert "held out       no samples\n" in findings(FINE).as_text()
+def test_an_empty_validation_split_is_said() -> None:
+    assert "validation     no samples\n" in findings(FINE).as_text()
 
 
 def test_where_nothing_can_be_read_there_are_no_sizes() -> None:

@@ -154,7 +154,7 @@ SETTINGS_CHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "another seed": (("run.seed=3",), REFUSED),
     "another global batch": (("train.global_batch_size=8",), REFUSED),
     "another model": (("model.args.width=8",), REFUSED),
-    "another share held out": (("data.val_fraction=0.4",), REFUSED),
+    "another share for validation": (("data.val_fraction=0.4",), REFUSED),
     "another kind of data": (("data.name=synthetic",), REFUSED),
     "another precision": (("train.precision=bf16",), REFUSED),
     "another metric": (("eval.metric=loss",), REFUSED),
@@ -262,8 +262,8 @@ def test_of_arrays_both_sides_are_compared(
     assert (foretold(*arrays), happened(*arrays)) == (expected, done(expected))
 
 
-def save(training: int, held_out: int | None) -> None:
-    sides = {"train": training} | ({"test": held_out} if held_out else {})
+def save(training: int, validation: int | None) -> None:
+    sides = {"train": training} | ({"test": validation} if validation else {})
     images = {f"x_{side}": np.zeros((count, 8, 8, 3), np.uint8) for side, count in sides.items()}
     labels = {f"y_{side}": np.arange(count) % 2 for side, count in sides.items()}
     np.savez("arrays.npz", **images, **labels)

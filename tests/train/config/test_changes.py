@@ -98,13 +98,13 @@ def test_other_data_is_refused_with_every_way_on_ready_to_type() -> None:
 NOW = {"training": 64, "held_out": 16, "digests": {"training": "a", "held_out": "b", "all": "c"}}
 
 
-@pytest.mark.parametrize("side", ["training", "held_out"])
-def test_as_many_samples_that_are_others_are_refused(side: str) -> None:
-    before = NOW | {"digests": {**NOW["digests"], side: "x"}}  # type: ignore[dict-item]
+@pytest.mark.parametrize(("key", "name"), [("training", "training"), ("held_out", "validation")])
+def test_as_many_samples_that_are_others_are_refused(key: str, name: str) -> None:
+    before = NOW | {"digests": {**NOW["digests"], key: "x"}}  # type: ignore[dict-item]
     with pytest.raises(Failure) as caught:
         refuse_data_changes(before, NOW, Path("run"))
     assert caught.value.code == ExitCode.DATA
-    assert str(caught.value.found).startswith(f"{side}: {NOW[side]} as before, but others")
+    assert str(caught.value.found).startswith(f"{name}: {NOW[key]} as before, but others")
 
 
 def test_what_an_older_version_or_a_check_does_not_know_is_not_compared() -> None:

@@ -21,7 +21,7 @@ def make(root: Path, *names: str) -> Path:
     return root
 
 
-def test_class_folders_alone_hold_out_a_part(tmp_path: Path) -> None:
+def test_class_folders_alone_have_no_validation_folder(tmp_path: Path) -> None:
     make(tmp_path, "b/1.jpg", "a/1.jpg", ".cache/1.jpg", "readme.txt")
     found = class_folders.find_layout(tmp_path)
     assert found == class_folders.FolderLayout(training=tmp_path, validation=None, classes=("a", "b"))

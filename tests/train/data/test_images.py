@@ -57,7 +57,7 @@ def test_nothing_is_missed_where_no_or_enough_images_are_for_validation(fraction
     assert (folder.scan_image_folder(data).warnings, image_folder.list_splits(data).warnings) == ((), ())
 
 
-def test_with_groups_it_is_what_training_itself_holds_out(tmp_path: Path) -> None:
+def test_with_groups_the_counts_are_those_of_the_split_in_training(tmp_path: Path) -> None:
     data = make(tmp_path, *(f"{name}/v{video}_{i}.jpg" for name in ("a", "b") for video in range(3) for i in range(4)))
     grouped = DataConfig(name="folder", root=data.root, group=r"v\d", val_fraction=0.3)
     found, real = folder.scan_image_folder(grouped), image_folder.list_splits(grouped)

@@ -1,4 +1,4 @@
-"""Scores over the held-out images, every one once."""
+"""Scores over the validation images, every one once."""
 
 from __future__ import annotations
 

@@ -106,10 +106,12 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize(("wanted", "held_out", "classes", "said"), UNFIT.values(), ids=UNFIT.keys())
-def test_what_cannot_be_measured_is_refused(wanted: EvalConfig, held_out: int, classes: int, said: str) -> None:
+@pytest.mark.parametrize(("wanted", "validation_images", "classes", "said"), UNFIT.values(), ids=UNFIT.keys())
+def test_what_cannot_be_measured_is_refused(
+    wanted: EvalConfig, validation_images: int, classes: int, said: str
+) -> None:
     with pytest.raises(Failure, match=said) as caught:
-        early_stopping.refuse_unusable_metric(wanted, held_out=held_out, classes=classes)
+        early_stopping.refuse_unusable_metric(wanted, validation_images=validation_images, classes=classes)
     assert caught.value.code == ExitCode.USAGE
 
 
@@ -117,4 +119,4 @@ def test_what_cannot_be_measured_is_refused(wanted: EvalConfig, held_out: int, c
     "wanted", [EvalConfig(), EvalConfig(metric="loss", target=0.3), EvalConfig(metric="top5_accuracy", target=0.9)]
 )
 def test_what_can_be_measured_is_not(wanted: EvalConfig) -> None:
-    early_stopping.refuse_unusable_metric(wanted, held_out=1, classes=6)
+    early_stopping.refuse_unusable_metric(wanted, validation_images=1, classes=6)

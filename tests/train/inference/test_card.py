@@ -56,7 +56,7 @@ def rows(about: ModelFacts) -> dict[str, str]:
         ("gives", "one score for each of 2 classes"),
         ("weights", "25 numbers in 1 tensor, averaged over steps (train.ema\\_decay)"),
         ("training samples", "1,600"),
-        ("held-out samples", "400"),
+        ("validation samples", "400"),
         ("classes", "cat, dog"),
         ("steps", "40"),
         ("epochs", "2.5"),

@@ -30,7 +30,7 @@ COUNTED = ("accuracy", "samples", "top5_accuracy", "macro_f1", "recall")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Ten steps on two ranks, with BatchNorm and an average of the weights; 192 held-out images in blocks of 50."""
+    """Ten steps on two ranks, with BatchNorm and an average of the weights; 192 validation images in blocks of 50."""
     place = tmp_path_factory.mktemp("measuring")
     (place / "ten.yaml").write_text(TEN_STEPS)
     settings = ("model.args.norm=batch", "eval.batch_size=50", "train.ema_decay=0.9")
@@ -199,7 +199,7 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
     "other-classes-of-an-older-one": (untold, ["data.classes=3"], 65, "[2] in the checkpoint, [3] for this data"),
     "other-size": (lambda path: None, ["data.image_size=64"], 65, "in the checkpoint"),
     "no-folder": (lambda path: None, ["data.name=folder", "data.root=nowhere"], 66, "nowhere"),
-    "nothing-held-out": (lambda path: None, ["data.val_fraction=0"], 66, "no validation image"),
+    "no-validation-images": (lambda path: None, ["data.val_fraction=0"], 66, "no validation image"),
     "no-model": (without_model, [], 65, "no model.safetensors"),
     "a-layer-missing": (without_a_layer, [], 65, "is not in the checkpoint"),
     "no-safetensors": (no_safetensors, [], 65, "is damaged"),
@@ -272,7 +272,7 @@ def test_a_broken_image_is_left_out_as_in_training(
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """A run on two folders of images: 20 cats and 12 dogs, a quarter of them held out."""
+    """A run on two folders of images: 20 cats and 12 dogs, a quarter of them for validation."""
     write_classes(tmp_path / "pets", cat=20, dog=12)
     place = ("data.name=folder", f"data.root={tmp_path / 'pets'}", "data.val_fraction=0.25", "data.classes=2")
     trained(tmp_path / "run", *place)

@@ -58,8 +58,8 @@ def ready(run: Path, images: int = 80, *settings: str) -> InferenceModel:
     return predict.prepare_from_checkpoint(config, found, {"ENTRYPOINT_DEVICE": "cpu"}, images)
 
 
-def held_out(photos: Path) -> tuple[list[Path], list[str]]:
-    """The files that the training held out, and their classes."""
+def validation_files(photos: Path) -> tuple[list[Path], list[str]]:
+    """The validation images of the training, and their classes."""
     data = load.load_config(None, ["data.name=folder", f"data.root={photos}", "data.image_size=8"]).data
     paths = [Path(str(path)) for path in registry.open_splits(data).validation.paths]  # type: ignore[attr-defined]
     return paths, [path.parent.name for path in paths]
@@ -67,7 +67,7 @@ def held_out(photos: Path) -> tuple[list[Path], list[str]]:
 
 @pytest.mark.parametrize("size", [1, 7, 256])
 def test_as_many_are_right_as_the_evaluation_counted(run: Path, photos: Path, size: int) -> None:
-    paths, labels = held_out(photos)
+    paths, labels = validation_files(photos)
     answers = predict.predict_images(ready(run, len(paths), f"eval.batch_size={size}"), paths, 1, print)
     right = sum(answer.classes[0] == label for answer, label in zip(answers, labels, strict=True))
     result = chosen_result(run)

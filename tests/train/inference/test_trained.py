@@ -19,22 +19,22 @@ from train.distributed import shared_memory
 from train.inference import checkpoints, evaluate
 from train.inference.checkpoints import DatasetFacts
 
-PETS = DatasetFacts(data=DataConfig(name="folder", root="pets"), classes=("cat", "dog"), training=80, held_out=20)
+PETS = DatasetFacts(data=DataConfig(name="folder", root="pets"), classes=("cat", "dog"), training=80, validation=20)
 ENDLESS = {"classes": ["a", "b"], "training": float("inf"), "held_out": 1}
 COUNTED = {"classes": ["a", "b"], "training": 64, "held_out": 16}
-DRAWN = DatasetFacts(data=DataConfig(samples=100), classes=("outline-0", "outline-1"), training=80, held_out=20)
+DRAWN = DatasetFacts(data=DataConfig(samples=100), classes=("outline-0", "outline-1"), training=80, validation=20)
 
 
 @pytest.fixture
 def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two classes, from which held-out images are split off."""
+    """A folder of two classes, which data.val_fraction splits."""
     monkeypatch.chdir(tmp_path)
     return write_classes(tmp_path / "pets", cat=1, dog=1)
 
 
 def other(facts: DatasetFacts, **changes: Any) -> DatasetFacts:
     """The same with other data, as far as named: `root` and the like are the data's."""
-    own = ("classes", "training", "held_out", "digests")
+    own = ("classes", "training", "validation", "digests")
     mine = {name: changes.pop(name) for name in own if name in changes}
     return replace(facts, data=replace(facts.data, **changes), **mine)
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_tells_classes_and_sizes_of_its_training(tmp_path: Path) ->
     assert trainer.loop.checkpoint is not None
     found = checkpoints.training_dataset_facts(checkpoints.choose_checkpoint(str(trainer.loop.checkpoint)))
     assert found is not None
-    assert (found.classes, found.training, found.held_out) == (("outline-0", "outline-1"), 64, 16)
+    assert (found.classes, found.training, found.validation) == (("outline-0", "outline-1"), 64, 16)
     assert found.data.samples == 80
     assert set(found.digests) == {"training", "held_out"}
 
@@ -136,18 +136,18 @@ def test_the_same_split_says_nothing(pets: Path) -> None:
 
 
 def test_a_folder_that_has_become_larger_is_split_otherwise(pets: Path) -> None:
-    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, held_out=22), all_images=False)
+    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, validation=22), all_images=False)
     assert "images that the model was trained on are among these 22" in said
     assert "it had 20 of 100 images for validation" in said
     assert "\n" not in said
 
 
 def test_another_share_is_counted(pets: Path) -> None:
-    larger, smaller = other(PETS, training=50, held_out=50), other(PETS, training=90, held_out=10)
+    larger, smaller = other(PETS, training=50, validation=50), other(PETS, training=90, validation=10)
     assert checkpoints.evaluation_caveats(PETS, larger, all_images=False)[0].startswith(
         "30 of these 50 images were trained on"
     )
-    assert checkpoints.evaluation_caveats(PETS, smaller, all_images=False) == ()  # a part of what was held out
+    assert checkpoints.evaluation_caveats(PETS, smaller, all_images=False) == ()  # a part of the former split
 
 
 def test_another_grouping_is_another_split(pets: Path) -> None:
@@ -180,7 +180,7 @@ def test_one_renamed_file_is_found_by_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_another_share_of_the_same_files_is_counted_and_of_others_is_not(pets: Path) -> None:
-    larger = other(KNOWN, training=50, held_out=50, val_fraction=0.5)
+    larger = other(KNOWN, training=50, validation=50, val_fraction=0.5)
     (said,) = checkpoints.evaluation_caveats(KNOWN, replace(larger, digests=REPLACED | {"all": "c"}), all_images=False)
     assert said.startswith("30 of these 50 images were trained on")
     (said,) = checkpoints.evaluation_caveats(KNOWN, replace(larger, digests=REPLACED), all_images=False)
@@ -215,12 +215,12 @@ def test_files_that_changed_sides_are_warned_of_though_there_are_as_many(tmp_pat
 @pytest.mark.parametrize(
     ("sizes", "said"), [((80, 30), None), ((90, 20), None), ((70, 30), "if they were moved to the validation split")]
 )
-def test_a_held_out_side_of_its_own_may_grow(tmp_path: Path, sizes: tuple[int, int], said: str | None) -> None:
+def test_a_separate_validation_folder_may_grow(tmp_path: Path, sizes: tuple[int, int], said: str | None) -> None:
     for side in ("train", "val"):
         write_classes(tmp_path / side, cat=1, dog=1)
     before = other(PETS, root=str(tmp_path))
     found = checkpoints.evaluation_caveats(
-        before, other(before, training=sizes[0], held_out=sizes[1]), all_images=False
+        before, other(before, training=sizes[0], validation=sizes[1]), all_images=False
     )
     assert [said in one for one in found if said] == ([True] if said else [])
     assert bool(found) == bool(said)
@@ -231,7 +231,7 @@ def test_a_held_out_side_of_its_own_may_grow(tmp_path: Path, sizes: tuple[int, i
     [(60, (48, 12), False, "12 of these 12"), (200, (160, 40), False, ""), (200, (160, 40), True, "80 of these 200")],
 )
 def test_drawn_images_are_counted(samples: int, sizes: tuple[int, int], whole: bool, count: str) -> None:
-    there = other(DRAWN, samples=samples, training=sizes[0], held_out=sizes[1])
+    there = other(DRAWN, samples=samples, training=sizes[0], validation=sizes[1])
     assert [one[: len(count)] for one in checkpoints.evaluation_caveats(DRAWN, there, all_images=whole)] == (
         [count] if count else []
     )
@@ -242,13 +242,13 @@ def test_all_of_the_trainings_own_data_is_said_to_be_trained_on(pets: Path) -> N
     assert said.startswith("80 of these 100 images were trained on")
     (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, root="copy"), all_images=True)
     assert said.startswith("as many images as in the training")
-    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, held_out=22), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(PETS, other(PETS, training=88, validation=22), all_images=True)
     assert said.startswith("images that the model was trained on are among these 110")
 
 
 def test_the_training_side_alone_is_known_by_its_place(pets: Path) -> None:
     (said,) = checkpoints.evaluation_caveats(
-        PETS, other(PETS, root=str(pets / "train"), training=64, held_out=16), all_images=True
+        PETS, other(PETS, root=str(pets / "train"), training=64, validation=16), all_images=True
     )
     assert said.startswith("these are the images that the model was trained on")
 
@@ -257,13 +257,13 @@ def test_the_training_side_is_known_whatever_its_case(tmp_path: Path) -> None:
     write_classes(tmp_path / "Training", cat=2, dog=2)
     pets, there = str(tmp_path), str(tmp_path / "Training")
     (said,) = checkpoints.evaluation_caveats(
-        other(PETS, root=pets), other(PETS, root=there, training=64, held_out=16), all_images=True
+        other(PETS, root=pets), other(PETS, root=there, training=64, validation=16), all_images=True
     )
     assert said.startswith("these are the images that the model was trained on")
 
 
 def test_a_test_set_of_its_own_says_nothing_and_its_split_names_the_way_to_measure_all(pets: Path) -> None:
-    mine = other(PETS, root=str(write_classes(pets.with_name("test"), cat=3, dog=2)), training=4, held_out=1)
+    mine = other(PETS, root=str(write_classes(pets.with_name("test"), cat=3, dog=2)), training=4, validation=1)
     assert checkpoints.evaluation_caveats(PETS, mine, all_images=True) == ()
     (said,) = checkpoints.evaluation_caveats(PETS, mine, all_images=False)
     assert said.startswith(f"1 of the 5 images in {mine.data.root} are measured")
@@ -272,10 +272,10 @@ def test_a_test_set_of_its_own_says_nothing_and_its_split_names_the_way_to_measu
 
 def test_of_data_of_the_users_own_it_is_only_guessed_and_another_root_is_other_data() -> None:
     before = other(PETS, name="mine:animals")
-    (said,) = checkpoints.evaluation_caveats(before, other(before, training=88, held_out=22), all_images=True)
+    (said,) = checkpoints.evaluation_caveats(before, other(before, training=88, validation=22), all_images=True)
     assert said.startswith("images that the model was trained on may be among these 110")
     assert (
-        checkpoints.evaluation_caveats(before, other(before, root="test", training=4, held_out=1), all_images=True)
+        checkpoints.evaluation_caveats(before, other(before, root="test", training=4, validation=1), all_images=True)
         == ()
     )
 
@@ -284,7 +284,7 @@ def test_arrays_with_a_side_of_their_own_are_not_split(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 4, 4, 3), np.uint8), np.arange(2)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
     before = other(PETS, name="npz", root=str(tmp_path / "a.npz"))
-    assert checkpoints.evaluation_caveats(before, other(before, held_out=30), all_images=False) == ()
+    assert checkpoints.evaluation_caveats(before, other(before, validation=30), all_images=False) == ()
 
 
 def test_what_is_measured_is_said_in_words() -> None:

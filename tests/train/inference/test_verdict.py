@@ -45,10 +45,10 @@ def test_weights_of_one_step_and_of_no_run_are_told_so() -> None:
     assert "weights        of step 7, not averaged\n" in plain.as_text()
 
 
-def test_all_images_are_not_called_held_out() -> None:
+def test_all_images_are_not_called_validation_images() -> None:
     text = replace(VERDICT, all=True, measured="all 31 images of test").as_text()
     assert "measured       all 31 images of test" in text
-    assert "held-out" not in text
+    assert "validation" not in text
 
 
 def test_few_classes_get_a_table_and_many_a_line_of_the_worst() -> None:

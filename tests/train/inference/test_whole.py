@@ -23,7 +23,7 @@ def drawn(fraction: float = 0.25) -> DataSplits:
 
 @pytest.fixture
 def pets(tmp_path: Path) -> DataSplits:
-    """Eight images of cats and four of dogs, a quarter of them held out."""
+    """Eight images of cats and four of dogs, a quarter of them for validation."""
     root = write_classes(tmp_path / "pets", cat=8, dog=4)
     return registry.open_splits(DataConfig(name="folder", root=str(root), image_size=8, val_fraction=0.25))
 
@@ -43,7 +43,7 @@ def test_samples_of_both_sides_come_in_the_order_that_was_asked_for() -> None:
     assert torch.equal(found, torch.stack([theirs[0], mine[0], theirs[1], mine[1]]))
 
 
-def test_without_a_held_out_side_the_other_one_is_all() -> None:
+def test_without_a_validation_split_the_training_split_is_all() -> None:
     sets = drawn(fraction=0)
     assert evaluate.use_all_for_validation(sets).validation is sets.training
 

@@ -18,7 +18,7 @@ def run(folder: Path) -> RecordedRun:
     return read.load_run(make_run(folder))
 
 
-def test_one_run_shows_training_beside_held_out_by_epoch(tmp_path: Path) -> None:
+def test_one_run_shows_training_beside_validation_by_epoch(tmp_path: Path) -> None:
     loss, scores, _, speed = plots.single_run_panels(run(tmp_path / "run"))
     assert (loss.x, [series.name for series in loss.series]) == ("epoch", ["train loss", "val loss"])
     assert list(loss.series[1].x) == [1.0, 2.0]

@@ -108,7 +108,7 @@ def test_another_number_of_ranks_is_said(run: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("before", "named"),
-    [({"training": 65}, "training: 65"), ({"held_out": 0}, "held_out: 0"), ({"classes": ["cat", "dog"]}, "cat, dog")],
+    [({"training": 65}, "training: 65"), ({"held_out": 0}, "validation: 0"), ({"classes": ["cat", "dog"]}, "cat, dog")],
     ids=["a-file-more", "a-side-less", "other-classes"],
 )
 def test_a_run_does_not_go_on_with_other_data(
