@@ -20,7 +20,7 @@ from train import file_lock, files
 from train.file_lock import LockHolder, WaitOutcome
 from train.run import exit_file
 
-LOCK_NAME: Final = ".lease"
+LOCK_NAME: Final = ".lease"  # the files' name may not change: starts of other versions look for it
 HOLDER_NAME_TIMEOUT_S: Final = 3.0  # until a new lock file shows its holder's name on NFS
 # A node that fails with one of these leaves its name.
 NODE_FAILURE_CODES: Final = (ExitCode.NODE, ExitCode.IMAGE_MISMATCH)
@@ -218,7 +218,7 @@ def _raise_locked(path: Path, holder: LockHolder | None, me: LockHolder | None) 
 
 
 def _describe_successor(holder: LockHolder | None) -> str:
-    return f"held by {_describe_holder(holder)}" if holder else "its lease is gone"
+    return f"held by {_describe_holder(holder)}" if holder else "its lock is gone"
 
 
 def _describe_holder(holder: LockHolder | None) -> str:

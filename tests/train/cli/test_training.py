@@ -78,7 +78,7 @@ def test_a_run_whose_folder_leads_elsewhere_is_refused_and_left_alone(
     assert (launched, sorted(tmp_path.rglob("*"))) == ({}, before)
 
 
-def test_the_lease_goes_when_the_run_ends(launched: dict[str, Any]) -> None:
+def test_the_lock_goes_when_the_run_ends(launched: dict[str, Any]) -> None:
     for _ in range(2):
         assert front.run_command(CPU, {}) == 7
     assert list(Path("runs/quickstart").glob(".*")) == []
