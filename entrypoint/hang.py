@@ -253,14 +253,14 @@ class RankFailure:
 class HangWatch:
     """Watches the heartbeats of this task's ranks.
 
-    launch: an id that only the tasks of this start share.
+    launch_id: the Plan's, which only the tasks of this start share.
     """
 
     policy: SupervisionPolicy
     children: Sequence[Child]
     host: str
     cuda: bool
-    launch: str = ""
+    launch_id: str = ""
     _silences: dict[int, SilenceTimer] = field(default_factory=dict)
     _next_poll: float = 0.0
     _next_check: float = 0.0
@@ -289,7 +289,7 @@ class HangWatch:
 
         An earlier start on a lost node could not remove its file.
         """
-        return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch)}-" if self.launch else "hang-"
+        return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch_id)}-" if self.launch_id else "hang-"
 
     def poll(self, alive: Iterable[Child], now: float) -> RankFailure | None:
         """Check the heartbeats once per POLL_INTERVAL_S.

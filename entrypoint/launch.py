@@ -22,7 +22,7 @@ from entrypoint.children import Child, die_with_parent, start_rank
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import HangWatch, SupervisionPolicy
-from entrypoint.launchers import JOB_VARIABLE, RUN_ID_VARIABLE, current_job_key
+from entrypoint.launchers import JOB_VARIABLE, LAUNCH_ID_VARIABLE, current_job_key
 from entrypoint.machine import count_oom_kills
 from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
@@ -92,7 +92,9 @@ def _run_attempt(
     oom_kills_before = count_oom_kills()
     children = _start_all_ranks(planned, command, shared, log_dir, console, policy)
     monitor = _create_monitor(children, policy, shared)
-    hang = HangWatch(policy, children, planned.hostname, planned.device == "cuda", planned.run_id) if policy else None
+    hang = (
+        HangWatch(policy, children, planned.hostname, planned.device == "cuda", planned.launch_id) if policy else None
+    )
     supervision = Supervision(
         children, planned.hostname, foreign, console, count_oom_kills, oom_kills_before, hang=hang, hosts=planned.hosts
     )
@@ -146,9 +148,9 @@ def _starts_all_ranks(planned: Plan) -> bool:
 
 
 def _attempt_variables(planned: Plan, attempt: int) -> dict[str, str]:
-    """A new run id for each start: no rank may connect to the store of an earlier one."""
+    """Another launch_id for each attempt: no rank may connect to the store of an earlier one."""
     return {
-        RUN_ID_VARIABLE: planned.run_id + (f":attempt-{attempt}" if attempt else ""),
+        LAUNCH_ID_VARIABLE: planned.launch_id + (f":attempt-{attempt}" if attempt else ""),
         "ENTRYPOINT_ATTEMPT": str(attempt),
     }
 
@@ -206,7 +208,7 @@ def _shared_variables(
     ENTRYPOINT_SET lists those that the user had not set.
     """
     variables = {
-        RUN_ID_VARIABLE: planned.run_id,
+        LAUNCH_ID_VARIABLE: planned.launch_id,
         JOB_VARIABLE: current_job_key(environ),
         "ENTRYPOINT_DEVICE": planned.device,
         "ENTRYPOINT_PORTS": ",".join(map(str, planned.ports)),

@@ -1,7 +1,7 @@
 """A Plan says which ranks this task starts, on which device, and on which ports they meet.
 
 It is derived from the Allocation and this machine. The candidate ports are computed from the
-launch's key, so that all tasks know them without communicating.
+launch_id, so that all tasks know them without communicating.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NUM_CANDIDATE_PORTS = 8
 UINT64_MAX = 2**64 - 1
 
 
-def candidate_ports(key: str, port_range: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Distinct ports, the same on every task that knows `key`."""
+def candidate_ports(launch_id: str, port_range: tuple[int, int] | None = None) -> tuple[int, ...]:
+    """Distinct ports, the same on every task that knows `launch_id`."""
     low, high = port_range or DEFAULT_PORT_RANGE
     ports: dict[int, None] = {}
     for attempt in range(NUM_CANDIDATE_PORTS * 8):
-        ports[low + hash_to_uint64(f"{key}/{attempt}".encode()) % (high - low + 1)] = None
+        ports[low + hash_to_uint64(f"{launch_id}/{attempt}".encode()) % (high - low + 1)] = None
     return tuple(ports)[:NUM_CANDIDATE_PORTS]
 
 
@@ -55,7 +55,7 @@ class Plan:
     """What this task will start. `world` is that of its first rank; the others count up from it.
 
     ports: where rank 0 may listen, in order. agent_store: torchrun's own store already listens on ports[0].
-    threads: OMP_NUM_THREADS of each rank. run_id: the launch's nonce, the same on all tasks.
+    threads: OMP_NUM_THREADS of each rank. launch_id: the Allocation's, the same on all tasks.
     """
 
     launcher: str
@@ -65,7 +65,7 @@ class Plan:
     hosts: tuple[str, ...]
     hostname: str
     ports: tuple[int, ...]
-    run_id: str
+    launch_id: str
     agent_store: bool
     threads: int
     sources: Mapping[str, str]
@@ -101,7 +101,11 @@ def plan_allocation(
     device = choose_device(options, machine, environ)
     spawn = _num_ranks_to_start(allocation, options, machine, device)
     ranks_on_node = spawn if allocation.one_task_per_node else allocation.tasks_on_node
-    ports = (allocation.master_port,) if allocation.master_port else candidate_ports(allocation.key, options.port_range)
+    ports = (
+        (allocation.master_port,)
+        if allocation.master_port
+        else candidate_ports(allocation.launch_id, options.port_range)
+    )
     world = World(
         rank=allocation.task * spawn,
         local_rank=allocation.local_task * spawn,
@@ -120,7 +124,7 @@ def plan_allocation(
         hosts=allocation.hosts,
         hostname=machine.hostname,
         ports=ports,
-        run_id=allocation.key,
+        launch_id=allocation.launch_id,
         agent_store=allocation.agent_store,
         threads=_threads_per_rank(machine, spawn, ranks_on_node),
         sources={"master_port": "launch key" if not allocation.master_port else "given", **allocation.sources},

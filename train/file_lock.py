@@ -36,8 +36,11 @@ RELEASE_TIMEOUT_S = 10.0  # for removing the lock's files: a disk that does not 
 class LockHolder:
     """The process that holds a lock.
 
-    machine: the id of one boot of one kernel, and of one container's process namespace. launch: the
-    key that all tasks of one start share. job, restart: the scheduler's. since: for people.
+    The fields' names are the keys of the lock's file.
+
+    machine: the id of one boot of one kernel, and of one container's process namespace. token: random,
+    of this holder alone. launch: the launch_id, which all tasks of one start share, and which a later
+    start by hand may repeat. job, restart: the scheduler's. since: for people.
     """
 
     host: str
@@ -230,7 +233,7 @@ def _parse_holder(content: Any) -> LockHolder:
     return holder
 
 
-def this_process_as_holder(*, launch: str = "", job: str = "", restart: int = 0, since: str = "") -> LockHolder:
+def this_process_as_holder(*, launch_id: str = "", job: str = "", restart: int = 0, since: str = "") -> LockHolder:
     """This process as a lock's holder."""
     pid = os.getpid()
     return LockHolder(
@@ -239,7 +242,7 @@ def this_process_as_holder(*, launch: str = "", job: str = "", restart: int = 0,
         began=_process_start_time(pid),
         machine=_machine_id(),
         token=os.urandom(8).hex(),
-        launch=launch,
+        launch=launch_id,
         job=job,
         restart=restart,
         since=since,

@@ -26,7 +26,9 @@ _OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a co
 _FILE_SYSTEM_FIX = "look at the file system (dmesg, mount), then start again: the run goes on from its last checkpoint"
 _SYMLINK_FIX = "remove the symbolic link, or set run.output_dir to the place it points to"
 
-# errno -> the run's exit code, and the fix. Any other number is an input/output error.
+# errno -> the run's exit code, and the fix, for the run's own files. Any other number is an input/output error.
+# `decode.OS_ERRORS` is a table of its own, for reading an image: no number has the same fix there, missing permission
+# is NO_INPUT instead of OUTPUT, and any other number is a damaged image.
 ERRNO_MEANINGS: dict[int, tuple[ExitCode, str]] = {
     errno.ENOSPC: (ExitCode.IO, _FREE_SPACE_FIX),
     errno.EDQUOT: (ExitCode.IO, "your quota is used up (quota -s, lfs quota): delete files, or " + _FREE_SPACE_FIX),

@@ -60,8 +60,8 @@ def train_on_rank(
     signals, folder = context.signals, context.folder
     signals.deadline = deadline.read_deadline(environ, now=now, clock=time.monotonic())
     rank_runtime = _start_runtime(config, context, environ, variables)
-    launch_id = context.lock.token() if context.lock else None
-    config = _resume_after_restart(config, rank_runtime, folder, environ, launch_id)
+    holder_token = context.lock.token() if context.lock else None
+    config = _resume_after_restart(config, rank_runtime, folder, environ, holder_token)
     write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables)
     progress = Progress(main=rank_runtime.is_main, terminal=environ.get("ENTRYPOINT_TTY") == "1")
     trainer = context.trainer = build_trainer(
@@ -74,7 +74,7 @@ def train_on_rank(
             folder=files.cache_folder(environ),
             record=_recorded_micro_batch(folder) if rank_runtime.is_main else {},
         ),
-        record_start=partial(record.add_start, folder, environ=environ, launch=launch_id, now=now),
+        record_start=partial(record.add_start, folder, environ=environ, holder_token=holder_token, now=now),
         on_first_step=write_facts,
     )
     was_finished = trainer.is_finished
@@ -115,11 +115,11 @@ def _start_runtime(
 
 
 def _resume_after_restart(
-    config: RunConfig, rank_runtime: Runtime, folder: Path, environ: Mapping[str, str], launch_id: str | None
+    config: RunConfig, rank_runtime: Runtime, folder: Path, environ: Mapping[str, str], holder_token: str | None
 ) -> RunConfig:
     """With checkpoint.resume=never, a restarted job resumes: it has started over once already."""
     if config.checkpoint.resume == resume.NEVER and rank_runtime.run_on_rank_zero(
-        lambda: record.is_restart_of_run(folder, environ, launch_id)
+        lambda: record.is_restart_of_run(folder, environ, holder_token)
     ):
         return replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
     return config

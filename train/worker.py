@@ -79,8 +79,8 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         names = (config.data.name, config.model.name)  # an evaluation loads no optimizer
         plugin.add_config_folder_to_path(arguments.config, *names, *(() if checkpoint else (config.optim.name,)))
         context = RankContext(world=world, folder=folder, heartbeat=heartbeat, signals=signals)
-        if arguments.lease is not None and world.rank == 0:
-            context.lock = RunLock(folder=folder, number=arguments.lease)
+        if arguments.lock_number is not None and world.rank == 0:
+            context.lock = RunLock(folder=folder, number=arguments.lock_number)
         context.previous_stop = exit_file.describe_unfinished_save(folder)
         exit_file.clear_rank(folder, rank=world.rank, world_size=world.world_size)
         if checkpoint:
@@ -243,7 +243,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("--evaluate", metavar="CHECKPOINT")
     parser.add_argument("--scratch", metavar="FOLDER")
-    parser.add_argument("--lease", metavar="NUMBER", type=int)
+    parser.add_argument("--lease", metavar="NUMBER", type=int, dest="lock_number")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(line_profiling.OPTION, action="store_true")

@@ -15,7 +15,7 @@ from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
 from entrypoint.world import TORCHRUN_VARIABLES, parse_port, parse_whole_number
 
-RUN_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
+LAUNCH_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
 JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's variables, if that was us
 
 

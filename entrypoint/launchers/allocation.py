@@ -18,8 +18,8 @@ class Allocation:
         one_task_per_node: so this task may start several ranks: one per GPU, or --procs-per-node.
         procs_per_node: ranks per node that the launcher requests, or None.
         master_addr, master_port: where rank 0 listens; the port is None if nothing sets it.
-        key: equal on all tasks of this launch and unique to it; ports and the run's nonce derive
-            from it.
+        launch_id: equal on all tasks of this launch, and another for every other launch as far as
+            the launcher tells them apart; the ports derive from it.
         agent_store: the launcher's own store already listens on the port (torchrun).
         sources: field of the world -> the variable or fact that it came from.
     """
@@ -35,7 +35,7 @@ class Allocation:
     one_task_per_node: bool
     master_addr: str
     master_port: int | None
-    key: str
+    launch_id: str
     procs_per_node: int | None = None
     agent_store: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)

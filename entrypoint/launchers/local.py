@@ -27,7 +27,7 @@ def single_node_allocation(machine: Machine, warnings: tuple[str, ...] = ()) -> 
         hosts=(machine.hostname,),
         master_addr=LOOPBACK,
         master_port=None,
-        key=f"local:{os.urandom(16).hex()}",
+        launch_id=f"local:{os.urandom(16).hex()}",
         sources={"rank": "this process", "num_nodes": "no launcher found", "master_addr": "one node: loopback"},
         warnings=warnings,
     )
@@ -43,7 +43,7 @@ def manual_allocation(options: LaunchOptions, machine: Machine) -> Allocation:
         master_addr=addr,
         master_port=options.master_port,
         # Without the number of nodes: tasks that disagree on it must meet to report that.
-        key=f"hand:{_strip_interface(addr)}:{options.master_port}",
+        launch_id=f"hand:{_strip_interface(addr)}:{options.master_port}",
         sources={"node_rank": "--node-rank", "num_nodes": "--nodes", "master_addr": "--master-addr"},
     )
 
@@ -71,7 +71,7 @@ def pet_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
         master_addr=addr,
         master_port=parse_port("PET_MASTER_PORT", port) if port else None,
         procs_per_node=None if procs in ("auto", "gpu", "cpu") else _parse_positive("PET_NPROC_PER_NODE", procs),
-        key=f"pet:{_strip_interface(addr)}:{port}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
+        launch_id=f"pet:{_strip_interface(addr)}:{port}:{nodes}:{environ.get('PET_RDZV_ID', '')}",
         sources={
             "node_rank": "PET_NODE_RANK",
             "num_nodes": "PET_NNODES",
@@ -85,7 +85,7 @@ def pet_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
 def _strip_interface(address: str) -> str:
     """Without the interface.
 
-    `fe80::1%eth0` may be `fe80::1%ib0` on another node, and keys must be equal.
+    `fe80::1%eth0` may be `fe80::1%ib0` on another node, and launch_ids must be equal.
     """
     return address.partition("%")[0]
 

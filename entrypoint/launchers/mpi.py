@@ -47,7 +47,7 @@ VARIABLE_TABLES: dict[str, tuple[dict[str, str], ...]] = {
     ),
 }
 # Ids of one mpirun, equal on all hosts. PMI_PORT is no such id: it differs between hosts.
-LAUNCH_ID_VARIABLES = ("PMI_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "MPISPAWN_MPIRUN_ID")
+MPIRUN_ID_VARIABLES = ("PMI_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "MPISPAWN_MPIRUN_ID")
 BATCH_JOB_VARIABLES = ("PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX")
 # Launchers that set a rank but no world size, which is not enough to train.
 RANK_ONLY_VARIABLES = {
@@ -141,7 +141,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, name: str) -> 
         one_task_per_node=values["local_world_size"] == 1,
         master_addr=environ.get("MASTER_ADDR") or _first_host(hosts, nodes, name),
         master_port=None,
-        key=_launch_key(environ, table),
+        launch_id=_launch_id(environ, table),
         sources=dict(table) | {"master_addr": "SLURM_NODELIST" if len(hosts) > 1 else "this host"},
     )
 
@@ -197,13 +197,13 @@ def _first_host(hosts: tuple[str, ...], nodes: int, name: str) -> str:
     )
 
 
-def _launch_key(environ: Mapping[str, str], table: Mapping[str, str]) -> str:
-    """A key for this mpirun: its launch id if there is one, and the Slurm job.
+def _launch_id(environ: Mapping[str, str], table: Mapping[str, str]) -> str:
+    """The launch_id of this mpirun: its own id if there is one, and the Slurm job.
 
-    Hydra sets no launch id, but passes the environment on to all hosts, so the job id of PBS or LSF
+    Hydra sets no id, but passes the environment on to all hosts, so the job id of PBS or LSF
     is used.
     """
-    launch = next((environ[name] for name in LAUNCH_ID_VARIABLES if environ.get(name)), "")
-    if not launch and table is HYDRA_VARIABLES:
-        launch = batch_job_id(environ)
-    return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{launch}"
+    mpirun_id = next((environ[name] for name in MPIRUN_ID_VARIABLES if environ.get(name)), "")
+    if not mpirun_id and table is HYDRA_VARIABLES:
+        mpirun_id = batch_job_id(environ)
+    return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{mpirun_id}"

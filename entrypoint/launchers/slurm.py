@@ -66,7 +66,7 @@ def _missing_task_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def job_key(environ: Mapping[str, str]) -> str:
-    """Job, step and restart: equal on all tasks of one launch."""
+    """Job, step and restart: the launch_id of the tasks that srun starts."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or "batch"
     return f"slurm:{environ['SLURM_JOB_ID']}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}"
 
@@ -98,7 +98,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
         one_task_per_node=one_task_per_node,
         master_addr=hosts[0],
         master_port=None,
-        key=job_key(environ),
+        launch_id=job_key(environ),
         sources=_sources(),
     )
 

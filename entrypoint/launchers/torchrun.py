@@ -81,7 +81,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:
         one_task_per_node=False,
         master_addr=_master_addr(environ, values["WORLD_SIZE"]),
         master_port=parse_port("MASTER_PORT", environ["MASTER_PORT"]) if environ.get("MASTER_PORT") else None,
-        key=_launch_key(environ),
+        launch_id=_launch_id(environ),
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         sources=_sources(environ),
         warnings=warnings,
@@ -132,7 +132,7 @@ def _master_addr(environ: Mapping[str, str], world_size: int) -> str:
     return environ.get("MASTER_ADDR") or "127.0.0.1"
 
 
-def _launch_key(environ: Mapping[str, str]) -> str:
+def _launch_id(environ: Mapping[str, str]) -> str:
     # With Slurm's restart count, since a job script that sets the rendezvous id sets the same one
     # after a requeue.
     restart_variables = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")

@@ -122,7 +122,7 @@ def test_what_an_earlier_start_has_said_is_taken_back(tmp_path: Path) -> None:
 def test_what_an_earlier_start_has_said_on_another_node_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "hang-7-0-node02-0001.json").write_text(json.dumps([asdict(ELSEWHERE)]))
     task = Task(tmp_path, world_size=2)
-    task.watch.launch = "7.1"
+    task.watch.launch_id = "7.1"
     assert task.wait(0.5) is None
     assert not (tmp_path / "stacks-rank-0000.txt").exists()
 

@@ -24,7 +24,7 @@ def test_a_bare_machine_is_a_world_of_its_own() -> None:
 
 
 def test_two_starts_on_one_machine_have_different_keys() -> None:
-    assert local.single_node_allocation(machine()).key != local.single_node_allocation(machine()).key
+    assert local.single_node_allocation(machine()).launch_id != local.single_node_allocation(machine()).launch_id
 
 
 def test_machines_by_hand_take_their_place_from_the_command_line() -> None:
@@ -35,7 +35,10 @@ def test_machines_by_hand_take_their_place_from_the_command_line() -> None:
 
 def test_all_machines_by_hand_share_a_key() -> None:
     first, second = (LaunchOptions(nodes=2, node_rank=rank, master_addr="a") for rank in (0, 1))
-    assert local.manual_allocation(first, machine()).key == local.manual_allocation(second, machine(hostname="b")).key
+    assert (
+        local.manual_allocation(first, machine()).launch_id
+        == local.manual_allocation(second, machine(hostname="b")).launch_id
+    )
 
 
 def test_a_pet_set_is_one_task_on_each_node() -> None:
@@ -71,6 +74,6 @@ def test_a_pet_set_that_cannot_be_is_refused_by_name(change: dict[str, str], nam
 
 def test_the_interface_of_a_link_local_address_may_have_another_name_on_each_machine() -> None:
     first, second = (LaunchOptions(nodes=2, node_rank=0, master_addr=f"fe80::1%{name}") for name in ("eth0", "ib0"))
-    assert local.manual_allocation(first, machine()).key == local.manual_allocation(second, machine()).key
+    assert local.manual_allocation(first, machine()).launch_id == local.manual_allocation(second, machine()).launch_id
     pets = [PET | {"PET_MASTER_ADDR": f"fe80::1%{name}"} for name in ("eth0", "ib0")]
-    assert len({local.pet_allocation(pet, machine()).key for pet in pets}) == 1
+    assert len({local.pet_allocation(pet, machine()).launch_id for pet in pets}) == 1

@@ -67,32 +67,32 @@ def test_a_pmi_that_differs_from_the_step_is_an_mpirun_inside_it() -> None:
 
 
 def test_two_mpiruns_on_a_node_have_different_keys() -> None:
-    assert read(OPENMPI | {"PMIX_NAMESPACE": "a@1"}).key != read(OPENMPI | {"PMIX_NAMESPACE": "b@1"}).key
+    assert read(OPENMPI | {"PMIX_NAMESPACE": "a@1"}).launch_id != read(OPENMPI | {"PMIX_NAMESPACE": "b@1"}).launch_id
 
 
 @pytest.mark.parametrize("name", ["PALS_APID", "MPISPAWN_MPIRUN_ID", "PMI_JOBID"])
 def test_two_launches_of_one_family_have_different_keys(name: str) -> None:
-    first, second = (read(MVAPICH | {name: number, "MASTER_ADDR": "a"}, "pmi").key for number in ("1", "2"))
+    first, second = (read(MVAPICH | {name: number, "MASTER_ADDR": "a"}, "pmi").launch_id for number in ("1", "2"))
     assert first != second
 
 
 @pytest.mark.parametrize("name", ["PBS_JOBID", "LSB_JOBID", "LSB_JOBINDEX"])
 def test_hydras_launches_in_two_jobs_have_different_keys(name: str) -> None:
-    first, second = (read(HYDRA | {name: number, "MASTER_ADDR": "a"}, "pmi").key for number in ("1", "2"))
+    first, second = (read(HYDRA | {name: number, "MASTER_ADDR": "a"}, "pmi").launch_id for number in ("1", "2"))
     assert first != second
 
 
 def test_what_each_host_of_hydras_has_of_its_own_is_no_part_of_the_key() -> None:
     hosts = [HYDRA, HYDRA | {"PMI_RANK": "0", "PMI_FD": "6", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "node01"}]
     hosts.append(HYDRA | {"PMI_PORT": "node02:33735"})
-    assert len({read(host | {"MASTER_ADDR": "a"}, "pmi").key for host in hosts}) == 1
+    assert len({read(host | {"MASTER_ADDR": "a"}, "pmi").launch_id for host in hosts}) == 1
 
 
 @pytest.mark.parametrize("ranks", [MVAPICH, PALS, OPENMPI])
 def test_the_job_is_no_part_of_the_key_where_it_may_not_be_handed_on(ranks: dict[str, str]) -> None:
     name: Any = mpi.detect_family(ranks)
     given = ranks | {"MASTER_ADDR": "a"}
-    assert read(given, name).key == read(given | {"PBS_JOBID": "7.pbs"}, name).key
+    assert read(given, name).launch_id == read(given | {"PBS_JOBID": "7.pbs"}, name).launch_id
 
 
 def test_half_of_palss_set_is_refused_by_its_missing_half() -> None:

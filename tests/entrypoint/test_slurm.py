@@ -95,13 +95,13 @@ def test_a_captured_shell_is_alone_or_refused(path: Path) -> None:
     assert "srun" in caught.value.fix
 
 
-def test_all_tasks_of_a_step_derive_the_same_port_and_run_id() -> None:
+def test_all_tasks_of_a_step_derive_the_same_port_and_launch_id() -> None:
     tasks = sorted((ENVIRONS / "slurm-26.05" / "uneven").glob("task-*.env"))
     assert len(tasks) == 7
-    assert len({(planned(path).run_id, planned(path).ports) for path in tasks}) == 1
+    assert len({(planned(path).launch_id, planned(path).ports) for path in tasks}) == 1
 
 
-def test_a_requeued_start_has_another_run_id() -> None:
+def test_a_requeued_start_has_another_launch_id() -> None:
     environ = captured("requeued/task-0@node01")
     assert environ["SLURM_RESTART_COUNT"] == "1"
     assert slurm.job_key(environ) != slurm.job_key(environ | {"SLURM_RESTART_COUNT": "2"})

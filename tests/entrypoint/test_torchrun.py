@@ -104,5 +104,6 @@ def test_a_number_that_cannot_be_is_refused_by_name(change: dict[str, str], name
 @pytest.mark.parametrize("name", ["SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"])
 def test_the_next_start_of_the_same_launch_has_another_key(name: str) -> None:
     assert (
-        torchrun.read_allocation(WHOLE, machine()).key != torchrun.read_allocation({**WHOLE, name: "1"}, machine()).key
+        torchrun.read_allocation(WHOLE, machine()).launch_id
+        != torchrun.read_allocation({**WHOLE, name: "1"}, machine()).launch_id
     )

@@ -19,11 +19,11 @@ from entrypoint import World, world_from_environ
 
 def main(place: Path) -> None:
     """Train everything in the table."""
-    world, run_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    world, launch_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
     config = place / f"ten-{world.rank}-of-{world.world_size}.yaml"
     config.write_text(TEN_STEPS)
     for name, settings in json.loads((place / "grid.json").read_text()).items():
-        os.environ["ENTRYPOINT_RUN_ID"] = f"{run_id}-{name}"
+        os.environ["ENTRYPOINT_RUN_ID"] = f"{launch_id}-{name}"
         train(place / name / str(world.world_size), config, settings, world)
 
 

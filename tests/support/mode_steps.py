@@ -29,7 +29,7 @@ NETS = {"small_cnn": ("model.args.width=16",), "small_cnn, width 48": ("model.ar
 
 def main(file: Path, turns: int) -> None:
     """Measure everything."""
-    world, run_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
+    world, launch_id = world_from_environ(os.environ), os.environ["ENTRYPOINT_RUN_ID"]
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / "config.yaml"
@@ -37,7 +37,7 @@ def main(file: Path, turns: int) -> None:
         for turn in range(turns):
             for number, net in enumerate(NETS):
                 for mode in MODES:
-                    os.environ["ENTRYPOINT_RUN_ID"] = f"{run_id}-{turn}-{number}-{mode}"
+                    os.environ["ENTRYPOINT_RUN_ID"] = f"{launch_id}-{turn}-{number}-{mode}"
                     kept = found.setdefault(net, {}).setdefault(mode, {"wall": [], "cpu": []})
                     measure(Path(place), config, world, [*SETTINGS, *NETS[net], f"train.reproducible={mode}"], kept)
     if world.rank == 0:

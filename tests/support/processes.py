@@ -46,9 +46,9 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def candidates(key: str) -> tuple[int, ...]:
+def candidates(launch_id: str) -> tuple[int, ...]:
     """As a training's, but of those that none of the trainings takes that other tests run meanwhile."""
-    return plan.candidate_ports(key, UNUSED)
+    return plan.candidate_ports(launch_id, UNUSED)
 
 
 def unmeasured() -> dict[str, str]:

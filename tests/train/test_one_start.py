@@ -80,7 +80,7 @@ def test_a_second_job_is_sent_away_too_and_leaves_nothing_for_the_first_ones_scr
 
 
 @pytest.mark.parametrize("words", [("check",), ("where",)])
-def test_who_only_looks_needs_no_lease(first: Begun, folder: Path, words: tuple[str, ...]) -> None:
+def test_who_only_looks_needs_no_lock(first: Begun, folder: Path, words: tuple[str, ...]) -> None:
     assert python("-m", "train", *words, "--config", "config.yaml", cwd=folder).returncode == 0
 
 

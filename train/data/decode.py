@@ -39,6 +39,8 @@ EXIF_TRANSPOSES: Final[Mapping[object, Image.Transpose]] = {
     8: Image.Transpose.ROTATE_90,
 }
 # These errors are the system's, not the image's: skipping the image would hide a lost disk.
+# `files.ERRNO_MEANINGS` is a table of its own, for the run's own files: its fixes (run.output_dir, free space) do not
+# help to read an image, and there any other number is an input/output error.
 _NO_PERMISSION = (ExitCode.NO_INPUT, "let this user read the file, or delete it")
 _IO_ERROR = (ExitCode.IO, "start again when the file system answers")
 _LIMIT_REACHED = (ExitCode.RESOURCE, "set data.workers lower, or raise the limit of open files (ulimit -n)")

@@ -342,18 +342,18 @@ def _stat_files(files: ImageFileSource, chunk: SampleIndices, root: str) -> byte
 
 def _open_or_fill(path: Path, files: ImageFileSource, pulse: Heartbeat) -> DecodedCache:
     """The complete cache. One of all processes on all nodes fills it, and the others wait."""
-    lease_path, waited = path.with_suffix(".lease"), None
+    lock_path, waited = path.with_suffix(".lease"), None
     while (cache := open_cache(path, len(files.paths), files.size)) is None:
         with _translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held = file_lock.acquire_lock(lease_path, waited)
+            held = file_lock.acquire_lock(lock_path, waited)
         if held is None:
             waited = file_lock.wait_for_release(
-                lease_path, lambda _: None, beat=lambda _: _check_while_waiting(path, pulse)
+                lock_path, lambda _: None, beat=lambda _: _check_while_waiting(path, pulse)
             )
             continue
         with held.held():
-            if open_cache(path, len(files.paths), files.size) is None:  # filled while this process acquired the lease
+            if open_cache(path, len(files.paths), files.size) is None:  # filled while this process acquired the lock
                 _fill_unless_taken_over(path, files, pulse)
     return cache
 
@@ -365,7 +365,7 @@ def _check_while_waiting(path: Path, pulse: Heartbeat) -> None:
 
 
 def _fill_unless_taken_over(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
-    """Fill the cache. A failure is ignored if another process took over the expired lease and has filled it."""
+    """Fill the cache. A failure is ignored if another process took over the expired lock and has filled it."""
     try:
         _fill_cache(path, files, pulse)
     except Failure:
@@ -374,7 +374,7 @@ def _fill_unless_taken_over(path: Path, files: ImageFileSource, pulse: Heartbeat
 
 
 def _fill_cache(path: Path, files: ImageFileSource, pulse: Heartbeat) -> None:
-    """Under the lease: decode all files on all cores of this process, because the other ranks wait for it."""
+    """Under the lock: decode all files on all cores of this process, because the other ranks wait for it."""
     count = len(files.paths)
     chunks = np.array_split(np.arange(count), -(-count // IMAGES_PER_CHUNK))
     cores = num_usable_cores()

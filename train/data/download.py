@@ -331,7 +331,7 @@ def write_atomically(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_partial_files(archive: PublishedArchive, root: Path) -> None:
-    """Remove the partial files of killed processes. Call this only under the lease, when no other process writes."""
+    """Remove the partial files of killed processes. Call this only under the lock, when no other process writes."""
     for relative_path in (archive.path, *(file.path for file in archive.files)):
         for partial in (root / relative_path).parent.glob(f"{TEMPORARY_PREFIX}{(root / relative_path).name}-*"):
             files.remove(partial)
@@ -489,12 +489,12 @@ def ensure_downloaded(data: DataConfig, status: StatusLine) -> None:
 def _fetch_archive(
     archive: PublishedArchive, missing: list[PublishedArchive], data: DataConfig, status: StatusLine
 ) -> None:
-    """Under the lease: download one archive unless it exists, and unpack it."""
+    """Under the lock: download one archive unless it exists, and unpack it."""
     root = Path(data.root)
     path = root / archive.path
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partial_files(archive, root)
-    if is_unpacked(archive, root):  # unpacked while this process acquired the lease
+    if is_unpacked(archive, root):  # unpacked while this process acquired the lock
         return
     _refuse_full_disk(archive, root)
     md5 = file_md5(path) if path.exists() else None

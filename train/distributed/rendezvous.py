@@ -173,7 +173,7 @@ def _world_size_failure(rank: int, other: Mapping[str, object], world: World) ->
     )
 
 
-_RUN_ID_KEY = "train/nonce"
+_LAUNCH_ID_KEY = "train/launch_id"  # kept in the store: the launch_id of who opened it
 _SERVER_UUID_KEY = "train/server"
 _PROCESS_UUID = str(uuid.uuid4())
 _STORE_TIMEOUT_S = 5.0  # for the answer of one store; another program on our port never gives it
@@ -210,7 +210,7 @@ def connect(world: World, environ: Mapping[str, str], timeout_s: float, gpu: str
 def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> dist.Store:
     if world.world_size == 1:
         return dist.HashStore()
-    run_id = environ.get("ENTRYPOINT_RUN_ID", "")
+    launch_id = environ.get("ENTRYPOINT_RUN_ID", "")
     ports = [int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")]
     if environ.get("ENTRYPOINT_AGENT_STORE") == "1":
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -218,19 +218,19 @@ def _open_store(world: World, environ: Mapping[str, str], deadline: float) -> di
         return dist.PrefixStore(f"train/attempt-{attempt}", agents)
     meeting = replace(world, master_addr=_LOOPBACK) if environ.get("ENTRYPOINT_ONE_HOST") == "1" else world
     if world.rank == 0:
-        return _serve_store(meeting, ports, run_id, deadline)
-    return _find_store(meeting, ports, run_id, deadline)
+        return _serve_store(meeting, ports, launch_id, deadline)
+    return _find_store(meeting, ports, launch_id, deadline)
 
 
 def _hosts_of_ranks(environ: Mapping[str, str]) -> list[str]:
     return [host for host in environ.get("ENTRYPOINT_HOSTS", "").split(",") if host]
 
 
-def _serve_store(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
+def _serve_store(world: World, ports: Sequence[int], launch_id: str, deadline: float) -> dist.Store:
     listener = network.bind_first_free(network.listen_address(world.master_addr, world.num_nodes), ports)
     address, port = listener.getsockname()[:2]
     for earlier in ports[: list(ports).index(port)]:
-        if _is_store_of_run(run_id, world, earlier):
+        if _is_store_of_launch(launch_id, world, earlier):
             listener.close()
             raise duplicate_rank_failure(0, f"a store of this run already listens on {world.master_addr}:{earlier}")
     store = dist.TCPStore(
@@ -243,19 +243,19 @@ def _serve_store(world: World, ports: Sequence[int], run_id: str, deadline: floa
         master_listen_fd=listener.detach(),
     )
     store.set(_SERVER_UUID_KEY, _PROCESS_UUID)
-    store.set(_RUN_ID_KEY, run_id)
+    store.set(_LAUNCH_ID_KEY, launch_id)
     return store
 
 
-def _find_store(world: World, ports: Sequence[int], run_id: str, deadline: float) -> dist.Store:
-    """Try the ports until a store answers with this run's id. Until the deadline, refusals are normal."""
+def _find_store(world: World, ports: Sequence[int], launch_id: str, deadline: float) -> dist.Store:
+    """Try the ports until a store answers with this launch_id. Until the deadline, refusals are normal."""
     started, error = time.monotonic(), None
     deadline += SAME_HOST_GRACE_S if is_on_same_host(0, world) else 0.0
     address = network.resolve(world.master_addr)
     while True:
         for port in ports:
             error = network.probe(address, port, _STORE_TIMEOUT_S)
-            if error is None and (store := _connect_store_of_run(run_id, world, address, port)):
+            if error is None and (store := _connect_store_of_launch(launch_id, world, address, port)):
                 store.set_timeout(timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
                 return store
         if time.monotonic() > deadline:
@@ -263,16 +263,16 @@ def _find_store(world: World, ports: Sequence[int], run_id: str, deadline: float
         time.sleep(_RETRY_INTERVAL_S)
 
 
-def _is_store_of_run(run_id: str, world: World, port: int) -> bool:
+def _is_store_of_launch(launch_id: str, world: World, port: int) -> bool:
     address = network.resolve(world.master_addr)
     return (
         network.probe(address, port, _STORE_TIMEOUT_S) is None
-        and _connect_store_of_run(run_id, world, address, port) is not None
+        and _connect_store_of_launch(launch_id, world, address, port) is not None
     )
 
 
-def _connect_store_of_run(run_id: str, world: World, address: str, port: int) -> dist.Store | None:
-    """The store on that port, if it is this run's.
+def _connect_store_of_launch(launch_id: str, world: World, address: str, port: int) -> dist.Store | None:
+    """The store on that port, if it has this launch_id.
 
     Another program may accept the connection and stay silent. torch's client then waits for ever, whatever its
     timeout is (torch 2.15). So a thread asks, which can be left behind.
@@ -282,9 +282,9 @@ def _connect_store_of_run(run_id: str, world: World, address: str, port: int) ->
     def ask() -> None:
         try:
             store = _connect_client(address, port, world.world_size, _STORE_TIMEOUT_S)
-            answer.put(store if store.get(_RUN_ID_KEY).decode() == run_id else None)
+            answer.put(store if store.get(_LAUNCH_ID_KEY).decode() == launch_id else None)
         except (dist.DistError, RuntimeError, UnicodeDecodeError):
-            answer.put(None)  # another program's port, or another run's store
+            answer.put(None)  # another program's port, or another launch's store
 
     start_daemon_thread(ask)
     try:
@@ -312,10 +312,10 @@ def _refuse_second_rank_zero(world: World, environ: Mapping[str, str]) -> None:
     address = network.resolve(world.master_addr)
     if network.is_own_address(address):
         return
-    run_id = environ.get("ENTRYPOINT_RUN_ID", "")
+    launch_id = environ.get("ENTRYPOINT_RUN_ID", "")
     for port in (int(port) for port in environ.get("ENTRYPOINT_PORTS", str(world.master_port)).split(",")):
         reached = network.probe(address, port, _STORE_TIMEOUT_S) is None
-        other = _connect_store_of_run(run_id, world, address, port) if reached else None
+        other = _connect_store_of_launch(launch_id, world, address, port) if reached else None
         if other and other.get(_SERVER_UUID_KEY).decode() != _PROCESS_UUID:
             failure = duplicate_rank_failure(
                 0, f"one here on {socket.gethostname()}, one on {world.master_addr}:{port}"

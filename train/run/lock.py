@@ -20,7 +20,7 @@ from train import file_lock, files
 from train.file_lock import LockHolder, WaitOutcome
 from train.run import exit_file
 
-LOCK_NAME: Final = ".lease"
+LOCK_NAME: Final = ".lease"  # the files' name may not change: starts of other versions look for it
 HOLDER_NAME_TIMEOUT_S: Final = 3.0  # until a new lock file shows its holder's name on NFS
 # A node that fails with one of these leaves its name.
 NODE_FAILURE_CODES: Final = (ExitCode.NODE, ExitCode.IMAGE_MISMATCH)
@@ -42,7 +42,11 @@ class RunLock:
         return self.lost
 
     def token(self) -> str | None:
-        """The holder's token: all restarts of this parent process share it. None if it cannot be read."""
+        """The holder's random token, which all restarts of this parent process share. None if it cannot be read.
+
+        It is not the launch_id: tasks that do not hold the lock know only that, and a command typed again by hand
+        may have the same one, but never the same token.
+        """
         holder = file_lock.read_holder(self.folder / LOCK_NAME, self.number)
         return holder.token if holder else None
 
@@ -61,11 +65,11 @@ class RunLock:
             )
 
 
-def this_start_as_holder(environ: Mapping[str, str], *, launch: str, now: float) -> LockHolder:
-    """This process as a lock's holder. `launch` is the same on all tasks of this start and on no other."""
+def this_start_as_holder(environ: Mapping[str, str], *, launch_id: str, now: float) -> LockHolder:
+    """This process as a lock's holder. launch_id: the Plan's, which all tasks of this start share."""
     job = job_info_from_environ(environ)
     return file_lock.this_process_as_holder(
-        launch=launch,
+        launch_id=launch_id,
         job=job.id if job else "",
         restart=job.restart if job else 0,
         since=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
@@ -214,7 +218,7 @@ def _raise_locked(path: Path, holder: LockHolder | None, me: LockHolder | None) 
 
 
 def _describe_successor(holder: LockHolder | None) -> str:
-    return f"held by {_describe_holder(holder)}" if holder else "its lease is gone"
+    return f"held by {_describe_holder(holder)}" if holder else "its lock is gone"
 
 
 def _describe_holder(holder: LockHolder | None) -> str:

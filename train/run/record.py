@@ -241,18 +241,23 @@ UNKNOWN_CAUSE: Final = "no cause told"
 StartRecord = Mapping[str, Any]
 
 
-def add_start(run_folder: Path, step: int, *, environ: Mapping[str, str], launch: str | None, now: float) -> None:
+def add_start(run_folder: Path, step: int, *, environ: Mapping[str, str], holder_token: str | None, now: float) -> None:
     """Add this start to `run.json`; refuse the fourth start in a row without progress. On rank 0.
 
     Args:
         step: the step that it continues from.
-        launch: one name for all restarts in place of one parent process.
+        holder_token: `RunLock.token`, the same for all restarts in place of one parent process. run.json calls it
+            `launch`, but it is not the launch_id.
         now: seconds since 1970.
 
     Raises:
         Failure: NO_PROGRESS; as in `files.ERRNO_MEANINGS`.
     """
-    start = {"at": format_utc(now), "step": step} | scheduler_job(environ) | ({"launch": launch} if launch else {})
+    start = (
+        {"at": format_utc(now), "step": step}
+        | scheduler_job(environ)
+        | ({"launch": holder_token} if holder_token else {})
+    )
     before = read_starts(run_folder)
     refuse_no_progress(before, start, run_folder)
     _write_starts(run_folder, [*before, start])
@@ -281,7 +286,7 @@ def refuse_no_progress(before: Sequence[StartRecord], start: StartRecord, run_fo
     )
 
 
-def is_restart_of_run(run_folder: Path, environ: Mapping[str, str], launch: str | None) -> bool:
+def is_restart_of_run(run_folder: Path, environ: Mapping[str, str], holder_token: str | None) -> bool:
     """Whether this job or this parent process has started this run before."""
     starts = [start for start in read_starts(run_folder) if start.get("step") is not None]
     if not starts:
@@ -289,7 +294,7 @@ def is_restart_of_run(run_folder: Path, environ: Mapping[str, str], launch: str 
     last, job = starts[-1], scheduler_job(environ)
     same_job = "job" in job and last.get("job") == job["job"]
     requeued = same_job and last.get("restart") != job.get("restart")
-    return requeued or (launch is not None and last.get("launch") == launch)
+    return requeued or (holder_token is not None and last.get("launch") == holder_token)
 
 
 def write_start_exit(run_folder: Path, code: int, me: LockHolder) -> None:

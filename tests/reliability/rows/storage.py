@@ -226,7 +226,7 @@ def two_starts(seed: int, folder: Path) -> Trial:
     )
 
 
-def stale_lease(seed: int, folder: Path) -> Trial:
+def stale_lock(seed: int, folder: Path) -> Trial:
     """Row 27: whoever held the run's folder was killed: the next start takes it over."""
     first = start(folder, *ENDLESS)
     first.until_saved(1 + seed)
@@ -312,7 +312,7 @@ ROWS: Mapping[int, Row] = {
     24: other_world,
     25: newer,
     26: two_starts,
-    27: stale_lease,
+    27: stale_lock,
     28: no_locks,
     42: bad_image,
     43: missing_class,

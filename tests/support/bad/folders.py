@@ -25,7 +25,7 @@ def held(folder: Path) -> None:
     """The run's folder, held by this process, which lives."""
     (folder / "runs/run").mkdir(parents=True)
     file_lock.acquire_lock(
-        folder / "runs/run" / lock.LOCK_NAME, None, file_lock.this_process_as_holder(launch="another", job="77")
+        folder / "runs/run" / lock.LOCK_NAME, None, file_lock.this_process_as_holder(launch_id="another", job="77")
     )
 
 

@@ -133,7 +133,7 @@ def test_where_the_default_place_cannot_be_written_a_start_takes_another(
 
 
 def held_by(folder: Path, **facts: Any) -> None:
-    holder = lock.this_start_as_holder({}, launch="theirs", now=0.0)
+    holder = lock.this_start_as_holder({}, launch_id="theirs", now=0.0)
     (folder / f"{lock.LOCK_NAME}.1").write_text(json.dumps(asdict(replace(holder, **facts))))
 
 

@@ -275,7 +275,7 @@ def test_what_a_killed_process_left_is_swept(root: Path) -> None:
 
 @pytest.fixture
 def another(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], None]], list[str]]]:
-    """Another process holds the lease until this one looked three times; then it does something, and ends."""
+    """Another process holds the lock until this one looked three times; then it does something, and ends."""
     root.mkdir()
     held = file_lock.acquire_lock(root / ".fetch-cifar10")
     assert held is not None
@@ -339,7 +339,7 @@ def test_who_waited_for_something_else_tries_again(
     assert left(root) == everything(CIFAR)
 
 
-def test_a_signal_leaves_neither_lease_nor_half_a_file(root: Path) -> None:
+def test_a_signal_leaves_neither_lock_nor_half_a_file(root: Path) -> None:
     def stop(*_: object) -> None:
         raise Failure("stopped", fix="again", code=ExitCode.STOPPED)
 

@@ -28,19 +28,19 @@ def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.distributed.rendezvous.SAME_HOST_GRACE_S", 0.0)
 
 
-def environ(key: str, **more: str) -> dict[str, str]:
-    ports = ",".join(map(str, candidates(key)))
-    return {"ENTRYPOINT_RUN_ID": key, "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
+def environ(launch_id: str, **more: str) -> dict[str, str]:
+    ports = ",".join(map(str, candidates(launch_id)))
+    return {"ENTRYPOINT_RUN_ID": launch_id, "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
 
 
 def meet(
-    key: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: str
+    launch_id: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: str
 ) -> list[object]:
     """What each rank came away with: its store, or the Failure that it raised."""
 
     def one(world: World, gpu: str) -> object:
         try:
-            return connect(world, environ(key, **more), timeout_s, gpu)
+            return connect(world, environ(launch_id, **more), timeout_s, gpu)
         except Failure as failure:
             return failure
 
@@ -83,7 +83,7 @@ def test_a_taken_first_port_moves_everyone_to_the_next() -> None:
 def test_another_runs_store_on_our_port_is_not_joined() -> None:
     port = candidates("neighbour")[0]
     neighbour = dist.TCPStore("127.0.0.1", port, 1, is_master=True, timeout=timedelta(seconds=5))
-    neighbour.set("train/nonce", "another run")
+    neighbour.set("train/launch_id", "another launch")
     stores = meet("neighbour", FIRST, SECOND)
     assert stores[1].port == candidates("neighbour")[1]  # type: ignore[attr-defined]
 

@@ -36,8 +36,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock, "wait_for_release", lambda path, look, beat: real(path, look, clock.__next__, beat))
 
 
-def starter(launch: str = "mine", **environ: str) -> LockHolder:
-    return lock.this_start_as_holder(environ, launch=launch, now=0.0)
+def starter(launch_id: str = "mine", **environ: str) -> LockHolder:
+    return lock.this_start_as_holder(environ, launch_id=launch_id, now=0.0)
 
 
 def elsewhere(**facts: object) -> LockHolder:
@@ -66,7 +66,7 @@ def refusal(folder: Path, me: LockHolder | None = None, *, first: bool = True) -
 
 
 def taken_over(folder: Path, me: LockHolder, told: list[str]) -> int:
-    """The number of the lease that `me` gets."""
+    """The number of the lock that `me` gets."""
     waited = lock.wait_until_unlocked(folder, me, told.append, first=True)
     return lock.lock_run_folder(folder, me, waited, told.append).number
 
@@ -97,7 +97,7 @@ def test_the_tasks_of_one_start_know_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["", json.dumps(asdict(elsewhere()))], ids=["not named yet", "held before"])
-def test_the_tasks_of_one_start_know_each_other_when_the_lease_is_taken_meanwhile(
+def test_the_tasks_of_one_start_know_each_other_when_the_lock_is_taken_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     (tmp_path / f"{lock.LOCK_NAME}.1").write_text(before)
@@ -197,12 +197,12 @@ def test_all_restarts_in_place_of_one_parent_have_one_token(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("job", "another"), [("7", False), ("8", True)])
-def test_a_folder_is_anothers_where_its_lease_has_another_job(tmp_path: Path, job: str, another: bool) -> None:
+def test_a_folder_is_anothers_where_its_lock_has_another_job(tmp_path: Path, job: str, another: bool) -> None:
     left_by(tmp_path, starter("theirs", SLURM_JOB_ID=job))
     assert lock.is_locked_by_another_job(tmp_path, JOB) is another
 
 
-def test_a_dead_or_missing_lease_is_nobodys(tmp_path: Path) -> None:
+def test_a_dead_or_missing_lock_is_nobodys(tmp_path: Path) -> None:
     assert not lock.is_locked_by_another_job(tmp_path, JOB)
     left_by(tmp_path, ended())
     assert not lock.is_locked_by_another_job(tmp_path, JOB)
@@ -213,7 +213,7 @@ import pathlib, sys, time
 from train import file_lock
 from train.run import lock
 file_lock.HEARTBEAT_S = 0.2
-me = lock.this_start_as_holder({"SLURM_JOB_ID": "12"}, launch="theirs", now=0.0)
+me = lock.this_start_as_holder({"SLURM_JOB_ID": "12"}, launch_id="theirs", now=0.0)
 with lock.keep_run_lock(lock.lock_run_folder(pathlib.Path(sys.argv[1]), me, None, print), lost=print):
     print("held", flush=True)
     sys.stdin.read()

@@ -16,8 +16,10 @@ from train.run.exit_file import ExitRecord
 JOB = {"SLURM_JOB_ID": "7"}
 
 
-def begin(folder: Path, step: int = 120, launch: str | None = None, **environ: str) -> None:
-    record.add_start(folder, step, environ=JOB if not environ and not launch else environ, launch=launch, now=0.0)
+def begin(folder: Path, step: int = 120, holder_token: str | None = None, **environ: str) -> None:
+    record.add_start(
+        folder, step, environ=JOB if not environ and not holder_token else environ, holder_token=holder_token, now=0.0
+    )
 
 
 def in_vain(folder: Path, *, times: int, **options: Any) -> None:
@@ -29,7 +31,7 @@ def ended(folder: Path, *codes: int, step: int = 120) -> None:
     """Starts of the job that ended so."""
     for code in codes:
         me = file_lock.this_process_as_holder(job="7")
-        record.add_start(folder, step, environ=JOB, launch=me.token, now=0.0)
+        record.add_start(folder, step, environ=JOB, holder_token=me.token, now=0.0)
         record.write_start_exit(folder, code, me)
 
 
@@ -39,7 +41,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_start_is_in_the_record_as_soon_as_its_step_is_known(tmp_path: Path) -> None:
-    begin(tmp_path, launch="a", SLURM_JOB_ID="7")
+    begin(tmp_path, holder_token="a", SLURM_JOB_ID="7")
     (start,) = recorded(tmp_path)
     assert start == {"at": "1970-01-01T00:00:00+00:00", "step": 120, "job": "7", "launch": "a"}
 
@@ -79,13 +81,13 @@ def test_a_new_job_is_not_refused(tmp_path: Path) -> None:
 
 def test_starts_by_hand_are_never_refused(tmp_path: Path) -> None:
     for number in range(5):
-        begin(tmp_path, launch=f"by hand {number}")
+        begin(tmp_path, holder_token=f"by hand {number}")
 
 
 def test_restarts_in_place_are_one_job(tmp_path: Path) -> None:
-    in_vain(tmp_path, times=3, launch="one parent")
+    in_vain(tmp_path, times=3, holder_token="one parent")
     with pytest.raises(Failure, match="no progress"):
-        begin(tmp_path, launch="one parent")
+        begin(tmp_path, holder_token="one parent")
 
 
 @pytest.mark.parametrize("code", [0, 75])
@@ -162,7 +164,7 @@ def test_the_ending_of_a_run_is_that_of_the_last_start_that_trained(
 def test_each_restart_in_place_has_its_own_end(tmp_path: Path) -> None:
     me = file_lock.this_process_as_holder()
     for code in (69, 91):
-        record.add_start(tmp_path, 0, environ={}, launch=me.token, now=0.0)
+        record.add_start(tmp_path, 0, environ={}, holder_token=me.token, now=0.0)
         record.write_start_exit(tmp_path, code, me)
     record.write_start_exit(tmp_path, 93, me)  # of the restart that was refused before it was in the record
     assert [start["ended"]["code"] for start in recorded(tmp_path)] == [69, 91, 93]
@@ -185,7 +187,7 @@ def test_a_strange_record_refuses_nobody(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "launch", "again"),
+    ("environ", "holder_token", "again"),
     [
         ({**JOB, "SLURM_RESTART_COUNT": "1"}, "b", True),
         ({}, "a", True),
@@ -196,10 +198,10 @@ def test_a_strange_record_refuses_nobody(tmp_path: Path, text: str) -> None:
     ids=["requeued", "in-place", "the-same-job-script", "another-job", "by-hand"],
 )
 def test_a_run_that_this_job_has_begun_anew_goes_on(
-    tmp_path: Path, environ: dict[str, str], launch: str | None, again: bool
+    tmp_path: Path, environ: dict[str, str], holder_token: str | None, again: bool
 ) -> None:
-    begin(tmp_path, launch="a", SLURM_JOB_ID="7")
-    assert record.is_restart_of_run(tmp_path, environ, launch) is again
+    begin(tmp_path, holder_token="a", SLURM_JOB_ID="7")
+    assert record.is_restart_of_run(tmp_path, environ, holder_token) is again
 
 
 def test_a_start_that_never_knew_its_step_has_begun_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One process at a time holds a lease, a dead one holds nobody up, and a living one is waited for."""
+"""One process at a time holds a lock, a dead one holds nobody up, and a living one is waited for."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_another_process_with_the_number_of_a_dead_one_holds_nobody_up(path: Pat
     assert file_lock.acquire_lock(path) is not None
 
 
-def test_a_process_killed_while_it_holds_the_lease_holds_nobody_up(path: Path) -> None:
+def test_a_process_killed_while_it_holds_the_lock_holds_nobody_up(path: Path) -> None:
     with start_python("-c", HOLD, str(path), cwd=Path.cwd()) as process:
         try:
             assert process.stdout is not None
@@ -116,7 +116,7 @@ def test_a_process_killed_while_it_holds_the_lease_holds_nobody_up(path: Path) -
         finally:
             process.kill()
         # Not yet waited for: a zombie is dead too.
-        wait_until(lambda: file_lock.acquire_lock(path) is not None, "the dead one's lease is free")
+        wait_until(lambda: file_lock.acquire_lock(path) is not None, "the dead one's lock is free")
 
 
 def test_of_two_that_see_a_dead_one_only_one_wins(path: Path, ended: LockHolder) -> None:
@@ -198,7 +198,7 @@ def test_one_that_seemed_dead_leaves_its_successors_file(path: Path) -> None:
     assert successor.exists()
 
 
-def test_the_file_is_touched_while_the_lease_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_touched_while_the_lock_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_lock, "HEARTBEAT_S", 0.001)
     held = file_lock.acquire_lock(path)
     assert held is not None
@@ -231,7 +231,7 @@ def test_one_that_found_nobody_does_not_hold_it_beside_a_later_number(
     assert [file.name for file in path.parent.iterdir()] == [f"{path.name}.2"]
 
 
-def test_other_files_in_the_folder_are_no_leases(path: Path) -> None:
+def test_other_files_in_the_folder_are_no_locks(path: Path) -> None:
     for name in (".lease.failed", ".lease", ".lease.x1", "lease.1"):
         path.with_name(name).touch()
     assert file_lock.acquire_lock(path) is not None
@@ -278,7 +278,7 @@ def test_the_holder_is_told_once_when_another_took_over(path: Path, monkeypatch:
     assert (told, file_lock.is_still_held(path, 1)) == ([1], False)
 
 
-def test_a_lease_whose_folder_is_gone_is_held_by_nobody(path: Path) -> None:
+def test_a_lock_whose_folder_is_gone_is_held_by_nobody(path: Path) -> None:
     assert not file_lock.is_still_held(path.parent / "none" / ".lease", 1)
 
 
@@ -324,14 +324,14 @@ def test_a_holder_of_another_kind_than_ours_has_no_name(path: Path, change: dict
     assert file_lock.read_current_lock(path) == (1, None)
 
 
-def test_a_pipe_for_a_lease_is_waited_for_no_longer_than_a_silent_holder(path: Path) -> None:
+def test_a_pipe_for_a_lock_is_waited_for_no_longer_than_a_silent_holder(path: Path) -> None:
     os.mkfifo(path.with_name(".lease.1"))
     assert file_lock.read_current_lock(path) == (1, None)
     assert file_lock.acquire_lock(path, file_lock.assume_stale(path)) is not None
 
 
 @pytest.mark.parametrize("ending", ["9" * 200, "0", "-1", "\u0663", "x"])
-def test_what_is_no_number_of_ours_is_no_lease(path: Path, ending: str) -> None:
+def test_what_is_no_number_of_ours_is_no_lock(path: Path, ending: str) -> None:
     path.with_name(f".lease.{ending}").write_text("{}")
     assert file_lock.read_current_lock(path) == (0, None)
 
