@@ -19,6 +19,7 @@ from entrypoint import Failure
 from train import file_lock
 from train.checkpoint import format, manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError
+from train.config.schema import CheckpointConfig
 from train.run import exit_file, record
 
 NUMBER = 60
@@ -47,7 +48,7 @@ def loaded(folder: Path) -> None:
 
 
 def pruned(folder: Path) -> None:
-    store.prune_checkpoints(folder / "checkpoints", keep=1)
+    store.prune_checkpoints(folder / "checkpoints", CheckpointConfig(keep=1))
 
 
 READERS: dict[str, tuple[Reader, ...]] = {

@@ -620,7 +620,7 @@ class Trainer:
         best.json names a checkpoint only once it is committed, and older checkpoints are deleted after that. The action
         returns None for weights that are not finite: then nothing was written.
         """
-        step, best_step, keep = self.state.step, self.state.best_step, self.config.checkpoint.keep
+        step, best_step = self.state.step, self.state.best_step
         facts = resume.checkpoint_facts(self.config, self.runtime, self.dataset.fingerprint, self.state)
         pending = format.begin_snapshot(
             step, self.state.tensors(), facts, self.loop.snapshot_buffers, later=COPIED_LATER
@@ -637,7 +637,7 @@ class Trainer:
             path = format.write_snapshot(self.checkpoints, snapshot)
             if best is not None and best_step == step:
                 files.write_json(self.folder / BEST_FILE, best)
-            store.prune_checkpoints(self.checkpoints, keep=keep, best=best_step, trusted=step)
+            store.prune_checkpoints(self.checkpoints, self.config.checkpoint, best=best_step, trusted=step)
             return SavedCheckpoint(path=path, seconds=self.clock() - began)
 
         return commit

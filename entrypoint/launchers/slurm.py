@@ -96,7 +96,7 @@ def read_step_allocation(environ: Mapping[str, str]) -> Allocation:
         tasks_on_node=counts[numbers["node_rank"]],
         hosts=hosts,
         one_task_per_node=one_task_per_node,
-        master_addr=hosts[0],
+        master_addr=hosts[0],  # Slurm puts task 0 on the step's first host
         master_port=None,
         launch_id=job_key(environ),
         sources=_sources(),

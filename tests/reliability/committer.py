@@ -16,6 +16,7 @@ from entrypoint import Failure
 from train import files as refusals
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import Manifest
+from train.config.schema import CheckpointConfig
 
 SIZES = {"model.safetensors": 20_000, "optimizer.safetensors": 20_000, "state.json": 5_000}
 
@@ -34,7 +35,7 @@ def save(folder: Path, step: int, keep: int, *, again: int = 0) -> None:
     with refusals.translate_os_errors(final):
         if not store.is_committed(final, contents):
             store.commit_checkpoint(final, files, contents)
-    store.prune_checkpoints(folder, keep=keep, trusted=step)
+    store.prune_checkpoints(folder, CheckpointConfig(keep=keep), trusted=step)
 
 
 def _in_a_child(told: Mapping[str, int], folder: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from entrypoint import plan
@@ -46,9 +47,28 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def candidates(launch_id: str) -> tuple[int, ...]:
-    """As a training's, but of those that none of the trainings takes that other tests run meanwhile."""
-    return plan.candidate_ports(launch_id, UNUSED)
+def own_launch_id(name: str) -> str:
+    """A launch id that no other copy of these tests has, which somebody may run on this machine."""
+    return f"{name} of process {os.getpid()}"
+
+
+@cache
+def candidates(name: str) -> tuple[int, ...]:
+    """Free ports, as a training's, but of those that none of the trainings takes that other tests run meanwhile."""
+    for number in range(100):
+        ports = plan.candidate_ports(f"{own_launch_id(name)}, {number}", UNUSED)
+        if all(map(_is_free, ports)):
+            return ports
+    raise AssertionError("no ports are free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def unmeasured() -> dict[str, str]:

@@ -22,7 +22,7 @@ from train.evaluation import results
 from train.logging import progress
 from train.logging.usage import UsageRecorder
 from train.rank_context import RankContext
-from train.run import exit_file, record
+from train.run import exit_file, lock, record
 from train.trainer import Trainer
 
 
@@ -282,13 +282,9 @@ def test_a_stop_without_a_step_says_that_nothing_was_saved(tmp_path: Path) -> No
 
 
 def test_a_start_that_has_lost_the_folder_writes_no_exit_file(tmp_path: Path) -> None:
-    class LostLock(RunLock):
-        def is_lost(self) -> bool:
-            return True
-
     with built(tmp_path) as trainer:
         trainer.begin()
-        trainer.lock = LostLock(-1)
+        trainer.lock = lock.RunLock(folder=trainer.folder, number=1)  # there is no such lock file
         trainer.signals.handle(signal.SIGTERM)
         assert session._finish(trainer, typed="train") == ExitCode.STOPPED
         assert exit_file.read_exit(trainer.folder) is None

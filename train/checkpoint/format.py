@@ -28,6 +28,7 @@ from entrypoint import ExitCode, Failure
 from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
+from train.config.schema import CheckpointConfig
 from train.files import DIRECT_BLOCK_BYTES
 
 # JSON has no tensors, tuples or keys other than strings. Each becomes an object with one of these
@@ -375,7 +376,7 @@ def save_checkpoint(
     `keep` checkpoints stay, and the one of step `best`.
     """
     final = write_snapshot(folder, take_snapshot(step, tensors, state))
-    store.prune_checkpoints(folder, keep=keep, best=best, trusted=step)
+    store.prune_checkpoints(folder, CheckpointConfig(keep=keep), best=best, trusted=step)
     return final
 
 

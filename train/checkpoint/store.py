@@ -24,6 +24,7 @@ from entrypoint import ExitCode, Failure
 from train import files
 from train.checkpoint import manifest
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
+from train.config.schema import CheckpointConfig
 
 # Read without importing torch, since the parent process needs it too; at import, since the image's
 # files may be gone at a save.
@@ -117,8 +118,10 @@ def _major_minor(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,9}", version)[:2])
 
 
-def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None, trusted: int | None = None) -> list[str]:
-    """Delete all but the `keep` newest complete checkpoints, never `best` or the newest valid one.
+def prune_checkpoints(
+    folder: Path, policy: CheckpointConfig, *, best: int | None = None, trusted: int | None = None
+) -> list[str]:
+    """Delete all but the newest complete checkpoints, as many as `policy` keeps; never `best` or the newest valid one.
 
     It returns the names of the deleted ones.
 
@@ -134,7 +137,7 @@ def prune_checkpoints(folder: Path, *, keep: int, best: int | None = None, trust
     valid = next((s for s in complete if s == trusted or is_valid_checkpoint(checkpoints[s])), None)
     if valid is None:
         return []  # all are damaged: delete none
-    kept = {valid, best, *complete[: max(keep, 1)]}
+    kept = {valid, best, *complete[: max(policy.keep, 1)]}
     deleted = [path for step, path in checkpoints.items() if step not in kept]
     for path in deleted:
         _delete_checkpoint(path)

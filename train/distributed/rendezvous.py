@@ -49,7 +49,10 @@ def register_rank(store: dist.Store, world: World, gpu: str) -> None:
 
 
 def is_on_same_host(rank: int, world: World) -> bool:
-    """Whether both ranks are on the same host. Ranks are numbered host by host."""
+    """Whether both ranks are on the same host, if ranks are numbered host by host (not with `srun -m cyclic`).
+
+    Only how long a rank is waited for depends on it.
+    """
     return rank // world.local_world_size == world.rank // world.local_world_size
 
 

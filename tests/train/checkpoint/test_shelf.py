@@ -14,6 +14,7 @@ from checkpoints import DAMAGES, flip, readdress, reseal, saved
 from entrypoint import ExitCode, Failure
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
+from train.config.schema import CheckpointConfig
 
 
 def test_steps_are_listed_oldest_first_and_nothing_else(tmp_path: Path) -> None:
@@ -83,33 +84,33 @@ def test_a_file_outside_the_checkpoint_is_a_security_refusal(tmp_path: Path) -> 
 
 def test_the_newest_stay_and_the_others_go(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30, 40)
-    assert store.prune_checkpoints(tmp_path, keep=2) == ["step-00000010", "step-00000020"]
+    assert store.prune_checkpoints(tmp_path, CheckpointConfig(keep=2)) == ["step-00000010", "step-00000020"]
     assert list(store.list_checkpoints(tmp_path)) == [30, 40]
 
 
 def test_the_best_stays(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30, 40)
-    store.prune_checkpoints(tmp_path, keep=1, best=20)
+    store.prune_checkpoints(tmp_path, CheckpointConfig(keep=1), best=20)
     assert list(store.list_checkpoints(tmp_path)) == [20, 40]
 
 
 def test_the_newest_valid_stays_although_damaged_ones_are_newer(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30)
     flip(tmp_path / "step-00000030" / "model.safetensors")
-    store.prune_checkpoints(tmp_path, keep=1)
+    store.prune_checkpoints(tmp_path, CheckpointConfig(keep=1))
     assert 20 in store.list_checkpoints(tmp_path)
 
 
 def test_one_without_a_manifest_does_not_count_as_kept(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30)
     (tmp_path / "step-00000020" / "manifest.json").unlink()
-    store.prune_checkpoints(tmp_path, keep=2, trusted=30)
+    store.prune_checkpoints(tmp_path, CheckpointConfig(keep=2), trusted=30)
     assert list(store.list_checkpoints(tmp_path)) == [10, 30]
 
 
 def test_what_stands_above_the_step_just_committed_was_refused_and_goes(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20, 30)
-    store.prune_checkpoints(tmp_path, keep=2, trusted=20)
+    store.prune_checkpoints(tmp_path, CheckpointConfig(keep=2), trusted=20)
     assert list(store.list_checkpoints(tmp_path)) == [10, 20]
 
 
@@ -117,7 +118,7 @@ def test_nothing_goes_while_nothing_is_valid(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     for step in (10, 20):
         flip(tmp_path / store.step_folder_name(step) / "model.safetensors")
-    assert store.prune_checkpoints(tmp_path, keep=1) == []
+    assert store.prune_checkpoints(tmp_path, CheckpointConfig(keep=1)) == []
 
 
 def test_a_newer_version_s_checkpoint_counts_as_whole(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_sweeping_puts_back_what_was_not_replaced_after_all(tmp_path: Path) -> N
 def test_the_step_just_committed_stays_although_it_cannot_be_read_back(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     with intercepted(fail(1, errno.EIO, name="open", times=99)):
-        store.prune_checkpoints(tmp_path, keep=1, trusted=20)
+        store.prune_checkpoints(tmp_path, CheckpointConfig(keep=1), trusted=20)
     assert 20 in store.list_checkpoints(tmp_path)
 
 

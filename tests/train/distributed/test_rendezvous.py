@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from machines import machine
-from processes import candidates
+from processes import candidates, own_launch_id
 from torch import distributed as dist
 from worlds import APART, FIRST, SECOND
 
@@ -28,19 +28,19 @@ def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.distributed.rendezvous.SAME_HOST_GRACE_S", 0.0)
 
 
-def environ(launch_id: str, **more: str) -> dict[str, str]:
-    ports = ",".join(map(str, candidates(launch_id)))
-    return {"ENTRYPOINT_RUN_ID": launch_id, "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
+def environ(name: str, **more: str) -> dict[str, str]:
+    ports = ",".join(map(str, candidates(name)))
+    return {"ENTRYPOINT_RUN_ID": own_launch_id(name), "ENTRYPOINT_PORTS": ports, "ENTRYPOINT_ONE_HOST": "1"} | more
 
 
 def meet(
-    launch_id: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: str
+    name: str, *worlds: World, gpus: tuple[str, ...] = ("", ""), timeout_s: float = 20.0, **more: str
 ) -> list[object]:
     """What each rank came away with: its store, or the Failure that it raised."""
 
     def one(world: World, gpu: str) -> object:
         try:
-            return connect(world, environ(launch_id, **more), timeout_s, gpu)
+            return connect(world, environ(name, **more), timeout_s, gpu)
         except Failure as failure:
             return failure
 
