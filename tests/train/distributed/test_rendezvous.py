@@ -23,9 +23,13 @@ from train.distributed.rendezvous import connect
 
 
 @pytest.fixture(autouse=True)
-def _short_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.distributed.rendezvous._STORE_TIMEOUT_S", 0.5)
+def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.distributed.rendezvous.SAME_HOST_GRACE_S", 0.0)
+
+
+@pytest.fixture
+def short_store_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.distributed.rendezvous._STORE_TIMEOUT_S", 0.5)
 
 
 def environ(name: str, **more: str) -> dict[str, str]:
@@ -38,9 +42,11 @@ def meet(
 ) -> list[object]:
     """What each rank came away with: its store, or the Failure that it raised."""
 
+    variables = environ(name, **more)
+
     def one(world: World, gpu: str) -> object:
         try:
-            return connect(world, environ(name, **more), timeout_s, gpu)
+            return connect(world, variables, timeout_s, gpu)
         except Failure as failure:
             return failure
 
@@ -74,6 +80,7 @@ def test_ranks_of_several_machines_meet_at_a_store_that_listens_everywhere(maste
     assert stores[1].get("key") == b"value"  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("short_store_timeout")
 def test_a_taken_first_port_moves_everyone_to_the_next() -> None:
     with network.bind_first_free("127.0.0.1", candidates("taken first")[:1]):
         stores = meet("taken first", FIRST, SECOND)
@@ -181,6 +188,7 @@ def test_a_store_that_never_opens_is_named_with_host_and_ports() -> None:
     assert str(candidates("nobody")[0]) in str(failure)
 
 
+@pytest.mark.usefixtures("short_store_timeout")
 def test_a_program_that_accepts_and_stays_silent_is_passed_over() -> None:
     with socket.create_server(("127.0.0.1", candidates("mute")[0])):
         stores = meet("mute", FIRST, SECOND)
