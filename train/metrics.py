@@ -122,7 +122,7 @@ METRICS: Final[Mapping[str, Metric]] = _table(
     ),
     Metric(
         name="balanced_accuracy",
-        label="balanced accuracy",
+        label="balanced acc.",
         compute=balanced_accuracy,
     ),
     Metric(
