@@ -56,7 +56,7 @@ def test_the_images_own_python_times_the_lines_of_the_loop(image: Image, tmp_pat
     options = (mounted(work, "/workspace"),)
     ended = image.run("train", "--profile-lines", "run.name=timed", *SHORT, options=options)
     assert well(ended), ended.output
-    assert "Function: take" in (work / "runs/timed/profile/rank-0000-lines.txt").read_text()
+    assert "Trainer.train_step" in (work / "runs/timed/profile/rank-0000-lines.txt").read_text()
 
 
 @pytest.mark.every_run
