@@ -80,10 +80,10 @@ class SilenceTimer:
     _step_durations: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TIMED_STEPS))
     _measured_from: HeartbeatRecord | None = None
 
-    def update(self, beat: HeartbeatRecord | None, now: float) -> None:
+    def update(self, beat: HeartbeatRecord | None, time_s: float) -> None:
         """Take the latest beat."""
-        elapsed = 0.0 if self._updated_at is None else min(now - self._updated_at, MAX_COUNTED_INTERVAL_S)
-        self._updated_at = now
+        elapsed = 0.0 if self._updated_at is None else min(time_s - self._updated_at, MAX_COUNTED_INTERVAL_S)
+        self._updated_at = time_s
         moved = beat is not None and beat != self.beat  # the point within a step may change while the number stays
         self.seconds = 0.0 if moved else self.seconds + elapsed
         if moved:
@@ -291,25 +291,25 @@ class HangWatch:
         """
         return f"hang-{re.sub(r'[^A-Za-z0-9]', '-', self.launch_id)}-" if self.launch_id else "hang-"
 
-    def poll(self, alive: Iterable[Child], now: float) -> RankFailure | None:
+    def poll(self, alive: Iterable[Child], time_s: float) -> RankFailure | None:
         """Check the heartbeats once per POLL_INTERVAL_S.
 
         Return a failure if the run hangs and has to be ended.
         """
-        if now < self._next_poll:
+        if time_s < self._next_poll:
             return None
-        self._next_poll = now + POLL_INTERVAL_S
+        self._next_poll = time_s + POLL_INTERVAL_S
         living = list(alive)
         for child in living:
-            self._silences[child.world.rank].update(child.heartbeat.read() if child.heartbeat else None, now)
+            self._silences[child.world.rank].update(child.heartbeat.read() if child.heartbeat else None, time_s)
         if (
             self._answer_deadline is None
-            and now >= self._next_check
-            and (self._is_stalled(living) or self._is_asked_by_peer(now))
+            and time_s >= self._next_check
+            and (self._is_stalled(living) or self._is_asked_by_peer(time_s))
         ):
             self._publish(living)
-            self._answer_deadline = now + PEER_ANSWER_TIMEOUT_S
-        return None if self._answer_deadline is None else self._decide(now)
+            self._answer_deadline = time_s + PEER_ANSWER_TIMEOUT_S
+        return None if self._answer_deadline is None else self._decide(time_s)
 
     def withdraw(self) -> None:
         """Remove the status file that the other tasks read."""
@@ -329,11 +329,11 @@ class HangWatch:
     def _is_stalled(self, living: Sequence[Child]) -> bool:
         return bool(living) and find_blocking_rank([self._status_of(child) for child in living]) is not None
 
-    def _is_asked_by_peer(self, now: float) -> bool:
+    def _is_asked_by_peer(self, time_s: float) -> bool:
         """Whether another task has reported silent ranks."""
-        if self.alone or now < self._next_peer_poll:
+        if self.alone or time_s < self._next_peer_poll:
             return False
-        self._next_peer_poll = now + PEER_POLL_INTERVAL_S
+        self._next_peer_poll = time_s + PEER_POLL_INTERVAL_S
         return any(status.silent_s >= status.limit_s for status in self._read_peer_statuses())
 
     def _publish(self, living: Sequence[Child]) -> None:
@@ -347,15 +347,15 @@ class HangWatch:
         _write_atomically(self.policy.errors / f"stacks-rank-{child.world.rank:04d}.txt", collected.text)
         return replace(status, state=collected.state, where=collected.where, waits=collected.waits)
 
-    def _decide(self, now: float) -> RankFailure | None:
+    def _decide(self, time_s: float) -> RankFailure | None:
         statuses = [*self._own_statuses, *([] if self.alone else self._read_peer_statuses())]
         size = self.children[0].world.world_size
-        if len(statuses) < size and now < (self._answer_deadline or 0):
-            self._republish(now)
+        if len(statuses) < size and time_s < (self._answer_deadline or 0):
+            self._republish(time_s)
             return None
         culprit = find_blocking_rank(statuses)
         if culprit is None:
-            self._answer_deadline, self._next_check = None, now + ASK_AGAIN_DELAY_S
+            self._answer_deadline, self._next_check = None, time_s + ASK_AGAIN_DELAY_S
             self.withdraw()
             return None
         missing = sorted(set(range(size)) - {status.rank for status in statuses})
@@ -366,13 +366,13 @@ class HangWatch:
         )
         return RankFailure(failure=failure, rank=culprit.rank, host=culprit.host, step=culprit.step)
 
-    def _republish(self, now: float) -> None:
+    def _republish(self, time_s: float) -> None:
         """Write the file again.
 
         NFS shows an old state of the folder until this client changes it.
         """
-        if now >= self._next_peer_poll:
-            self._next_peer_poll = now + PEER_POLL_INTERVAL_S
+        if time_s >= self._next_peer_poll:
+            self._next_peer_poll = time_s + PEER_POLL_INTERVAL_S
             _write_atomically(self.status_path, json.dumps([asdict(status) for status in self._own_statuses]))
 
     def _status_of(self, child: Child) -> RankStatus:

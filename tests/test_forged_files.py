@@ -32,7 +32,7 @@ Reader = Callable[[Path], object]
 
 
 def begun(folder: Path) -> None:
-    record.add_start(folder, 3, environ={"SLURM_JOB_ID": "7"}, holder_token="a", now=1e9)
+    record.add_start(folder, 3, environ={"SLURM_JOB_ID": "7"}, holder_token="a", started_at=1e9)
     record.write_start_exit(folder, 69, file_lock.this_process_as_holder(launch_id="a"))
 
 

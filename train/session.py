@@ -46,19 +46,19 @@ def train_on_rank(
     *,
     variables: CallerVariables,
     argv: Sequence[str],
-    now: float,
+    started_at: float,
 ) -> int:
     """Train on this rank; returns the exit code (OK or STOPPED).
 
     Args:
         variables: of the caller, those that were taken out of `environ` and those that act.
-        now: seconds since 1970.
+        started_at: seconds since 1970.
 
     Raises:
         Failure: whatever keeps this run from training.
     """
     signals, folder = context.signals, context.folder
-    signals.deadline = deadline.read_deadline(environ, now=now, clock=time.monotonic())
+    signals.deadline = deadline.read_deadline(environ, now=started_at, clock=time.monotonic())
     rank_runtime = _start_runtime(config, context, environ, variables)
     holder_token = context.lock.token() if context.lock else None
     config = _resume_after_restart(config, rank_runtime, folder, environ, holder_token)
@@ -74,11 +74,13 @@ def train_on_rank(
             folder=files.cache_folder(environ),
             record=_recorded_micro_batch(folder) if rank_runtime.is_main else {},
         ),
-        record_start=partial(record.add_start, folder, environ=environ, holder_token=holder_token, now=now),
+        record_start=partial(
+            record.add_start, folder, environ=environ, holder_token=holder_token, started_at=started_at
+        ),
         on_first_step=write_facts,
     )
     was_finished = trainer.is_finished
-    rank_runtime.run_on_rank_zero(lambda: _write_start(trainer, environ, now, is_idle=was_finished))
+    rank_runtime.run_on_rank_zero(lambda: _write_start(trainer, environ, started_at, is_idle=was_finished))
     if trainer.state.step == 0:  # else on the first step: until then the record describes an earlier start
         rank_runtime.run_on_rank_zero(lambda: write_facts(trainer))
     notes = (context.previous_stop,) if context.previous_stop else ()
@@ -251,7 +253,7 @@ def _describe_best(trainer: Trainer) -> str | None:
 # What the run folder records
 
 
-def _write_start(trainer: Trainer, environ: Mapping[str, str], now: float, *, is_idle: bool) -> None:
+def _write_start(trainer: Trainer, environ: Mapping[str, str], started_at: float, *, is_idle: bool) -> None:
     """Add this start to run.json, on rank 0. is_idle: it will train nothing."""
     world_size = None if is_idle else trainer.runtime.world.world_size
     record.complete_start(
@@ -260,7 +262,7 @@ def _write_start(trainer: Trainer, environ: Mapping[str, str], now: float, *, is
         world_size=world_size,
         **_hosts_and_launcher(environ),
         environ=environ,
-        now=now,
+        started_at=started_at,
     )
 
 

@@ -105,7 +105,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
                 from train import session
             with profiled_lines(arguments, config, context):
                 code = session.train_on_rank(
-                    config, context, environ, variables=variables, argv=sys.argv, now=time.time()
+                    config, context, environ, variables=variables, argv=sys.argv, started_at=time.time()
                 )
     except (Exception, SystemExit) as error:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for every data worker that ends, here too

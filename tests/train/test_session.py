@@ -33,7 +33,7 @@ def run(folder: Path, *settings: str, environ: dict[str, str] | None = None) -> 
     context = RankContext(world=ALONE, folder=folder)
     try:
         found = environment.remove_conflicting_variables(environ := dict(environ or {}), download=False)
-        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], now=0.0)
+        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], started_at=0.0)
     finally:
         forget_accelerate()
 

@@ -34,7 +34,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     with lock.record_node_failure(folder, environ):
         plan = launch.plan_launch(config, launch.launch_options(arguments, config, environ), environ)
     launch.refuse_invalid_launch(config, plan, environ)
-    holder = lock.this_start_as_holder(environ, launch_id=plan.launch_id, now=time.time())
+    holder = lock.this_start_as_holder(environ, launch_id=plan.launch_id, started_at=time.time())
     has_rank_0 = plan.world.rank == 0
     waited = lock.wait_until_unlocked(folder, holder, print_note if has_rank_0 else _print_nothing, first=has_rank_0)
     refuse_symlinks(folder)

@@ -37,8 +37,8 @@ class AveragedValue:
     is_mean: bool
 
 
-# The loss stays the first. After a change here older checkpoints can still be resumed: only their unfinished log window
-# starts over.
+# The loss stays the first. With a value more or less, older checkpoints can still be resumed: only their unfinished log
+# window starts over.
 AVERAGED: Final[Mapping[str, AveragedValue]] = {
     "loss": AveragedValue(measure=lambda loss, _logits, _labels: loss, is_mean=True),
     "accuracy": AveragedValue(measure=count_correct, is_mean=False),

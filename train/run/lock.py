@@ -65,14 +65,17 @@ class RunLock:
             )
 
 
-def this_start_as_holder(environ: Mapping[str, str], *, launch_id: str, now: float) -> LockHolder:
-    """This process as a lock's holder. launch_id: the Plan's, which all tasks of this start share."""
+def this_start_as_holder(environ: Mapping[str, str], *, launch_id: str, started_at: float) -> LockHolder:
+    """This process as a lock's holder. launch_id: the Plan's, which all tasks of this start share.
+
+    started_at: seconds since 1970.
+    """
     job = job_info_from_environ(environ)
     return file_lock.this_process_as_holder(
         launch_id=launch_id,
         job=job.id if job else "",
         restart=job.restart if job else 0,
-        since=datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        since=datetime.fromtimestamp(started_at, UTC).isoformat(timespec="seconds"),
     )
 
 

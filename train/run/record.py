@@ -114,20 +114,20 @@ def complete_start(
     hosts: Sequence[str],
     launcher: str,
     environ: Mapping[str, str],
-    now: float,
+    started_at: float,
 ) -> None:
     """Complete this start's entry in `starts` of `run.json`, which `add_start` may have begun. On rank 0.
 
     Args:
         step: the step that this start continues from (0: from the start).
         world_size: None for a start that trains nothing because the run is finished.
-        now: seconds since 1970.
+        started_at: seconds since 1970.
 
     Raises:
         Failure: as in `files.ERRNO_MEANINGS`.
     """
     ranks = {"idle": True} if world_size is None else {"world_size": world_size}
-    start = {"at": format_utc(now), "step": step, **ranks, "hosts": [*hosts], "launcher": launcher}
+    start = {"at": format_utc(started_at), "step": step, **ranks, "hosts": [*hosts], "launcher": launcher}
     run = read_run(run_folder) or {}
     starts = run.get("starts", [])
     incomplete = bool(starts) and not {"world_size", "idle"} & starts[-1].keys()
@@ -241,20 +241,22 @@ UNKNOWN_CAUSE: Final = "no cause told"
 StartRecord = Mapping[str, Any]
 
 
-def add_start(run_folder: Path, step: int, *, environ: Mapping[str, str], holder_token: str | None, now: float) -> None:
+def add_start(
+    run_folder: Path, step: int, *, environ: Mapping[str, str], holder_token: str | None, started_at: float
+) -> None:
     """Add this start to `run.json`; refuse the fourth start in a row without progress. On rank 0.
 
     Args:
         step: the step that it continues from.
         holder_token: `RunLock.token`, the same for all restarts in place of one parent process. run.json calls it
             `launch`, but it is not the launch_id.
-        now: seconds since 1970.
+        started_at: seconds since 1970.
 
     Raises:
         Failure: NO_PROGRESS; as in `files.ERRNO_MEANINGS`.
     """
     start = (
-        {"at": format_utc(now), "step": step}
+        {"at": format_utc(started_at), "step": step}
         | scheduler_job(environ)
         | ({"launch": holder_token} if holder_token else {})
     )

@@ -68,13 +68,13 @@ class StopSignals:
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The handler."""
-        now = self._clock()
+        received_at = self._clock()
         if self.received is None:
-            self.received = ReceivedSignal(name=signal.Signals(number).name, at=now)
+            self.received = ReceivedSignal(name=signal.Signals(number).name, at=received_at)
         if number == signal.SIGINT:
             if self._interrupted_at is None:
-                self._interrupted_at = now
-            elif now - self._interrupted_at > SIGNAL_REPEAT_WINDOW_S:
+                self._interrupted_at = received_at
+            elif received_at - self._interrupted_at > SIGNAL_REPEAT_WINDOW_S:
                 self._abort(INTERRUPTED)
         self._raise_if_received()
 

@@ -39,7 +39,7 @@ def start(*settings: str) -> int:
     try:
         config = load.load_config(None, keep_last_overrides([*SETTINGS, *settings]))
         context = RankContext(world=ALONE, folder=Path(config.run.output_dir, config.run.name))
-        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], now=0.0)
+        return session.train_on_rank(config, context, environ, variables=found, argv=["train"], started_at=0.0)
     finally:
         forget_accelerate()
 

@@ -133,7 +133,7 @@ def test_where_the_default_place_cannot_be_written_a_start_takes_another(
 
 
 def held_by(folder: Path, **facts: Any) -> None:
-    holder = lock.this_start_as_holder({}, launch_id="theirs", now=0.0)
+    holder = lock.this_start_as_holder({}, launch_id="theirs", started_at=0.0)
     (folder / f"{lock.LOCK_NAME}.1").write_text(json.dumps(asdict(replace(holder, **facts))))
 
 
@@ -168,7 +168,7 @@ def test_what_a_real_training_leaves_is_understood(tmp_path: Path) -> None:
     forget_accelerate()
     try:
         session.train_on_rank(
-            load.load_config(None, settings), context, environ, variables=found, argv=["train"], now=0.0
+            load.load_config(None, settings), context, environ, variables=found, argv=["train"], started_at=0.0
         )
     finally:
         forget_accelerate()

@@ -59,7 +59,7 @@ def test_a_run_that_another_start_is_at_work_in_is_refused_and_left_alone(
     launched: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs" / "quickstart"
-    lock.lock_run_folder(folder, lock.this_start_as_holder({}, launch_id="another", now=0.0), None, print)
+    lock.lock_run_folder(folder, lock.this_start_as_holder({}, launch_id="another", started_at=0.0), None, print)
     before = sorted(tmp_path.rglob("*"))
     assert front.run_command(CPU, {}) == 73
     assert "runs/quickstart" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def start(folder: Path) -> None:
     forget_accelerate()
     try:
         session.train_on_rank(
-            config, RankContext(world=ALONE, folder=folder), environ, variables=found, argv=["train"], now=0.0
+            config, RankContext(world=ALONE, folder=folder), environ, variables=found, argv=["train"], started_at=0.0
         )
     finally:
         forget_accelerate()

@@ -37,7 +37,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def starter(launch_id: str = "mine", **environ: str) -> LockHolder:
-    return lock.this_start_as_holder(environ, launch_id=launch_id, now=0.0)
+    return lock.this_start_as_holder(environ, launch_id=launch_id, started_at=0.0)
 
 
 def elsewhere(**facts: object) -> LockHolder:
@@ -213,7 +213,7 @@ import pathlib, sys, time
 from train import file_lock
 from train.run import lock
 file_lock.HEARTBEAT_S = 0.2
-me = lock.this_start_as_holder({"SLURM_JOB_ID": "12"}, launch_id="theirs", now=0.0)
+me = lock.this_start_as_holder({"SLURM_JOB_ID": "12"}, launch_id="theirs", started_at=0.0)
 with lock.keep_run_lock(lock.lock_run_folder(pathlib.Path(sys.argv[1]), me, None, print), lost=print):
     print("held", flush=True)
     sys.stdin.read()

@@ -29,7 +29,7 @@ WORLD = World(
 def begun(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str, str] | None = None, **more: Any) -> None:
     """One more start."""
     told: dict[str, Any] = {"world_size": 4, "hosts": ["node01", "node02"], "launcher": "slurm-task", **more}
-    record.complete_start(folder, step=step, environ=environ or {}, now=now, **told)
+    record.complete_start(folder, step=step, environ=environ or {}, started_at=now, **told)
 
 
 def started(folder: Path, *, step: int = 0, now: float = 0.0, environ: dict[str, str] | None = None) -> dict[str, Any]:

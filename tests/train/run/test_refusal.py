@@ -60,6 +60,6 @@ def test_a_node_that_works_again_forgets_what_it_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("job", "names"), [("7", [NAME]), ("8", [])])
 def test_nothing_is_left_in_a_folder_that_another_job_is_at_work_in(tmp_path: Path, job: str, names: list[str]) -> None:
     lock.lock_run_folder(
-        tmp_path, lock.this_start_as_holder({"SLURM_JOB_ID": job}, launch_id="theirs", now=0.0), None, print
+        tmp_path, lock.this_start_as_holder({"SLURM_JOB_ID": job}, launch_id="theirs", started_at=0.0), None, print
     )
     assert fail(tmp_path, ExitCode.NODE, IN_A_JOB) == names

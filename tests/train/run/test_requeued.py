@@ -35,7 +35,7 @@ def marks(tmp_path: Path) -> list[Path]:
 
 
 def begun(folder: Path) -> None:
-    record.add_start(folder, 0, environ={}, holder_token=None, now=0.0)
+    record.add_start(folder, 0, environ={}, holder_token=None, started_at=0.0)
 
 
 def test_a_run_that_moved_away_is_missed_by_name(run: Path, job: dict[str, str]) -> None:

@@ -18,7 +18,11 @@ JOB = {"SLURM_JOB_ID": "7"}
 
 def begin(folder: Path, step: int = 120, holder_token: str | None = None, **environ: str) -> None:
     record.add_start(
-        folder, step, environ=JOB if not environ and not holder_token else environ, holder_token=holder_token, now=0.0
+        folder,
+        step,
+        environ=JOB if not environ and not holder_token else environ,
+        holder_token=holder_token,
+        started_at=0.0,
     )
 
 
@@ -31,7 +35,7 @@ def ended(folder: Path, *codes: int, step: int = 120) -> None:
     """Starts of the job that ended so."""
     for code in codes:
         me = file_lock.this_process_as_holder(job="7")
-        record.add_start(folder, step, environ=JOB, holder_token=me.token, now=0.0)
+        record.add_start(folder, step, environ=JOB, holder_token=me.token, started_at=0.0)
         record.write_start_exit(folder, code, me)
 
 
@@ -164,7 +168,7 @@ def test_the_ending_of_a_run_is_that_of_the_last_start_that_trained(
 def test_each_restart_in_place_has_its_own_end(tmp_path: Path) -> None:
     me = file_lock.this_process_as_holder()
     for code in (69, 91):
-        record.add_start(tmp_path, 0, environ={}, holder_token=me.token, now=0.0)
+        record.add_start(tmp_path, 0, environ={}, holder_token=me.token, started_at=0.0)
         record.write_start_exit(tmp_path, code, me)
     record.write_start_exit(tmp_path, 93, me)  # of the restart that was refused before it was in the record
     assert [start["ended"]["code"] for start in recorded(tmp_path)] == [69, 91, 93]
