@@ -53,7 +53,7 @@ lint: env-dev ## check style, types and shell scripts
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck $(SHELL_FILES)
+	$(BIN)/shellcheck $(SHELL_FILES) entrypoint/job_functions.sh
 
 format: env-dev ## rewrite the code in the one format
 	@$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ from entrypoint import (
     Failure,
     Plan,
     add_launch_arguments,
+    job_script,
     make_plan,
     parse_launch_options,
     print_help_text,
@@ -28,6 +29,7 @@ _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
   entrypoint doctor                      what would break a training here, and how to fix it
   entrypoint run -- python script.py     your own script, once per GPU
+  entrypoint job-script --nodes 4 --gpus-per-node 8 --time 8:00:00 --partition gpu > job.sh
 """
 
 SHOW_DESCRIPTION = """One line per value: its name, the value and its source. A source in capitals is the variable that
@@ -65,7 +67,7 @@ def build_parser() -> EntrypointParser:
     parser = EntrypointParser(
         prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=TerminalHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="show|doctor|run|job-script")
     show = commands.add_parser(
         "show",
         help="what was detected, the plan, and where each value came from",
@@ -87,6 +89,15 @@ def build_parser() -> EntrypointParser:
     for command in (show, doctor, run):
         add_launch_arguments(command)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
+    script = commands.add_parser(
+        "job-script", help="write a Slurm job script for your site", formatter_class=TerminalHelpFormatter
+    )
+    job_script.add_job_script_arguments(script)
+    # The job scripts themselves use the next two.
+    commands.add_parser("job-functions", formatter_class=TerminalHelpFormatter)
+    decision = commands.add_parser("requeue", formatter_class=TerminalHelpFormatter)
+    decision.add_argument("srun_code", type=int)
+    decision.add_argument("error_files", nargs="*")
     return parser
 
 
@@ -166,10 +177,33 @@ def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> i
     return run_plan(planned, program, environ, log_dir=Path(arguments.logs), foreign=True)
 
 
+def _job_script_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    print(job_script.write_job_script(arguments), end="")
+    return 0
+
+
+def _job_functions_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    with open(job_script.FUNCTIONS_FILE) as file:
+        print(file.read(), end="")
+    return 0
+
+
+def _requeue_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from pathlib import Path
+
+    from entrypoint import requeue  # only here: it loads json
+
+    print(requeue.decide_requeue(arguments.srun_code, [Path(path) for path in arguments.error_files]))
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
     "show": _show_command,
     "doctor": _doctor_command,
     "run": _run_command,
+    "job-script": _job_script_command,
+    "job-functions": _job_functions_command,
+    "requeue": _requeue_command,
 }
 
 

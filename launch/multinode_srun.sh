@@ -1,44 +1,48 @@
 #!/bin/bash
-# Train on all GPUs of several nodes, one task each:  launch/multinode_srun.sh CONFIG [section.key=value ...]
-# Checks, then submits itself (sbatch options first); `sbatch launch/multinode_srun.sh CONFIG` works too. docs/clusters.md
-#SBATCH --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --cpus-per-task=8 --time=04:00:00
-#SBATCH --job-name=train --output=slurm-%j.out --open-mode=append --requeue --signal=USR1@120
-##SBATCH --mem=0  # all memory of the node: many sites give a few GB for each CPU
-##SBATCH --exclusive  # no neighbours: speed that can be compared, and all of the node's network
-set -euo pipefail
-refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }; cd -P . # Apptainer binds no folder that was reached through a link
-options=(); while [[ ${1:-} == -* ]]; do [[ $1 == --config ]] || options+=("$1"); shift; done # sbatch's, when this is run directly
-site=${SITE_ENV:-launch/site.env}; [[ -n ${SITE_ENV:-} || -e $site ]] || site=$(realpath -m "${0%/*}/site.env")
-trap 'refuse 64 "$site failed" "mend it: Unix line ends, and a last command that succeeds (true)"' EXIT
-# shellcheck source=/dev/null  # -u: modules read variables that are not set
-if [[ -n ${SITE_ENV:-} || -e $site ]]; then set +u; [[ $(<"$site") != *$'\r'* ]]; . "$site"; set -euo pipefail; export SITE_ENV=$site; fi
-trap - EXIT; readonly given=("$@") image=${IMAGE:-train.sif}
-[[ (-f ${1:-} || ${1:-} == *.y*ml) && (-z ${options[*]} || -z ${SLURM_JOB_ID:-}) ]] || refuse 64 "no CONFIG${1:+ where it belongs: ${options[*]} $*}" \
-  "SCRIPT [sbatch options, each one word: --nodes=4] CONFIG [section.key=value ...], or sbatch [options] SCRIPT CONFIG ..."
-[[ ${MAX_REQUEUES:=20} =~ ^[0-9]+$ ]] || refuse 64 "MAX_REQUEUES=$MAX_REQUEUES is not a number" "MAX_REQUEUES=20"
-[[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
-readonly step=(apptainer exec --nv "$image" train)
-# From here on the same in every script.
-[[ ${REQUIRE_SIGNED:-0} == 0 ]] || apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
-  refuse 77 "$image is not signed with a key that is trusted here" "sign it, or import the key: docs/image.md"
-[[ -n ${SLURM_JOB_ID:-} ]] || # not in a job: check, then submit
-  { apptainer exec "$image" train check --config "$@"; exec sbatch "${options[@]}" "$0" "${given[@]}"; }
-file=$(readlink -f "$image") digest=$(cat "$file.sha256" 2>/dev/null || true) # 3 GB take seconds: once for each file
-[[ $digest =~ ^[0-9a-f]{64} && -z $(find "$file" -cnewer "$file.sha256") ]] || # ctime shows one moved here
-  digest=$(sha256sum <"$file" | tee "$file.sha256" 2>/dev/null) || true # the folder may be read-only
-export SLURM_EXPORT_ENV=ALL ENTRYPOINT_IMAGE_DIGEST=sha256:${digest%% *} # without ALL, `sbatch --export=NONE` keeps PATH from srun
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}; echo "image $image $ENTRYPOINT_IMAGE_DIGEST" # srun 22.05 forgets the CPUs
-ended=0; trap 'ended=1' TERM; trap : USR1 USR2 # Slurm signals the ranks itself. TERM to this shell: cancelled or preempted
-folder=$(apptainer exec "$image" train where --config "$@"); left() { stat -c '%.9Z %i:%n' "$folder"/errors/{exit,{node,rank}-*}.json 2>/dev/null || true; }
-before=$(left); srun --kill-on-bad-exit=1 "${step[@]}" --config "$@" & # what another start left stays: it may be training there
-while code=0; wait $! || code=$?; kill -0 $! 2>/dev/null; do :; done # wait also returns when a signal arrives
-mapfile -t new < <(left | grep -vxFe "$before" | cut -d: -f2-) # srun hides codes (who leaves first gets the others killed): the run's own word counts
-said=$(sed -n 's/.*"code": *\([0-9]*\).*/\1/p' -- /dev/null "${new[@]/#"$folder"\/errors\/rank-*/\/dev\/null}" | head -n 1) || true; ((code == 73)) || code=${said:-$code}
-if [[ ! $code =~ ^(69|75|78|91)$ ]] || ((ended)); then exit "$code"; fi
-((${SLURM_RESTART_COUNT:-0} < 10#$MAX_REQUEUES)) || { echo "exit code $code: not requeued, MAX_REQUEUES=$MAX_REQUEUES"; exit "$code"; }
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # the number alone may mean the array
-bad=$(sed -n '/"code": 78/,/"host"/s/.*"host": "\([^".]*\).*/\1/p' -- /dev/null "${new[@]/#"$folder"\/errors\/exit.json/\/dev\/null}" | sort -u | paste -sd,) || true
-trap '' TERM; scontrol requeue "$job" || exit "$code" # --no-requeue, say; else it ends this shell too
-echo "exit code $code: requeued, start $((${SLURM_RESTART_COUNT:-0} + 2))${bad:+, not on $bad}"
-[[ -z $bad ]] || scontrol update JobId="$job" ExcNodeList="$(squeue -h -j "$job" -o %x | sed -n 's/.$/&,/p')$bad" # while it waits
-exit "$code"
+# Train on all GPUs of several nodes, one task per GPU. More: docs/clusters.md
+#   multinode_srun.sh [sbatch options] CONFIG [section.key=value ...]
+#       checks the configuration and the data, then submits itself
+#   sbatch [sbatch options] multinode_srun.sh CONFIG [section.key=value ...]
+#       submits at once
+
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4           # one per GPU
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8             # 8 for each GPU
+#SBATCH --time=04:00:00
+#SBATCH --output=slurm-%j.out
+#SBATCH --open-mode=append            # a requeued job continues its log
+#SBATCH --requeue
+#SBATCH --signal=USR1@120             # two minutes before the end: save, stop, requeue
+##SBATCH --partition=gpu              # remove one # to use a line
+##SBATCH --account=my_project
+##SBATCH --mem=0                      # all memory of the node, where the default is too little
+##SBATCH --exclusive                  # no other job on the node: comparable speed
+
+fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
+
+# Your site: modules, folders that the container shall see, the network.
+# module load apptainer
+# export APPTAINER_BIND=/scratch,/project
+site=${SITE_ENV:-launch/site.env} # or a file with such lines for all job scripts
+if [[ -n ${SITE_ENV:-} || -e $site ]]; then
+  source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
+fi
+set -euo pipefail # after the site's lines: modules read variables that are not set
+
+image=${IMAGE:-train.sif}
+[[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
+if [[ ${REQUIRE_SIGNED:-0} != 0 ]]; then # before anything in the image runs
+  apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
+    fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"
+fi
+
+# The image brings the functions prepare_job and requeue_or_exit.
+source <(apptainer exec "$image" entrypoint job-functions)
+prepare_job "$@" # outside a job: checks the configuration, submits this script, and exits
+
+code=0
+srun --kill-on-bad-exit=1 \
+  apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
+requeue_or_exit "$code"

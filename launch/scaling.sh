@@ -1,51 +1,94 @@
 #!/bin/bash
-# How well a training scales over nodes:  launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]
-# Submits launch/multinode.sh once for each number of nodes in NODES ("1 2 4"): the same global batch (strong scaling),
-# and one that grows with the nodes (weak), STEPS optimizer steps each; then a job that writes the report. docs/clusters.md
-# The micro batch is `auto`, since CONFIG's may not divide on all of them; train.micro_batch_size=N behind CONFIG holds it.
-# Not an array: its tasks would all have the same number of nodes.
+# Measure how well a training scales over nodes. More: docs/clusters.md
+#   NODES="1 2 4" STEPS=300 launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]
+#
+# For each number of nodes this submits launch/multinode.sh with the global batch of CONFIG (strong
+# scaling) and with one that grows with the nodes (weak scaling), and at last a job that writes the
+# report. These are single jobs: all tasks of an array would have the same number of nodes.
+
+fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
+
+# Your site, as in the other job scripts.
+site=${SITE_ENV:-launch/site.env}
+if [[ -n ${SITE_ENV:-} || -e $site ]]; then
+  source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
+fi
 set -euo pipefail
-refuse() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }; cd -P . # Apptainer binds no folder that was reached through a link
-options=(); while [[ ${1:-} == -* ]]; do [[ $1 == --config ]] || options+=("$1"); shift; done
-site=${SITE_ENV:-launch/site.env}; [[ -n ${SITE_ENV:-} || -e $site ]] || site=$(realpath -m "${0%/*}/site.env")
-trap 'refuse 64 "$site failed" "mend it: Unix line ends, and a last command that succeeds (true)"' EXIT
-# shellcheck source=/dev/null  # -u: modules read variables that are not set
-if [[ -n ${SITE_ENV:-} || -e $site ]]; then set +u; [[ $(<"$site") != *$'\r'* ]]; . "$site"; set -euo pipefail; export SITE_ENV=$site; fi
-trap - EXIT; readonly here=${0%/*} image=${IMAGE:-train.sif} steps=${STEPS:-300}
+
+cd -P . # Apptainer binds no folder that was reached through a link
+image=${IMAGE:-train.sif} steps=${STEPS:-300}
 read -ra nodes <<<"${NODES:-1 2 4}"
-[[ -z ${SLURM_JOB_ID:-} ]] || refuse 64 "this runs on the login node, not in a job" "run it directly: it submits the jobs"
-[[ ${nodes[*]:-x} =~ ^[1-9][0-9]*(\ [1-9][0-9]*)*$ && $steps =~ ^[1-9][0-9]*$ ]] ||
-  refuse 64 "NODES='${NODES:-}' STEPS='$steps'" "NODES='1 2 4' STEPS=300"
-[[ -f ${1:-} ]] || refuse 64 "no CONFIG${1:+ where it belongs: $*}" "launch/scaling.sh [sbatch options] CONFIG [section.key=value ...]"
-[[ -f $image ]] || refuse 66 "no image at $image, seen from $PWD" "cd to its folder, or IMAGE=/path/train.sif"
-[[ " ${*%%=*} " == *" train.micro_batch_size "* ]] || set -- "$1" train.micro_batch_size=auto "${@:2}"
-log=$((steps < 50 ? steps / 5 + 1 : 10)) # the first log point is no speed
-# The words of `train check`: "global batch   256 = 64 micro x ..."
-batch=$(apptainer exec "$image" train check --config "$@" | sed -n 's/^global batch *\([0-9]*\) = .*/\1/p')
-[[ $batch ]] || refuse 64 "train check names no global batch" "apptainer exec $image train check --config $*"
-for count in "${nodes[@]}"; do
-  ((batch * count % nodes[0] == 0)) || refuse 64 "weak scaling: a global batch of $batch on ${nodes[0]} nodes is $batch x $count / ${nodes[0]} on $count" \
-    "NODES that begin with 1, or train.global_batch_size=$((batch - batch % nodes[0] + nodes[0]))"
+options=()
+while [[ ${1:-} == -* ]]; do
+  [[ $1 == --config ]] || options+=("$1")
+  shift
 done
-jobs=() strong=() weak=() payer=()
-measure() { # KIND NODES GLOBAL_BATCH CONFIG [section.key=value ...]: submit one training, and note where its run will be
-  local -r run=scaling-$1-$2 count=$2 ours=("train.global_batch_size=$3" "train.max_steps=$steps" train.epochs=1000000
-    eval.every_epochs=1000000 checkpoint.every_minutes=null checkpoint.resume=never "log.every_steps=$log")
-  local said word words=(); shift 3
-  for word in "$@"; do [[ " ${ours[*]%%=*} run.name " == *" ${word%%=*} "* ]] || words+=("$word"); done # ours count
-  said=$("$here/multinode.sh" "${options[@]}" --nodes="$count" --job-name="$run" "${words[@]}" "${ours[@]}" "run.name=$run")
-  job=$(sed -n 's/^Submitted batch job \([0-9]*\).*/\1/p' <<<"$said"); echo "$run: job ${job:?$said}"; jobs+=("$job")
+
+[[ -z ${SLURM_JOB_ID:-} ]] ||
+  fail 64 "this runs on the login node, not in a job" "run it directly: it submits the jobs"
+[[ ${nodes[*]:-x} =~ ^[1-9][0-9]*(\ [1-9][0-9]*)*$ && $steps =~ ^[1-9][0-9]*$ ]] ||
+  fail 64 "NODES='${NODES:-}' STEPS='$steps'" "NODES='1 2 4' STEPS=300"
+[[ -f ${1:-} ]] ||
+  fail 64 "no CONFIG${1:+ where it belongs: $*}" "launch/scaling.sh [sbatch options] CONFIG ..."
+[[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
+
+# The file's micro batch may not divide the batches of all jobs; a setting behind CONFIG is kept.
+[[ " ${*%%=*} " == *" train.micro_batch_size "* ]] ||
+  set -- "$1" train.micro_batch_size=auto "${@:2}"
+
+# `train check` prints "global batch   256 = 64 micro x ...".
+batch=$(apptainer exec "$image" train check --config "$@" |
+  sed -n 's/^global batch *\([0-9]*\) = .*/\1/p')
+[[ $batch ]] ||
+  fail 64 "train check names no global batch" "apptainer exec $image train check --config $*"
+for count in "${nodes[@]}"; do
+  ((batch * count % nodes[0] == 0)) ||
+    fail 64 "weak scaling: the global batch on $count nodes is $batch x $count / ${nodes[0]}" \
+      "begin NODES with 1, or train.global_batch_size=$((batch - batch % nodes[0] + nodes[0]))"
+done
+
+jobs=() # numbers of the submitted jobs
+log_every=$((steps < 50 ? steps / 5 + 1 : 10)) # the first log point measures no speed
+
+# submit RUN NODES GLOBAL_BATCH CONFIG [section.key=value ...]
+# Submit one training and set `folder`, the folder of its run.
+submit() {
+  local -r run=$1 count=$2
+  local settings=("train.global_batch_size=$3" "train.max_steps=$steps" train.epochs=1000000
+    eval.every_epochs=1000000 checkpoint.every_minutes=null checkpoint.resume=never
+    "log.every_steps=$log_every" "run.name=$run")
+  local words=() word message
+  shift 3
+  for word in "$@"; do # a key may be given only once, and these settings win
+    [[ " ${settings[*]%%=*} " == *" ${word%%=*} "* ]] || words+=("$word")
+  done
+  message=$("${0%/*}/multinode.sh" "${options[@]}" --nodes="$count" --job-name="$run" \
+    "${words[@]}" "${settings[@]}")
+  jobs+=("$(sed -n 's/^Submitted batch job \([0-9]*\).*/\1/p' <<<"$message")")
+  echo "$run: job ${jobs[-1]:?$message}"
   folder=$(apptainer exec "$image" train where --config "${words[@]}" "run.name=$run")
 }
+
+strong=() weak=() # folders of the runs
 for count in "${nodes[@]}"; do
-  measure strong "$count" "$batch" "$@"; strong+=("$folder")
-  # The first is both: what grows has not begun to.
-  if ((count > nodes[0])); then measure weak "$count" "$((batch * count / nodes[0]))" "$@"; fi; weak+=("$folder")
+  submit "scaling-strong-$count" "$count" "$batch" "$@"
+  strong+=("$folder")
+  if ((count > nodes[0])); then # the first run belongs to both
+    submit "scaling-weak-$count" "$count" "$((batch * count / nodes[0]))" "$@"
+  fi
+  weak+=("$folder")
 done
-report() { printf '%q ' apptainer exec "$image" train report "${@:2}" --output "scaling/$1"; } # both, though runs be missing
-for word in "${options[@]}"; do # of the trainings' options the report takes who pays and where, and no nodes or GPUs
-  [[ $word =~ ^(-[ApqM]|--(account|partition|qos|clusters?|reservation)=) ]] && payer+=("$word")
+
+# The report needs one CPU. It is charged to the same account and runs in the same partition.
+charged_to=()
+for word in "${options[@]}"; do
+  if [[ $word =~ ^(-[ApqM]|--(account|partition|qos|clusters?|reservation)=) ]]; then
+    charged_to+=("$word")
+  fi
 done
-unset SBATCH_GPUS_PER_NODE # the site's, for the trainings
-exec sbatch "${payer[@]}" --dependency="afterany$(printf ':%s' "${jobs[@]}")" --nodes=1 --ntasks=1 --time=00:10:00 --job-name=scaling-report \
-  --output=slurm-%j.out --wrap "$(report strong "${strong[@]}"); $(report weak "${weak[@]}")"
+report() { printf '%q ' apptainer exec "$image" train report "${@:2}" --output "scaling/$1"; }
+unset SBATCH_GPUS_PER_NODE
+exec sbatch "${charged_to[@]}" --nodes=1 --ntasks=1 --time=00:10:00 \
+  --job-name=scaling-report --output=slurm-%j.out \
+  --dependency="afterany$(printf ':%s' "${jobs[@]}")" \
+  --wrap "$(report strong "${strong[@]}"); $(report weak "${weak[@]}")"

@@ -19,6 +19,8 @@ LAYERS = {
     "entrypoint": [
         "redaction",
         "errors",
+        "requeue",
+        "job_script",
         "threads",
         "console",
         "world",

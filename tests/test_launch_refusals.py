@@ -1,28 +1,41 @@
-"""The job scripts as far as they go without Slurm and Apptainer: settings, options, lines, digests, codes."""
+"""The job scripts with stand-ins for Slurm and Apptainer: settings, options, lines, digests, codes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
-import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from entrypoint import ExitCode
 from train.run import exit_file
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 IN_A_JOB = {"SLURM_JOB_ID": "7"}
-BROKEN_SETTINGS = {
-    "a test in the last line": b"[[ -d /nowhere ]] && export A=1\n",
-    "leaves the shell": b"exit 0\n",
-    "a module that is not there": b"module load nowhere\nexport A=1\n",
-    "Windows line ends": b"export A=1\r\nexport B=2\r\n",
-}
 LINES = "train.max_steps=1\ntrain.max_steps=2 'optim.args={nesterov: true}\n\n"
 UNREADABLE = {"a quote has no end": "2", "empty": "3", "beyond the last": "4", "they count from 1": "0", "no array": ""}
+
+
+# The container's entrypoint is the one that is tested; its train and Slurm only print what they are asked.
+STAND_INS = {
+    "apptainer": f"""
+[[ $1 == exec ]] || exit 255 # verify: nothing here is signed
+while [[ $1 != train && $1 != entrypoint ]]; do shift; done
+case $1-$2 in
+  entrypoint-*) exec {sys.executable} -m "$@" ;;
+  train-where) echo "$FOLDER" ;;
+  *) echo "in the container: $*" ;;
+esac""",
+    "srun": """[[ ! ${SRUN:-} ]] || eval "$SRUN"; shift; exec "$@" """,
+    "sbatch": """echo "sbatch: $*" """,
+    "scontrol": """echo "scontrol: $*" """,
+    "squeue": "echo node09",
+}
 
 
 @pytest.fixture
@@ -30,12 +43,17 @@ def folder(tmp_path: Path) -> Path:
     """A user's folder. Nothing here reads the image, so any file stands for it."""
     for name, text in {"train.sif": "image", "config.yaml": "", "lr.txt": LINES}.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "bin").mkdir()
+    for name, body in STAND_INS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
     return tmp_path
 
 
 def start(folder: Path, script: Path | str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a script in the folder, with an environment of its own."""
-    environ = {"PATH": os.environ["PATH"], **variables}
+    path = f"{folder}/bin{os.pathsep}{os.environ['PATH']}"
+    environ = {"PATH": path, "PYTHONPATH": str(LAUNCH.parent), "FOLDER": str(folder / "run"), **variables}
     return subprocess.run(
         [LAUNCH / script, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=20, check=False,
     )  # fmt: skip
@@ -44,31 +62,26 @@ def start(folder: Path, script: Path | str, *words: str, **variables: str) -> su
 def digest(folder: Path) -> str:
     """What a job in the folder says of its image."""
     done = start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB)
-    return done.stdout.strip().rpartition("image train.sif sha256:")[2]
+    return re.findall(r"^image train.sif sha256:(.*)", done.stdout, re.M)[0]
 
 
-@pytest.mark.parametrize("case", BROKEN_SETTINGS)
-def test_settings_that_fail_are_named_and_nothing_goes_on(folder: Path, case: str) -> None:
-    (folder / "site.env").write_bytes(BROKEN_SETTINGS[case])
+@pytest.mark.parametrize("text", ["[[ -d /nowhere ]] && export A=1\n", None], ids=["fails", "is not there"])
+def test_settings_that_fail_are_named_and_nothing_goes_on(folder: Path, text: str | None) -> None:
+    if text:
+        (folder / "site.env").write_text(text)
     done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="./site.env")
     assert (done.returncode, "ERROR[64] ./site.env failed\n  fix: " in done.stderr) == (64, True), done.stderr
 
 
-def test_settings_that_are_named_and_not_there_are_an_error(folder: Path) -> None:
-    done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="/nowhere/site.env")
-    assert (done.returncode, "ERROR[64] /nowhere/site.env failed\n  fix: " in done.stderr) == (64, True)
-
-
-def test_a_script_that_is_run_from_another_folder_reads_the_settings_beside_it(folder: Path) -> None:
-    shutil.copytree(LAUNCH, folder / "tools")
-    (folder / "tools" / "site.env").write_text("exit 0\n")
-    done = start(folder, folder / "tools" / "singlegpu.sh", "config.yaml")
-    assert f"ERROR[64] {folder}/tools/site.env failed" in done.stderr
+def test_modules_may_read_variables_that_are_not_set(folder: Path) -> None:
+    (folder / "site.env").write_text('echo "loads $NOT_SET"; false; export IMAGE=of-the-site.sif\n')
+    done = start(folder, "singlegpu.sh", "config.yaml", SITE_ENV="site.env")
+    assert "ERROR[66] no image at of-the-site.sif" in done.stderr
 
 
 def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Path) -> None:
     done = start(folder, "singlegpu.sh", "--nodes=2", "config.yaml", **IN_A_JOB)
-    assert (done.returncode, "belongs: --nodes=2 config.yaml\n" in done.stderr) == (64, True), done.stderr
+    assert (done.returncode, "after the script: --nodes=2\n" in done.stderr) == (64, True), done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--nodes", "4", "config.yaml"), ("train.epochs=3",), ("--help",)])
@@ -80,17 +93,14 @@ def test_what_is_no_config_is_not_taken_for_one(folder: Path, words: tuple[str, 
 
 def test_the_config_may_be_named_as_train_itself_wants_it(folder: Path) -> None:
     done = start(folder, "singlegpu.sh", "--config", "config.yaml", **IN_A_JOB)
-    assert done.stdout.startswith("image train.sif"), done.stderr
+    assert "in the container: train --config config.yaml\n" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("script", "site"), [("singlegpu", ""), ("sweep", ""), ("multigpu", "8")])
-def test_the_site_s_gpus_of_a_node_are_not_for_a_script_of_one(folder: Path, script: str, site: str) -> None:
-    for name, body in {"apptainer": "", "sbatch": 'echo "asks for <${SBATCH_GPUS_PER_NODE-}>"'}.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
-    variables = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SBATCH_GPUS_PER_NODE": "8"}
-    done = start(folder, f"{script}.sh", "config.yaml", "lr.txt", **variables)
-    assert f"asks for <{site}>" in done.stdout
+def test_outside_a_job_the_config_is_checked_and_the_script_submits_itself(folder: Path) -> None:
+    done = start(folder, "multinode.sh", "--nodes=3", "config.yaml", "run.seed=1")
+    checks, submits = done.stdout.splitlines()
+    assert checks == "in the container: train check --config config.yaml run.seed=1"
+    assert submits == f"sbatch: --nodes=3 {LAUNCH}/multinode.sh config.yaml run.seed=1"
 
 
 def test_a_script_that_finds_no_image_says_where_it_looked(folder: Path) -> None:
@@ -126,11 +136,16 @@ def test_a_line_that_cannot_be_read_is_refused_and_not_read_in_part(folder: Path
 )
 def test_a_line_of_a_sweep_replaces_what_is_set_for_all(folder: Path, line: str, words: str) -> None:
     (folder / "lr.txt").write_text(line)
-    (folder / "apptainer").write_text('#!/bin/sh\necho "$@"\n')
-    (folder / "apptainer").chmod(0o755)
     common = ("run.name=all", "run.seed=3", "train.max_steps=9")
-    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", *common, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
-    assert done.stdout == f"exec train.sif train check --config config.yaml {words}\n", done.stderr
+    done = start(folder, "sweep.sh", "config.yaml", "lr.txt", *common)
+    assert done.stdout.splitlines()[0] == f"in the container: train check --config config.yaml {words}", done.stderr
+
+
+def test_a_sweep_is_submitted_with_as_many_tasks_as_lines(folder: Path) -> None:
+    (folder / "lr.txt").write_text("run.seed=1\nrun.seed=2\n")
+    done = start(folder, "sweep.sh", "--hold", "config.yaml", "lr.txt", "train.epochs=1")
+    submitted = done.stdout.splitlines()[-1]
+    assert submitted == f"sbatch: --array=1-2 --hold {LAUNCH}/sweep.sh config.yaml lr.txt train.epochs=1", done.stderr
 
 
 def test_an_empty_file_of_lines_is_refused(folder: Path) -> None:
@@ -159,46 +174,78 @@ def test_a_digest_beside_the_image_is_not_computed_again(folder: Path) -> None:
     assert digest(folder) == "a" * 64
 
 
-def code_of(folder: Path, srun: str = "return 9") -> str:
-    """The code that a job script ends with, by its own lines, when srun does `srun`."""
-    script = (LAUNCH / "singlegpu.sh").read_text()
-    lines = script[script.index("folder=$(apptainer") : script.index("if [[ ! $code")]
-    asked = 'apptainer() { echo "$FOLDER"; }; srun() { eval "$SRUN"; }; image=train.sif step=()'
-    command = ["bash", "-c", f'set -euo pipefail; {asked}\n{lines}\necho "$code"']
-    environ = {"FOLDER": str(folder), "SRUN": srun, "PATH": os.environ["PATH"]}
-    return subprocess.check_output(command, env=environ, text=True, timeout=20, stdin=subprocess.DEVNULL).strip()
+def ends(folder: Path, srun: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A job whose srun runs these shell words."""
+    return start(folder, "singlegpu.sh", "config.yaml", **IN_A_JOB, SRUN=srun, **variables)
 
 
-def says(code: str) -> str:
+def writes(text: str, name: str = "exit.json") -> str:
     """What a run does at its end, as the shell's words."""
-    return f'mkdir -p "$FOLDER/errors"; printf %s {shlex.quote(code)} >"$FOLDER/errors/exit.json"; return 9'
+    return f'mkdir -p "$FOLDER/errors"; printf %s {shlex.quote(text)} >"$FOLDER/errors/{name}"; exit 9'
 
 
 def test_a_job_ends_with_the_code_that_the_run_wrote_and_not_with_one_that_it_quotes(folder: Path) -> None:
-    exit_file.write_exit(folder, code=75, step=3, cause='the log says "code": 70')
+    exit_file.write_exit(folder, code=65, step=3, cause='the log says "code": 70')
     written = (folder / "errors" / "exit.json").read_text()
-    assert code_of(folder, says(written)) == "75"
+    assert ends(folder, writes(written)).returncode == 65
 
 
 @pytest.mark.parametrize("name", ["low-rank-4", "exit.json", "a [b] *", "errors/rank-0"])
 def test_a_job_finds_the_code_whatever_the_run_is_called(folder: Path, name: str) -> None:
-    assert code_of(folder / name, says('{"code": 75}')) == "75"
-
-
-@pytest.mark.parametrize("left", ["", "{", '{"code": ', '{"code": "75"}', '{"code": null}'])
-def test_without_a_code_of_the_run_srun_s_counts(folder: Path, left: str) -> None:
-    assert code_of(folder, says(left)) == "9"
+    assert ends(folder, writes('{"code": 65}'), FOLDER=str(folder / name)).returncode == 65
 
 
 def test_what_an_earlier_start_said_is_neither_believed_nor_removed(folder: Path) -> None:
-    exit_file.write_exit(folder, code=75, step=3, cause="SIGTERM")
-    assert (code_of(folder), exit_file.read_exit(folder) is not None) == ("9", True)
+    exit_file.write_exit(folder / "run", code=75, step=3, cause="SIGTERM")
+    assert ends(folder, "exit 9").returncode == 9
+    assert exit_file.read_exit(folder / "run") is not None
 
 
-def test_a_job_that_is_refused_the_folder_keeps_its_code_when_the_other_ends_meanwhile(folder: Path) -> None:
-    assert code_of(folder, says('{"code": 75}').replace("return 9", "return 73")) == "73"
+def test_the_name_of_a_file_in_a_run_is_no_option(folder: Path) -> None:
+    both = writes('{"code": 65}').replace("exit 9", writes("{}", name="rank-0\n--help\n.json"))
+    assert ends(folder, both).returncode == 65
 
 
-def test_a_requeue_is_told_only_after_slurm_has_taken_it() -> None:
-    script = (LAUNCH / "singlegpu.sh").read_text()
-    assert script.index("scontrol requeue") < script.index("requeued, start")
+@pytest.mark.parametrize("code", [code for code in ExitCode if code.requeue])
+def test_a_code_of_the_next_start_s_is_requeued_and_kept(folder: Path, code: ExitCode) -> None:
+    done = ends(folder, writes(f'{{"code": {code}}}'))
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (
+        code,
+        ["scontrol: requeue 7", f"exit code {code}: requeued, start 2"],
+    )
+
+
+def test_a_task_of_an_array_is_requeued_alone(folder: Path) -> None:
+    done = ends(folder, "exit 75", SLURM_ARRAY_JOB_ID="5", SLURM_ARRAY_TASK_ID="3")
+    assert "scontrol: requeue 5_3\n" in done.stdout
+
+
+def test_a_node_that_failed_is_excluded_beside_those_that_are_already(folder: Path) -> None:
+    done = ends(folder, writes('{"code": 78, "host": "node02.site"}', name="node-node02.json"))
+    lines = done.stdout.splitlines()[-2:]
+    assert lines == [
+        "exit code 78: requeued, start 2, not on node02",
+        "scontrol: update JobId=7 ExcNodeList=node09,node02",
+    ]
+
+
+def test_a_job_is_requeued_as_often_as_allowed(folder: Path) -> None:
+    done = ends(folder, "exit 75", MAX_REQUEUES="3", SLURM_RESTART_COUNT="3")
+    assert (done.returncode, "exit code 75: not requeued, MAX_REQUEUES=3\n" in done.stdout) == (75, True)
+    assert "scontrol" not in done.stdout
+
+
+def test_a_job_that_is_cancelled_is_not_requeued(folder: Path) -> None:
+    done = ends(folder, "kill -TERM $PPID; exit 75")
+    assert (done.returncode, "scontrol" in done.stdout) == (75, False)
+
+
+def test_a_job_ends_with_srun_s_code_where_the_image_does_not_answer(folder: Path) -> None:
+    done = ends(folder, f"rm {folder}/bin/apptainer; exit 75")
+    assert (done.returncode, "scontrol" in done.stdout) == (75, False)
+
+
+def test_a_requeue_is_told_only_after_slurm_has_taken_it(folder: Path) -> None:
+    (folder / "bin" / "scontrol").write_text("#!/bin/bash\nexit 1\n")
+    done = ends(folder, "exit 75")
+    assert (done.returncode, "requeued" in done.stdout) == (75, False)

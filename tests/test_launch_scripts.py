@@ -1,4 +1,4 @@
-"""The job scripts, read and not run: short, self-contained, and the same where they need not differ."""
+"""The job scripts, read and not run: those in launch/, and those that `entrypoint job-script` writes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import ExitCode
+from entrypoint import ExitCode, Failure
+from entrypoint import __main__ as main
+from entrypoint import job_script as job_scripts
 from train.config import load
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
 SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in NO_JOBS)
 SETTINGS = sorted([LAUNCH / "site.env.example", *LAUNCH.glob("fabric/*.env")])
-COMMON = "# From here on the same in every script.\n"
 # The tasks of one node and their share of it; what is not here belongs to the site or to the user.
 SHAPES = {
-    "singlegpu": ("--nodes=1", "--ntasks=1", "--gpus-per-node=1"),
+    "singlegpu": ("--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1"),
     "multigpu": ("--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=4"),
     "multigpu_srun": ("--nodes=1", "--ntasks-per-node=4", "--gpus-per-node=4"),
     "multinode": ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=4"),
@@ -33,36 +34,32 @@ def name_of(path: Path) -> str:
 
 
 def options(script: Path) -> list[str]:
-    """The words after #SBATCH."""
-    lines = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")]
-    return " ".join(line.removeprefix("#SBATCH ") for line in lines).split()
+    """The option of each #SBATCH line."""
+    return re.findall(r"^#SBATCH (\S+)", script.read_text(), re.M)
+
+
+def job_script(*words: str) -> str:
+    """What `entrypoint job-script` writes."""
+    return job_scripts.write_job_script(main.build_parser().parse_args(["job-script", *words]))
 
 
 def test_every_script_that_was_promised_is_there() -> None:
     assert {path.stem for path in SCRIPTS} == set(SHAPES)
 
 
+@pytest.mark.parametrize("script", sorted(LAUNCH.glob("*.sh")), ids=name_of)
+def test_no_line_of_a_script_is_longer_than_100_columns(script: Path) -> None:
+    assert [line for line in script.read_text().splitlines() if len(line) > 100] == []
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
-def test_a_script_fits_on_a_page(script: Path) -> None:
-    assert len(script.read_text().splitlines()) <= 55
+def test_a_script_is_what_entrypoint_job_script_writes(script: Path) -> None:
+    assert script.read_text() == job_script(script.stem), f"entrypoint job-script {script.stem} > launch/{script.name}"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 def test_a_script_can_be_run_directly(script: Path) -> None:
     assert script.stat().st_mode & 0o111 == 0o111
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
-def test_a_script_ends_as_every_other_does(script: Path) -> None:
-    first = SCRIPTS[0].read_text().split(COMMON)[1]
-    assert script.read_text().split(COMMON)[1:] == [first]
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
-def test_a_script_begins_as_every_other_does(script: Path) -> None:
-    begin, end = "set -euo pipefail\n", 'IMAGE=/path/train.sif"\n'
-    first = SCRIPTS[0].read_text().split(begin)[1].split(end)[0]
-    assert script.read_text().split(begin)[1].split(end)[0] == first
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
@@ -77,14 +74,8 @@ def test_a_script_survives_preemption_and_a_requeue(script: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
-def test_a_script_requeues_the_codes_that_say_so(script: Path) -> None:
-    codes = re.findall(r"=~ \^\(([\d|]+)\)\$ ", script.read_text())
-    assert codes == ["|".join(str(int(code)) for code in ExitCode if code.requeue)]
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
 def test_memory_and_exclusive_use_are_shown_with_a_reason_and_not_asked_for(script: Path) -> None:
-    shown = re.findall(r"^##SBATCH --(mem|exclusive)(?:=\S+)?  # \S.{20,}$", script.read_text(), re.M)
+    shown = re.findall(r"^##SBATCH --(mem|exclusive)(?:=\S+)? +# \S.{20,}$", script.read_text(), re.M)
     assert shown == ["mem", "exclusive"]
     assert not [word for word in options(script) if word.startswith(("--mem", "--exclusive"))]
 
@@ -136,14 +127,38 @@ def test_a_site_s_own_settings_are_not_committed() -> None:
     assert ignored.returncode == 0
 
 
-def test_the_name_of_a_file_in_a_run_is_no_option_of_a_program(tmp_path: Path) -> None:
-    errors = tmp_path / "errors"
-    errors.mkdir()
-    (errors / "exit.json").write_text('{"code": 75}')
-    (errors / "rank-0\n--expression=1e touch ran\n.json").touch()  # GNU sed's `e` starts a program
-    lines = SCRIPTS[0].read_text().split(COMMON)[1].splitlines()
-    left = next(line.partition("; ")[2] for line in lines if line.startswith("folder="))
-    reads = [line for line in lines if line.startswith(("mapfile ", "said=", "bad="))]
-    program = "\n".join(["folder=. before=nothing code=0", left, *reads, 'echo "$code"'])
-    done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=30)
-    assert (done.stdout, [path.name for path in tmp_path.iterdir()]) == ("75\n", ["errors"])
+def test_a_script_for_a_site_holds_what_was_asked_for() -> None:
+    words = "--nodes=4 --gpus-per-node=8 --time=8:00:00 --partition=gpu-a100 --account=p1 --mem=0 --cpus-per-gpu=12"
+    text = job_script(*words.split(), "--module=apptainer/1.4", "--bind=/a", "--bind=/b", "--image=/images/x.sif")
+    asked = dict(line.split("=") for line in re.findall(r"^#SBATCH --(\S+=\S+)", text, re.M))
+    shape = [asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time")]
+    assert shape == ["4", "1", "8", "96", "8:00:00"]
+    assert [asked[name] for name in ("partition", "account", "mem")] == ["gpu-a100", "p1", "0"]
+    for line in ("module load apptainer/1.4", "export APPTAINER_BIND=/a,/b", "image=${IMAGE:-/images/x.sif}"):
+        assert f"\n{line}\n" in text
+
+
+def test_one_task_per_gpu_divides_the_cpus() -> None:
+    text = job_script("multinode_srun", "--gpus-per-node=8")
+    assert {"#SBATCH --ntasks-per-node=8", "#SBATCH --cpus-per-task=8"} <= {
+        line.partition("  ")[0] for line in text.splitlines()
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [((), "multigpu"), (("--gpus-per-node=1",), "singlegpu"), (("--nodes=2", "--gpus-per-node=1"), "multinode")],
+)
+def test_the_kind_of_script_follows_from_nodes_and_gpus(words: tuple[str, ...], name: str) -> None:
+    assert f"#   sbatch [sbatch options] {name}.sh " in job_script(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--nodes=0", "--nodes=two", "--gpus-per-node=-1", "--time=4h", "--partition=a;b", "--bind=/a b",
+     "--image=$(x).sif", "--module='x'", "multi", "singlegpu --gpus-per-node=2", "multigpu --nodes=2"],
+)  # fmt: skip
+def test_a_script_that_could_not_run_is_not_written(words: str) -> None:
+    with pytest.raises(Failure) as caught:
+        job_script(*re.split(r" (?=--)", words))
+    assert caught.value.code == ExitCode.USAGE

@@ -55,7 +55,8 @@ def in_code() -> tuple[set[str], set[str]]:
 
 def in_scripts() -> set[str]:
     """What a job script gives a default to: ${X:-...} and its relatives."""
-    text = "".join(path.read_text() for path in (ROOT / "launch").glob("*.sh"))
+    scripts = [*(ROOT / "launch").glob("*.sh"), ROOT / "entrypoint" / "job_functions.sh"]
+    text = "".join(path.read_text() for path in scripts)
     return set(re.findall(r"\$\{([A-Z_]+):?[-=+]", text))
 
 
@@ -108,7 +109,8 @@ def test_every_variable_of_the_job_scripts_is_told() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_variable_that_is_told_is_in_the_code_or_a_job_script(name: str) -> None:
     options = {"ENTRYPOINT_DEVICE", "ENTRYPOINT_PROCS_PER_NODE"}  # made from the option's name
-    text = "".join(path.read_text() for path in (ROOT / "launch").glob("*.sh"))
+    scripts = [*(ROOT / "launch").glob("*.sh"), ROOT / "entrypoint" / "job_functions.sh"]
+    text = "".join(path.read_text() for path in scripts)
     assert name in in_code()[0] | options or re.search(rf"\b{name}\b", text)
 
 

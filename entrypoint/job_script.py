@@ -1,0 +1,235 @@
+"""Writes Slurm job scripts: the ones in launch/, and others for a user's site.
+
+A job script holds what a user reads and edits: the #SBATCH lines, the site's lines, the image and
+one srun. Its functions come out of the image (job_functions.sh), because Slurm copies only the
+batch script to the node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from entrypoint.errors import ExitCode, Failure
+
+FUNCTIONS_FILE: Final = os.path.join(os.path.dirname(__file__), "job_functions.sh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobShape:
+    """One kind of job script: what it is for, and what it asks of Slurm.
+
+    Attributes:
+        title: the first line of the script.
+        nodes, gpus_per_node: the numbers that it asks for unless the user says otherwise.
+        task_per_gpu: one task per GPU instead of one per node, which starts a process per GPU.
+        words: what follows the sbatch options on the command line.
+        prepare: the function that reads these words.
+    """
+
+    title: str
+    nodes: int = 1
+    gpus_per_node: int = 4
+    task_per_gpu: bool = False
+    torchrun: bool = False
+    words: str = "CONFIG [section.key=value ...]"
+    prepare: str = "prepare_job"
+
+
+SHAPES: Final = {
+    "singlegpu": JobShape(title="Train on one GPU.", gpus_per_node=1),
+    "multigpu": JobShape(title="Train on all GPUs of one node."),
+    "multigpu_srun": JobShape(title="Train on all GPUs of one node, one task per GPU.", task_per_gpu=True),
+    "multinode": JobShape(title="Train on all GPUs of several nodes.", nodes=2),
+    "multinode_srun": JobShape(
+        title="Train on all GPUs of several nodes, one task per GPU.", nodes=2, task_per_gpu=True
+    ),
+    "torchrun": JobShape(title="Train on several nodes with torchrun on each.", nodes=2, torchrun=True),
+    "sweep": JobShape(
+        title="Train once for each line of settings in FILE, on one GPU each.",
+        gpus_per_node=1,
+        words="CONFIG FILE [section.key=value ...]",
+        prepare="prepare_sweep",
+    ),
+}
+CPUS_PER_GPU: Final = 8
+COMMENT_COLUMN: Final = 38
+
+_SITE_LINES = """
+fail() {{ printf 'ERROR[%s] %s\\n  fix: %s\\n' "$@" >&2; exit "$1"; }}
+
+# Your site: modules, folders that the container shall see, the network.
+{site}
+site=${{SITE_ENV:-launch/site.env}} # or a file with such lines for all job scripts
+if [[ -n ${{SITE_ENV:-}} || -e $site ]]; then
+  source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
+fi
+set -euo pipefail # after the site's lines: modules read variables that are not set
+
+image=${{IMAGE:-{image}}}
+[[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
+if [[ ${{REQUIRE_SIGNED:-0}} != 0 ]]; then # before anything in the image runs
+  apptainer verify --local ${{VERIFY_KEY:+--key "$VERIFY_KEY"}} "$image" ||
+    fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"
+fi
+
+# The image brings the functions prepare_job and requeue_or_exit.
+source <(apptainer exec "$image" entrypoint job-functions)
+{prepare} "$@" # outside a job: checks the configuration, submits this script, and exits
+"""
+_SRUN = """
+code=0
+srun --kill-on-bad-exit=1 \\
+  apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
+requeue_or_exit "$code"
+"""
+# torchrun dies of USR1 and leaves its workers running, so the warning is TERM. The first host comes
+# from Slurm: torchrun would compare host names. Its own default is one thread, with a warning.
+_TORCHRUN = """
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+torchrun=(torchrun --nnodes="$SLURM_JOB_NUM_NODES"
+  --nproc-per-node="${ENTRYPOINT_PROCS_PER_NODE:-${SLURM_GPUS_ON_NODE:-gpu}}"
+  --master-addr="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
+  --master-port="$((20000 + SLURM_JOB_ID % 12768))" -m train)
+code=0
+# shellcheck disable=SC2016 # each task's own shell reads SLURM_NODEID
+srun --kill-on-bad-exit=1 bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash \\
+  apptainer exec --nv "$image" "${torchrun[@]}" "${train_args[@]}" || code=$?
+requeue_or_exit "$code"
+"""
+
+
+def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `entrypoint job-script`."""
+    parser.add_argument("shape", nargs="?", metavar="NAME", help=f"{', '.join(SHAPES)} (default: by nodes and GPUs)")
+    parser.add_argument("--nodes", metavar="N", help="number of nodes")
+    parser.add_argument("--gpus-per-node", metavar="N", help="GPUs of each node")
+    parser.add_argument("--cpus-per-gpu", metavar="N", help=f"CPUs for each GPU (default: {CPUS_PER_GPU})")
+    parser.add_argument("--time", metavar="D-HH:MM:SS", default="04:00:00", help="time limit (default: 04:00:00)")
+    parser.add_argument("--mem", metavar="SIZE", help="memory of a node, such as 200G; 0 is all of it")
+    for name in ("partition", "account", "qos", "constraint"):
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
+    parser.add_argument("--module", metavar="NAME", action="append", default=[], help="module to load; repeatable")
+    parser.add_argument("--bind", metavar="PATH", action="append", default=[], help="folder to bind; repeatable")
+    parser.add_argument("--image", metavar="FILE", default="train.sif", help="the image (default: train.sif)")
+
+
+def write_job_script(arguments: argparse.Namespace) -> str:
+    """The text of the job script that the arguments of `add_job_script_arguments` describe.
+
+    Raises:
+        Failure: USAGE, with the argument and its value.
+    """
+    _check_values(arguments)
+    nodes, gpus = _parse_count(arguments, "nodes"), _parse_count(arguments, "gpus_per_node")
+    name = arguments.shape or _choose_shape(nodes, gpus)
+    if name not in SHAPES:
+        raise Failure(f"no job script is called {name!r}", fix=f"one of {', '.join(SHAPES)}", code=ExitCode.USAGE)
+    shape = SHAPES[name]
+    nodes, gpus = nodes or shape.nodes, gpus or shape.gpus_per_node
+    if (nodes > 1 and shape.nodes == 1) or (gpus > 1 and shape.gpus_per_node == 1):
+        raise Failure(
+            f"{name} does not fit --nodes {nodes} --gpus-per-node {gpus}",
+            fix=f"entrypoint job-script {'multinode' if nodes > 1 else 'multigpu'} ...",
+            code=ExitCode.USAGE,
+        )
+    cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
+    site = [f"module load {module}" for module in arguments.module] or ["# module load apptainer"]
+    bind = f"export APPTAINER_BIND={','.join(arguments.bind)}"
+    site.append(bind if arguments.bind else "# export APPTAINER_BIND=/scratch,/project")
+    lines = [
+        "#!/bin/bash",
+        f"# {shape.title} More: docs/clusters.md",
+        f"#   {name}.sh [sbatch options] {shape.words}",
+        "#       checks the configuration and the data, then submits itself",
+        f"#   sbatch [sbatch options] {name}.sh {shape.words}",
+        "#       submits at once",
+        "",
+        *_sbatch_lines(arguments, shape, nodes, gpus, cpus_per_gpu),
+    ]
+    text = "\n".join(lines) + "\n"
+    text += _SITE_LINES.format(site="\n".join(site), image=arguments.image, prepare=shape.prepare)
+    return text + (_TORCHRUN if shape.torchrun else _SRUN)
+
+
+def _sbatch_lines(
+    arguments: argparse.Namespace, shape: JobShape, nodes: int, gpus: int, cpus_per_gpu: int
+) -> list[str]:
+    tasks = gpus if shape.task_per_gpu else 1
+    signal = "TERM" if shape.torchrun else "USR1"
+    log_name = "slurm-%A_%a.out" if shape.prepare == "prepare_sweep" else "slurm-%j.out"
+    what_a_task_does = "one per GPU" if shape.task_per_gpu else "starts one process per GPU"
+    lines = [
+        ("--job-name=train", ""),
+        (f"--nodes={nodes}", ""),
+        (f"--ntasks-per-node={tasks}", "" if gpus == 1 else what_a_task_does),
+        (f"--gpus-per-node={gpus}", ""),
+        (f"--cpus-per-task={cpus_per_gpu * gpus // tasks}", "" if gpus == 1 else f"{cpus_per_gpu} for each GPU"),
+        (f"--time={arguments.time}", ""),
+        (f"--output={log_name}", ""),
+        ("--open-mode=append", "a requeued job continues its log"),
+        ("--requeue", ""),
+        (f"--signal={signal}@120", "two minutes before the end: save, stop, requeue"),
+    ]
+    optional = [
+        ("partition", "gpu", "remove one # to use a line"),
+        ("account", "my_project", ""),
+        ("qos", None, ""),
+        ("constraint", None, ""),
+        ("mem", "0", "all memory of the node, where the default is too little"),
+    ]
+    text = [_with_comment(f"#SBATCH {option}", comment) for option, comment in lines]
+    for name, example, comment in optional:
+        if value := getattr(arguments, name):
+            text.append(f"#SBATCH --{name}={value}")
+        elif example:
+            text.append(_with_comment(f"##SBATCH --{name}={example}", comment))
+    return [*text, _with_comment("##SBATCH --exclusive", "no other job on the node: comparable speed")]
+
+
+def _with_comment(line: str, comment: str) -> str:
+    return f"{line:<{COMMENT_COLUMN}}# {comment}" if comment else line
+
+
+def _choose_shape(nodes: int | None, gpus: int | None) -> str:
+    if nodes and nodes > 1:
+        return "multinode"
+    return "singlegpu" if gpus == 1 else "multigpu"
+
+
+def _parse_count(arguments: argparse.Namespace, name: str) -> int | None:
+    text = getattr(arguments, name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,4}", text, re.ASCII):
+        raise _bad_value(name, text, "a whole number from 1 to 99999")
+    return int(text)
+
+
+# The values become words of a shell script.
+_PATTERNS: Final = {
+    "time": r"(\d+-)?\d+(:\d\d){0,2}",
+    "mem": r"\d+[KMGT]?",
+    "image": r"[\w./@%+:-]+",
+    "bind": r"[\w./@%+:-]+",
+    "module": r"[\w./+-]+",
+    **dict.fromkeys(("partition", "account", "qos"), r"[\w.,-]+"),
+    "constraint": r"[\w.,-]+",
+}
+
+
+def _check_values(arguments: argparse.Namespace) -> None:
+    for name, pattern in _PATTERNS.items():
+        argument: str | Sequence[str] | None = getattr(arguments, name)
+        for value in [argument] if isinstance(argument, str) else argument or []:
+            if not re.fullmatch(pattern, value, re.ASCII):
+                raise _bad_value(name, value, "a value without spaces and quotes, as Slurm takes it")
+
+
+def _bad_value(name: str, value: str, expected: str) -> Failure:
+    option = f"--{name.replace('_', '-')}"
+    return Failure(f"{option} {value!r} cannot be used", expected=expected, fix=f"change {option}", code=ExitCode.USAGE)
