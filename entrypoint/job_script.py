@@ -29,6 +29,7 @@ class JobShape:
         task_per_gpu: one task per GPU instead of one per node, which starts a process per GPU.
         words: what follows the sbatch options on the command line.
         prepare: the function that reads these words.
+        notes: more lines for the head of the script.
     """
 
     title: str
@@ -38,22 +39,31 @@ class JobShape:
     torchrun: bool = False
     words: str = "CONFIG [section.key=value ...]"
     prepare: str = "prepare_job"
+    notes: tuple[str, ...] = ()
 
 
 SHAPES: Final = {
     "singlegpu": JobShape(title="Train on one GPU.", gpus_per_node=1),
     "multigpu": JobShape(title="Train on all GPUs of one node."),
-    "multigpu_srun": JobShape(title="Train on all GPUs of one node, one task per GPU.", task_per_gpu=True),
+    "multigpu_srun": JobShape(
+        title="Train on all GPUs of one node, one task each: for sites that bind CPUs to tasks.", task_per_gpu=True
+    ),
     "multinode": JobShape(title="Train on all GPUs of several nodes.", nodes=2),
     "multinode_srun": JobShape(
-        title="Train on all GPUs of several nodes, one task per GPU.", nodes=2, task_per_gpu=True
+        title="Train on all GPUs of several nodes, one task each: for sites that bind CPUs to tasks.",
+        nodes=2,
+        task_per_gpu=True,
     ),
-    "torchrun": JobShape(title="Train on several nodes with torchrun on each.", nodes=2, torchrun=True),
+    "torchrun": JobShape(title="Train on all GPUs of several nodes with torchrun.", nodes=2, torchrun=True),
     "sweep": JobShape(
         title="Train once for each line of settings in FILE, on one GPU each.",
         gpus_per_node=1,
         words="CONFIG FILE [section.key=value ...]",
         prepare="prepare_sweep",
+        notes=(
+            "A line of FILE: optim.lr=0.1 train.epochs=20",
+            "At most 4 of 10 runs at a time: sweep.sh --array=1-10%4 CONFIG FILE",
+        ),
     ),
 }
 CPUS_PER_GPU: Final = 8
@@ -62,9 +72,10 @@ COMMENT_COLUMN: Final = 38
 _SITE_LINES = """
 fail() {{ printf 'ERROR[%s] %s\\n  fix: %s\\n' "$@" >&2; exit "$1"; }}
 
-# Your site: modules, folders that the container shall see, the network.
+# Your site. Change these lines, or put such lines for all job scripts into launch/site.env, which
+# is read from the folder that you submit from (SITE_ENV=FILE names another file).
 {site}
-site=${{SITE_ENV:-launch/site.env}} # or a file with such lines for all job scripts
+site=${{SITE_ENV:-launch/site.env}}
 if [[ -n ${{SITE_ENV:-}} || -e $site ]]; then
   source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
 fi
@@ -72,34 +83,40 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 
 image=${{IMAGE:-{image}}}
 [[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
+command -v apptainer >/dev/null || fail 66 "no apptainer on the PATH" "load its module above"
 if [[ ${{REQUIRE_SIGNED:-0}} != 0 ]]; then # before anything in the image runs
   apptainer verify --local ${{VERIFY_KEY:+--key "$VERIFY_KEY"}} "$image" ||
     fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"
 fi
 
-# The image brings the functions prepare_job and requeue_or_exit.
+# The image brings two functions. {prepare} sets train_args, the arguments for `train`.
+# Outside a job it checks the configuration, submits this script, and exits.
 source <(apptainer exec "$image" entrypoint job-functions)
-{prepare} "$@" # outside a job: checks the configuration, submits this script, and exits
+{prepare} "$@"
+"""
+_END = """
+# Told to stop (time limit, preemption), `train` saves and ends with exit code 75; the next start
+# continues there. requeue_or_exit requeues the job after 75, a dead node and the like, at most
+# MAX_REQUEUES=20 times, and never after an error that would come again.
+requeue_or_exit "$code"
 """
 _SRUN = """
 code=0
 srun --kill-on-bad-exit=1 \\
   apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
-requeue_or_exit "$code"
 """
-# torchrun dies of USR1 and leaves its workers running, so the warning is TERM. The first host comes
-# from Slurm: torchrun would compare host names. Its own default is one thread, with a warning.
 _TORCHRUN = """
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# The first host comes from Slurm: torchrun would compare host names. PET_NODE_RANK is torchrun's
+# variable for the node's number, which only a task knows. The port differs from job to job.
 torchrun=(torchrun --nnodes="$SLURM_JOB_NUM_NODES"
   --nproc-per-node="${ENTRYPOINT_PROCS_PER_NODE:-${SLURM_GPUS_ON_NODE:-gpu}}"
   --master-addr="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)"
   --master-port="$((20000 + SLURM_JOB_ID % 12768))" -m train)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # torchrun's own default, without its warning
 code=0
-# shellcheck disable=SC2016 # each task's own shell reads SLURM_NODEID
+# shellcheck disable=SC2016 # the task's shell replaces SLURM_NODEID
 srun --kill-on-bad-exit=1 bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash \\
   apptainer exec --nv "$image" "${torchrun[@]}" "${train_args[@]}" || code=$?
-requeue_or_exit "$code"
 """
 
 
@@ -140,55 +157,66 @@ def write_job_script(arguments: argparse.Namespace) -> str:
     cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
     site = [f"module load {module}" for module in arguments.module] or ["# module load apptainer"]
     bind = f"export APPTAINER_BIND={','.join(arguments.bind)}"
-    site.append(bind if arguments.bind else "# export APPTAINER_BIND=/scratch,/project")
+    site.append(
+        bind if arguments.bind else "# export APPTAINER_BIND=/scratch,/project # folders that the container shall see"
+    )
+    if nodes > 1:
+        site.append("# source launch/fabric/infiniband.env # the network of the nodes; also slingshot, ethernet")
+    array = "--array=1-N " if shape.prepare == "prepare_sweep" else ""
     lines = [
         "#!/bin/bash",
-        f"# {shape.title} More: docs/clusters.md",
+        f"# {shape.title}",
         f"#   {name}.sh [sbatch options] {shape.words}",
         "#       checks the configuration and the data, then submits itself",
-        f"#   sbatch [sbatch options] {name}.sh {shape.words}",
-        "#       submits at once",
+        f"#   sbatch {array}[sbatch options] {name}.sh {shape.words}",
+        "#       submits at once. More: docs/clusters.md",
+        *(f"# {line}" for line in shape.notes),
         "",
         *_sbatch_lines(arguments, shape, nodes, gpus, cpus_per_gpu),
     ]
     text = "\n".join(lines) + "\n"
     text += _SITE_LINES.format(site="\n".join(site), image=arguments.image, prepare=shape.prepare)
-    return text + (_TORCHRUN if shape.torchrun else _SRUN)
+    return text + (_TORCHRUN if shape.torchrun else _SRUN) + _END
 
 
 def _sbatch_lines(
     arguments: argparse.Namespace, shape: JobShape, nodes: int, gpus: int, cpus_per_gpu: int
 ) -> list[str]:
     tasks = gpus if shape.task_per_gpu else 1
-    signal = "TERM" if shape.torchrun else "USR1"
     log_name = "slurm-%A_%a.out" if shape.prepare == "prepare_sweep" else "slurm-%j.out"
-    what_a_task_does = "one per GPU" if shape.task_per_gpu else "starts one process per GPU"
+    # torchrun dies of USR1 and leaves its workers running.
+    signal, reason = ("TERM", "; USR1 kills torchrun") if shape.torchrun else ("USR1", "")
     lines = [
         ("--job-name=train", ""),
         (f"--nodes={nodes}", ""),
-        (f"--ntasks-per-node={tasks}", "" if gpus == 1 else what_a_task_does),
+        (f"--ntasks-per-node={tasks}", "one task, which starts one process per GPU"),
         (f"--gpus-per-node={gpus}", ""),
-        (f"--cpus-per-task={cpus_per_gpu * gpus // tasks}", "" if gpus == 1 else f"{cpus_per_gpu} for each GPU"),
+        (f"--cpus-per-task={cpus_per_gpu * gpus // tasks}", f"{cpus_per_gpu} x --gpus-per-node"),
         (f"--time={arguments.time}", ""),
         (f"--output={log_name}", ""),
         ("--open-mode=append", "a requeued job continues its log"),
         ("--requeue", ""),
-        (f"--signal={signal}@120", "two minutes before the end: save, stop, requeue"),
+        (f"--signal={signal}@120", f"2 minutes before the end: save and stop{reason}"),
     ]
-    optional = [
-        ("partition", "gpu", "remove one # to use a line"),
-        ("account", "my_project", ""),
-        ("qos", None, ""),
-        ("constraint", None, ""),
-        ("mem", "0", "all memory of the node, where the default is too little"),
-    ]
+    if shape.task_per_gpu:
+        lines[2] = (f"--ntasks-per-node={tasks}", "as many as --gpus-per-node")
+        lines[4] = (f"--cpus-per-task={cpus_per_gpu}", "for each GPU")
+    elif gpus == 1:
+        lines[2], lines[4] = ("--ntasks-per-node=1", ""), (f"--cpus-per-task={cpus_per_gpu}", "")
+    optional = [("partition", "gpu", ""), ("account", "my_project", ""), ("qos", None, ""), ("constraint", None, "")]
+    if gpus == 1:
+        optional += [("mem", "64G", "where the default is too little")]
+    else:
+        optional += [("mem", "0", "all memory of the node, where the default is too little")]
     text = [_with_comment(f"#SBATCH {option}", comment) for option, comment in lines]
+    text += [f"#SBATCH --{name}={value}" for name, *_ in optional if (value := getattr(arguments, name))]
+    text.append("# Optional: remove one # to use a line.")
     for name, example, comment in optional:
-        if value := getattr(arguments, name):
-            text.append(f"#SBATCH --{name}={value}")
-        elif example:
+        if example and not getattr(arguments, name):
             text.append(_with_comment(f"##SBATCH --{name}={example}", comment))
-    return [*text, _with_comment("##SBATCH --exclusive", "no other job on the node: comparable speed")]
+    if gpus > 1:
+        text.append(_with_comment("##SBATCH --exclusive", "no other job on the node: comparable speed"))
+    return text
 
 
 def _with_comment(line: str, comment: str) -> str:

@@ -4,7 +4,7 @@
 #
 # For each number of nodes this submits launch/multinode.sh with the global batch of CONFIG (strong
 # scaling) and with one that grows with the nodes (weak scaling), and at last a job that writes the
-# report. These are single jobs: all tasks of an array would have the same number of nodes.
+# report. Give account and partition as options (--account=NAME) or in launch/site.env.
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 
@@ -79,7 +79,7 @@ for count in "${nodes[@]}"; do
   weak+=("$folder")
 done
 
-# The report needs one CPU. It is charged to the same account and runs in the same partition.
+# The report needs one CPU, and the options that say who pays and where it runs.
 charged_to=()
 for word in "${options[@]}"; do
   if [[ $word =~ ^(-[ApqM]|--(account|partition|qos|clusters?|reservation)=) ]]; then

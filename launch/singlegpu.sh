@@ -1,9 +1,9 @@
 #!/bin/bash
-# Train on one GPU. More: docs/clusters.md
+# Train on one GPU.
 #   singlegpu.sh [sbatch options] CONFIG [section.key=value ...]
 #       checks the configuration and the data, then submits itself
 #   sbatch [sbatch options] singlegpu.sh CONFIG [section.key=value ...]
-#       submits at once
+#       submits at once. More: docs/clusters.md
 
 #SBATCH --job-name=train
 #SBATCH --nodes=1
@@ -14,18 +14,19 @@
 #SBATCH --output=slurm-%j.out
 #SBATCH --open-mode=append            # a requeued job continues its log
 #SBATCH --requeue
-#SBATCH --signal=USR1@120             # two minutes before the end: save, stop, requeue
-##SBATCH --partition=gpu              # remove one # to use a line
+#SBATCH --signal=USR1@120             # 2 minutes before the end: save and stop
+# Optional: remove one # to use a line.
+##SBATCH --partition=gpu
 ##SBATCH --account=my_project
-##SBATCH --mem=0                      # all memory of the node, where the default is too little
-##SBATCH --exclusive                  # no other job on the node: comparable speed
+##SBATCH --mem=64G                    # where the default is too little
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 
-# Your site: modules, folders that the container shall see, the network.
+# Your site. Change these lines, or put such lines for all job scripts into launch/site.env, which
+# is read from the folder that you submit from (SITE_ENV=FILE names another file).
 # module load apptainer
-# export APPTAINER_BIND=/scratch,/project
-site=${SITE_ENV:-launch/site.env} # or a file with such lines for all job scripts
+# export APPTAINER_BIND=/scratch,/project # folders that the container shall see
+site=${SITE_ENV:-launch/site.env}
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then
   source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
 fi
@@ -33,16 +34,22 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 
 image=${IMAGE:-train.sif}
 [[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
+command -v apptainer >/dev/null || fail 66 "no apptainer on the PATH" "load its module above"
 if [[ ${REQUIRE_SIGNED:-0} != 0 ]]; then # before anything in the image runs
   apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
     fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"
 fi
 
-# The image brings the functions prepare_job and requeue_or_exit.
+# The image brings two functions. prepare_job sets train_args, the arguments for `train`.
+# Outside a job it checks the configuration, submits this script, and exits.
 source <(apptainer exec "$image" entrypoint job-functions)
-prepare_job "$@" # outside a job: checks the configuration, submits this script, and exits
+prepare_job "$@"
 
 code=0
 srun --kill-on-bad-exit=1 \
   apptainer exec --nv "$image" train "${train_args[@]}" || code=$?
+
+# Told to stop (time limit, preemption), `train` saves and ends with exit code 75; the next start
+# continues there. requeue_or_exit requeues the job after 75, a dead node and the like, at most
+# MAX_REQUEUES=20 times, and never after an error that would come again.
 requeue_or_exit "$code"
