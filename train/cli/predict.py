@@ -175,13 +175,16 @@ def _load_from_run(
 def _load_from_export(
     arguments: argparse.Namespace, words: Sequence[str], settings: Sequence[str], device: str, unread: Counter[str]
 ) -> tuple[InferenceModel, list[Path]]:
-    """The model of an exported folder, which takes no settings, and the images."""
+    """The model of an exported folder, whose only setting is eval.batch_size, and the images."""
     files = find_images(words, unread)
     from train.inference import predict  # torch
 
     folder = Path(arguments.checkpoint)
-    factory = _load_custom_factory(folder, arguments.config, settings)
-    return predict.prepare_from_export(folder, predict.resolve_device(device), len(files), factory), files
+    batch_settings = [word for word in settings if word.startswith("eval.batch_size=")]
+    factory = _load_custom_factory(folder, arguments.config, [word for word in settings if word not in batch_settings])
+    batch_size = load.load_config(None, batch_settings).eval.batch_size
+    device = predict.resolve_device(device)
+    return predict.prepare_from_export(folder, device, len(files), factory, batch_size), files
 
 
 def _load_custom_factory(folder: Path, config: str | None, settings: Sequence[str]) -> Callable[..., Any] | None:
@@ -200,7 +203,7 @@ def _load_custom_factory(folder: Path, config: str | None, settings: Sequence[st
     other_settings = [word for word in settings if not word.startswith(("model.name=", "model.args"))]
     if other_settings or ((config or settings) and not is_custom) or replace(named.model, weights=None) != exported:
         raise Failure(
-            "an exported model has no settings",
+            "an exported model has no settings but eval.batch_size",
             found=" ".join([*settings, *(["--config", config] if config else [])]),
             expected=f"none, or what it is: {exported.name} {json.dumps(exported.args):.200}",
             fix="leave them out, or name the run",

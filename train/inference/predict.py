@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,11 @@ def prepare_from_checkpoint(
 
 
 def prepare_from_export(
-    folder: Path, device: str, images: int, factory: Callable[..., nn.Module] | None = None
+    folder: Path,
+    device: str,
+    images: int,
+    factory: Callable[..., nn.Module] | None = None,
+    batch_size: int | Literal["auto"] = "auto",
 ) -> InferenceModel:
     """An exported model, in fp32. factory: as `load_exported`.
 
@@ -105,7 +109,7 @@ def prepare_from_export(
         doubt=inputs.array_data_warning(model.takes),
         draft=model.takes.origin != "pictures",
         device=torch_device,
-        size=max_batch_size(images, "auto"),
+        size=max_batch_size(images, batch_size),
     )
 
 

@@ -120,6 +120,15 @@ def test_an_exported_model_answers_as_its_run_does(run: Path, capsys: pytest.Cap
     assert of_run == of_export
 
 
+def test_an_exported_model_takes_a_batch_size(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(Path("a.png"))
+    assert front.run_command(["export", str(run), "--output", "model"], {}) == 0
+    capsys.readouterr()
+    assert predict("model", "a.png", "a.png", "a.png", "eval.batch_size=2") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert predict("model", "a.png", "eval.batch_size=0") == 64
+
+
 OWN = """
 from torch import nn
 
