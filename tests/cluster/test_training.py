@@ -44,7 +44,7 @@ class Started:
 
     def ended(self) -> Ended:
         """How it ended, which must be well."""
-        ended = self.job.wait(280)
+        ended = self.job.wait(600)  # a busy machine; the queue may start it last
         assert ended.code == 0, ended.output
         return ended
 

@@ -22,7 +22,8 @@ from train.logging.metrics_logger import METRICS_FILE, read_events
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MEASURED = ("quickstart",)  # by coverage; the others run the same lines
-SHORT = ("train.max_steps=2", "log.every_steps=1")
+# A step of bf16 may take a busy CPU longer than the 30 s after which a silent rank counts as hanging.
+SHORT = ("train.max_steps=2", "log.every_steps=1", "launch.timeouts.step=600")
 # Batches that a CPU computes in seconds.
 SMALL = ("train.global_batch_size=4", "train.micro_batch_size=2")
 
