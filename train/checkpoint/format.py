@@ -29,7 +29,6 @@ from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.config.schema import CheckpointConfig
-from train.files import DIRECT_BLOCK_BYTES
 
 # JSON has no tensors, tuples or keys other than strings. Each becomes an object with one of these
 # keys.
@@ -187,9 +186,7 @@ class SnapshotBuffers:
         """A buffer, uint8 [size], with arbitrary content."""
         buffer = self.buffers.get(name)
         if buffer is None or buffer.numel() != size or buffer.is_pinned() != pinned:
-            memory = torch.empty(size + DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
-            offset = -memory.data_ptr() % DIRECT_BLOCK_BYTES  # aligned for direct I/O, past the page cache
-            buffer = self.buffers[name] = memory[offset : offset + size]
+            buffer = self.buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return buffer
 
     def twin(self, group: str, name: str, tensor: Tensor) -> Tensor:
