@@ -94,7 +94,7 @@ def build_trainer(
 
     bitwise = _build_bitwise(config, runtime, network, batches)
     if train.sync_batchnorm:
-        network = sync_batchnorm.convert_sync_batchnorm(network, runtime.device, runtime.cpu_group)
+        network = sync_batchnorm.convert_sync_batchnorm(network, world.world_size)
     model, optimizer = runtime.prepare(network, optimizer)
     network = runtime.unwrap(model)
     ema = None if train.ema_decay is None else EMA(network, train.ema_decay)

@@ -1,14 +1,10 @@
 """These functions write files that appear whole or not at all, read small files safely, and
 translate an OSError into a Failure with a fix.
-
-Large content is written with O_DIRECT where the file system allows it, past the page cache.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -129,43 +125,6 @@ def private_cache_folder(environ: Mapping[str, str], name: str) -> Path | None:
     return folder if own and os.access(folder, os.W_OK) else None
 
 
-DIRECT_BLOCK_BYTES: Final = 4096  # memory addresses and file offsets must be multiples of it; no disk needs more
-MIN_DIRECT_BYTES: Final = 2**20  # smaller files are written as usual
-DIRECT_CHUNK_BYTES: Final = 2**24  # bytes of one call
-# The errors of file systems without O_DIRECT, and of memory that only a driver can reach (some pinned memory).
-DIRECT_UNSUPPORTED_ERRNOS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
-
-
-def write_direct(handle: int, data: memoryview) -> memoryview:
-    """Write complete blocks of `data` to a new file, if it is large; returns the rest.
-
-    No process reads a checkpoint soon, but its copy in the page cache would displace files that are
-    read. If the kernel first has to free memory for that copy, this takes more CPU time than
-    hashing the file. If the file system refuses, the rest is returned.
-
-    Raises:
-        OSError: as os.write.
-    """
-    if len(data) < MIN_DIRECT_BYTES or not _is_aligned(data):
-        return data
-    flags, at, end = fcntl.fcntl(handle, fcntl.F_GETFL), 0, len(data) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
-    try:
-        fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_DIRECT)
-        while at < end:
-            at += os.write(handle, data[at : min(at + DIRECT_CHUNK_BYTES, end)])
-    except OSError as error:
-        if error.errno not in DIRECT_UNSUPPORTED_ERRNOS:
-            raise
-    finally:
-        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
-    return data[at:]
-
-
-def _is_aligned(data: memoryview) -> bool:
-    """Whether the memory starts at a block. ctypes tells the address of writable memory only."""
-    return not data.readonly and ctypes.addressof(ctypes.c_char.from_buffer(data)) % DIRECT_BLOCK_BYTES == 0
-
-
 TEMPORARY_PREFIX = ".tmp-"  # of files that a kill may leave behind; `remove_temporary_files` removes them
 
 # NFS reports these once or twice after a file server has restarted, or has answered twice.
@@ -203,7 +162,7 @@ def create_file(path: Path, data: bytes | memoryview) -> None:
     """Create the file `path`, never through a link, write `data` and call fsync. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        rest = write_direct(handle, memoryview(data))
+        rest = memoryview(data)
         while rest:
             rest = rest[os.write(handle, rest) :]
         os.fsync(handle)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import built, refused, trained
+from torch import nn
 
 from entrypoint import ExitCode
-from train.distributed.sync_batchnorm import CpuSyncBatchNorm
 from train.trainer import Trainer
 
 
@@ -85,7 +85,7 @@ def test_the_banner_tells_of_parts_in_evaluation_mode(tmp_path: Path, monkeypatc
 
 def test_batch_norm_of_one_rank_needs_no_other(tmp_path: Path) -> None:
     with built(tmp_path, "model.args.norm=batch", "train.sync_batchnorm=true") as trainer:
-        assert not any(isinstance(module, CpuSyncBatchNorm) for module in trainer.state.network.modules())
+        assert not any(isinstance(module, nn.SyncBatchNorm) for module in trainer.state.network.modules())
 
 
 def weights_of(trainer: Trainer) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -77,6 +78,43 @@ def test_a_buffer_that_no_checkpoint_holds_may_hold_what_it_likes(tmp_path: Path
     with built(tmp_path) as trainer:
         trainer.state.network.register_buffer("mask", torch.tensor([0.0, float("-inf")]), persistent=False)
         trainer._check_replicas_before_save()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (math.nan, torch.float32),
+        (-math.inf, torch.float64),
+        (math.inf, torch.bfloat16),
+        (complex(0, math.inf), torch.complex64),
+        (math.inf, torch.float8_e5m2),
+        (math.nan, torch.float8_e4m3fn),
+    ],
+    ids=str,
+)
+def test_one_number_that_is_not_finite_is_seen_before_a_save(
+    tmp_path: Path, value: complex, dtype: torch.dtype
+) -> None:
+    with built(tmp_path) as trainer:
+        trainer.begin()
+        trainer.state.network.register_buffer("finite", torch.tensor([1e18, 1e-40, 0.0]))
+        trainer.state.network.register_buffer("in_half", torch.full((9,), 65504.0, dtype=torch.float16))
+        trainer.state.network.register_buffer("none", torch.empty(0))
+        trainer.state.network.register_buffer("counter", torch.tensor(2**40))
+        trainer._check_replicas_before_save()
+        trainer.state.network.register_buffer("last", torch.tensor([0, 1, value]).to(dtype))
+        with pytest.raises(Failure, match="diverged") as caught:
+            trainer._check_replicas_before_save()
+    assert caught.value.found == "running statistics that are not finite"
+
+
+def test_a_weight_that_is_not_finite_is_named_as_a_weight(tmp_path: Path) -> None:
+    with built(tmp_path) as trainer:
+        trainer.begin()
+        spoil(trainer)
+        with pytest.raises(Failure, match="diverged") as caught:
+            trainer._check_replicas_before_save()
+    assert caught.value.found == "weights that are not finite"
 
 
 def test_a_loss_that_is_not_finite_is_seen_at_the_next_log_point(

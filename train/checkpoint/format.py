@@ -29,7 +29,6 @@ from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.config.schema import CheckpointConfig
-from train.files import DIRECT_BLOCK_BYTES
 
 # JSON has no tensors, tuples or keys other than strings. Each becomes an object with one of these
 # keys.
@@ -92,44 +91,6 @@ def _restore_strides(tensor: Tensor, stride: list[int] | None) -> Tensor:
     return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
 
 
-# The bits that are all set in a number that is not finite, by safetensors' name of the dtype: IEEE
-# 754's exponent, or for 8 bits as in https://arxiv.org/abs/2209.05433 (table 1). A complex number
-# is two floats.
-NON_FINITE_BITS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
-    "F64": (np.uint64, 0x7FF0_0000_0000_0000),
-    "F32": (np.uint32, 0x7F80_0000),
-    "C64": (np.uint32, 0x7F80_0000),
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-    "F8_E5M2": (np.uint8, 0x7C),
-    "F8_E4M3": (np.uint8, 0x7F),
-}
-CHUNK_NUMEL: Final = 2**18  # numbers that fit into a core's cache
-
-
-def all_finite(file: bytes | memoryview) -> bool:
-    """Whether each number of each tensor in a safetensors file is finite."""
-    data = memoryview(file)
-    data_start = 8 + int.from_bytes(data[:8], "little")
-    for entry in json.loads(bytes(data[8:data_start])).values():
-        if entry["dtype"] in NON_FINITE_BITS:
-            dtype, bits = NON_FINITE_BITS[entry["dtype"]]
-            start, end = entry["data_offsets"]
-            if not _none_has_bits(np.frombuffer(data[data_start + start : data_start + end], dtype=dtype), dtype(bits)):
-                return False
-    return True
-
-
-def _none_has_bits(numbers: np.ndarray[Any, Any], bits: np.unsignedinteger[Any]) -> bool:
-    """Whether no number has all of these bits set."""
-    buffer = np.empty(min(CHUNK_NUMEL, len(numbers)), dtype=numbers.dtype)
-    for start in range(0, len(numbers), CHUNK_NUMEL):
-        chunk = numbers[start : start + CHUNK_NUMEL]
-        if np.bitwise_and(chunk, bits, out=buffer[: len(chunk)]).max() == bits:
-            return False
-    return True
-
-
 STATE_FILE, TENSORS_SUFFIX = "state.json", ".safetensors"
 Array = np.ndarray[Any, np.dtype[Any]]
 TensorCopy = tuple[Array, Array]  # (destination, tensor), both on the CPU
@@ -187,9 +148,7 @@ class SnapshotBuffers:
         """A buffer, uint8 [size], with arbitrary content."""
         buffer = self.buffers.get(name)
         if buffer is None or buffer.numel() != size or buffer.is_pinned() != pinned:
-            memory = torch.empty(size + DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
-            offset = -memory.data_ptr() % DIRECT_BLOCK_BYTES  # aligned for direct I/O, past the page cache
-            buffer = self.buffers[name] = memory[offset : offset + size]
+            buffer = self.buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return buffer
 
     def twin(self, group: str, name: str, tensor: Tensor) -> Tensor:

@@ -279,6 +279,22 @@ def refuse_compiled_data_parallel(train: TrainConfig) -> None:
         )
 
 
+def refuse_cpu_sync_batchnorm(train: TrainConfig, device: str, world_size: int) -> None:
+    """Refuse `train.sync_batchnorm` for several ranks on the CPU: torch's SyncBatchNorm supports GPUs only.
+
+    Raises:
+        Failure: USAGE, with the number of ranks.
+    """
+    if train.sync_batchnorm and device == "cpu" and world_size > 1:
+        raise Failure(
+            "train.sync_batchnorm needs GPUs",
+            found=f"{world_size} ranks on the CPU",
+            expected="one GPU for each rank, or a single rank",
+            fix="set train.sync_batchnorm=false, or start one rank: --procs-per-node 1 on one node, srun --ntasks=1",
+            code=ExitCode.USAGE,
+        )
+
+
 def refuse_multiple_ranks(parallel: str, world_size: int) -> None:
     """Refuse several ranks if `train.parallel` has one process.
 

@@ -17,7 +17,6 @@ from train import plugin
 from train.checkpoint.format import pack_state, unpack_state
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import OptimConfig
-from train.optim.uncompiled import uncompiled_class
 
 OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
@@ -59,9 +58,9 @@ def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = C
     if optim.name not in OPTIMIZERS:
         return _build_custom(optim, optimizer_type, groups, options, device)
     try:
-        _try_steps(uncompiled_class(optimizer_type), options, device)
+        _try_steps(optimizer_type, options, device)
         kernels = {"fused": True} if fused and _supports_fused(optimizer_type, options, device, groups) else {}
-        optimizer = uncompiled_class(optimizer_type)(groups, **options, **kernels)  # type: ignore[arg-type]
+        optimizer = optimizer_type(groups, **options, **kernels)  # type: ignore[arg-type]
     except BUILD_ERRORS as error:
         raise _bad_arguments_failure(
             optim, str(error) or type(error).__name__, _settable_arguments(taken, from_config)
@@ -199,7 +198,7 @@ def _supports_fused(
     ):
         return False
     with suppress(*BUILD_ERRORS):
-        _try_steps(uncompiled_class(optimizer_type), {**options, "fused": True}, device)
+        _try_steps(optimizer_type, {**options, "fused": True}, device)
         return True
     return False
 

@@ -211,7 +211,7 @@ def norm_of_more(folder: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).relu()
 
-    sync_batchnorm.convert_sync_batchnorm(torch.nn.Sequential(NormAct(3)), torch.device("cpu"), dist.ProcessGroup(0, 2))
+    sync_batchnorm.convert_sync_batchnorm(torch.nn.Sequential(NormAct(3)), world_size=2)
 
 
 UNDERSTOOD: dict[str, tuple[Exception, int, tuple[str, ...], str]] = {

@@ -111,6 +111,10 @@ def test_a_number_of_processes_that_was_asked_for_is_kept_and_refused(monkeypatc
     assert front.run_command([*CPU, "--procs-per-node", "2", "train.parallel=none"], {}) == ExitCode.USAGE
 
 
+def test_synchronized_batchnorm_on_several_cpu_ranks_is_refused_before_a_rank_starts() -> None:
+    assert front.run_command([*CPU, "--procs-per-node", "2", "train.sync_batchnorm=true"], {}) == ExitCode.USAGE
+
+
 def test_data_parallel_says_why_not_to_use_it(launched: dict[str, Any]) -> None:
     assert front.run_command([*CPU, "train.parallel=dp"], {}) == 7
     assert "slower than ddp" in launched["plan"].warnings[-1]

@@ -46,3 +46,14 @@ def test_compiled_code_is_refused_where_one_process_feeds_all_gpus() -> None:
         checks.refuse_compiled_data_parallel(TrainConfig(parallel="dp", compile="default"))
     assert caught.value.code == ExitCode.USAGE
     checks.refuse_compiled_data_parallel(TrainConfig(parallel="none", compile="default"))
+
+
+def test_synchronized_batchnorm_of_several_ranks_is_refused_on_the_cpu() -> None:
+    with pytest.raises(Failure, match="sync_batchnorm needs GPUs") as caught:
+        checks.refuse_cpu_sync_batchnorm(TrainConfig(sync_batchnorm=True), "cpu", 2)
+    assert (caught.value.code, caught.value.found) == (ExitCode.USAGE, "2 ranks on the CPU")
+
+
+@pytest.mark.parametrize(("on", "device", "ranks"), [(True, "cuda", 2), (True, "cpu", 1), (False, "cpu", 2)])
+def test_synchronized_batchnorm_is_not_refused_elsewhere(on: bool, device: str, ranks: int) -> None:
+    checks.refuse_cpu_sync_batchnorm(TrainConfig(sync_batchnorm=on), device, ranks)
