@@ -84,10 +84,7 @@ def config_rows() -> list[Row]:
     rows = []
     for path, hint, default in keys():
         key = ".".join(path)
-        later = "**not in this version**: accepts its default only" if key in schema.UNAVAILABLE_KEYS else ""
-        rows.append(
-            [f"`{key}`", f"`{format_value(default)}`", allowed(key, hint), later or said.get(key) or PLAIN[key]]
-        )
+        rows.append([f"`{key}`", f"`{format_value(default)}`", allowed(key, hint), said.get(key) or PLAIN[key]])
     return rows
 
 

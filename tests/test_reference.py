@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import ExitCode
-from train.config import environment, schema
+from train.config import environment
 from train.config.load import key_paths
 from train.config.schema import RunConfig
 
@@ -83,11 +83,6 @@ def test_a_comment_that_goes_on_below_its_line_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("data:\n  name: folder # images\n               # in folders\n  root: data\n")
     assert reference.comments(file) == {"data.name": "images in folders"}
-
-
-@pytest.mark.parametrize("key", sorted(schema.UNAVAILABLE_KEYS))
-def test_a_key_without_its_feature_says_so(key: str) -> None:
-    assert re.search(rf"`{re.escape(key)}`.*not in this version", TEXT)
 
 
 def test_no_variable_stands_twice() -> None:

@@ -27,6 +27,7 @@ from train.distributed.runtime import Runtime
 from train.evaluation.results import describe_best
 from train.files import one_line
 from train.logging.progress import Progress, format_rows, format_summary, pluralize
+from train.logging.trackers import Trackers, load_tracker_classes, start_trackers
 from train.models import registry
 from train.rank_context import RankContext
 from train.run import deadline, exit_file, record, resume
@@ -62,6 +63,7 @@ def train_on_rank(
     rank_runtime = _start_runtime(config, context, environ, variables)
     holder_token = context.lock.token() if context.lock else None
     config = _resume_after_restart(config, rank_runtime, folder, environ, holder_token)
+    tracker_classes = load_tracker_classes(config.log.trackers)
     write_facts = partial(_write_facts, environ=dict(environ), argv=argv, variables=variables)
     progress = Progress(main=rank_runtime.is_main, terminal=environ.get("ENTRYPOINT_TTY") == "1")
     trainer = context.trainer = build_trainer(
@@ -79,7 +81,7 @@ def train_on_rank(
         ),
         on_first_step=write_facts,
     )
-    was_finished = trainer.is_finished
+    was_finished, trackers = trainer.is_finished, Trackers()
     rank_runtime.run_on_rank_zero(lambda: _write_start(trainer, environ, started_at, is_idle=was_finished))
     if trainer.state.step == 0:  # else on the first step: until then the record describes an earlier start
         rank_runtime.run_on_rank_zero(lambda: write_facts(trainer))
@@ -88,6 +90,9 @@ def train_on_rank(
         progress.say(_finished_before(trainer, notes))
     else:
         progress.say(banner(trainer, variables, previous_notes=notes) + "\n")
+        if rank_runtime.is_main:
+            trackers = start_trackers(tracker_classes, config, folder, environ, progress.say)
+            trainer.metrics_logger.trackers = trackers
         progress.start(step=trainer.state.step, total=trainer.steps.total)
     preload_mapped_files()  # the image's file server may end with the signal that asks for the last save
     signals.record_only()
@@ -95,6 +100,7 @@ def train_on_rank(
         trainer.fit()
     finally:
         progress.close()
+        trackers.end()
     code = _finish(trainer, typed=environ.get(TYPED_COMMAND_VARIABLE) or "train")
     rank_runtime.close()
     return code

@@ -76,8 +76,10 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
         arguments = build_parser().parse_args(argv)
         world = world_from_environ(environ)
         config, folder, checkpoint = load_config(arguments)
-        names = (config.data.name, config.model.name)  # an evaluation loads no optimizer
-        plugin.add_config_folder_to_path(arguments.config, *names, *(() if checkpoint else (config.optim.name,)))
+        names: tuple[str, ...] = (config.data.name, config.model.name)
+        if not checkpoint:  # an evaluation loads no optimizer and no tracker
+            names = (*names, config.optim.name, *config.log.trackers)
+        plugin.add_config_folder_to_path(arguments.config, *names)
         context = RankContext(world=world, folder=folder, heartbeat=heartbeat, signals=signals)
         if arguments.lock_number is not None and world.rank == 0:
             context.lock = RunLock(folder=folder, number=arguments.lock_number)
@@ -272,13 +274,16 @@ def is_in_process_group() -> bool:
 
 
 def user_threads_run_on(timeout_s: float) -> bool:
-    """Whether a non-daemon thread still runs after the time-out; Python would wait for it."""
+    """Whether a non-daemon thread still runs after the time-out; Python would wait for it. Names such threads."""
     until = time.monotonic() + timeout_s
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
     others = [thread for thread in threads if thread is not threading.main_thread()]
     for thread in others:
         thread.join(max(0.0, until - time.monotonic()))
-    return any(thread.is_alive() for thread in others)
+    running = [thread.name for thread in others if thread.is_alive()]
+    for name in running:
+        print_message(f"warning: {name} is still busy after {timeout_s:g} s; its work is cut off", sys.stderr)
+    return bool(running)
 
 
 def last_checkpoint(context: RankContext | None) -> str | None:

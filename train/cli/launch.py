@@ -61,6 +61,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
     dims = None if shape is None else len(shape.size)
     checks.refuse_dimension_mismatch(config.model.name, dims, f"data.name: {config.data.name}")
     refuse_missing_weights(config)
+    checks.refuse_missing_trackers(config.log.trackers)
     checks.refuse_bitwise_conflicts(config, world_size)
     checks.refuse_compiled_data_parallel(config.train)
     batch = compute_batch_sizes(config.train.global_batch_size, config.train.micro_batch_size, world_size)

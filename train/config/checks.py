@@ -6,8 +6,10 @@ the samples. None of them needs torch, so a mistake is reported before any proce
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure
@@ -98,6 +100,23 @@ def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed:
             found=f"unknown: {', '.join(unknown)}",
             expected=f"values for: {', '.join(allowed)}",
             fix=f"write {key}.{close} instead of {key}.{unknown[0]}" if close else f"correct {key}, or leave it out",
+            code=ExitCode.USAGE,
+        )
+
+
+def refuse_missing_trackers(trackers: Sequence[str]) -> None:
+    """Refuse a tracker whose package is not installed. The package is the user's: the image has only TensorBoard's.
+
+    Raises:
+        Failure: USAGE.
+    """
+    missing = [name for name in trackers if not schema.is_factory(name) and find_spec(name) is None]
+    if missing:
+        raise Failure(
+            f"log.trackers: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            found=f"the packages of {sys.prefix}",
+            fix=f"pip install {' '.join(missing)} into a folder bound to /opt/extra, or into your own image "
+            "(docs/image.md, One more package); or leave it out of log.trackers",
             code=ExitCode.USAGE,
         )
 

@@ -589,12 +589,6 @@ def parse_value(hint: Any, value: Any, default: Any, at: KeyLocation) -> Any:
     """Parse the value of one key: a section, or a value with the right type and range."""
     if dataclasses.is_dataclass(hint):
         return parse_section(hint, value, at)
-    if str(at) in schema.UNAVAILABLE_KEYS and value != default:
-        fix = f"leave {at} out, or set it to {format_value(default)}"
-        what = f"{at} is not available in this version"
-        raise Failure(
-            what, found=describe_entry(at, value), expected=format_value(default), fix=fix, code=ExitCode.USAGE
-        )
     fitted = match_type(hint, as_text_if_expected(hint, value, at))
     if fitted is TYPE_MISMATCH:
         plain = unwrap_value(

@@ -351,6 +351,13 @@ PROFILE_STEPS = Rule(
     expected=f"[first, last], counted from 1, both recorded: at most {MAX_PROFILE_STEPS} steps",
 )
 
+# accelerate.tracking.LOGGER_TYPE_TO_CLASS: a test compares. Each is also the name of the tracker's package.
+TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+TRACKER_LIST = Rule(
+    holds=lambda names: len(set(names)) == len(names) and all(name in TRACKERS or is_factory(name) for name in names),
+    expected=f"a list of {', '.join(TRACKERS)} or package.module:Class, each once",
+)
+
 # The names that this version supports. The first of each is the quickstart's.
 KNOWN_NAMES: dict[str, tuple[str, ...]] = {
     "data.name": tuple(DATA_SOURCES),
@@ -415,16 +422,9 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "checkpoint.keep": at_least(1),
     "log.every_steps": at_least(1),
     "log.gpu_every_seconds": POSITIVE,
+    "log.trackers": TRACKER_LIST,
     "profile.steps": PROFILE_STEPS,
 }
-
-# Keys whose feature does not exist yet. Only their defaults are accepted, so that today's files stay
-# valid.
-UNAVAILABLE_KEYS = frozenset(
-    [
-        "log.trackers",
-    ]
-)
 
 
 def rule_violation(key: str, value: Any) -> str | None:

@@ -106,7 +106,7 @@ print(model.classes[int(shares.argmax())], float(shares.max()))
 
 def render_card(about: ModelFacts, folder: str) -> str:
     """Render the card as Markdown. folder: its name, for the loading example."""
-    from train.report import page  # matplotlib, which takes a second to import
+    from train.report import render  # matplotlib, which takes a second to import
 
     sections = [
         Section(
@@ -124,7 +124,7 @@ def render_card(about: ModelFacts, folder: str) -> str:
         Section(title="Licence", blocks=[Paragraph(text=LICENSE_TEXT)]),
     ]
     origin = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
-    card = page.render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
+    card = render.render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
     return f"{card}{LOADING_HEADING}```python\n{loading_example(about, folder)}```\n"
 
 

@@ -1,4 +1,4 @@
-"""The metrics logger writes training events to metrics.jsonl and TensorBoard.
+"""The metrics logger writes training events to metrics.jsonl, TensorBoard and the trackers.
 
 metrics.jsonl is the record, TensorBoard a view of it with one event file per start.
 """
@@ -20,9 +20,11 @@ from train import files
 
 if TYPE_CHECKING:
     from train.logging.tensorboard import TensorBoardWriter
+    from train.logging.trackers import Trackers
 
 
 METRICS_FILE, TENSORBOARD_FOLDER = "metrics.jsonl", "tensorboard"
+LATE_EVENT = "checkpoint"  # written at a later step than its own: wandb ignores an event that goes back
 EventLabels = Mapping[str, str | int]
 
 
@@ -39,7 +41,7 @@ class MetricsLogger:
     """Writes the run's metrics on rank 0; on the other ranks it accepts them and writes nothing.
 
     A writer that fails (disk full, TensorBoard broken) never stops training: `lost` counts the failed writes, and
-    `warn` is called once per writer.
+    `warn` is called once per writer. trackers: of this start, on rank 0; they outlive `close`.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class MetricsLogger:
         self._warned: set[str] = set()
         self._lines: JsonLinesFile | None = None
         self._curves: TensorBoardWriter | None = None
+        self.trackers: Trackers | None = None
 
     @contextmanager
     def opened(self, *, step: int, evaluated: int | None = None) -> Iterator[Self]:
@@ -88,7 +91,7 @@ class MetricsLogger:
     def write(self, event: str, *, step: int, **values: Any) -> None:
         """Add one line `{"event", "step", "time", **values}`; NaN and infinities become null.
 
-        Numbers become TensorBoard curves `event/name`.
+        Numbers become curves `event/name` of TensorBoard and of the trackers.
         """
         self.write_each(event, step=step, of=[("", {}, values)])
 
@@ -108,6 +111,8 @@ class MetricsLogger:
         if self._curves and points:
             with self._surviving(TENSORBOARD_FOLDER):
                 self._curves.write(points, step=step, now=now)
+        if self.trackers and points and event != LATE_EVENT:
+            self.trackers.log(points, step=step)
 
     def replace(self, name: str, text: str) -> None:
         """On rank 0, replace the file `name` of the run's folder by `text`, atomically."""

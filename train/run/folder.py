@@ -136,7 +136,7 @@ def describe_folder_state(folder: Path) -> str:
 
 
 # The folders that a run creates in its own, besides `record.RESULT_NAMES`.
-RUN_SUBFOLDERS: Final = ("checkpoints", "errors", "logs", "profile", "report", "tensorboard")
+RUN_SUBFOLDERS: Final = ("checkpoints", "errors", "logs", "profile", "report", "tensorboard", "trackers")
 
 
 def refuse_symlinks(run_folder: Path) -> None:

@@ -89,6 +89,7 @@ RESULT_NAMES = (
     "confusion-best.json",
     "metrics.jsonl",
     "tensorboard",
+    "trackers",
     "profile",
     "report",
     "errors",

@@ -115,7 +115,7 @@ TEXTS: dict[str, tuple[str, str | bytes, tuple[str, ...], str]] = {
         ("data.mirror: ftp://(not shown)@x", "https://"),
         "correct it",
     ),
-    "promised-key": ("47", "log: {trackers: [wandb]}\n", ("log.trackers is not available",), "leave log.trackers out"),
+    "unknown-tracker": ("47", "log: {trackers: [visdom]}\n", ("log.trackers: [visdom]", "mlflow"), "correct it"),
 }
 # The file itself: id -> (how it is made, exit code, words of the message, words of the fix).
 FILES: dict[str, tuple[str, Callable[[Path], object], int, tuple[str, ...], str]] = {

@@ -16,10 +16,10 @@ def test_every_default_keeps_its_own_rules() -> None:
             assert schema.rule_violation(f"{section}.{key}", value) is None, f"{section}.{key}"
 
 
-def test_every_number_has_a_rule_or_no_feature() -> None:
+def test_every_number_has_a_rule() -> None:
     keys = {f"{s}.{k}": v for s, values in load.as_mapping(RunConfig()).items() for k, v in values.items()}
     numbers = {key for key, value in keys.items() if type(value) in (int, float)}
-    assert numbers <= set(schema.RULES) | schema.UNAVAILABLE_KEYS
+    assert numbers <= set(schema.RULES)
 
 
 def test_the_first_known_name_is_the_default() -> None:

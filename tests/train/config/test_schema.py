@@ -50,6 +50,9 @@ WRONG_TYPES = {
 }
 
 OUT_OF_RANGE = {
+    "restarts": ("launch:\n  max_restarts: -1", "launch.max_restarts: -1", "from 0 to 1000"),
+    "tracker": ("log:\n  trackers: [visdom]", "log.trackers: [visdom]", "a list of aim"),
+    "tracker-twice": ("log:\n  trackers: [mlflow, mlflow]", "log.trackers: [mlflow, mlflow]", "each once"),
     "zero-epochs": ("train:\n  epochs: 0", "train.epochs: 0", "from 1"),
     "negative-lr": ("optim:\n  lr: -0.1", "optim.lr: -0.1", "more than 0"),
     "infinite-lr": ("optim:\n  lr: .inf", "optim.lr: .inf", "finite"),
@@ -84,12 +87,7 @@ NOT_A_MAPPING = {
     "number-for-nested-section": ("launch:\n  timeouts: 3", "launch.timeouts: 3", "below `launch.timeouts:`"),
 }
 
-NOT_YET = {
-    "restarts": ("launch:\n  max_restarts: -1", "launch.max_restarts: -1", "from 0 to 1000"),
-    "trackers": ("log:\n  trackers: [wandb]", "log.trackers: [wandb]", "set it to []"),
-}
-
-BAD_FILES = WRONG_TYPES | OUT_OF_RANGE | UNKNOWN | NOT_A_MAPPING | NOT_YET
+BAD_FILES = WRONG_TYPES | OUT_OF_RANGE | UNKNOWN | NOT_A_MAPPING
 
 
 @pytest.mark.parametrize(("text", "found", "advice"), BAD_FILES.values(), ids=BAD_FILES.keys())
@@ -124,7 +122,7 @@ BAD_OVERRIDES = {
     "unknown": ("optim.lrr=1", "optim.lrr: 1"),
     "no-section": ("epochs=3", "epochs: 3"),
     "section": ("optim=3", "optim: 3"),
-    "not-yet": ("log.trackers=[wandb]", "log.trackers: [wandb]"),
+    "tracker": ("log.trackers=[wandbs]", "log.trackers: [wandbs]"),
 }
 
 
@@ -258,17 +256,10 @@ def test_a_missing_file_is_missing_input() -> None:
     assert refusal("no-such.yaml").code == ExitCode.NO_INPUT
 
 
-def test_names_that_do_nothing_yet_are_accepted_at_their_default(write: Write) -> None:
-    mapping = load.as_mapping(RunConfig())
-    for path in schema.UNAVAILABLE_KEYS:
-        section, key = path.split(".")
-        assert load.load_config(None, [f"{path}={load.format_value(mapping[section][key])}"]) == RunConfig(), path
-
-
 def test_the_tables_speak_of_keys_that_exist() -> None:
     known = {f"{s}.{k}" for s, keys in load.as_mapping(RunConfig()).items() for k in keys}
     known |= {f"launch.timeouts.{k}" for k in ("start", "step", "save", "evaluation", "data")}
-    assert set(schema.RULES) | set(schema.UNAVAILABLE_KEYS) <= known
+    assert set(schema.RULES) <= known
 
 
 WORDS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)

@@ -10,7 +10,7 @@ from entrypoint import ExitCode, Failure
 from train.run import folder
 
 LINKS = (
-    *("checkpoints", "errors", "logs", "report", "tensorboard"),
+    *("checkpoints", "errors", "logs", "report", "tensorboard", "trackers"),
     *("metrics.jsonl", "config.yaml", "run.json", "best.json", "confusion.json", "confusion-best.json"),
     *(".lease.1", "before-1"),
     *("logs/rank-0000.log", "errors/exit.json", "checkpoints/step-00000010", "tensorboard/events.out.tfevents.000000"),
