@@ -38,7 +38,6 @@ from train.files import format_bytes
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
 FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
-HEADER_READERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 ZIP_LOCAL_HEADER: Final = struct.Struct("<26xHH")  # ends with the lengths of the name and of the extra field
 READ_CHUNK_BYTES: Final = 2**20
 MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
@@ -96,10 +95,7 @@ def _locate_array(archive: zipfile.ZipFile, stream: BinaryIO, name: str) -> _Arr
     if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:  # bit 1: encrypted
         return None
     with archive.open(entry) as content:
-        read = HEADER_READERS.get(np.lib.format.read_magic(content))
-        if read is None:
-            return None
-        shape, fortran, dtype = read(content)
+        shape, fortran, dtype = array_files.read_npy_header(content)
         header_bytes = content.tell()
     complete = 0 < math.prod(shape) * dtype.itemsize <= entry.file_size - header_bytes
     if fortran or not dtype.isnative or dtype.kind not in "biuf" or len(shape) < MIN_IMAGE_AXES or not complete:
