@@ -22,11 +22,10 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any, TextIO
 
 from entrypoint import ExitCode, Failure
@@ -261,54 +260,28 @@ TEMPORARY_PREFIX = f"{files.TEMPORARY_PREFIX}fetch-"
 
 
 def unpack_archive(archive: PublishedArchive, root: Path) -> None:
-    """Unpack the published files of `archive` below `root`, by name; other entries are not extracted.
+    """Unpack the published files of an archive whose hash was verified; other entries are not extracted.
 
     Raises:
-        Failure: DATA if one of them is missing or damaged; SECURITY if an entry leads out of the folder.
         OSError: from the disk.
     """
-    try:
-        if archive.name.endswith(".tar.gz"):
-            _untar(archive, root)
-        else:
-            _gunzip(archive, root)
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise _damaged_archive_failure(archive, f"{type(error).__name__}: {error}") from error
+    for path, source in _read_archive(archive, root):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with write_atomically(path) as stream:
+            shutil.copyfileobj(source, stream, CHUNK_BYTES)
 
 
-def _untar(archive: PublishedArchive, root: Path) -> None:
-    with tarfile.open(root / archive.path, "r:gz") as tar:
-        members = {member.name: member for member in tar}
-        _refuse_unsafe_members(archive, members.values())
-        for file in archive.files:
-            member = members.get(file.path)
-            source = tar.extractfile(member) if member and member.isreg() else None
-            if source is None:
-                raise _damaged_archive_failure(archive, f"there is no file {file.path} in it")
-            with source:
-                _extract_file(archive, file, source, root)
-
-
-def _gunzip(archive: PublishedArchive, root: Path) -> None:
-    (file,) = archive.files
-    with gzip.open(root / archive.path) as source:
-        _extract_file(archive, file, source, root)
-
-
-def _extract_file(
-    archive: PublishedArchive, file: PublishedFile, source: IO[bytes] | gzip.GzipFile, root: Path
-) -> None:
-    """Extract one file. It appears only if it is the published one."""
-    digest, size = hashlib.md5(usedforsecurity=False), 0
-    path = root / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as stream:
-        while chunk := source.read(CHUNK_BYTES):
-            stream.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
-        if file.md5 not in (None, digest.hexdigest()) or file.size not in (None, size):
-            raise _damaged_archive_failure(archive, f"{file.path} in it has {size} bytes and md5 {digest.hexdigest()}")
+def _read_archive(archive: PublishedArchive, root: Path) -> Iterator[tuple[Path, Any]]:
+    """The path and the content of each file."""
+    paths = {file.path: root / file.path for file in archive.files}
+    if not archive.name.endswith(".tar.gz"):
+        with gzip.open(root / archive.path) as stream:
+            yield from ((path, stream) for path in paths.values())
+        return
+    with tarfile.open(root / archive.path) as tar:
+        for member in tar:
+            if member.name in paths:
+                yield paths[member.name], tar.extractfile(member)
 
 
 @contextmanager
@@ -335,30 +308,6 @@ def remove_partial_files(archive: PublishedArchive, root: Path) -> None:
     for relative_path in (archive.path, *(file.path for file in archive.files)):
         for partial in (root / relative_path).parent.glob(f"{TEMPORARY_PREFIX}{(root / relative_path).name}-*"):
             files.remove(partial)
-
-
-def _refuse_unsafe_members(archive: PublishedArchive, members: Iterable[tarfile.TarInfo]) -> None:
-    """Refuse what `tarfile.data_filter` would refuse, and all links and devices: a data set has none."""
-    for member in members:
-        path = PurePosixPath(member.name)
-        if not (member.isreg() or member.isdir()) or path.is_absolute() or ".." in path.parts:
-            raise Failure(
-                f"{archive.name} holds an entry that leads out of its folder, or is no plain file",
-                found=member.name + (f" -> {member.linkname}" if member.linkname else ""),
-                expected="plain files and folders",
-                fix="remove this file, and fetch the published one",
-                code=ExitCode.SECURITY,
-            )
-
-
-def _damaged_archive_failure(archive: PublishedArchive, actual: str) -> Failure:
-    return Failure(
-        f"{archive.name} cannot be unpacked",
-        found=actual,
-        expected="the published files",
-        fix=f"remove {archive.name} below data.root, and start again: it is fetched anew",
-        code=ExitCode.DATA,
-    )
 
 
 STALL_TIMEOUT_S = 60.0  # without one byte
