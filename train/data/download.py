@@ -4,7 +4,10 @@ A file appears complete and with its published hash, or not at all. The table of
 URLs, hashes and the path of each file below `data.root`. A test compares it with torchvision's.
 
 Proxies: urllib's rules (http_proxy, https_proxy, no_proxy). TLS certificates are always verified
-(SSL_CERT_FILE and SSL_CERT_DIR name other authorities). This module does not import torch.
+(SSL_CERT_FILE and SSL_CERT_DIR name other authorities).
+
+torchvision's own download is not used: it waits without a time limit, repeats a failed https request
+as plain http, and needs torch, which the process that starts the ranks never imports.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -249,11 +252,12 @@ def _archive_files_exist(archive: PublishedArchive, root: Path) -> bool:
 
 def file_md5(path: Path) -> str:
     """The md5 of a file, in hexadecimal. Raises OSError."""
-    digest = hashlib.md5(usedforsecurity=False)  # detects accidents only; without the flag FIPS systems refuse md5
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, _new_md5).hexdigest()
+
+
+def _new_md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)  # detects accidents only; without the flag FIPS systems refuse md5
 
 
 TEMPORARY_PREFIX = f"{files.TEMPORARY_PREFIX}fetch-"
@@ -331,38 +335,27 @@ def download_archive(address: str, archive: PublishedArchive, path: Path, progre
         DownloadError: if the address does not give the published file.
         OSError: from the disk, not from the network.
     """
-    with write_atomically(path) as stream:
-        digest, size, beginning = hashlib.md5(usedforsecurity=False), 0, b""
-        with closing(download_chunks(address, max_bytes=2 * archive.size)) as arriving:
-            for chunk in arriving:
-                stream.write(chunk)
-                digest.update(chunk)
-                size, beginning = size + len(chunk), beginning or chunk[:64]
-                progress(size)
+    digest, received, beginning = _new_md5(), 0, b""
+    with _open_url(address) as response, write_atomically(path) as stream:
+        promised = getattr(response, "length", None) or 0
+        # A server may send without end: one chunk too many is enough to know that the file is another one.
+        while received <= archive.size and (chunk := _read_chunk(response, received)):
+            stream.write(chunk)
+            digest.update(chunk)
+            received, beginning = received + len(chunk), beginning or chunk[:64]
+            progress(received)
+        if received < promised and received <= archive.size:
+            raise DownloadError(f"the connection ended after {received} of {promised} bytes")
         if digest.hexdigest() != archive.md5:
             page = " (a web page: of a proxy, or of a login?)" if beginning.lstrip().startswith(b"<") else ""
-            what = f"not the published file: {size} bytes with md5 {digest.hexdigest()}{page}"
+            what = f"not the published file: {received} bytes with md5 {digest.hexdigest()}{page}"
             raise DownloadError(what, wrong=True)
-
-
-def download_chunks(address: str, *, max_bytes: int) -> Generator[bytes, None, None]:
-    """The bytes at `address`, as they arrive. Raises DownloadError if they do not arrive completely."""
-    received = 0
-    with _open_url(address) as response:
-        promised = response.headers.get("Content-Length")
-        while chunk := _read_chunk(response, received):
-            received += len(chunk)
-            if received > max_bytes:
-                raise DownloadError(f"more than {max_bytes} bytes: not the published file", wrong=True)
-            yield chunk
-    if promised is not None and promised.isdecimal() and received < int(promised):
-        raise DownloadError(f"the connection ended after {received} of {promised} bytes")
 
 
 def _open_url(address: str) -> Any:
     try:
         request = urllib.request.Request(address, headers={"User-Agent": "train-image"})
-        return urllib.request.build_opener(SafeRedirectHandler).open(request, timeout=STALL_TIMEOUT_S)
+        return urllib.request.build_opener().open(request, timeout=STALL_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         raise DownloadError(f"the server answers {error.code} {error.reason}") from None
@@ -388,17 +381,6 @@ def _describe_error(error: Exception) -> str:
     if isinstance(inner, socket.gaierror):
         return "its name cannot be resolved: no network, or no such host"
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__)
-
-
-class SafeRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https, but not from https to http."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Raises DownloadError for an unsafe redirect."""
-        if not newurl.startswith("https://" if req.type == "https" else ("http://", "https://")):
-            fp.close()
-            raise DownloadError(f"the server sends on to {newurl}, which is not safe")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 _FIX_NOT_WRITABLE = "set data.root to a folder that you may write (in a container: mount one with -v or --bind)"
@@ -445,7 +427,6 @@ def _fetch_archive(
     remove_partial_files(archive, root)
     if is_unpacked(archive, root):  # unpacked while this process acquired the lock
         return
-    _refuse_full_disk(archive, root)
     md5 = file_md5(path) if path.exists() else None
     if md5 != archive.md5:
         if md5:
@@ -490,15 +471,6 @@ def manual_download_fix(missing: list[PublishedArchive], data: DataConfig) -> st
 
 def _waiting_message(data: DataConfig, holder: LockHolder | None) -> str:
     return f"waiting for {holder or 'another process'}, which fetches {data.name} into {data.root}"
-
-
-def _refuse_full_disk(archive: PublishedArchive, root: Path) -> None:
-    """Raises Failure (IO) before the download if there is too little space for it."""
-    need = archive.size + sum(file.size or archive.size // len(archive.files) for file in archive.files)
-    if shutil.disk_usage(root).free < need:
-        failure = _os_error_failure(OSError(errno.ENOSPC, "too little"), root)
-        failure.expected = f"{file_io.format_bytes(need)} free for {archive.name} and what it holds"
-        raise failure
 
 
 @contextmanager

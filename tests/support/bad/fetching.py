@@ -32,12 +32,11 @@ def packed(name: str, data: bytes) -> bytes:
     return stream.getvalue()
 
 
-def table(body: bytes, *, size: int | None = None) -> dict[str, tuple[PublishedArchive, ...]]:
+def table(body: bytes) -> dict[str, tuple[PublishedArchive, ...]]:
     """What is published, if `body` is."""
     file = PublishedFile(path="inside/a", md5=hashlib.md5(b"a").hexdigest())
-    size = len(body) if size is None else size
     told = PublishedArchive(
-        path=NAME, md5=hashlib.md5(body).hexdigest(), size=size, folders=("http://127.0.0.1:9/x",), files=(file,)
+        path=NAME, md5=hashlib.md5(body).hexdigest(), size=len(body), folders=("http://127.0.0.1:9/x",), files=(file,)
     )
     return {**download.PUBLISHED_ARCHIVES, "mnist": (told,)}
 
@@ -79,14 +78,5 @@ CASES = [
         code=73,
         says=("cannot write d",),
         fix="data.root",
-    ),
-    fetch(
-        id="fetch-no-room",
-        door=standing_in(through_train, download, "PUBLISHED_ARCHIVES", table(GOOD, size=10**18)),
-        prepare=mirror(GOOD),
-        code=74,
-        says=("No space left", "MB free for data.tar.gz"),
-        fix="data.root to another file system",
-        row="14",
     ),
 ]
