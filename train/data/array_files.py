@@ -6,9 +6,12 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EINVAL
 from pathlib import Path
+from pickle import UnpicklingError
 from tokenize import TokenError
 from typing import IO, Any, Final
 
@@ -38,23 +41,8 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         Failure: DATA for a file that is broken, NO_INPUT for one that cannot be opened.
     """
-    try:
+    with translate_read_errors(file):
         return SHAPE_READERS[file.suffix](file)
-    except OSError as error:
-        raise Failure(
-            f"data.root cannot be read: {error.strerror}",
-            found=str(file.absolute()),
-            fix=FIX_DATA_ROOT,
-            code=ExitCode.NO_INPUT,
-        ) from error
-    except (*PARSE_ERRORS, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
-        raise unusable_file_failure(
-            file, f"{file.name} is no whole {file.suffix} file", f"{error}", "a file that loads"
-        ) from error
-    except (NotImplementedError, RuntimeError) as error:  # another compression, a password
-        raise unusable_file_failure(
-            file, f"{file.name} cannot be unpacked", f"{error}", "what numpy.savez writes"
-        ) from error
 
 
 def _npz_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -95,6 +83,47 @@ def unusable_file_failure(
 ) -> Failure:
     """The Failure for a file whose content is wrong."""
     return Failure(what, found=f"{file}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
+
+
+@contextmanager
+def translate_read_errors(file: Path) -> Iterator[None]:
+    """Translate the errors of numpy, safetensors and torch into a Failure that names the file."""
+    try:
+        yield
+    except UnpicklingError as error:
+        raise _pickled_objects_failure(file, str(error)) from error
+    except (*PARSE_ERRORS, RuntimeError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
+        if "DefaultCPUAllocator" in str(error):  # out of memory
+            raise
+        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            raise _pickled_objects_failure(file, str(error)) from error
+        raise _damaged_file_failure(file, error) from error
+    except OSError as error:
+        if error.errno in (None, EINVAL):  # raised by torch and zipfile for a truncated file
+            raise _damaged_file_failure(file, error) from error
+        raise Failure(
+            f"data.root cannot be read: {error.strerror or error}",
+            found=str(file.absolute()),
+            fix=FIX_DATA_ROOT,
+            code=ExitCode.NO_INPUT,
+        ) from error
+
+
+def _damaged_file_failure(file: Path, error: Exception) -> Failure:
+    reason = str(error).split("\n")[0] or type(error).__name__
+    what = f"{file.name} is no whole {file.suffix} file"
+    return unusable_file_failure(file, what, reason, "arrays, as numpy or torch saves them")
+
+
+def _pickled_objects_failure(file: Path, reason: str) -> Failure:
+    """Loading a pickle runs what its author wrote into it."""
+    return Failure(
+        f"{file.name} holds pickled objects, which are not loaded",
+        found=f"{file}: {' '.join(reason.split())[:200]}",
+        expected="plain arrays of numbers",
+        fix="save images as uint8 or float32 and labels as int64: numpy.savez, or safetensors.torch.save_file",
+        code=ExitCode.SECURITY,
+    )
 
 
 FILE_SUFFIXES: Final = {"npz": (".npz",), "tensor": (".safetensors", ".pt", ".pth")}

@@ -224,14 +224,13 @@ def files_exist(name: str, root: Path) -> bool:
 
 def refuse_missing_files(data: DataConfig) -> None:
     """Raises Failure (NO_INPUT) with the first file that is missing below data.root, and two ways to get it."""
-    if files_exist(data.name, root := Path(data.root)):
+    root = Path(data.root)
+    archives = PUBLISHED_ARCHIVES[data.name]
+    first = next((archive for archive in archives if not _archive_files_exist(archive, root)), None)
+    if first is None:
         return
-    first = next(
-        (archive for archive in PUBLISHED_ARCHIVES[data.name] if not _archive_files_exist(archive, root)),
-        PUBLISHED_ARCHIVES[data.name][0],
-    )
-    path = next((root / file.path for file in first.files if not os.path.isfile(root / file.path)), root)
     command = fetch_command(data.name, root)
+    path = next((root / file.path for file in first.files if not os.path.isfile(root / file.path)), root)
     raise Failure(
         f"data.name {data.name}: its files are not in data.root",
         found=f"no {path.absolute()}",
