@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EINVAL
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from pickle import UnpicklingError
+from tokenize import TokenError
+from typing import IO, Any, Final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from entrypoint import ExitCode, Failure
 
-MAX_HEADER_BYTES = 10_000_000  # of .safetensors: a longer one is no header
-MAX_NPY_HEADER_BYTES = 10_000  # numpy's own limit
 FIX_DATA_ROOT: Final = "set data.root to the file, or to the folder that holds it (in a container: mount it)"
 PARSE_ERRORS: Final = (
     ValueError,
@@ -28,6 +31,7 @@ PARSE_ERRORS: Final = (
     EOFError,
     RecursionError,
     OverflowError,
+    TokenError,  # of numpy, for a damaged header
 )
 
 
@@ -37,62 +41,38 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         Failure: DATA for a file that is broken, NO_INPUT for one that cannot be opened.
     """
-    try:
-        with file.open("rb") as stream:
-            return SHAPE_READERS[file.suffix](stream)
-    except OSError as error:
-        raise Failure(
-            f"data.root cannot be read: {error.strerror}",
-            found=str(file.absolute()),
-            fix=FIX_DATA_ROOT,
-            code=ExitCode.NO_INPUT,
-        ) from error
-    except (*PARSE_ERRORS, zipfile.BadZipFile, zlib.error) as error:
-        raise unusable_file_failure(
-            file, f"{file.name} is no whole {file.suffix} file", f"{error}", "a file that loads"
-        ) from error
-    except (NotImplementedError, RuntimeError) as error:  # another compression, a password
-        raise unusable_file_failure(
-            file, f"{file.name} cannot be unpacked", f"{error}", "what numpy.savez writes"
-        ) from error
+    with translate_read_errors(file):
+        return SHAPE_READERS[file.suffix](file)
 
 
-def _npz_shapes(stream: BinaryIO) -> dict[str, tuple[int, ...]]:
-    with zipfile.ZipFile(stream) as archive:
-        shapes = {}
+def _npz_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
         for name in archive.namelist():
             if name.endswith(".npy"):
                 with archive.open(name) as entry:
-                    shapes[name.removesuffix(".npy")] = _npy_shape(entry, archive.getinfo(name).file_size)
-        return shapes
+                    shape, _, _ = read_npy_header(entry)
+                size = archive.getinfo(name).file_size
+                if min(shape, default=0) < 0 or math.prod(shape) > size:  # numpy would ask for the memory
+                    raise ValueError(f"the shape {shape}, in {size} bytes")
+                shapes[name.removesuffix(".npy")] = shape
+    return shapes
 
 
-def _npy_shape(entry: Any, size: int) -> tuple[int, ...]:
-    """Read the header of numpy.lib.format: a magic word, a version, a length, and a Python dict."""
-    start = entry.read(8)
-    if start[:6] != b"\x93NUMPY":
-        raise ValueError("an entry that numpy did not write")
-    length = int.from_bytes(entry.read(2 if start[6] == 1 else 4), "little")
-    if length > MAX_NPY_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes")
-    shape = _checked_shape(ast.literal_eval(entry.read(length).decode("utf-8"))["shape"])
-    if math.prod(shape) > size:  # numpy would ask for the memory
-        raise ValueError(f"the shape {shape}, in {size} bytes")
-    return shape
+def read_npy_header(entry: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran order, and dtype.
+
+    Version 3 of the format differs from version 2 only in the names of fields, which plain arrays do not have.
+    """
+    first = np.lib.format.read_magic(entry) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    return read(entry)
 
 
-def _safetensors_shapes(stream: BinaryIO) -> dict[str, tuple[int, ...]]:
-    length = int.from_bytes(stream.read(8), "little")
-    if not 2 <= length <= MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes")
-    header = json.loads(stream.read(length))
-    return {name: _checked_shape(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-
-
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"the shape {shape}")
-    return tuple(shape)
+def _safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    with safe_open(file, framework="numpy") as archive:
+        names = archive.keys()
+        return {name: tuple(archive.get_slice(name).get_shape()) for name in names}
 
 
 SHAPE_READERS: Final = {".npz": _npz_shapes, ".safetensors": _safetensors_shapes}
@@ -103,6 +83,47 @@ def unusable_file_failure(
 ) -> Failure:
     """The Failure for a file whose content is wrong."""
     return Failure(what, found=f"{file}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)
+
+
+@contextmanager
+def translate_read_errors(file: Path) -> Iterator[None]:
+    """Translate the errors of numpy, safetensors and torch into a Failure that names the file."""
+    try:
+        yield
+    except UnpicklingError as error:
+        raise _pickled_objects_failure(file, str(error)) from error
+    except (*PARSE_ERRORS, RuntimeError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
+        if "DefaultCPUAllocator" in str(error):  # out of memory
+            raise
+        if "allow_pickle" in str(error) or "Object arrays" in str(error):
+            raise _pickled_objects_failure(file, str(error)) from error
+        raise _damaged_file_failure(file, error) from error
+    except OSError as error:
+        if error.errno in (None, EINVAL):  # raised by torch and zipfile for a truncated file
+            raise _damaged_file_failure(file, error) from error
+        raise Failure(
+            f"data.root cannot be read: {error.strerror or error}",
+            found=str(file.absolute()),
+            fix=FIX_DATA_ROOT,
+            code=ExitCode.NO_INPUT,
+        ) from error
+
+
+def _damaged_file_failure(file: Path, error: Exception) -> Failure:
+    reason = str(error).split("\n")[0] or type(error).__name__
+    what = f"{file.name} is no whole {file.suffix} file"
+    return unusable_file_failure(file, what, reason, "arrays, as numpy or torch saves them")
+
+
+def _pickled_objects_failure(file: Path, reason: str) -> Failure:
+    """Loading a pickle runs what its author wrote into it."""
+    return Failure(
+        f"{file.name} holds pickled objects, which are not loaded",
+        found=f"{file}: {' '.join(reason.split())[:200]}",
+        expected="plain arrays of numbers",
+        fix="save images as uint8 or float32 and labels as int64: numpy.savez, or safetensors.torch.save_file",
+        code=ExitCode.SECURITY,
+    )
 
 
 FILE_SUFFIXES: Final = {"npz": (".npz",), "tensor": (".safetensors", ".pt", ".pth")}

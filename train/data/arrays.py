@@ -11,20 +11,16 @@ import math
 import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from errno import EINVAL
 from itertools import chain, islice
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -38,7 +34,6 @@ from train.files import format_bytes
 
 # First byte of a zip archive, of one array, and of a pickle, which is then refused as a pickle.
 FIRST_BYTES: Final = (b"P", b"\x93", b"\x80")
-HEADER_READERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 ZIP_LOCAL_HEADER: Final = struct.Struct("<26xHH")  # ends with the lengths of the name and of the extra field
 READ_CHUNK_BYTES: Final = 2**20
 MIN_IMAGE_AXES: Final = 3  # labels have fewer axes; they are read, not mapped
@@ -96,10 +91,7 @@ def _locate_array(archive: zipfile.ZipFile, stream: BinaryIO, name: str) -> _Arr
     if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:  # bit 1: encrypted
         return None
     with archive.open(entry) as content:
-        read = HEADER_READERS.get(np.lib.format.read_magic(content))
-        if read is None:
-            return None
-        shape, fortran, dtype = read(content)
+        shape, fortran, dtype = array_files.read_npy_header(content)
         header_bytes = content.tell()
     complete = 0 < math.prod(shape) * dtype.itemsize <= entry.file_size - header_bytes
     if fortran or not dtype.isnative or dtype.kind not in "biuf" or len(shape) < MIN_IMAGE_AXES or not complete:
@@ -435,7 +427,7 @@ def _unshared_memory_notes(file: Path, names: Iterable[str]) -> Iterator[str]:
     """A note if each rank needs much memory of its own for this file."""
     if file.suffix != ".npz":
         return
-    with _translate_load_errors(file):
+    with array_files.translate_read_errors(file):
         size = unmapped_bytes(file, names)
     if size >= MIN_REPORTED_BYTES:
         yield (
@@ -451,7 +443,7 @@ def _load_arrays(file: Path) -> Mapping[str, Tensor]:
         training, validation = array_files.find_array_names(list(keys), file)
         return list(chain(training, validation or ()))
 
-    with _translate_load_errors(file):
+    with array_files.translate_read_errors(file):
         return LOADERS[file.suffix](file, pick)
 
 
@@ -485,42 +477,3 @@ LOADERS: Final[Mapping[str, Callable[[Path, ArraySelector], dict[str, Tensor]]]]
     ".pt": _load_torch_file,
     ".pth": _load_torch_file,
 }
-
-
-@contextmanager
-def _translate_load_errors(file: Path) -> Iterator[None]:
-    """Translate the errors of numpy, safetensors and torch into a Failure that names the file."""
-    try:
-        yield
-    except UnpicklingError as error:
-        raise _pickled_objects_failure(file, str(error)) from error
-    except (*array_files.PARSE_ERRORS, RuntimeError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
-        if "DefaultCPUAllocator" in str(error):  # out of memory
-            raise
-        if "allow_pickle" in str(error) or "Object arrays" in str(error):
-            raise _pickled_objects_failure(file, str(error)) from error
-        raise _damaged_file_failure(file, error) from error
-    except OSError as error:
-        if error.errno in (None, EINVAL):  # raised by torch and zipfile for a truncated file
-            raise _damaged_file_failure(file, error) from error
-        actual = f"{file.absolute()}: {error.strerror or error}"
-        raise Failure(
-            "data.root cannot be read", found=actual, fix=array_files.FIX_DATA_ROOT, code=ExitCode.NO_INPUT
-        ) from error
-
-
-def _damaged_file_failure(file: Path, error: Exception) -> Failure:
-    reason = str(error).split("\n")[0] or type(error).__name__
-    what = f"{file.name} is no whole {file.suffix} file"
-    return array_files.unusable_file_failure(file, what, reason, "arrays, as numpy or torch saves them")
-
-
-def _pickled_objects_failure(file: Path, reason: str) -> Failure:
-    """Loading a pickle runs what its author wrote into it."""
-    return Failure(
-        f"{file.name} holds pickled objects, which are not loaded",
-        found=f"{file}: {' '.join(reason.split())[:200]}",
-        expected="plain arrays of numbers",
-        fix="save images as uint8 or float32 and labels as int64: numpy.savez, or safetensors.torch.save_file",
-        code=ExitCode.SECURITY,
-    )

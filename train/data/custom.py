@@ -1,9 +1,8 @@
 """Opens the data set that a user's factory (`package.module:factory`) returns, and checks it.
 
-The factory returns DataSplits, or a pair of datasets whose items are (image, label). This process
-reads copies of the datasets, so that forked workers get the originals unread. Many datasets open
-their file at the first read, as PyTorch advises for workers. If this process read the originals,
-it would open that file before the fork, and all workers would share its offset.
+The factory returns DataSplits, or a pair of datasets whose items are (image, label). Each process
+that reads samples calls the factory itself: forked workers that inherited an open file would share
+its offset.
 """
 
 from __future__ import annotations
@@ -11,17 +10,14 @@ from __future__ import annotations
 import gc
 import operator
 import os
-import re
+import random
 import stat
-import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
-from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +32,7 @@ from train.data import arrays, decode
 from train.data.arrays import move_channels_last
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSplits, SampleIndices, SampleSource
+from train.data.splits import DataSplits, SampleIndices
 
 NUM_CHECKED_ITEMS: Final = 8  # read twice, to see whether they change
 DATASET_LOCK: Final = threading.Lock()  # a user's dataset (an HDF5 file, a counter) need not be thread-safe
@@ -77,7 +73,7 @@ class DatasetSource:
             expected, actual = describe_sample(*self.first), describe_sample(tuple(pixels.shape), pixels.dtype)
             raise _bad_item_failure(self.name, row, "is not like the first one", actual, expected)
         if label != int(self.labels[sample]):
-            expected = f"label {int(self.labels[sample])}, as .targets says"
+            expected = f"label {int(self.labels[sample])}, as .targets or the first call of the factory says"
             raise _bad_item_failure(
                 self.name, row, "has another label than the dataset lists", f"label {label}", expected
             )
@@ -194,14 +190,6 @@ def _not_an_image_failure(name: str, actual: str) -> Failure:
     return Failure(f"{name} is no image", found=actual, expected=expected, fix=fix, code=ExitCode.DATA)
 
 
-MAX_CONTAINER_LENGTH: Final = 1000  # a longer list or dict holds samples, not open files, and is not copied
-MAX_COPIED_OBJECTS: Final = 10_000
-SHARED_PACKAGES: Final = ("train", "torch", "numpy", "pandas", "pyarrow", "PIL")
-TORCH_DATASET_MODULE: Final = "torch.utils.data"
-SHARED_TYPES: Final = (
-    *(type(None), int, float, complex, str, bytes, range, slice, list, tuple, dict, set, frozenset, type, Enum),
-    *(FunctionType, BuiltinFunctionType, ModuleType, np.ndarray, np.generic, Tensor, PurePath, re.Pattern),
-)
 PSEUDO_FILE_SYSTEMS: Final = ("/proc/", "/sys/", "/dev/")
 OPEN_FILES_FOLDER: Final = Path("/proc/self/fd")
 
@@ -209,185 +197,114 @@ FilePosition = tuple[int, int, int]  # device, inode, position
 
 
 @dataclass(slots=True, eq=False)
-class ForkSafeProxy:
-    """Reads `local_copy` in the process that created it, and `original` in processes forked from it.
+class FactoryCall:
+    """Calls the user's factory in each process that reads, so that no process reads files of another.
 
-    Not frozen, because `renew_copies` replaces `local_copy`.
+    The random numbers of the first call are drawn in each call: an unseeded `random_split` gives
+    the same splits. Not frozen, because it holds what the factory returned in this process.
+
+    labels: what each call must return, for DataSplits; a dataset returns the label with each item.
     """
 
-    local_copy: Any
-    original: Any
-    process: int
+    data: DataConfig
+    returned: Any = None
+    process: int = 0
+    labels: tuple[Tensor, Tensor] | None = None
+    random_state: tuple[Any, ...] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def current(self) -> Any:
-        """The dataset that the calling process may read."""
-        return self.local_copy if os.getpid() == self.process else self.original
+    def splits(self) -> Any:
+        """What the factory returned in this process."""
+        with self.lock:
+            if self.process != os.getpid():
+                with self._random_state_of_the_first_call():
+                    self.returned = plugin.call_factory(self.data.name, "data.name", self.data)
+                self._refuse_other_labels()
+                self.process = os.getpid()
+            return self.returned
 
-    def __len__(self) -> int:
-        return len(self.current)
+    def split(self, number: int) -> Any:
+        """The training (0) or the validation data (1)."""
+        splits = self.splits()
+        if isinstance(splits, DataSplits):
+            splits = (splits.training, splits.validation)
+        return splits[number]
+
+    def release(self) -> None:
+        """Forget what the factory returned, so that its files are closed; the next reader calls it again.
+
+        LMDB, for example, does not open an environment that was open in the parent process.
+        """
+        self.returned, self.process = None, 0
+        gc.collect()  # a dataset that holds a bound method of itself is a reference cycle
+
+    def _refuse_other_labels(self) -> None:
+        if self.labels is None:
+            return
+        labels = (self.returned.training.labels, self.returned.validation.labels)
+        if not all(torch.equal(now, first) for now, first in zip(labels, self.labels, strict=True)):
+            raise Failure(
+                f"data.name {self.data.name} returned other labels when it was called again",
+                fix="sort what the factory lists, and seed its generators",
+                code=ExitCode.DATA,
+            )
+
+    @contextmanager
+    def _random_state_of_the_first_call(self) -> Iterator[None]:
+        """Leaves no trace in a later reader's random numbers."""
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        if self.random_state is None:
+            self.random_state = before
+            yield
+            return
+        _set_random_state(self.random_state)
+        try:
+            yield
+        finally:
+            _set_random_state(before)
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FactoryDataset:
+    """One split out of the factory, as each process has it."""
+
+    factory: FactoryCall
+    split: int
 
     def __getitem__(self, row: int) -> Any:
-        return self.current[row]
+        return self.factory.split(self.split)[row]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.current, name)
+    def read(self, samples: SampleIndices) -> Any:
+        """For a split that is a SampleSource."""
+        return self.factory.split(self.split).read(samples)
 
 
-def make_fork_safe(datasets: Sequence[Any], read: Callable[[Any, int], object]) -> tuple[list[Any], str | None]:
-    """Wrap each dataset that can be copied, and whose copy can be read, in a ForkSafeProxy.
+def find_moved_file(reads: Iterable[Callable[[], object]], release: Callable[[], None]) -> str | None:
+    """The path of a file whose position the reads move and that `release` leaves open; None if there is none.
 
-    Args:
-        read: reads one sample, the first (0) or the last (-1).
-
-    Returns:
-        The proxies, with the dataset itself where it was not copied; and the path of an open file whose offset
-        moves when they are read, so that forked workers would still share it; None if there is none.
+    A module of the user holds such a file. Forked workers would share its position, and read each
+    other's samples.
     """
-    before, copies = open_file_positions(), _copy_datasets(datasets)
-    proxies = [
-        ForkSafeProxy(copy, dataset, os.getpid()) if copy is not dataset and _try_read(read, copy, 0) else dataset
-        for dataset, copy in zip(datasets, copies, strict=True)
-    ]
-    if not any(isinstance(proxy, ForkSafeProxy) for proxy in proxies):
-        # Forked workers would also share a file that a dataset opens at its first read.
-        for dataset in datasets:
-            _try_read(read, dataset, 0)
-        before = open_file_positions()
-    reads = [partial(_try_read, read, proxy, sample) for proxy in proxies for sample in (0, -1)]
-    return proxies, _find_moved_file(before, reads)
-
-
-def renew_copies(datasets: Sequence[Any]) -> None:
-    """Replace the copies by unread ones, so that the files that they have opened are closed.
-
-    LMDB, for example, does not open an environment that was open in the parent process.
-    """
-    proxies = [proxy for proxy in datasets if isinstance(proxy, ForkSafeProxy)]
-    for proxy, copy in zip(proxies, _copy_datasets([proxy.original for proxy in proxies]), strict=True):
-        proxy.local_copy = copy
-    gc.collect()  # a dataset that holds a bound method of itself is a reference cycle
-
-
-def _try_read(read: Callable[[Any, int], object], dataset: Any, sample: int) -> bool:
-    """Whether the sample can be read. The error itself is reported by the next reader, which names the item."""
-    try:
-        read(dataset, sample)
-    except Failure as failure:
-        if failure.code == ExitCode.STOPPED:  # a stop signal came during the read
-            raise
-        return False
-    except Exception:
-        return False
-    return True
-
-
-def _find_moved_file(before: dict[int, FilePosition], reads: Iterable[Callable[[], object]]) -> str | None:
-    """The path of the first file whose position the reads have moved; None if none moved."""
+    positions = []
     for read in reads:
-        read()
-        after = open_file_positions()
-        for number, (device, inode, position) in before.items():
-            if number in after and after[number][:2] == (device, inode) and after[number][2] != position:
-                return open_file_path(number)
-    return None
-
-
-def _copy_datasets(datasets: Sequence[Any]) -> list[Any]:
-    """Copies of the datasets, which share what the originals share; the originals if there is too much to copy."""
-    copier = _Copier()
-    try:
-        return [copier.copy(dataset) for dataset in datasets]
-    except (RecursionError, _TooManyObjectsError):
-        return list(datasets)
-
-
-class _TooManyObjectsError(Exception):
-    """A data set consists of more than MAX_COPIED_OBJECTS objects."""
-
-
-@dataclass(slots=True)
-class _Copier:
-    """Copies the objects that a data set consists of, but not their data.
-
-    Original and copy share arrays, long lists, and the objects of libraries. None of the user's code is called.
-    copies: by the id of the original. opaque: how many objects of unknown type, maybe open files, both share.
-    """
-
-    copies: dict[int, Any] = field(default_factory=dict)
-    opaque: int = 0
-
-    def copy(self, value: Any) -> Any:
-        if id(value) not in self.copies:
-            self.copies[id(value)] = self._new(value)
-        return self.copies[id(value)]
-
-    def _new(self, value: Any) -> Any:
-        if len(self.copies) > MAX_COPIED_OBJECTS:
-            raise _TooManyObjectsError
-        if type(value) is MethodType:  # `self.read = self._read_tar`
-            return MethodType(value.__func__, self.copy(value.__self__))
-        if type(value) in (list, tuple, dict) and len(value) <= MAX_CONTAINER_LENGTH:
-            return self._filled(value)
-        if not _is_copyable(value):
-            self.opaque += not isinstance(value, SHARED_TYPES)
-            return value
-        return self._object(value)
-
-    def _filled(self, container: Any) -> Any:
-        if isinstance(container, tuple):
-            return tuple(map(self.copy, container))
-        copy = self.copies[id(container)] = type(container)()
-        if isinstance(container, list):
-            copy.extend(map(self.copy, container))
-        else:
-            copy.update((key, self.copy(value)) for key, value in container.items())
-        return copy
-
-    def _object(self, instance: Any) -> Any:
-        """A copy; the object itself if its finalizer might close something that both share."""
-        cls, before, has_finalizer = type(instance), self.opaque, hasattr(instance, "__del__")
         try:
-            copy: Any = object.__new__(_without_finalizer(cls) if has_finalizer else cls)
-            self.copies[id(instance)] = copy
-            for name, value in getattr(instance, "__dict__", {}).copy().items():
-                copy.__dict__[name] = self.copy(value)
-            for name in _slot_names(instance):
-                with suppress(AttributeError):  # the slot is empty
-                    object.__setattr__(copy, name, self.copy(getattr(instance, name)))
-            if has_finalizer and self.opaque == before:
-                copy.__class__ = cls
-        except TypeError:  # a C type, or a type with slots and a finalizer
-            self.opaque += 1
-            return instance
-        return instance if has_finalizer and self.opaque > before else copy
-
-
-def _without_finalizer(cls: type) -> type:
-    """A subclass without the finalizer, for a copy whose finalizer is not known to be harmless yet."""
-    return type(cls)(cls.__name__, (cls,), {"__slots__": (), "__del__": lambda self: None})
-
-
-def _is_copyable(value: Any) -> bool:
-    """Whether it is an object of a user's class, or of one of torch's nested data sets (Subset, ConcatDataset)."""
-    if isinstance(value, SHARED_TYPES) or not (hasattr(value, "__dict__") or _slot_names(value)):
-        return False
-    module = type(value).__module__
-    package = module.partition(".")[0]
-    return package not in sys.stdlib_module_names and (
-        package not in SHARED_PACKAGES or module.startswith(TORCH_DATASET_MODULE)
-    )
-
-
-def _slot_names(instance: Any) -> list[str]:
-    """The names of the `__slots__` of its classes."""
-    slots = []
-    for cls in type(instance).__mro__:
-        names = cls.__dict__.get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            private = name.startswith("__") and not name.endswith("__")
-            slots.append(f"_{cls.__name__.lstrip('_')}{name}" if private else name)
-    return [name for name in slots if name not in ("__dict__", "__weakref__")]
+            read()
+        except (Failure, OSError) as error:  # the next reader of this sample reports it
+            if isinstance(error, Failure) and error.code == ExitCode.STOPPED:
+                raise
+        positions.append(open_file_positions())
+    release()
+    for number, (device, inode, _) in open_file_positions().items():
+        seen = {at[number] for at in positions if number in at and at[number][:2] == (device, inode)}
+        if len(seen) > 1:
+            return open_file_path(number)
+    return None
 
 
 def open_file_positions() -> dict[int, FilePosition]:
@@ -434,29 +351,34 @@ def open_custom(data: DataConfig) -> DataSplits:
     Raises:
         Failure: USAGE for a factory that cannot be called or fails, DATA for what it returns, naming the item.
     """
-    returned = plugin.call_factory(data.name, "data.name", data)
+    factory = FactoryCall(data)
+    returned = factory.splits()
     try:
-        return _as_splits(returned, data)
+        splits = _as_splits(returned, factory)
+        del returned  # `release` frees it
+        sources = [source for source in (splits.training, splits.validation) if len(source.labels)]
+        reads = [partial(source.read, np.array([row % len(source.labels)])) for source in sources for row in (0, -1)]
+        return replace(splits, shared=find_moved_file(reads, factory.release))
     except (Failure, MemoryError):
         raise
     except Exception as error:  # in the user's dataset: its len(), its read()
         raise plugin.user_code_failure(f"data.name {data.name}: what it returned failed", error) from error
 
 
-def _as_splits(returned: Any, data: DataConfig) -> DataSplits:
+def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
+    data = factory.data
     if isinstance(returned, DataSplits):
-        return _check_splits(returned, data)
+        return _check_splits(returned, factory)
     if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
         raise _contract_failure(data, type(returned).__name__)
     if returned[0] is None:
         raise _contract_failure(data, "(None, ...)")
     _refuse_non_datasets(returned, data)
-    datasets, shared = make_fork_safe(returned, lambda dataset, row: dataset[row % len(dataset)])
-    training = _open_dataset(datasets[0], data, SPLIT_NAMES[0])
-    validation = None if datasets[1] is None else _open_dataset(datasets[1], data, SPLIT_NAMES[1])
+    training = _open_dataset(returned[0], factory, 0)
+    validation = None if returned[1] is None else _open_dataset(returned[1], factory, 1)
     if validation and validation.first != training.first:
         raise _contract_failure(data, "training and validation samples of different shapes or types")
-    names = getattr(datasets[0], "classes", None)
+    names = getattr(returned[0], "classes", None)
     claimed = len(names) if names else arrays.configured_class_count(data)
     count = arrays.count_classes(data.name, claimed, training.labels, validation.labels if validation else None)
     if validation is None:
@@ -466,7 +388,6 @@ def _as_splits(returned: Any, data: DataConfig) -> DataSplits:
     changing = find_changing_item(training)
     warnings = () if changing is None else (_changing_item_warning(data, changing),)
     deep = decode.bit_depth_warnings(highest_item_values(training), data.name)
-    renew_copies(datasets)
     return DataSplits(
         training=training,
         validation=validation,
@@ -474,7 +395,6 @@ def _as_splits(returned: Any, data: DataConfig) -> DataSplits:
         shape=Shape(channels=shape[-1], size=shape[:-1]),
         floats=dtype.is_floating_point,
         warnings=(*warnings, *deep),
-        shared=shared,
     )
 
 
@@ -492,14 +412,15 @@ def _refuse_non_datasets(datasets: Sequence[Any], data: DataConfig) -> None:
             raise _contract_failure(data, f"{split}: {type(dataset).__name__}, without len() or without [ ]")
 
 
-def _open_dataset(dataset: Any, data: DataConfig, split: str) -> DatasetSource:
+def _open_dataset(dataset: Any, factory: FactoryCall, number: int) -> DatasetSource:
+    data, split = factory.data, SPLIT_NAMES[number]
     name = f"{data.name}, {split} data:"
     if not (count := len(dataset)):
         raise _contract_failure(data, f"{split}: a {type(dataset).__name__} without items")
     labels = arrays.checked_labels(_read_labels(dataset, name), name)
     if len(labels) != count:
         raise _contract_failure(data, f"{split}: {count} items, and {len(labels)} labels in .targets or .labels")
-    return open_dataset_source(dataset, labels, data.image_size, name)
+    return open_dataset_source(FactoryDataset(factory, number), labels, data.image_size, name)
 
 
 def _read_labels(dataset: Any, name: str) -> Tensor:
@@ -520,8 +441,9 @@ def _read_labels(dataset: Any, name: str) -> Tensor:
         ) from error
 
 
-def _check_splits(splits: DataSplits, data: DataConfig) -> DataSplits:
+def _check_splits(splits: DataSplits, factory: FactoryCall) -> DataSplits:
     """Check the user's DataSplits: labels within the classes, and a first sample of the declared shape."""
+    data = factory.data
     for source in (splits.training, splits.validation):
         if not (isinstance(getattr(source, "labels", None), Tensor) and callable(getattr(source, "read", None))):
             raise _contract_failure(data, f"a {type(source).__name__} without a tensor of labels, or without read()")
@@ -530,31 +452,24 @@ def _check_splits(splits: DataSplits, data: DataConfig) -> DataSplits:
             raise _contract_failure(data, f"label {int(labels.max())}, and {len(splits.classes)} classes")
     if not len(splits.training.labels):
         raise _contract_failure(data, "no training samples")
-    sources, shared = make_fork_safe(
-        [splits.training, splits.validation], lambda source, row: source.read(np.array([row % len(source.labels)]))
-    )
+    factory.labels = (splits.training.labels, splits.validation.labels)
     training, validation = (
         source
-        if isinstance(source, ImageFileSource)
-        else CheckedSource(source, arrays.checked_labels(source.labels, data.name), splits.shape, data)
-        for source in sources
+        if isinstance(source, ImageFileSource)  # opens each file for one read
+        else CheckedSource(
+            FactoryDataset(factory, number), arrays.checked_labels(source.labels, data.name), splits.shape, data
+        )
+        for number, source in enumerate((splits.training, splits.validation))
     )
     first = training.read(np.arange(1))
-    renew_copies(sources)
-    return replace(
-        splits,
-        training=training,
-        validation=validation,
-        floats=first.is_floating_point(),
-        shared=shared,
-    )
+    return replace(splits, training=training, validation=validation, floats=first.is_floating_point())
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSource:
     """Checks every read of a user's source: torch would broadcast a single row to all samples."""
 
-    source: SampleSource
+    source: FactoryDataset
     labels: Tensor
     shape: Shape
     data: DataConfig

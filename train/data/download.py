@@ -4,7 +4,10 @@ A file appears complete and with its published hash, or not at all. The table of
 URLs, hashes and the path of each file below `data.root`. A test compares it with torchvision's.
 
 Proxies: urllib's rules (http_proxy, https_proxy, no_proxy). TLS certificates are always verified
-(SSL_CERT_FILE and SSL_CERT_DIR name other authorities). This module does not import torch.
+(SSL_CERT_FILE and SSL_CERT_DIR name other authorities).
+
+torchvision's own download is not used: it waits without a time limit, repeats a failed https request
+as plain http, and needs torch, which the process that starts the ranks never imports.
 """
 
 from __future__ import annotations
@@ -22,11 +25,10 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any, TextIO
 
 from entrypoint import ExitCode, Failure
@@ -222,14 +224,13 @@ def files_exist(name: str, root: Path) -> bool:
 
 def refuse_missing_files(data: DataConfig) -> None:
     """Raises Failure (NO_INPUT) with the first file that is missing below data.root, and two ways to get it."""
-    if files_exist(data.name, root := Path(data.root)):
+    root = Path(data.root)
+    archives = PUBLISHED_ARCHIVES[data.name]
+    first = next((archive for archive in archives if not _archive_files_exist(archive, root)), None)
+    if first is None:
         return
-    first = next(
-        (archive for archive in PUBLISHED_ARCHIVES[data.name] if not _archive_files_exist(archive, root)),
-        PUBLISHED_ARCHIVES[data.name][0],
-    )
-    path = next((root / file.path for file in first.files if not os.path.isfile(root / file.path)), root)
     command = fetch_command(data.name, root)
+    path = next((root / file.path for file in first.files if not os.path.isfile(root / file.path)), root)
     raise Failure(
         f"data.name {data.name}: its files are not in data.root",
         found=f"no {path.absolute()}",
@@ -250,65 +251,40 @@ def _archive_files_exist(archive: PublishedArchive, root: Path) -> bool:
 
 def file_md5(path: Path) -> str:
     """The md5 of a file, in hexadecimal. Raises OSError."""
-    digest = hashlib.md5(usedforsecurity=False)  # detects accidents only; without the flag FIPS systems refuse md5
     with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, _new_md5).hexdigest()
+
+
+def _new_md5() -> Any:
+    return hashlib.md5(usedforsecurity=False)  # detects accidents only; without the flag FIPS systems refuse md5
 
 
 TEMPORARY_PREFIX = f"{files.TEMPORARY_PREFIX}fetch-"
 
 
 def unpack_archive(archive: PublishedArchive, root: Path) -> None:
-    """Unpack the published files of `archive` below `root`, by name; other entries are not extracted.
+    """Unpack the published files of an archive whose hash was verified; other entries are not extracted.
 
     Raises:
-        Failure: DATA if one of them is missing or damaged; SECURITY if an entry leads out of the folder.
         OSError: from the disk.
     """
-    try:
-        if archive.name.endswith(".tar.gz"):
-            _untar(archive, root)
-        else:
-            _gunzip(archive, root)
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise _damaged_archive_failure(archive, f"{type(error).__name__}: {error}") from error
+    for path, source in _read_archive(archive, root):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with write_atomically(path) as stream:
+            shutil.copyfileobj(source, stream, CHUNK_BYTES)
 
 
-def _untar(archive: PublishedArchive, root: Path) -> None:
-    with tarfile.open(root / archive.path, "r:gz") as tar:
-        members = {member.name: member for member in tar}
-        _refuse_unsafe_members(archive, members.values())
-        for file in archive.files:
-            member = members.get(file.path)
-            source = tar.extractfile(member) if member and member.isreg() else None
-            if source is None:
-                raise _damaged_archive_failure(archive, f"there is no file {file.path} in it")
-            with source:
-                _extract_file(archive, file, source, root)
-
-
-def _gunzip(archive: PublishedArchive, root: Path) -> None:
-    (file,) = archive.files
-    with gzip.open(root / archive.path) as source:
-        _extract_file(archive, file, source, root)
-
-
-def _extract_file(
-    archive: PublishedArchive, file: PublishedFile, source: IO[bytes] | gzip.GzipFile, root: Path
-) -> None:
-    """Extract one file. It appears only if it is the published one."""
-    digest, size = hashlib.md5(usedforsecurity=False), 0
-    path = root / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with write_atomically(path) as stream:
-        while chunk := source.read(CHUNK_BYTES):
-            stream.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
-        if file.md5 not in (None, digest.hexdigest()) or file.size not in (None, size):
-            raise _damaged_archive_failure(archive, f"{file.path} in it has {size} bytes and md5 {digest.hexdigest()}")
+def _read_archive(archive: PublishedArchive, root: Path) -> Iterator[tuple[Path, Any]]:
+    """The path and the content of each file."""
+    paths = {file.path: root / file.path for file in archive.files}
+    if not archive.name.endswith(".tar.gz"):
+        with gzip.open(root / archive.path) as stream:
+            yield from ((path, stream) for path in paths.values())
+        return
+    with tarfile.open(root / archive.path) as tar:
+        for member in tar:
+            if member.name in paths:
+                yield paths[member.name], tar.extractfile(member)
 
 
 @contextmanager
@@ -337,30 +313,6 @@ def remove_partial_files(archive: PublishedArchive, root: Path) -> None:
             files.remove(partial)
 
 
-def _refuse_unsafe_members(archive: PublishedArchive, members: Iterable[tarfile.TarInfo]) -> None:
-    """Refuse what `tarfile.data_filter` would refuse, and all links and devices: a data set has none."""
-    for member in members:
-        path = PurePosixPath(member.name)
-        if not (member.isreg() or member.isdir()) or path.is_absolute() or ".." in path.parts:
-            raise Failure(
-                f"{archive.name} holds an entry that leads out of its folder, or is no plain file",
-                found=member.name + (f" -> {member.linkname}" if member.linkname else ""),
-                expected="plain files and folders",
-                fix="remove this file, and fetch the published one",
-                code=ExitCode.SECURITY,
-            )
-
-
-def _damaged_archive_failure(archive: PublishedArchive, actual: str) -> Failure:
-    return Failure(
-        f"{archive.name} cannot be unpacked",
-        found=actual,
-        expected="the published files",
-        fix=f"remove {archive.name} below data.root, and start again: it is fetched anew",
-        code=ExitCode.DATA,
-    )
-
-
 STALL_TIMEOUT_S = 60.0  # without one byte
 
 
@@ -382,38 +334,27 @@ def download_archive(address: str, archive: PublishedArchive, path: Path, progre
         DownloadError: if the address does not give the published file.
         OSError: from the disk, not from the network.
     """
-    with write_atomically(path) as stream:
-        digest, size, beginning = hashlib.md5(usedforsecurity=False), 0, b""
-        with closing(download_chunks(address, max_bytes=2 * archive.size)) as arriving:
-            for chunk in arriving:
-                stream.write(chunk)
-                digest.update(chunk)
-                size, beginning = size + len(chunk), beginning or chunk[:64]
-                progress(size)
+    digest, received, beginning = _new_md5(), 0, b""
+    with _open_url(address) as response, write_atomically(path) as stream:
+        promised = getattr(response, "length", None) or 0
+        # A server may send without end: one chunk too many is enough to know that the file is another one.
+        while received <= archive.size and (chunk := _read_chunk(response, received)):
+            stream.write(chunk)
+            digest.update(chunk)
+            received, beginning = received + len(chunk), beginning or chunk[:64]
+            progress(received)
+        if received < promised and received <= archive.size:
+            raise DownloadError(f"the connection ended after {received} of {promised} bytes")
         if digest.hexdigest() != archive.md5:
             page = " (a web page: of a proxy, or of a login?)" if beginning.lstrip().startswith(b"<") else ""
-            what = f"not the published file: {size} bytes with md5 {digest.hexdigest()}{page}"
+            what = f"not the published file: {received} bytes with md5 {digest.hexdigest()}{page}"
             raise DownloadError(what, wrong=True)
-
-
-def download_chunks(address: str, *, max_bytes: int) -> Generator[bytes, None, None]:
-    """The bytes at `address`, as they arrive. Raises DownloadError if they do not arrive completely."""
-    received = 0
-    with _open_url(address) as response:
-        promised = response.headers.get("Content-Length")
-        while chunk := _read_chunk(response, received):
-            received += len(chunk)
-            if received > max_bytes:
-                raise DownloadError(f"more than {max_bytes} bytes: not the published file", wrong=True)
-            yield chunk
-    if promised is not None and promised.isdecimal() and received < int(promised):
-        raise DownloadError(f"the connection ended after {received} of {promised} bytes")
 
 
 def _open_url(address: str) -> Any:
     try:
         request = urllib.request.Request(address, headers={"User-Agent": "train-image"})
-        return urllib.request.build_opener(SafeRedirectHandler).open(request, timeout=STALL_TIMEOUT_S)
+        return urllib.request.build_opener().open(request, timeout=STALL_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
         raise DownloadError(f"the server answers {error.code} {error.reason}") from None
@@ -439,17 +380,6 @@ def _describe_error(error: Exception) -> str:
     if isinstance(inner, socket.gaierror):
         return "its name cannot be resolved: no network, or no such host"
     return str(getattr(inner, "strerror", None) or inner or type(inner).__name__)
-
-
-class SafeRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https, but not from https to http."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Raises DownloadError for an unsafe redirect."""
-        if not newurl.startswith("https://" if req.type == "https" else ("http://", "https://")):
-            fp.close()
-            raise DownloadError(f"the server sends on to {newurl}, which is not safe")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 _FIX_NOT_WRITABLE = "set data.root to a folder that you may write (in a container: mount one with -v or --bind)"
@@ -496,7 +426,6 @@ def _fetch_archive(
     remove_partial_files(archive, root)
     if is_unpacked(archive, root):  # unpacked while this process acquired the lock
         return
-    _refuse_full_disk(archive, root)
     md5 = file_md5(path) if path.exists() else None
     if md5 != archive.md5:
         if md5:
@@ -541,15 +470,6 @@ def manual_download_fix(missing: list[PublishedArchive], data: DataConfig) -> st
 
 def _waiting_message(data: DataConfig, holder: LockHolder | None) -> str:
     return f"waiting for {holder or 'another process'}, which fetches {data.name} into {data.root}"
-
-
-def _refuse_full_disk(archive: PublishedArchive, root: Path) -> None:
-    """Raises Failure (IO) before the download if there is too little space for it."""
-    need = archive.size + sum(file.size or archive.size // len(archive.files) for file in archive.files)
-    if shutil.disk_usage(root).free < need:
-        failure = _os_error_failure(OSError(errno.ENOSPC, "too little"), root)
-        failure.expected = f"{file_io.format_bytes(need)} free for {archive.name} and what it holds"
-        raise failure
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def _shared_file_failure(path: str, data: DataConfig) -> Failure:
         "data workers would share the offset of a file that was opened before they were forked",
         found=f"{path}, whose position moves as items of {data.name} are read",
         expected="a file that each process opens for itself",
-        fix="open it in __getitem__ at the first read, or read with os.pread; or set data.workers=0",
+        fix="open it in the factory or in __getitem__, not in a variable of the module; or set data.workers=0",
         code=ExitCode.DATA,
     )
 

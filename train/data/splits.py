@@ -17,7 +17,10 @@ SampleIndices = npt.NDArray[np.int64]
 
 
 class SampleSource(Protocol):
-    """Images or clips by number, without randomness. Workers get it by forking, so it need not be picklable."""
+    """Images or clips by number, without randomness.
+
+    Workers inherit it by forking: it need not be picklable, and holds no open file.
+    """
 
     @property
     def labels(self) -> Tensor:

@@ -111,7 +111,13 @@ ARRAYS: dict[str, Row] = {
     ),
     "npz-empty": (written("d.npz", b""), "npz d.npz", 65, ("d.npz is no whole .npz file",), "write the file again"),
     "npz-cut": (cut(arrays(), "d.npz", 900), "npz d.npz", 65, ("d.npz is no whole",), "write the file again"),
-    "npz-foreign-entry": (npz_of({"images.npy": b"x" * 99}), "npz d.npz", 65, ("numpy did not write",), "again"),
+    "npz-foreign-entry": (
+        npz_of({"images.npy": b"x" * 99}),
+        "npz d.npz",
+        65,
+        ("magic string is not correct",),
+        "again",
+    ),
     "npz-claims-memory": (
         npz_of({"images.npy": npy((10**9, 10**9)), "labels.npy": npy((10,), bytes(10))}),
         "npz d.npz",

@@ -117,7 +117,7 @@ CASES = [
         line=("check", "data.name=npz", "data.root=d.npz"),
         prepare=lambda folder: locked(folder / "d.npz"),
         code=65,
-        says=("d.npz cannot be unpacked",),
+        says=("d.npz is no whole .npz file", "password"),
         fix="write the file again",
     ),
     Case(

@@ -70,13 +70,13 @@ DATA: dict[str, Row] = {
         "mend the dataset",
     ),
     "file-shared-by-workers": (
-        "class B(list):\n        file = open(__file__, 'rb', buffering=0)\n"
+        "class B(list):\n        file = globals().setdefault('KEPT', open(__file__, 'rb', buffering=0))\n"
         "        def __getitem__(self, n):\n            self.file.seek(n)\n"
         "            return np.frombuffer(self.file.read(192), np.uint8).reshape(8, 8, 3).copy(), n % 2\n"
         "    return B(pair()), None",
         65,
         ("would share the offset of a file", "mine.py, whose position moves as items of mine:make are read"),
-        "at the first read",
+        "not in a variable of the module",
     ),
     "item-no-pair": ("return [1, 2, 3], None", 65, ("item 0 is no pair", "int"), "mend the dataset"),
     "label-is-text": ("return pair(label=str), None", 65, ("item 0 is no pair",), "mend the dataset"),

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image
 
 from entrypoint import ExitCode, Failure
 from train.cli import data_check
+from train.data import arrays
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
 from train.data.splits import SampleIndices
@@ -143,8 +144,9 @@ def test_one_broken_sample_of_an_array_does_not_hide_the_others() -> None:
 def test_numbers_that_are_not_finite_are_broken(value: float) -> None:
     pixels = torch.zeros((2, 8, 8, 3))
     pixels[1, 0, 0, 0] = value
-    first, second = data_check.inspect_source(Held(pixels), IMAGES, 1)
-    assert (first.broken, second.broken) == (None, "holds numbers that are not finite")
+    source = arrays.array_source(pixels, torch.zeros(2, dtype=torch.int64), "a.npz")
+    first, second = data_check.inspect_source(source, IMAGES, 1)
+    assert (first.broken, second.broken) == (None, "a.npz: NaN or infinity in row 1")
 
 
 def test_a_source_that_fails_otherwise_ends_the_check() -> None:

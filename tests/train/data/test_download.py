@@ -9,7 +9,6 @@ import random
 import shutil
 import ssl
 import subprocess
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,13 +75,12 @@ BAD: dict[str, tuple[Behaviour, str | None, bool]] = {
     "error-403": (servers.forbidden, "answers 403", False),
     "goes-in-circles": (servers.goes_in_circles, "302", False),
     "sends-on-to-a-file": (servers.sends_on("file:///etc"), "302", False),
-    "sends-on-to-ftp": (servers.sends_on("ftp://127.0.0.1"), "not safe", False),
     "sends-on-to-nowhere": (servers.sends_on("http://127.0.0.1:9"), "refused", False),
     "wrong-file": (servers.wrong_file, "300000 bytes with md5", True),
     "promises-less": (servers.promises_less, "150000 bytes with md5", True),
     "empty": (servers.nothing, "0 bytes with md5", True),
     "login-page": (servers.login_page, "a web page", True),
-    "endless": (servers.endless, "more than 600000 bytes", True),
+    "endless": (servers.endless, "not the published file", True),
 }
 
 
@@ -147,13 +145,6 @@ def test_a_redirect_is_followed(tmp_path: Path) -> None:
     with serving(FILES, servers.whole) as server, serving(FILES, servers.sends_on(server.url)) as first:
         bring(f"{first.url}/a.gz", tmp_path)
     assert server.asked == first.asked == ["/pub/a.gz"]
-
-
-@pytest.mark.parametrize("target", ["http://127.0.0.1/a.gz", "ftp://127.0.0.1/a.gz"])
-def test_no_redirect_leads_out_of_https(target: str) -> None:
-    request = urllib.request.Request("https://127.0.0.1/a.gz")
-    with pytest.raises(DownloadError, match="not safe"), open(os.devnull, "rb") as answer:
-        download.SafeRedirectHandler().redirect_request(request, answer, 302, "Found", {}, target)
 
 
 def test_a_folder_serves_as_well_as_a_server(tmp_path: Path) -> None:

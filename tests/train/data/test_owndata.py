@@ -49,13 +49,16 @@ class Packed(Listed):
         super().__init__(2000)
         self.path = path
         if early:
-            self.file = os.open(self.path, os.O_RDONLY)
+            self.file = open(self.path, "rb", buffering=0)
+    def __del__(self):
+        if self.file is not None:
+            self.file.close()
     def __getitem__(self, row):
         if self.file is None:
-            self.file = os.open(self.path, os.O_RDONLY)
-        os.lseek(self.file, 64 * row, os.SEEK_SET)
+            self.file = open(self.path, "rb", buffering=0)
+        self.file.seek(64 * row)
         os.sched_yield()
-        return np.frombuffer(os.read(self.file, 64), np.uint8).reshape(8, 8).copy(), row % 2
+        return np.frombuffer(self.file.read(64), np.uint8).reshape(8, 8).copy(), row % 2
 
 class Source:
     # The same as a source.
@@ -193,10 +196,15 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path / "packed"
 
 
-@pytest.mark.parametrize("expression", ["Packed({0!r}), Packed({0!r})", "source({0!r})"], ids=["items", "a-source"])
-def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
-    write: Any, packed: Path, expression: str
-) -> None:
+OPENED = {
+    "items": "Packed({0!r}), Packed({0!r})",
+    "a-source": "source({0!r})",
+    "before-the-first-read": "Packed({0!r}, early=True), Packed({0!r}, early=True)",
+}
+
+
+@pytest.mark.parametrize("expression", OPENED.values(), ids=OPENED)
+def test_workers_do_not_share_a_file_that_a_data_set_opens(write: Any, packed: Path, expression: str) -> None:
     data = replace(write(expression.format(str(packed))), loader="workers", workers=4)
     ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
     blocks = np.random.default_rng(0).integers(0, 2000, (100, 40))
@@ -204,8 +212,8 @@ def test_workers_do_not_share_a_file_that_is_opened_at_the_first_read(
     assert (found.numpy() == blocks % 251).all()
 
 
-def test_a_file_that_was_open_before_is_not_given_to_workers(write: Any, packed: Path) -> None:
-    data = write(f"Packed({str(packed)!r}, early=True), None")
+def test_a_file_that_a_module_holds_open_is_not_given_to_workers(write: Any, packed: Path) -> None:
+    data = write(f"globals().setdefault('KEPT', Packed({str(packed)!r})), None")
     sets, facts = registry.open_splits(data), {"seed": 0, "device": torch.device("cpu"), "cores": 2}
     with pytest.raises(Failure, match="would share the offset of a file") as caught:
         open_loader(sets, replace(data, loader="workers"), **facts)  # type: ignore[arg-type]
@@ -307,3 +315,24 @@ def test_every_read_is_held_to_what_was_promised(write: Any, expression: str, co
     with pytest.raises(Failure) as caught:
         sets.training.read(np.arange(5))
     assert caught.value.code == code
+
+
+def test_a_worker_refuses_a_factory_that_returns_other_labels_when_it_is_called_again(write: Any) -> None:
+    data = replace(write("sets([0, 1] * (20 if not os.environ.get('AGAIN') else 19))"), loader="workers", workers=1)
+    ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGAIN", "1")
+        with pytest.raises(Failure, match="returned other labels when it was called again") as caught:
+            list(ready.training.read([(0, np.arange(2))]))
+    assert caught.value.code == ExitCode.DATA
+
+
+def test_a_worker_names_an_item_whose_label_is_another_one_when_the_factory_is_called_again(write: Any) -> None:
+    expression = "setattr(Squares, '__getitem__', (lambda self, row: (np.zeros((8, 8, 3), np.uint8), "
+    expression += "(row + bool(os.environ.get('AGAIN'))) % 2))) or (Squares(), Squares())"
+    data = replace(write(expression), loader="workers", workers=1)
+    ready = open_loader(registry.open_splits(data), data, seed=0, device=torch.device("cpu"), cores=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGAIN", "1")
+        with pytest.raises(Failure, match="item 0 has another label than the dataset lists"):
+            list(ready.training.read([(0, np.arange(2))]))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from train.config.batches import num_validation_samples
 from train.config.schema import DataConfig
-from train.data import array_files
 from train.data.registry import DataSource, DataSummary
 
 if TYPE_CHECKING:
+    from train.data.array_files import ArraySummary
     from train.data.splits import DataSplits
 
 
@@ -31,6 +31,8 @@ def count(data: DataConfig) -> int | None:
 
 
 def describe(data: DataConfig) -> DataSummary:
+    from train.data import array_files  # numpy
+
     summary = array_files.read_array_summary(Path(data.root), data.name)
     if summary is None:  # a .pt file, whose header is a pickle
         return DataSummary(description=f"{data.name} ({data.root}), its arrays are known at the start")
@@ -42,7 +44,7 @@ def describe(data: DataConfig) -> DataSummary:
     )
 
 
-def _split_sizes(summary: array_files.ArraySummary, fraction: float) -> dict[str, int]:
+def _split_sizes(summary: ArraySummary, fraction: float) -> dict[str, int]:
     """The sizes of the splits, by the names that checkpoints use; without those that no header gives."""
     images = summary.shape[0] if summary.shape else 0
     if summary.validation:
@@ -54,6 +56,8 @@ def _split_sizes(summary: array_files.ArraySummary, fraction: float) -> dict[str
 
 
 def has_validation(data: DataConfig) -> bool:
+    from train.data import array_files  # numpy
+
     summary = array_files.read_array_summary(Path(data.root), data.name)
     return summary is not None and summary.validation
 
