@@ -13,6 +13,7 @@ from entrypoint import ExitCode, Failure
 
 LIMIT_S: Final = 300.0
 RESUMED: Final = " resumed>"  # the second half of a call that was interrupted by a call of another thread
+SUCCEEDED: Final = re.compile(r"\) += 0$")  # strace aligns results of short lines
 STARTED: Final = re.compile(r"^(\d+) +execve\(.*(\) = 0|<unfinished \.\.\.>)$")
 
 
@@ -56,7 +57,7 @@ def _find_thread(lines: Sequence[str], mark: str | None) -> str | None:
                 return thread
             interrupted.add(thread)
         elif thread in interrupted and rest.lstrip().startswith(f"<... execve{RESUMED}"):
-            if rest.endswith(") = 0"):
+            if SUCCEEDED.search(rest):
                 return thread
             interrupted.discard(thread)
     return None

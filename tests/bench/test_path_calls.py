@@ -36,13 +36,15 @@ def test_a_call_that_another_thread_interrupts_is_counted_once() -> None:
 def test_a_start_that_another_thread_interrupts_is_one() -> None:
     start = '12   execve("/bin/python", ["python", "-m", "train.worker"], 0x7 /* 9 vars */'
     interrupted = SEEN.replace(
-        f"{start}) = 0\n", f"{start} <unfinished ...>\n13   +++ exited with 0 +++\n12   <... execve resumed>) = 0\n"
+        f"{start}) = 0\n",
+        f"{start} <unfinished ...>\n13   +++ exited with 0 +++\n12   <... execve resumed>)             = 0\n",
     )
     assert interrupted != SEEN
     assert path_calls.count_lines(interrupted.splitlines(), "train.worker") == 3
     assert (
         path_calls.count_lines(
-            interrupted.replace("resumed>) = 0", "resumed>) = -1 EACCES").splitlines(), "train.worker"
+            interrupted.replace("resumed>)             = 0", "resumed>)             = -1 EACCES").splitlines(),
+            "train.worker",
         )
         == 0
     )
