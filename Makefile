@@ -133,7 +133,7 @@ reliability-page: env-dev ## write what the proofs saw into docs/reliability.md
 
 bench: env ## measure every row of docs/performance.md that this machine can, beside its peers, and write it there
 	@code=0
-	$(BIN)/train bench all --output build/bench $(if $(wildcard $(SIF)),--sif $(SIF)) $(BENCH) || code=$$?
+	$(BIN)/python -m bench all --output build/bench $(if $(wildcard $(SIF)),--sif $(SIF)) $(BENCH) || code=$$?
 	((code == 0 || code == 69)) || exit "$$code" # 69: a peer ended, and the other rows are measured
 	$(BIN)/python bench/write_page.py build/bench/bench.json
 	exit "$$code"

@@ -1,4 +1,4 @@
-"""What `train bench` has left in bench.json becomes the tables of docs/performance.md; rows not measured now stay.
+"""Writes the rows of bench.json into the tables of docs/performance.md; rows that it does not measure stay.
 
 python bench/write_page.py build/bench/bench.json
 """
@@ -14,88 +14,84 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from train.bench import output, rows
-from train.bench.rows import Target
+from bench.targets import TARGETS
+from train.bench.measurements import REACHED, Target, format_bounds, format_number
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- begin of {}: written by bench/write_page.py -->", "<!-- end of {} -->"
 HEAD = ("#", "measured", "value", "95 % sure", "target", "reached", "with", "on", "date")
-# A table for each kind of device, and what its targets ask for.
+# Each table, and the devices of the targets in it.
 TABLES = {"cpu": ("cpu", "both"), "gpu": ("gpu", "both")}
 MISSING = "not measured"
-VERDICT = {True: "yes", False: "NO", None: "-"}
 Json = Mapping[str, Any]
 
 
-def cells(row: Json, machine: Json) -> list[str]:
-    """One line of a table."""
-    unit, value = row["unit"], row["value"]
-    asked = [row["target"], VERDICT[row["holds"]]]
-    between = output.spread(row["low"], row["high"], sure=row["sure"]) if row["of"] > 1 else ""
-    facts = ", ".join(f"{name} {_word(fact)}" for name, fact in row["facts"].items() if fact is not None)
-    where = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
-    on = f"{where}; torch {machine['torch']}"
+def format_row(row: Json, machine: Json) -> list[str]:
+    """The cells of one row of bench.json."""
+    bounds = format_bounds(row["low"], row["high"], sure=row["sure"]) if row["of"] > 1 else ""
+    facts = ", ".join(f"{name} {_format_fact(fact)}" for name, fact in row["facts"].items() if fact is not None)
+    device = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     return [
         row["row"],
         row["what"],
-        f"{output.short(value)} {unit}".rstrip(),
-        between,
-        *asked,
+        f"{format_number(row['value'])} {row['unit']}".rstrip(),
+        bounds,
+        row["target"],
+        REACHED[row["holds"]],
         facts,
-        on,
+        f"{device}; torch {machine['torch']}",
         machine["date"],
     ]
 
 
-def unmeasured(number: str, target: Target) -> list[str]:
-    """The line of a row that nobody has measured yet."""
-    return [number, target.what, MISSING, "", target.told(), "-", "", "", ""]
+def format_unmeasured(number: str, target: Target) -> list[str]:
+    """The cells of a row that nobody has measured yet."""
+    return [number, target.what, MISSING, "", str(target), "-", "", "", ""]
 
 
-def written(text: str, told: Json | None = None) -> str:
-    """The page with all targets, and with what `told` (bench.json) has measured."""
-    if told is not None:
-        machine = told["machine"]
-        found = {row["row"]: cells(row, machine) for row in told["rows"] if row["value"] is not None}
-        text = merged(text, "cpu" if machine["device"] == "cpu" else "gpu", found)
-    for table, places in TABLES.items():
-        lines = {number: unmeasured(number, one) for number, one in rows.TARGETS.items() if one.where in places}
-        text = merged(text, table, lines, over=False)
+def update_page(text: str, results: Json | None = None) -> str:
+    """The page with all targets, and with the values of `results` (bench.json)."""
+    if results is not None:
+        machine = results["machine"]
+        rows = {row["row"]: format_row(row, machine) for row in results["rows"] if row["value"] is not None}
+        text = _update_table(text, "cpu" if machine["device"] == "cpu" else "gpu", rows)
+    for table, devices in TABLES.items():
+        rows = {
+            number: format_unmeasured(number, target) for number, target in TARGETS.items() if target.where in devices
+        }
+        text = _update_table(text, table, rows, replace=False)
     return text
 
 
-def merged(text: str, table: str, lines: Mapping[str, Sequence[str]], *, over: bool = True) -> str:
-    """The page with these lines in a table, by their first cell; others that were measured stay, and where not `over`,
-    those of the same rows too."""
+def _update_table(text: str, table: str, rows: Mapping[str, Sequence[str]], *, replace: bool = True) -> str:
+    """The page with these rows in a table, by their first cell. Other rows that were measured stay; without `replace`,
+    those of the same name stay too."""
     begin, end = BEGIN.format(table), END.format(table)
     before, inside, after = re.split(f"{re.escape(begin)}|{re.escape(end)}", text)
-    kept = [line for line in inside.strip().splitlines()[2:] if f"| {MISSING} |" not in line]
-    old = {line.split(" | ")[0].removeprefix("| "): line for line in kept}
-    new = {name: f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for name, line in lines.items()}
-    both = old | new if over else new | old
+    measured = [line for line in inside.strip().splitlines()[2:] if f"| {MISSING} |" not in line]
+    old = {line.split(" | ")[0].removeprefix("| "): line for line in measured}
+    new = {name: f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for name, row in rows.items()}
+    both = old | new if replace else new | old
     head = [f"| {' | '.join(HEAD)} |", "|" + " --- |" * len(HEAD)]
-    return (
-        f"{before}{begin}\n"
-        + "\n".join([*head, *(both[name] for name in sorted(both, key=_order))])
-        + f"\n{end}{after}"
-    )
+    lines = [*head, *(both[name] for name in sorted(both, key=_sort_key))]
+    return f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}"
 
 
-def _order(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """Targets in their order, each with what was measured beside it ("14 strong, 8"); numbers by their size."""
-    known, first = list(rows.TARGETS), re.split("[ ,]", name)[0]
+def _sort_key(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """Rows are in the order of the targets, each followed by its relatives ("14 strong, 8"); numbers by their size."""
+    numbers, first = list(TARGETS), re.split("[ ,]", name)[0]
     parts = [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
-    return (known.index(first) if first in known else len(known), parts)
+    return (numbers.index(first) if first in numbers else len(numbers), parts)
 
 
-def _word(fact: Any) -> str:
-    return output.short(fact) if isinstance(fact, float) else str(fact)
+def _format_fact(fact: Any) -> str:
+    return format_number(fact) if isinstance(fact, float) else str(fact)
 
 
 if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[1]).read_text()) if len(sys.argv) > 1 else None
-    if given is not None and "quick" in given["machine"]:
-        told = f"ERROR[64] {sys.argv[1]} is of `train bench --quick`: its values mean nothing"
-        print(told, "  fix: leave --quick out", sep="\n", file=sys.stderr)
+    results = json.loads(Path(sys.argv[1]).read_text()) if len(sys.argv) > 1 else None
+    if results is not None and "quick" in results["machine"]:
+        error = f"ERROR[64] {sys.argv[1]} was measured with --quick: its values mean nothing"
+        print(error, "  fix: leave --quick out", sep="\n", file=sys.stderr)
         sys.exit(64)
-    PAGE.write_text(written(PAGE.read_text(), given))
+    PAGE.write_text(update_page(PAGE.read_text(), results))

@@ -17,7 +17,6 @@ mkdir -p "$site" "$dest/usr/local/bin" "$dest/opt/train-image"
 find "$site/train" "$site/entrypoint" -exec touch -d 1980-01-01T00:00:00Z {} + # the date is in the bytecode: dependencies.sh
 "$python" -I -m compileall -q -s "${dest:-/}" -p / "$site/train" "$site/entrypoint" # -s: tracebacks and bytecode name where it will lie
 
-mkdir -p "$dest/opt/train-image/bench" && cp -R "$source/bench/peers" "$dest/opt/train-image/bench/" # what else is there writes docs/
 cp -R "$source/configs" "$source/launch" "$source/image/start" "$dest/opt/train-image/"
 mkdir -p "$dest/opt/train-image/examples" && cp "$source/examples/"*.md "$source/examples/"*.py "$source/examples/"*.yaml "$dest/opt/train-image/examples/"
 rm -f "$dest/opt/train-image/launch/site.env" # the builder's own: users copy this folder

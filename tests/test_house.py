@@ -12,8 +12,14 @@ from pathlib import Path
 from train.config.schema import RunConfig
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("entrypoint", "train")
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py")
+PACKAGES = ("entrypoint", "train", "bench")
+# The scripts in bench/peers are no part of the package: they import nothing of ours.
+MODULES = sorted(
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if path.name != "__init__.py" and path.parent.name != "peers"
+)
 # The parts of each package, which are its folders and the modules beside them. A part imports only parts before it.
 LAYERS = {
     "entrypoint": [
@@ -81,11 +87,25 @@ LAYERS = {
         "cli",
         "__main__",
     ],
+    "bench": [
+        "harness",
+        "targets",
+        "path_calls",
+        "feed",
+        "checkpoint_blocks",
+        "step",
+        "input",
+        "start",
+        "checkpoint",
+        "scaling",
+        "write_page",
+        "__main__",
+    ],
 }
 ALL = re.search(r"__all__ = (\[.*?\])", (ROOT / "entrypoint/__init__.py").read_text(), re.S)
 OFFERED = set(ast.literal_eval(ALL[1] if ALL else "[]"))
 # Where processes begin: what these read of the world goes on as an argument.
-FRONT_DOORS = ("__main__", "worker", "isolated", "allreduce_check")
+FRONT_DOORS = ("__main__", "worker", "isolated", "allreduce_check", "checkpoint_blocks", "write_page")
 # What the parent process must never load: it starts in milliseconds.
 HEAVY_FREE = ("torch", "numpy", "accelerate", "torchvision")
 
@@ -187,6 +207,16 @@ def test_entrypoint_knows_nothing_of_training() -> None:
     assert wrong == []
 
 
+def test_nothing_that_is_installed_imports_the_comparison_with_other_programs() -> None:
+    wrong = [
+        f"{name_of(path)} imports {module}"
+        for path in MODULES
+        for module, _ in imports(path)
+        if package_of(path) != "bench" and under("bench", module)
+    ]
+    assert wrong == []
+
+
 def test_train_uses_only_what_entrypoint_offers() -> None:
     wrong = [
         f"{name_of(path)} imports {module}: {', '.join(names)}"
@@ -256,8 +286,6 @@ PRIVATE_CALLS = {
 WRITTEN_FIELDS = {("entrypoint/errors.py", "found"), ("train/compilation.py", "place")}
 # Of the config: `data.name` is a key.
 SECTIONS = {field.name for field in fields(RunConfig)}
-# Still to be translated: the benches, which leave the package.
-UNTRANSLATED = ("train/bench/",)
 
 
 def identifiers(path: Path) -> list[tuple[str, bool]]:
@@ -279,7 +307,6 @@ def test_nothing_has_a_private_word_for_a_name() -> None:
     wrong = {
         f"{name_of(path)}: {name}: {instead}"
         for path in MODULES
-        if not name_of(path).startswith(UNTRANSLATED)
         for name, is_called in identifiers(path)
         if (name_of(path), name) not in WRITTEN_FIELDS
         if (instead := (PRIVATE_WORDS | (PRIVATE_CALLS if is_called else {})).get(name.lower().strip("_")))

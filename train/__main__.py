@@ -39,7 +39,7 @@ EXAMPLES = f"""examples:
   train data fetch data.name=cifar10        bring a published data set into data.root, verified
   train data check --config cfg.yaml        read every sample once: broken files, sizes, duplicates across the split
   train data profile --config cfg.yaml      what limits a training here: reading, augmenting, copying or the step
-  train bench step                          speed beside others' ways to do the same (train bench --help)
+  train bench sweep --config cfg.yaml       which settings are fastest here (also comm, scaling: train bench --help)
   train report runs/NAME                    a page with curves; of several runs also speed-up and efficiency
   train where --config cfg.yaml             print the run's folder (for job scripts)
   train --device cpu --procs-per-node 2     two processes on the CPU

@@ -1,4 +1,4 @@
-"""What a bench is asked for in a test: the CPU, the smallest sizes, a folder of its own."""
+"""Options of a benchmark in a test: the CPU, the smallest sizes, a folder of its own."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from typing import Any
 
 from processes import unmeasured
 
-from entrypoint import LaunchOptions as Launch
-from train.bench import options
-from train.bench.options import Options
-from train.bench.rows import Found, Row
+from entrypoint import LaunchOptions
+from train.bench.measurements import Measurement, Row
+from train.bench.processes import BenchOptions
 
 
-def quick(folder: Path, **changes: Any) -> Options:
-    """Options of `train bench NAME --quick --device cpu`."""
-    own = argparse.Namespace(**changes.pop("own", {}))
-    facts: dict[str, Any] = {
+def quick(folder: Path, **changes: Any) -> BenchOptions:
+    """Options of a benchmark with `--quick --device cpu`. arguments: a mapping."""
+    arguments = argparse.Namespace(**changes.pop("arguments", {}))
+    options: dict[str, Any] = {
         "device": "cpu",
-        "launch": Launch(device="cpu"),
+        "launch": LaunchOptions(device="cpu"),
         "scratch": folder,
-        "peers": options.find_peers(None),
         "environ": unmeasured(),
-        "tell": lambda line: None,
+        "log": lambda line: None,
         "quick": True,
-        "own": own,
+        "arguments": arguments,
     }
-    return Options(**(facts | changes))
+    return BenchOptions(**(options | changes))
 
 
-def by_number(found: list[Found]) -> dict[str, Row]:
+def by_number(measurements: list[Measurement]) -> dict[str, Row]:
     """Rows by their numbers."""
-    return {one.number: one for one in found if isinstance(one, Row)}
+    return {row.number: row for row in measurements if isinstance(row, Row)}

@@ -10,54 +10,52 @@ from typing import Any
 
 import pytest
 
-from entrypoint import ExitCode, Failure
-from entrypoint import LaunchOptions as Launch
-from train.bench import options, paced
-from train.bench.options import Options
-from train.bench.paced import Side
+from entrypoint import ExitCode, Failure, LaunchOptions
+from train.bench import processes
+from train.bench.processes import BenchOptions, Program
 
 SEEN: list[str] = []
 
 
 class Timed:
-    """A side that waits. seconds: of a step."""
+    """A running program. seconds: of a step."""
 
-    def __init__(self, side: Side, seconds: float) -> None:
-        self.side, self.seconds, self.steps = side, seconds, 1
-        words = " ".join(side.command)
+    def __init__(self, program: Program, seconds: float) -> None:
+        self.program, self.seconds, self.steps = program, seconds, 1
+        words = " ".join(program.command)
         ranks = int(found[1]) if (found := re.search(r"--procs-per-node (\d+)", words)) else 1
         whole = int(found[1]) if (found := re.search(r"(?:train.global_batch_size=|--batch )(\d+)", words)) else 64
         self.facts = {"batch": whole // ranks, "accumulation": 1, "ranks": ranks, "first_step_s": 1.0}
 
-    def fit_to(self, seconds: float) -> int:
+    def steps_in(self, seconds: float) -> int:
         return max(1, round(seconds / self.seconds))
 
-    def ask(self, steps: int) -> dict[str, Any]:
-        SEEN.append(self.side.name)
+    def request(self, steps: int) -> dict[str, Any]:
+        SEEN.append(self.program.name)
         return {"seconds": steps * self.seconds, "memory": 10**9}
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, takes: Callable[[str], float | None]) -> list[str]:
-    """Let `takes` say, by its command line, how long a side's step is; None: it runs out of memory. Returns whose
+    """Let `takes` say, by its command line, how long a program's step is; None: it runs out of memory. Returns whose
     blocks were run, in their order."""
     SEEN.clear()
 
     @contextmanager
-    def started(asked: Options, *sides: Side) -> Iterator[list[Timed]]:
-        yield [Timed(side, _seconds(side, takes)) for side in sides]
+    def start_programs(options: BenchOptions, *programs: Program) -> Iterator[list[Timed]]:
+        yield [Timed(program, _seconds(program, takes)) for program in programs]
 
-    monkeypatch.setattr(paced, "started", started)
+    monkeypatch.setattr(processes, "start_programs", start_programs)
     return SEEN
 
 
-def _seconds(side: Side, takes: Callable[[str], float | None]) -> float:
-    seconds = takes(" ".join(side.command))
+def _seconds(program: Program, takes: Callable[[str], float | None]) -> float:
+    seconds = takes(" ".join(program.command))
     if seconds is None:
         raise Failure("ended", found="exit code 71\nERROR[71] out of GPU memory\n", fix="f", code=ExitCode.PEER)
     return seconds
 
 
-def asked(folder: Path, **more: Any) -> Options:
-    """A bench on the CPU."""
-    given: dict[str, Any] = {"device": "cpu", "launch": Launch(), "peers": options.find_peers(None), "environ": {}}
-    return Options(scratch=folder, tell=lambda line: None, **(given | more))
+def on_cpu(folder: Path, **more: Any) -> BenchOptions:
+    """Options of a benchmark on the CPU."""
+    options: dict[str, Any] = {"device": "cpu", "launch": LaunchOptions(), "environ": {}}
+    return BenchOptions(scratch=folder, log=lambda line: None, **(options | more))

@@ -1,1 +1,1 @@
-"""Measurements side by side with others' ways to do the same: `train bench`."""
+"""This package measures the user's own machines: `train bench comm`, `scaling` and `sweep`."""

@@ -1,7 +1,4 @@
-"""1, 2, 4, ... processes: the same global batch (strong) and one that grows with them (weak); DataParallel beside.
-
-A GPU alone is also shown what a network between eight would cost it.
-"""
+"""This module measures 1, 2, 4, ... processes: with the same global batch (strong) and with one that grows (weak)."""
 
 from __future__ import annotations
 
@@ -10,111 +7,117 @@ from dataclasses import replace
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, make_plan, num_usable_cores
-from train.bench import loads, paced, rows, worlds
-from train.bench.options import Options, numbers
-from train.bench.rows import Found, Row, Series, Target
-from train.bench.worlds import ENDLESS, Speed, World, warm_up
+from train.bench import training
+from train.bench.measurements import Measurement, Row, Series, Target, reported_row
+from train.bench.processes import BenchOptions, parse_counts
+from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining, Workload
 from train.config.batches import nearest_multiples
 
 STRONG, WEAK = "strong", "weak"
-KINDS: Final = (STRONG, WEAK)
-ROW: Final = "14"  # of the first; each of the others adds a name of its own, by which pages keep it
-BESIDE, WIRE = "DataParallel", "wire"
-NO_PEERS: Final = "needs the scripts to be compared with: --peers DIR (bench/peers of the project)"
+MODES: Final = (STRONG, WEAK)
+ROW: Final = "14"  # the number of the first row; the others add a name, under which docs/performance.md keeps them
 BLOCKS: Final = 7
-WIRED: Final = 8  # the times of an all-reduce that peers/wire.py waits for are those of so many
-ALIVE: Final = 16  # processes that may wait beside each other on a CPU: half a GB each
-# The images of a step of one process, and of a step of all where the batch stays the same.
-ON_GPU: Final = replace(loads.REFERENCE, batch=1024)
-ON_CPU: Final = replace(loads.SMALL, batch=64)
+MAX_PROCESSES_IN_TURNS: Final = 16  # that may wait at the same time on a CPU: half a GB each
+# The images of a step: of one process, and of all where the global batch stays the same.
+GPU_WORKLOAD: Final = replace(training.REFERENCE, batch=1024)
+CPU_WORKLOAD: Final = replace(training.SMALL, batch=64)
 
 
-def arguments(group: Any) -> None:
-    """Arguments of its own."""
+def add_arguments(group: Any) -> None:
+    """Add the arguments of this benchmark."""
     group.add_argument(
-        "--processes", metavar="N,N", type=numbers, help="how many (default: 1, 2, 4, ... of the machine)"
+        "--processes", metavar="N,N", type=parse_counts, help="how many (default: 1, 2, 4, ... of the machine)"
     )
 
 
-def run(options: Options) -> Iterator[Found]:
-    """Speed-up of each number of processes over the fewest, then both ways of one process for several GPUs."""
-    counts = getattr(options.own, "processes", None) or powers(most(options))
-    planned = plan(options, counts)
-    together = options.device == "cpu" and sum(world.processes for world in planned.values()) <= ALIVE
-    speeds = worlds.measured(options, list(planned.values()), rounds=options.count(BLOCKS), together=together)
-    found = dict(zip(planned, speeds, strict=True))
-    for kind in KINDS:
-        of_kind = [found[kind, count] if (kind, count) in found else found[STRONG, count] for count in counts]
-        yield from told(kind, of_kind, began=kind == STRONG)
-    yield from dataparallel(options, most(options))
-    yield from simulated(options)
+def run(options: BenchOptions) -> Iterator[Measurement]:
+    """Measure the speed-up of each number of processes over the smallest."""
+    counts = getattr(options.arguments, "processes", None) or powers_of_two(max_processes(options))
+    trainings = plan_trainings(options, counts)
+    num_processes = sum(timed.processes for timed in trainings.values())
+    in_turns = options.device == "cpu" and num_processes <= MAX_PROCESSES_IN_TURNS
+    measured = training.time_trainings(
+        options, list(trainings.values()), rounds=options.num_pairs(BLOCKS), in_turns=in_turns
+    )
+    speeds = dict(zip(trainings, measured, strict=True))
+    for mode in MODES:
+        of_mode = [speeds[mode, count] if (mode, count) in speeds else speeds[STRONG, count] for count in counts]
+        yield from report(mode, of_mode, with_base=mode == STRONG)
 
 
-def most(options: Options) -> int:
-    """As many processes as this machine has GPUs, or CPUs to give one to each; or as was asked for."""
+def max_processes(options: BenchOptions) -> int:
+    """As many processes as the machine has GPUs, or CPUs to give one to each; or as many as requested."""
     if options.device == "cuda":
         return make_plan(options.environ, options.launch).spawn
     return options.launch.procs_per_node or num_usable_cores()
 
 
-def powers(last: int) -> list[int]:
+def powers_of_two(last: int) -> list[int]:
     """1, 2, 4, ... and the last number itself."""
     return sorted({*(1 << level for level in range(last.bit_length())), last})
 
 
-def plan(options: Options, counts: Sequence[int]) -> dict[tuple[str, int], World]:
-    """By kind and processes. With the fewest, both kinds are the same."""
-    pairs = [(kind, count) for kind in KINDS for count in counts if kind == STRONG or count != counts[0]]
-    return {(kind, count): world(options, kind, count, counts[0]) for kind, count in pairs}
+def plan_trainings(options: BenchOptions, counts: Sequence[int]) -> dict[tuple[str, int], TimedTraining]:
+    """The training of each mode and number of processes. With the smallest number, both modes are the same."""
+    keys = [(mode, count) for mode in MODES for count in counts if mode == STRONG or count != counts[0]]
+    return {(mode, count): plan_training(options, mode, count, counts[0]) for mode, count in keys}
 
 
-def world(options: Options, kind: str, count: int, fewest: int) -> World:
-    """Our training on so many processes, one CPU thread for each: that is what grows with them."""
-    name = f"{kind}-{count}"
-    settings = _own(options, kind, count, fewest) if options.config else _load(options, kind, count, fewest)
-    side = paced.ours(options, name, *settings, procs=count, warm_up=warm_up(options), config=options.config)
+def plan_training(options: BenchOptions, mode: str, count: int, smallest: int) -> TimedTraining:
+    """Our training on so many processes, one CPU thread for each: threads grow with the processes."""
+    name = f"{mode}-{count}"
+    choose_settings = _config_settings if options.config else _workload_settings
+    program = training.training_program(
+        options,
+        name,
+        *choose_settings(options, mode, count, smallest),
+        procs=count,
+        warm_up=training.num_warm_up_steps(options),
+        config=options.config,
+    )
     if options.device == "cpu":
-        side = replace(side, environ={**side.environ, "OMP_NUM_THREADS": "1"})
-    return World(name=name, side=side, processes=count)
+        program = replace(program, environ={**program.environ, "OMP_NUM_THREADS": "1"})
+    return TimedTraining(name=name, program=program, processes=count)
 
 
-def told(kind: str, speeds: Sequence[Speed], *, began: bool) -> Iterator[Found]:
-    """A row for each number of processes against the fewest, and the series that reports draw."""
+def report(mode: str, speeds: Sequence[Speed], *, with_base: bool) -> Iterator[Measurement]:
+    """A row for each number of processes relative to the smallest, and the series that reports draw."""
     base, *others = speeds
     if base.missing is not None:
-        yield _absent(kind, f"{kind} scaling", base.missing, failed=True)
+        yield missing_row(mode, f"{mode} scaling", base.missing, failed=True)
         return
-    if began:
-        few = _many(base.world.processes)
-        yield rows.figure(ROW, few, base.images_per_s(), unit="images/s", **_facts(base))
-    for one in others:
-        which = f"{kind}, {one.world.processes}"
-        what = f"{kind} scaling, {_many(one.world.processes)}: speed-up"
-        if one.missing is not None:
-            yield _absent(which, what, one.missing, failed=True)
+    if with_base:
+        what = _format_processes(base.training.processes)
+        yield reported_row(ROW, what, base.images_per_s(), unit="images/s", **speed_facts(base))
+    for speed in others:
+        count = speed.training.processes
+        name, what = f"{mode}, {count}", f"{mode} scaling, {_format_processes(count)}: speed-up"
+        if speed.missing is not None:
+            yield missing_row(name, what, speed.missing, failed=True)
         else:
-            efficiency = one.against(base).value * base.world.processes / one.world.processes
-            says = f"{what}, efficiency {efficiency:.0%}"
-            yield rows.figure(f"{ROW} {which}", says, one.against(base), **_facts(one))
-    yield series(kind, [one for one in speeds if one.missing is None])
+            speed_up = speed.relative_to(base)
+            efficiency = speed_up.value * base.training.processes / count
+            what = f"{what}, efficiency {efficiency:.0%}"
+            yield reported_row(f"{ROW} {name}", what, speed_up, **speed_facts(speed))
+    yield build_series(mode, [speed for speed in speeds if speed.missing is None])
 
 
-def series(kind: str, speeds: Sequence[Speed]) -> Series:
-    """images_per_s with its bounds, and what follows from it."""
+def build_series(mode: str, speeds: Sequence[Speed]) -> Series:
+    """Images per second with the bounds, and what follows from them."""
     base = speeds[0]
     lines: dict[str, list[tuple[float, float]]] = {}
-    for one in speeds:
-        rate, count = one.images_per_s(), one.world.processes
-        up = one.against(base).value
+    for speed in speeds:
+        rate, count = speed.images_per_s(), speed.training.processes
+        speed_up = speed.relative_to(base).value
         values = {"images_per_s": rate.value, "low": rate.low, "high": rate.high}
-        values |= {"ms a step": 1e3 * one.images / rate.value, "speed-up": up}
-        values |= {"efficiency": up * base.world.processes / count}
+        values |= {"ms a step": 1e3 * speed.images / rate.value, "speed-up": speed_up}
+        values |= {"efficiency": speed_up * base.training.processes / count}
         for name, value in values.items():
             lines.setdefault(name, []).append((count, value))
-    grows = "the global batch grows" if kind == WEAK else "the same global batch"
+    batch = "the global batch grows" if mode == WEAK else "the same global batch"
     return Series(
-        name=f"scaling-{kind}",
-        title=f"{kind.capitalize()} scaling: {grows}",
+        name=f"scaling-{mode}",
+        title=f"{mode.capitalize()} scaling: {batch}",
         x="processes",
         y="images/s",
         lines=lines,
@@ -123,98 +126,53 @@ def series(kind: str, speeds: Sequence[Speed]) -> Series:
     )
 
 
-def dataparallel(options: Options, gpus: int) -> Iterator[Found]:
-    """One process for each GPU beside one process for all of them, the same global batch."""
-    what = "DDP / DataParallel on the same GPUs, images/s"
-    missing = "needs two GPUs" if options.device == "cpu" or gpus < 2 else NO_PEERS if options.peers is None else None
-    if missing:
-        yield _absent(BESIDE, what, missing)
-        return
-    batch = _batch(options)
-    load = replace(ON_GPU, batch=batch // gpus, augment=False)
-    one = replace(load, batch=batch)
-    words = [*one.plain(), "--precision", one.precision]
-    sides = [
-        World(name="ddp", side=paced.ours(options, "ddp", *load.settings(procs=gpus), procs=gpus), processes=gpus),
-        World(name="dataparallel", side=paced.peer(options, "dataparallel", *words)),
-    ]
-    ours, theirs = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=False)
-    if missing := ours.missing or theirs.missing:
-        yield _absent(BESIDE, what, missing, failed=True)
-    else:
-        yield rows.figure(f"{ROW} {BESIDE}", what, ours.against(theirs), gpus=gpus, **_facts(ours))
+def default_workload(options: BenchOptions) -> Workload:
+    """The reference workload, or its replacement on CPUs; with --quick, few images."""
+    workload = GPU_WORKLOAD if options.device == "cuda" else CPU_WORKLOAD
+    return replace(workload, batch=8) if options.quick else workload
 
 
-def simulated(options: Options) -> Iterator[Found]:
-    """One GPU's part of the batch of eight, with and without the wait for a wire between them: real buckets, real
-    overlap, and nothing is sent."""
-    what = f"share of a step kept beside a simulated wire of {WIRED} GPUs on two nodes, plain DDP"
-    missing = "needs a GPU" if options.device == "cpu" else NO_PEERS if options.peers is None else None
-    if missing:
-        yield _absent(WIRE, what, missing)
-        return
-    load = replace(ON_GPU, batch=max(1, _batch(options) // WIRED), augment=False)
-    words = [*load.plain(), "--precision", load.precision]
-    without = paced.peer(options, "wire", *words, "--alpha-us", "0", "--us-per-mb", "0")
-    sides = [
-        World(name="wire", side=paced.peer(options, "wire", *words)),
-        World(name="without", side=replace(without, name="without-wire")),
-    ]
-    wired, base = worlds.measured(options, sides, rounds=options.count(BLOCKS), together=True)
-    if missing := wired.missing or base.missing:
-        yield _absent(WIRE, what, missing, failed=True)
-    else:
-        yield rows.figure(f"{ROW} {WIRE}", what, wired.against(base), simulated=True, **_facts(wired))
+def _workload_settings(options: BenchOptions, mode: str, count: int, smallest: int) -> list[str]:
+    workload = default_workload(options)
+    batch = workload.batch if mode == WEAK else max(1, workload.batch * smallest // count)
+    return [*replace(workload, batch=batch).settings(procs=count), *options.overrides]
 
 
-def _load(options: Options, kind: str, count: int, fewest: int) -> list[str]:
-    """Of the reference workload, or what stands for it on CPUs."""
-    load = ON_GPU if options.device == "cuda" else ON_CPU
-    batch = _batch(options)
-    part = replace(load, batch=batch if kind == WEAK else max(1, batch * fewest // count))
-    return [*part.settings(procs=count), *options.overrides]
-
-
-def _batch(options: Options) -> int:
-    return (ON_GPU if options.device == "cuda" else ON_CPU).batch if not options.quick else 8
-
-
-def _own(options: Options, kind: str, count: int, fewest: int) -> list[str]:
-    """Of the user's configuration: its global batch is that of the fewest processes.
+def _config_settings(options: BenchOptions, mode: str, count: int, smallest: int) -> list[str]:
+    """Settings of the user's configuration, whose global batch belongs to the smallest number of processes.
 
     Raises:
-        Failure: USAGE for one that cannot grow as the processes do.
+        Failure: USAGE for a global batch that cannot grow with the processes.
     """
-    from train.config import load as schema  # YAML
+    from train.config import load  # YAML
 
-    train = schema.load_config(options.config, options.overrides).train
-    batch = _grown(train.global_batch_size, count, fewest) if kind == WEAK else train.global_batch_size
-    rest = train.micro_batch_size != "auto" and batch % (train.micro_batch_size * count)
-    micro = ["train.micro_batch_size=auto"] if rest else []
-    return [*options.overrides, *ENDLESS, f"train.global_batch_size={batch}", *micro]
+    train = load.load_config(options.config, options.overrides).train
+    batch = _grown_batch(train.global_batch_size, count, smallest) if mode == WEAK else train.global_batch_size
+    divides = train.micro_batch_size == "auto" or batch % (train.micro_batch_size * count) == 0
+    micro = [] if divides else ["train.micro_batch_size=auto"]
+    return [*options.overrides, *ENDLESS_SETTINGS, f"train.global_batch_size={batch}", *micro]
 
 
-def _grown(batch: int, count: int, fewest: int) -> int:
-    grown, rest = divmod(batch * count, fewest)
+def _grown_batch(batch: int, count: int, smallest: int) -> int:
+    grown, rest = divmod(batch * count, smallest)
     if not rest:
         return grown
-    choices = nearest_multiples(batch, fewest)
+    choices = nearest_multiples(batch, smallest)
     raise Failure(
-        f"the global batch cannot grow from {_many(fewest)} to {count}",
-        found=f"train.global_batch_size: {batch}, of which {count}/{fewest} is no whole number",
+        f"the global batch cannot grow from {_format_processes(smallest)} to {count}",
+        found=f"train.global_batch_size: {batch}, of which {count}/{smallest} is no whole number",
         expected="as many images for each process, whatever their number (weak scaling)",
         fix=f"train.global_batch_size={' or '.join(map(str, choices))}, or other numbers with --processes",
         code=ExitCode.USAGE,
     )
 
 
-def _facts(speed: Speed) -> dict[str, Any]:
+def speed_facts(speed: Speed) -> dict[str, Any]:
+    """What a row keeps of one training."""
     facts = speed.facts or {}
-    kept = {
-        name: facts[name] for name in ("batch", "accumulation", "precision", "parameters", "loader") if name in facts
-    }
-    return kept | {
-        "processes": speed.world.processes,
+    names = ("batch", "accumulation", "precision", "parameters", "loader")
+    return {name: facts[name] for name in names if name in facts} | {
+        "processes": speed.training.processes,
         "images_per_s": speed.images_per_s().value,
         "step_s": speed.images / speed.images_per_s().value,
         "first_step_s": facts.get("first_step_s"),
@@ -222,9 +180,10 @@ def _facts(speed: Speed) -> dict[str, Any]:
     }
 
 
-def _absent(which: str, what: str, why: str, *, failed: bool = False) -> Row:
-    return Row(number=f"{ROW} {which}", target=Target(what=what), missing=why, failed=failed)
+def missing_row(name: str, what: str, reason: str, *, failed: bool = False) -> Row:
+    """A row of scaling without a value."""
+    return Row(number=f"{ROW} {name}", target=Target(what=what), missing=reason, failed=failed)
 
 
-def _many(count: int) -> str:
+def _format_processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"

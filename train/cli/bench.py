@@ -1,4 +1,4 @@
-"""`train bench NAME...` runs benchmarks against their peers and writes a table, JSON and plots."""
+"""`train bench NAME...` measures the user's own machines, and writes a table, JSON and plots."""
 
 from __future__ import annotations
 
@@ -8,66 +8,102 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
 from entrypoint import ExitCode, Failure, add_launch_arguments, make_plan, parse_launch_options
 from train import files
-from train.bench import machine, output, rows
-from train.bench.options import Options, find_peers
-from train.bench.rows import Found, Row, Series
+from train.bench import measurements
+from train.bench.measurements import Measurement, Row, Series, Target
+from train.bench.processes import BenchOptions
 from train.cli.launch import TrainArgumentParser, handle_stop_signals, ignore_stop_signals
 from train.config.load import parse_overrides
 from train.run.folder import make_temporary_folder
 
-# Each is a module of train.bench with `run(options) -> Iterator[Found]` and, optionally,
-# `arguments(parser)`. Modules that take seconds to import are imported in `run`.
-BENCHES: Final[Mapping[str, str]] = {
-    "step": "time of a step, and images/s, against scripts that do the same by hand",
-    "input": "images/s of the input pipeline, and what a step asks of the file system",
-    "start": "from the command to the first step",
-    "checkpoint": "what a checkpoint costs the training",
-    "scaling": "1, 2, 4, ... processes, strong and weak",
-    "comm": "all-reduce, broadcast and gather by size, under any launcher",
-    "sweep": "micro batch, workers, precision, CPUs: which setting is best",
-}
-BENCHES_IN_ALL: Final = ("step", "input", "start", "checkpoint", "scaling", "comm")
-EXAMPLES: Final = """examples:
-  train bench step                          rows 1, 2, 3, 4, 6, 10 and 13; what needs a GPU says so without one
-  train bench all --output bench            everything but the sweep; bench.json, bench.md and plots in bench/
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCommand:
+    """A command that runs benchmarks: `train bench`, and in a checkout `python -m bench`.
+
+    benches: what each benchmark measures. modules: the module of each, with `run(options) -> Iterator[Measurement]`
+    and optionally `add_arguments(group)`; imported only when used, since some take seconds. names_in_all: those that
+    `all` runs. add_arguments: adds arguments that all of its benchmarks take.
+    """
+
+    prog: str
+    description: str
+    examples: str
+    benches: Mapping[str, str]
+    modules: Mapping[str, str]
+    names_in_all: Sequence[str] = ()
+    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+    def choices(self) -> str:
+        """The names that may be typed."""
+        return ", ".join([*self.benches, *(["all"] if self.names_in_all else [])])
+
+
+TRAIN_BENCH: Final = BenchCommand(
+    prog="train bench",
+    description="Measure your own machines. NAME is one of these, or some (comm,scaling):",
+    examples="""examples:
+  train bench comm --procs-per-node 2       what ranks need to exchange numbers, under any launcher
+  train bench scaling --output bench        1, 2, 4, ... processes; bench.json, bench.md and plots in bench/
   train bench sweep --config cfg.yaml       the best setting for your model and data on this machine
-  train bench step --quick                  a minute, to see that it works: the values mean nothing
-"""
+  train bench comm --quick                  a minute, to see that it works: the values mean nothing
+""",
+    benches={
+        "scaling": "1, 2, 4, ... processes, strong and weak",
+        "comm": "all-reduce, broadcast and gather by size, under any launcher",
+        "sweep": "micro batch, workers, precision, CPUs: which setting is best",
+    },
+    modules={name: f"train.bench.{name}" for name in ("scaling", "comm", "sweep")},
+)
+# These compare with other programs, whose scripts are in a checkout only.
+CHECKOUT_BENCHES: Final = ("step", "input", "start", "checkpoint", "all")
 
 
 def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `train bench`."""
+    names = argv[0].split(",") if argv else []
+    if moved := [name for name in names if name in CHECKOUT_BENCHES]:
+        what = f"`train bench {moved[0]}` compares with other programs, whose scripts are not installed"
+        fix = f"in a checkout of the project: python -m bench {argv[0]}, or make bench"
+        raise Failure(what, fix=fix, code=ExitCode.USAGE)
+    return run_command(TRAIN_BENCH, argv, environ)
+
+
+def run_command(command: BenchCommand, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Measure, print a table (or JSON with --json), and write files to --output."""
     name = argv[0] if argv and not argv[0].startswith("-") else ""
-    names, modules = _import_benches(name)
-    arguments = build_parser(name, modules).parse_intermixed_args(list(argv[1:] if name else argv))
+    modules = _import_benches(command, name)
+    arguments = build_parser(command, name, modules).parse_intermixed_args(list(argv[1:] if name else argv))
     if not name:
-        what, fix = "`train bench` needs a name", f"use one of: {', '.join(BENCHES)}, all"
+        what, fix = f"`{command.prog}` needs a name", f"use one of: {command.choices()}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
     handle_stop_signals(raise_stopped)
     options = parse_options(arguments, environ)
-    folder = Path(arguments.output) if arguments.output and options.first else None
-    facts, results = machine.facts(options.device, now=time.time(), quick=options.quick), list[Found]()
+    folder = Path(arguments.output) if arguments.output and options.is_main else None
+    machine = measurements.describe_machine(options.device, now=time.time(), quick=options.quick)
+    results = list[Measurement]()
     try:
         if folder:
             files.prepare_folder(folder)
-            write_results(folder, results, facts)  # replaces the results of an earlier bench
-        for result in _run_benches(names, modules, options):
+            write_results(folder, results, machine)  # replaces the results of an earlier bench
+        for result in _run_benches(command, modules, options):
             results.append(result)
             if folder:  # at once: a later bench may fail
-                write_results(folder, results, facts)
+                write_results(folder, results, machine)
     finally:
         files.remove(options.scratch)
     if folder:
-        write_plots(folder, results, facts)
-    if options.first:
-        print(_results_json(results, facts) if arguments.json else output.markdown(results, facts))
+        write_plots(folder, results, machine)
+    if options.is_main:
+        text = _results_json(results, machine) if arguments.json else measurements.format_markdown(results, machine)
+        print(text)
     return int(ExitCode.PEER if any(isinstance(result, Row) and result.failed for result in results) else ExitCode.OK)
 
 
@@ -78,14 +114,13 @@ def raise_stopped(signum: int, frame: FrameType | None) -> NoReturn:
     raise Failure(what, fix="start it again; --output keeps each row as it is found", code=ExitCode.STOPPED)
 
 
-def build_parser(name: str, modules: Sequence[ModuleType]) -> TrainArgumentParser:
-    """The command line after `train bench NAME`."""
-    descriptions = "\n".join(f"  {module:<12} {text}" for module, text in BENCHES.items())
+def build_parser(command: BenchCommand, name: str, modules: Mapping[str, ModuleType]) -> TrainArgumentParser:
+    """The parser of the command line after the benchmark's name."""
+    descriptions = "\n".join(f"  {bench:<12} {text}" for bench, text in command.benches.items())
     parser = TrainArgumentParser(
-        prog=f"train bench {name or 'NAME'}",
-        description="Measure, and compare with other programs that do the same. "
-        f"NAME is all, or some (step,comm) of:\n{descriptions}",
-        epilog=EXAMPLES,
+        prog=f"{command.prog} {name or 'NAME'}",
+        description=f"{command.description}\n{descriptions}",
+        epilog=command.examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -97,75 +132,76 @@ def build_parser(name: str, modules: Sequence[ModuleType]) -> TrainArgumentParse
     parser.add_argument("--quick", action="store_true", help="smallest sizes, to see that it works")
     parser.add_argument("--output", metavar="DIR", help="keep bench.json, bench.md and plots there")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument("--peers", metavar="DIR", help="the scripts to be compared with (default: the project's)")
+    command.add_arguments(parser)
     add_launch_arguments(parser)
-    for module in modules:
-        if hasattr(module, "arguments"):
-            module.arguments(parser.add_argument_group(module.__name__.rpartition(".")[2]))
+    for bench, module in modules.items():
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(parser.add_argument_group(bench))
     return parser
 
 
-def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Options:
+def parse_options(arguments: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
     """Turn the command line into options."""
     parse_overrides(arguments.words)
-    launch, peers = parse_launch_options(arguments, environ), find_peers(arguments.peers)
+    launch = parse_launch_options(arguments, environ)
     plan = make_plan(environ, launch)
-    return Options(
+    return BenchOptions(
         device=plan.device,
-        first=plan.world.rank == 0,
+        is_main=plan.world.rank == 0,
         launch=launch,
         scratch=make_temporary_folder(environ),
-        peers=peers,
         environ=environ,
-        tell=_log_line,
+        log=_log_line,
         pairs=arguments.pairs,
         quick=arguments.quick,
         config=arguments.config,
         overrides=tuple(arguments.words),
-        own=arguments,
+        arguments=arguments,
     )
 
 
-def write_results(folder: Path, results: Sequence[Found], facts: Mapping[str, str]) -> None:
+def write_results(folder: Path, results: Sequence[Measurement], machine: Mapping[str, str]) -> None:
     """Write bench.json and bench.md."""
-    files.write_atomic(folder / "bench.json", _results_json(results, facts).encode() + b"\n")
-    files.write_atomic(folder / "bench.md", output.markdown(results, facts).encode())
+    files.write_atomic(folder / "bench.json", _results_json(results, machine).encode() + b"\n")
+    files.write_atomic(folder / "bench.md", measurements.format_markdown(results, machine).encode())
 
 
-def write_plots(folder: Path, results: Sequence[Found], facts: Mapping[str, str]) -> None:
+def write_plots(folder: Path, results: Sequence[Measurement], machine: Mapping[str, str]) -> None:
     """Write the pictures that `train report` draws of the results."""
     from train.report import page  # matplotlib, which takes a second to import
 
-    for picture in page.bench_pictures(page.parse_bench(output.as_json(results, facts), name="bench")):
+    content = measurements.as_json(results, machine)
+    for picture in page.bench_pictures(page.parse_bench(content, name="bench")):
         files.write_atomic(folder / f"{picture.name}.png", picture.png)
 
 
-def _results_json(results: Sequence[Found], facts: Mapping[str, str]) -> str:
-    return json.dumps(output.as_json(results, facts), indent=1)
+def _results_json(results: Sequence[Measurement], machine: Mapping[str, str]) -> str:
+    return json.dumps(measurements.as_json(results, machine), indent=1)
 
 
-def _import_benches(name: str) -> tuple[Sequence[str], list[ModuleType]]:
-    names = BENCHES_IN_ALL if name == "all" else tuple(name.split(",")) if name else ()
-    return names, [_import_bench(bench) for bench in names]
+def _import_benches(command: BenchCommand, name: str) -> dict[str, ModuleType]:
+    is_all = name == "all" and command.names_in_all
+    names = command.names_in_all if is_all else name.split(",") if name else ()
+    return {bench: _import_bench(command, bench) for bench in names}
 
 
-def _import_bench(name: str) -> ModuleType:
-    if name not in BENCHES:
-        what, fix = f"`train bench {name}` is no bench", f"use one of: {', '.join(BENCHES)}, all"
+def _import_bench(command: BenchCommand, name: str) -> ModuleType:
+    if name not in command.benches:
+        what, fix = f"`{command.prog} {name}` is no bench", f"use one of: {command.choices()}"
         raise Failure(what, fix=fix, code=ExitCode.USAGE)
-    return importlib.import_module(f"train.bench.{name}")
+    return importlib.import_module(command.modules[name])
 
 
-def _run_benches(names: Sequence[str], modules: Sequence[Any], options: Options) -> Iterator[Found]:
+def _run_benches(command: BenchCommand, modules: Mapping[str, Any], options: BenchOptions) -> Iterator[Measurement]:
     """Run each bench, and log each result as soon as it is measured."""
-    for name, module in zip(names, modules, strict=True):
-        options.tell(f"bench {name}")
-        for result in _run_bench(name, module, options):
-            options.tell(_format_result(result))
+    for name, module in modules.items():
+        options.log(f"bench {name}")
+        for result in _run_bench(name, command.benches[name], module, options):
+            options.log(_format_result(result))
             yield result
 
 
-def _run_bench(name: str, module: Any, options: Options) -> Iterator[Found]:
+def _run_bench(name: str, description: str, module: Any, options: BenchOptions) -> Iterator[Measurement]:
     """Run one bench.
 
     If a measured process fails, yield that as a result, so that the other benches run.
@@ -175,13 +211,13 @@ def _run_bench(name: str, module: Any, options: Options) -> Iterator[Found]:
     except Failure as failure:
         if failure.code != ExitCode.PEER:
             raise
-        yield rows.spoiled(name, failure, BENCHES[name])
+        yield measurements.failed_row(name, failure, Target(what=description))
 
 
-def _format_result(result: Row | Series) -> str:
+def _format_result(result: Measurement) -> str:
     if isinstance(result, Series):
         return f"  {result.title}: {sum(map(len, result.lines.values()))} points"
-    number, what, value, interval, _, target, reached = output.cells(result)
+    number, what, value, interval, _, target, reached = measurements.format_cells(result)
     return f"  {number:>3} {what}: {value}{f' ({interval})' if interval else ''}; target {target}: {reached}"
 
 

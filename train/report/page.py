@@ -106,7 +106,7 @@ REACHED_LABELS: Final[Mapping[Any, str]] = {True: "yes", False: "no", None: "-"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResults:
-    """The results that `train.bench.output` wrote; each object is checked where it is shown."""
+    """The results that `train.bench.measurements` wrote; each object is checked where it is shown."""
 
     name: str
     machine: Mapping[str, Any]

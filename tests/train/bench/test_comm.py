@@ -9,25 +9,24 @@ from benches import by_number, quick
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint import ExitCode, Failure
-from entrypoint import LaunchOptions as Launch
+from entrypoint import ExitCode, Failure, LaunchOptions
 from train.bench import comm
-from train.bench.rows import Found, Row, Series
+from train.bench.measurements import Measurement, Row, Series
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Measurement]:
     """Two ranks over gloo, asked for by nobody, two sizes."""
-    return list(comm.run(quick(tmp_path_factory.mktemp("comm"), own={"sizes": [1000, 100_000]})))
+    return list(comm.run(quick(tmp_path_factory.mktemp("comm"), arguments={"sizes": [1000, 100_000]})))
 
 
-def test_each_operation_has_its_two_numbers(found: list[Found]) -> None:
+def test_each_operation_has_its_two_numbers(found: list[Measurement]) -> None:
     names = {f"{name} {letter}" for name in ("all-reduce", "broadcast", "gather") for letter in ("alpha", "beta")}
     assert set(by_number(found)) == names
     assert {row.facts["ranks"] for row in by_number(found).values()} == {2}
 
 
-def test_measured_points_and_their_fit_are_a_plot(found: list[Found]) -> None:
+def test_measured_points_and_their_fit_are_a_plot(found: list[Measurement]) -> None:
     (series,) = (one for one in found if isinstance(one, Series))
     assert [x for x, _ in series.lines["all-reduce"]] == [0.001, 0.1]
     assert all(y > 0 for _, y in series.lines["gather"])
@@ -35,7 +34,7 @@ def test_measured_points_and_their_fit_are_a_plot(found: list[Found]) -> None:
 
 
 def test_one_rank_has_nobody_to_talk_to(tmp_path: Path) -> None:
-    (row,) = comm.run(quick(tmp_path, launch=Launch(device="cpu", procs_per_node=1)))
+    (row,) = comm.run(quick(tmp_path, launch=LaunchOptions(device="cpu", procs_per_node=1)))
     assert isinstance(row, Row)
     assert row.missing == "needs two ranks: several GPUs, or --procs-per-node 2"
 
@@ -49,7 +48,7 @@ def test_ranks_that_end_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e-12, 1e-6))
 def test_a_line_is_found_again(alpha: float, beta: float) -> None:
-    found = comm.fitted([(size, alpha + beta * size) for size in comm.SIZES])
+    found = comm.fit_line([(size, alpha + beta * size) for size in comm.SIZES])
     assert found == pytest.approx((alpha, beta), rel=1e-3, abs=1e-12)
 
 
@@ -59,4 +58,4 @@ def test_a_line_is_found_again(alpha: float, beta: float) -> None:
     ids=["one size", "less time for more bytes", "no time for no bytes"],
 )
 def test_neither_number_is_below_0(points: list[tuple[float, float]], line: tuple[float, float]) -> None:
-    assert comm.fitted(points) == pytest.approx(line)
+    assert comm.fit_line(points) == pytest.approx(line)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from stand_ins import asked, replaced
+from stand_ins import on_cpu, replaced
 
 from entrypoint import ExitCode, Failure
 from train.bench import scaling
-from train.bench.rows import Found, Row, Series
+from train.bench.measurements import Measurement, Row, Series
 
-WIRE = [("needs a GPU", False)]
 COUNTS = argparse.Namespace(processes=[1, 2, 4])
 
 
 def number(words: str, name: str) -> int:
-    found = re.search(rf"{name}[= ](\d+)", words)
-    assert found
-    return int(found[1])
+    match = re.search(rf"{name}[= ](\d+)", words)
+    assert match
+    return int(match[1])
 
 
 def linear(words: str) -> float:
@@ -30,19 +28,19 @@ def linear(words: str) -> float:
     return number(words, "train.global_batch_size") / count / 100 * (2 if count == 4 else 1)
 
 
-def found(folder: Path, **more: Any) -> list[Found]:
-    return list(scaling.run(asked(folder, own=COUNTS, **more)))
+def measure(folder: Path) -> list[Measurement]:
+    return list(scaling.run(on_cpu(folder, arguments=COUNTS)))
 
 
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
     """By what they say was measured."""
     replaced(monkeypatch, linear)
-    return {one.target.what: one for one in found(tmp_path) if isinstance(one, Row)}
+    return {one.target.what: one for one in measure(tmp_path) if isinstance(one, Row)}
 
 
 def test_speed_up_and_efficiency_are_against_one_process(rows: dict[str, Row]) -> None:
-    told = {what: round(row.found.value, 6) for what, row in rows.items() if row.found}
+    told = {what: round(row.estimate.value, 6) for what, row in rows.items() if row.estimate}
     assert told == {
         "1 process": 100.0,
         "strong scaling, 2 processes: speed-up, efficiency 100%": 2.0,
@@ -54,42 +52,17 @@ def test_speed_up_and_efficiency_are_against_one_process(rows: dict[str, Row]) -
 
 def test_every_row_has_a_number_of_its_own(rows: dict[str, Row]) -> None:
     numbers = [row.number for row in rows.values()]
-    assert numbers == ["14", "14 strong, 2", "14 strong, 4", "14 weak, 2", "14 weak, 4", "14 DataParallel", "14 wire"]
+    assert numbers == ["14", "14 strong, 2", "14 strong, 4", "14 weak, 2", "14 weak, 4"]
 
 
 def test_every_row_says_what_a_process_computed(rows: dict[str, Row]) -> None:
-    strong, weak = (rows[f"{kind} scaling, 2 processes: speed-up, efficiency 100%"] for kind in scaling.KINDS)
+    strong, weak = (rows[f"{kind} scaling, 2 processes: speed-up, efficiency 100%"] for kind in scaling.MODES)
     assert (strong.facts["batch"], weak.facts["batch"]) == (32, 64)
-
-
-def test_dataparallel_is_not_measured_without_two_gpus(rows: dict[str, Row]) -> None:
-    assert rows["DDP / DataParallel on the same GPUs, images/s"].missing == "needs two GPUs"
-
-
-def test_a_wire_is_simulated_on_gpus_alone(
-    rows: dict[str, Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (what,) = (what for what in rows if "simulated wire" in what)
-    assert rows[what].missing == "needs a GPU"
-    replaced(monkeypatch, lambda words: 1.0 if "--alpha-us 0" in words else 1.25)
-    (row,) = scaling.simulated(asked(tmp_path, device="cuda"))
-    assert isinstance(row, Row)
-    assert row.found is not None
-    assert (row.found.value, row.facts["simulated"]) == (0.8, True)
-
-
-def test_on_gpus_dataparallel_takes_the_same_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = replaced(monkeypatch, lambda words: 1.0 if "dataparallel.py" in words else 0.5)
-    (row,) = scaling.dataparallel(asked(tmp_path, device="cuda", pairs=2), 2)
-    assert isinstance(row, Row)
-    assert row.found is not None
-    assert seen == ["ddp", "ddp", "dataparallel", "dataparallel"]
-    assert (row.found.value, row.facts["gpus"]) == (2.0, 2)
 
 
 def test_the_series_hold_what_reports_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, linear)
-    strong, weak = (one for one in found(tmp_path) if isinstance(one, Series))
+    strong, weak = (one for one in measure(tmp_path) if isinstance(one, Series))
     assert (strong.name, weak.name) == ("scaling-strong", "scaling-weak")
     assert [x for x, _ in strong.lines["images_per_s"]] == [1, 2, 4]
     assert {"low", "high", "ms a step", "speed-up", "efficiency"} < set(weak.lines)
@@ -99,18 +72,18 @@ def test_a_number_of_processes_that_fails_is_left_out_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replaced(monkeypatch, lambda words: None if "--procs-per-node 4" in words else linear(words))
-    all_found = found(tmp_path)
+    all_found = measure(tmp_path)
     missing = [(one.missing, one.failed) for one in all_found if isinstance(one, Row) and one.missing]
-    assert missing == [("out of GPU memory", True), ("out of GPU memory", True), ("needs two GPUs", False), *WIRE]
+    assert missing == [("out of GPU memory", True), ("out of GPU memory", True)]
     assert [len(one.lines["low"]) for one in all_found if isinstance(one, Series)] == [2, 2]
 
 
 def test_a_user_s_training_keeps_its_global_batch_or_lets_it_grow(tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("train: {global_batch_size: 48, micro_batch_size: 24}\n")
-    options = asked(tmp_path, config=str(config))
-    planned = scaling.plan(options, [1, 4])
-    words = {key: " ".join(world.side.command) for key, world in planned.items()}
+    options = on_cpu(tmp_path, config=str(config))
+    planned = scaling.plan_trainings(options, [1, 4])
+    words = {key: " ".join(training.program.command) for key, training in planned.items()}
     assert number(words["strong", 4], "train.global_batch_size") == 48
     assert "train.micro_batch_size=auto" in words["strong", 4]
     assert number(words["weak", 4], "train.global_batch_size") == 192
@@ -120,9 +93,9 @@ def test_a_user_s_training_keeps_its_global_batch_or_lets_it_grow(tmp_path: Path
 def grown(folder: Path, batch: int, *counts: int) -> list[int]:
     """The global batches of weak scaling, of a training with this one."""
     (folder / "mine.yaml").write_text(f"train: {{global_batch_size: {batch}}}\n")
-    planned = scaling.plan(asked(folder, config=str(folder / "mine.yaml")), counts)
+    planned = scaling.plan_trainings(on_cpu(folder, config=str(folder / "mine.yaml")), counts)
     weak = [planned[scaling.WEAK, count] for count in counts[1:]]
-    return [number(" ".join(world.side.command), "train.global_batch_size") for world in weak]
+    return [number(" ".join(world.program.command), "train.global_batch_size") for world in weak]
 
 
 def test_the_global_batch_grows_as_the_processes_do_where_they_are_no_multiples(tmp_path: Path) -> None:
@@ -137,16 +110,10 @@ def test_a_global_batch_that_cannot_grow_so_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_process_of_a_cpu_has_one_thread(tmp_path: Path) -> None:
-    planned = scaling.plan(asked(tmp_path), [1, 2])
-    assert {world.side.environ["OMP_NUM_THREADS"] for world in planned.values()} == {"1"}
+    planned = scaling.plan_trainings(on_cpu(tmp_path), [1, 2])
+    assert {world.program.environ["OMP_NUM_THREADS"] for world in planned.values()} == {"1"}
 
 
 def test_numbers_of_processes_are_powers_of_two_and_all() -> None:
-    assert scaling.powers(1) == [1]
-    assert scaling.powers(6) == [1, 2, 4, 6]
-
-
-def test_without_peers_the_rows_beside_them_say_what_they_need(tmp_path: Path) -> None:
-    bare = asked(tmp_path, device="cuda", peers=None)
-    rows = [*scaling.dataparallel(bare, 2), *scaling.simulated(bare)]
-    assert [(row.missing, row.failed) for row in rows if isinstance(row, Row)] == [(scaling.NO_PEERS, False)] * 2
+    assert scaling.powers_of_two(1) == [1]
+    assert scaling.powers_of_two(6) == [1, 2, 4, 6]

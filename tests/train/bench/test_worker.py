@@ -1,9 +1,12 @@
-"""The command line of a measured rank."""
+"""The command lines of a measured training's ranks and of their parent."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from train.bench import __main__ as parent
 from train.bench import worker
 
 
@@ -16,3 +19,9 @@ def test_without_a_bench_nothing_is_measured(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         worker.build_parser().parse_args([])
     assert "--pace" in capsys.readouterr().err
+
+
+def test_a_launch_that_is_refused_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = parent.run(["--logs", str(tmp_path), "--device", "cpu", "--procs-per-node", "0", "--", "x=1"], {})
+    assert code == 64
+    assert "--procs-per-node=0" in capsys.readouterr().err

@@ -12,11 +12,10 @@ import pytest
 from processes import python, unmeasured
 
 from entrypoint import ExitCode, Failure
-from train.bench import input as feeding
-from train.bench import rows, step
-from train.bench.options import Options
-from train.bench.pairs import exactly
-from train.bench.rows import Found
+from train.bench import comm, scaling
+from train.bench.estimates import exact
+from train.bench.measurements import Measurement, Row, Target, failed_row, reported_row
+from train.bench.processes import BenchOptions
 from train.cli import bench, launch
 
 REPOSITORY = Path(__file__).parents[3]
@@ -32,100 +31,102 @@ def _signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
-    """What the bench `step` was asked for, which measures nothing here."""
-    asked: list[Options] = []
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
+    """What the bench `comm` was asked for, which measures nothing here."""
+    asked: list[BenchOptions] = []
 
-    def run(options: Options) -> Iterator[Found]:
+    def run(options: BenchOptions) -> Iterator[Measurement]:
         asked.append(options)
-        yield rows.measured("3a", exactly(1.0))
+        yield reported_row("3a", "w", exact(1.0))
 
-    monkeypatch.setattr(step, "run", run)
+    monkeypatch.setattr(comm, "run", run)
     return asked
 
 
 def test_a_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.handle(["step", "--device", "cpu"], {}) == 0
+    assert bench.handle(["comm", "--device", "cpu"], {}) == 0
     assert "| 3a" in capsys.readouterr().out
 
 
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.handle(["step", "--json", "--device", "cpu"], {})
+    bench.handle(["comm", "--json", "--device", "cpu"], {})
     assert json.loads(capsys.readouterr().out)["rows"][0]["row"] == "3a"
 
 
-def test_what_is_asked_for_reaches_the_bench(seen: list[Options]) -> None:
-    bench.handle(["step", "--device", "cpu", "--pairs", "7", "--quick", "optim.lr=1"], {})
+def test_what_is_asked_for_reaches_the_bench(seen: list[BenchOptions]) -> None:
+    bench.handle(["comm", "--device", "cpu", "--pairs", "7", "--quick", "optim.lr=1"], {})
     assert (seen[0].pairs, seen[0].quick, seen[0].overrides) == (7, True, ("optim.lr=1",))
 
 
-def test_output_keeps_the_pictures_of_the_report() -> None:
-    bench.handle(["step", "--device", "cpu", "--output", "kept"], {})
+def test_output_keeps_the_pictures_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row(number="3a", target=Target(what="w", limit=0.98), estimate=exact(1.0))
+    monkeypatch.setattr(comm, "run", lambda options: iter([row]))
+    bench.handle(["comm", "--device", "cpu", "--output", "kept"], {})
     assert sorted(path.name for path in Path("kept").iterdir()) == ["bench-1.png", "bench.json", "bench.md"]
 
 
-def test_its_scratch_folder_is_gone_at_the_end(seen: list[Options]) -> None:
-    bench.handle(["step", "--device", "cpu"], {})
+def test_its_scratch_folder_is_gone_at_the_end(seen: list[BenchOptions]) -> None:
+    bench.handle(["comm", "--device", "cpu"], {})
     assert not seen[0].scratch.exists()
 
 
 def test_a_row_that_went_wrong_is_seen_in_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = rows.spoiled("3a", Failure("gone", fix="", code=ExitCode.PEER))
-    monkeypatch.setattr(step, "run", lambda options: iter([wrong, rows.measured("3b", exactly(1.0))]))
-    assert bench.handle(["step", "--device", "cpu"], {}) == ExitCode.PEER
+    wrong = failed_row("3a", Failure("gone", fix="", code=ExitCode.PEER), Target(what="w"))
+    monkeypatch.setattr(comm, "run", lambda options: iter([wrong, reported_row("3b", "w", exact(1.0))]))
+    assert bench.handle(["comm", "--device", "cpu"], {}) == ExitCode.PEER
 
 
 def test_a_part_whose_peer_ends_is_a_row_that_failed_and_the_next_part_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(options: Options) -> Iterator[Found]:
-        yield rows.measured("7", exactly(5.0))
+    def run(options: BenchOptions) -> Iterator[Measurement]:
+        yield reported_row("7", "w", exact(5.0))
         raise Failure("gone", found="its log\nlast words", fix="", code=ExitCode.PEER)
 
-    monkeypatch.setattr(feeding, "run", run)
-    assert bench.handle(["input,step", "--json", "--device", "cpu"], {}) == ExitCode.PEER
+    monkeypatch.setattr(scaling, "run", run)
+    assert bench.handle(["scaling,comm", "--json", "--device", "cpu"], {}) == ExitCode.PEER
     found = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["row"], row.get("missing")) for row in found] == [
         ("7", None),
-        ("input", "gone; its log; last words"),
+        ("scaling", "gone; its log; last words"),
         ("3a", None),
     ]
 
 
 def test_what_is_no_fault_of_a_peer_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(options: Options) -> Iterator[Found]:
+    def run(options: BenchOptions) -> Iterator[Measurement]:
         raise Failure("numbers came wrong", fix="", code=ExitCode.NODE)
 
-    monkeypatch.setattr(step, "run", run)
+    monkeypatch.setattr(comm, "run", run)
     with pytest.raises(Failure, match="came wrong"):
-        bench.handle(["step", "--device", "cpu"], {})
+        bench.handle(["comm", "--device", "cpu"], {})
 
 
 def test_a_signal_ends_it_tidily_and_what_was_found_is_kept(
-    seen: list[Options], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    seen: list[BenchOptions], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(options: Options) -> Iterator[Found]:
+    def run(options: BenchOptions) -> Iterator[Measurement]:
         seen.append(options)
-        yield rows.measured("3a", exactly(1.0))
+        yield reported_row("3a", "w", exact(1.0))
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(step, "run", run)
+    monkeypatch.setattr(comm, "run", run)
     with pytest.raises(Failure, match="stopped by SIGTERM"):
-        bench.handle(["step", "--device", "cpu", "--output", str(tmp_path)], {})
+        bench.handle(["comm", "--device", "cpu", "--output", str(tmp_path)], {})
     assert not seen[0].scratch.exists()
     assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["row"] == "3a"
 
 
 def test_files_of_another_time_are_gone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bench.md").write_text("| 99 |")
-    monkeypatch.setattr(step, "run", lambda options: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(comm, "run", lambda options: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Failure, match="SIGTERM"):
-        bench.handle(["step", "--device", "cpu", "--output", str(tmp_path)], {})
+        bench.handle(["comm", "--device", "cpu", "--output", str(tmp_path)], {})
     assert "99" not in (tmp_path / "bench.md").read_text()
 
 
-def test_files_are_kept_where_asked(tmp_path: Path) -> None:
-    bench.handle(["step", "--device", "cpu", "--output", str(tmp_path / "new")], {})
+def test_files_are_kept_where_on_cpu(tmp_path: Path) -> None:
+    bench.handle(["comm", "--device", "cpu", "--output", str(tmp_path / "new")], {})
     assert json.loads((tmp_path / "new" / "bench.json").read_text())["machine"]["device"] == "cpu"
     assert "| 3a" in (tmp_path / "new" / "bench.md").read_text()
 
@@ -141,3 +142,11 @@ def test_what_needs_no_peers_is_measured_by_the_packages_alone(tmp_path: Path) -
     assert done.returncode == ExitCode.OK, done.stderr
     rows = {row["row"] for row in json.loads(done.stdout)["rows"] if not row.get("missing")}
     assert rows >= {"all-reduce alpha", "14", "recommended"}
+
+
+@pytest.mark.parametrize("name", [*bench.CHECKOUT_BENCHES, "comm,step"])
+def test_a_comparison_with_other_programs_is_refused_and_its_command_named(name: str) -> None:
+    with pytest.raises(Failure, match="compares with other programs") as caught:
+        bench.handle([name, "--device", "cpu"], {})
+    assert caught.value.code == ExitCode.USAGE
+    assert f"python -m bench {name}, or make bench" in caught.value.fix

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from bench import targets
 from entrypoint import ExitCode, Failure
-from train.bench import output, pairs, rows
+from train.bench import measurements
+from train.bench.estimates import estimate_median
+from train.bench.measurements import Measurement, Series
 from train.report import page
 from train.report.document import Paragraph, Picture, Table
 from train.report.page import BenchResults
@@ -22,20 +25,20 @@ LINES = {
     "speed-up": [(2, 1.9)],
     "high": [(1, 110.0)],
 }
-SCALING = rows.Series(name="scaling-strong", title="Strong", x="processes", y="images/s", lines=LINES)
-OTHER = rows.Series(name="comm", title="All-reduce", x="MB", y="ms", lines={"t": [(1, 2.0)], "ideal": [(1, 1.0)]})
+SCALING = Series(name="scaling-strong", title="Strong", x="processes", y="images/s", lines=LINES)
+OTHER = Series(name="comm", title="All-reduce", x="MB", y="ms", lines={"t": [(1, 2.0)], "ideal": [(1, 1.0)]})
 
 
-def written(folder: Path, *found: rows.Found) -> BenchResults:
+def written(folder: Path, *found: Measurement) -> BenchResults:
     """By the bench's own code, and read back."""
     path = folder / "bench.json"
-    path.write_text(json.dumps(output.as_json(found, {"cpu": "x", "cores": 2})))
+    path.write_text(json.dumps(measurements.as_json(found, {"cpu": "x", "cores": 2})))
     return page.read_bench(path)
 
 
 def test_rows_stand_beside_their_targets(tmp_path: Path) -> None:
-    met, missed = rows.measured("7", pairs.estimate([5.0] * 5)), rows.measured("8", pairs.estimate([0.9] * 5))
-    bench = written(tmp_path, met, missed, rows.unmeasured("1", "needs a GPU"))
+    met, missed = targets.measured("7", estimate_median([5.0] * 5)), targets.measured("8", estimate_median([0.9] * 5))
+    bench = written(tmp_path, met, missed, targets.unmeasured("1", "needs a GPU"))
     assert [row[3:5] for row in page.bench_table(bench).rows] == [
         ["yes", "5"],
         ["no", "0.9"],
@@ -64,8 +67,8 @@ def test_the_bars_of_a_speed_up_are_explained_where_there_are_any(tmp_path: Path
 
 
 def test_a_row_is_reached_where_the_bench_says_so(tmp_path: Path) -> None:
-    unsure = pairs.estimate([0.9, 0.9, 0.99, 0.99, 0.99])  # row 13 is judged by the lower bound
-    section = page.bench_section(written(tmp_path, rows.measured("13", unsure)))
+    unsure = estimate_median([0.9, 0.9, 0.99, 0.99, 0.99])  # row 13 is judged by the lower bound
+    section = page.bench_section(written(tmp_path, targets.measured("13", unsure)))
     pictures = [block.alt for block in section.blocks if isinstance(block, Picture)]
     assert (unsure.value, pictures) == (0.99, ["0 of 1 targets are reached"])
 

@@ -1,0 +1,49 @@
+"""This module lists the rows of docs/performance.md, with the target of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from entrypoint import Failure
+from train.bench import measurements
+from train.bench.estimates import Estimate
+from train.bench.measurements import Row, Target
+
+# Ratios are ours / the peer's.
+TARGETS: Final[Mapping[str, Target]] = {
+    "1": Target(what="reference workload, images/s: ours / the published recipe", limit=2.5, where="gpu"),
+    "2": Target(what="images/s x 14.47 GFLOP / the device's matrix products", limit=0.50, where="gpu"),
+    "3a": Target(what="images/s, 256 a GPU: ours / a bare loop", limit=0.98),
+    "3b": Target(what="images/s, 64 a GPU: ours / a bare loop", limit=0.95),
+    "4a": Target(what="time of a step over the bare loop's", better="lower", limit=40.0, unit="µs", where="cpu"),
+    "4b": Target(what="the same: ours / stock Accelerate's", better="lower", limit=0.25, where="cpu"),
+    "5": Target(what="path system calls of a step", better="lower", limit=0.0, where="cpu"),
+    "6": Target(what="pause between epochs / a step", better="lower", limit=1.0),
+    "7": Target(what="input, images/s of a core: in memory / Pillow in workers", limit=4.0, where="cpu"),
+    "8": Target(what="typed to first step: ours / accelerate launch", better="lower", limit=0.5, where="cpu"),
+    "9a": Target(what="entrypoint show / python -c pass", better="lower", limit=4.0, where="cpu"),
+    "9b": Target(what="entrypoint show / accelerate launch", better="lower", limit=0.05, where="cpu"),
+    "10a": Target(what="first step compiled: warm / cold", better="lower", limit=0.15),
+    "10b": Target(what="compiled again after the first step", better="lower", limit=0.0),
+    "11a": Target(what="extra time for a checkpoint: ours / save_state", better="lower", limit=0.5),
+    "11b": Target(what="the snapshot alone / save_state", better="lower", limit=0.15),
+    "12": Target(what="size of the image", better="lower", limit=3.5, unit="GB"),
+    "13": Target(what="DDP on 2 processes: ours / bare DDP", limit=0.97, surely=True, where="cpu"),
+    "14": Target(what="scaling"),
+}
+
+
+def measured(number: str, estimate: Estimate, **facts: Any) -> Row:
+    """A row with its value."""
+    return Row(number=number, target=TARGETS[number], estimate=estimate, facts=facts)
+
+
+def unmeasured(number: str, reason: str, **facts: Any) -> Row:
+    """A row that this machine cannot measure."""
+    return Row(number=number, target=TARGETS[number], missing=reason, facts=facts)
+
+
+def failed(number: str, failure: Failure) -> Row:
+    """A row that this machine could have measured if a process had not failed."""
+    return measurements.failed_row(number, failure, TARGETS[number])

@@ -1,0 +1,91 @@
+"""The input pipeline beside Pillow's, and a step's calls: what is compared, and what comes of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benches import quick
+
+from bench import feed, path_calls
+from bench import input as bench
+from train.bench import processes
+from train.bench.measurements import Row
+from train.bench.processes import Program
+
+
+class Stand:
+    """In the place of a process that feeds."""
+
+    def __init__(self, seconds: float, workers: int) -> None:
+        self.seconds, self.steps, self.facts = seconds, 1, {"workers": workers}
+
+    def step_seconds(self) -> float:
+        return self.seconds
+
+    def steps_in(self, seconds: float) -> int:
+        return round(seconds / self.seconds)
+
+
+def test_the_better_of_the_peers_is_compared_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stands = [Stand(0.1, -1), Stand(0.9, 0), Stand(0.5, 1)]
+
+    @contextmanager
+    def start_programs(*_: Any) -> Iterator[list[Stand]]:
+        yield stands
+
+    monkeypatch.setattr(processes, "start_programs", start_programs)
+    row = bench.images_per_core(quick(tmp_path, quick=False, pairs=2))
+    assert row.estimate is not None
+    assert all(stand.steps > 10 * 2 for stand in stands)  # what a worker has made ready is less than a tenth
+    assert (round(row.estimate.value, 6), row.facts["peer_workers"]) == (5.0, 1)
+    assert round(row.facts["ours_images_per_s"]) == bench.BATCH * 10
+
+
+def row_five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ours: int, theirs: int) -> Row:
+    """Row 5, where each step makes so many calls and each program 100 more."""
+
+    def count_path_calls(
+        program: str, words: list[str], environ: object, folder: Path, *, mark: str | None = None
+    ) -> int:
+        text = " ".join(words)
+        steps = int(text.split("train.max_steps=")[1] if mark else text.split("--steps ")[1].split()[0])
+        return 100 + steps * (ours if mark else theirs)
+
+    monkeypatch.setattr(path_calls, "find_strace", lambda environ: "strace")
+    monkeypatch.setattr(path_calls, "count_path_calls", count_path_calls)
+    return next(bench.path_calls_per_step(quick(tmp_path)))
+
+
+def test_what_a_start_asks_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = row_five(tmp_path, monkeypatch, ours=0, theirs=8)
+    assert row.estimate is not None
+    assert (row.estimate.value, row.facts["accelerate_per_step"], row.is_reached) == (0, 8, True)
+
+
+def test_a_step_that_asks_misses_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert row_five(tmp_path, monkeypatch, ours=1, theirs=8).is_reached is False
+
+
+def test_without_strace_nothing_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path_calls, "find_strace", lambda environ: None)
+    assert next(bench.path_calls_per_step(quick(tmp_path))).missing == "needs strace (apt-get install strace)"
+
+
+def test_batches_never_end() -> None:
+    batches = [batch for _, batch in islice(feed.draw_batches(4, 8, 8), 5)]
+    assert {tuple(batch.images.shape) for batch in batches} == {(4, 3, 8, 8)}
+
+
+def test_our_feed_runs_a_block_on_request(tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "bench.feed", "--batch", "4", "--samples", "8", "--size", "8")
+    program = Program(name="feed", command=words, environ=quick(tmp_path).child_environ())
+    with processes.start_programs(quick(tmp_path), program) as (running,):
+        running.steps = 3
+        assert running.step_seconds() > 0
+        assert running.facts["batch"] == 4

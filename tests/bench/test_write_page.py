@@ -1,0 +1,84 @@
+"""docs/performance.md has every target, and takes what a bench has measured beside what others have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import python
+
+from bench import targets
+from bench import write_page as page
+from bench.__main__ import BENCH
+from train.bench import measurements
+from train.bench.estimates import estimate_median, exact
+from train.bench.measurements import Row, reported_row
+from train.cli.bench import TRAIN_BENCH
+
+TEXT = page.PAGE.read_text()
+
+
+def bench_json(*rows: Row, device: str = "cpu") -> dict[str, Any]:
+    """bench.json of these rows."""
+    machine = measurements.describe_machine("cpu", now=0.0) | {"device": device}
+    return measurements.as_json(rows, machine)
+
+
+def lines(text: str, table: str) -> dict[str, list[str]]:
+    """The cells of each row of a table."""
+    inside = text.split(page.BEGIN.format(table))[1].split(page.END.format(table))[0].strip().splitlines()[2:]
+    return {cells[0]: cells for cells in (line.removeprefix("| ").removesuffix(" |").split(" | ") for line in inside)}
+
+
+SEVEN = targets.measured("7", estimate_median([5.0, 6.0, 7.0]), peer_workers=1, ours_images_per_s=40_000.4)
+
+
+def test_the_page_is_as_its_writer_leaves_it() -> None:
+    assert page.update_page(TEXT) == TEXT
+
+
+@pytest.mark.parametrize("table", page.TABLES)
+def test_every_target_has_a_row_where_it_can_be_measured(table: str) -> None:
+    assert {n for n, target in targets.TARGETS.items() if target.where in page.TABLES[table]} <= set(lines(TEXT, table))
+
+
+def test_a_measured_row_takes_its_place_with_machine_and_date() -> None:
+    found = lines(page.update_page(TEXT, bench_json(SEVEN)), "cpu")["7"]
+    assert found[2:6] == ["6", "range 5 to 7", "≥ 4", "yes"]
+    assert found[6] == "peer_workers 1, ours_images_per_s 40,000"
+    assert "torch" in found[7]
+    assert found[8] == "1970-01-01"
+
+
+def test_rows_of_other_devices_and_of_earlier_days_stay() -> None:
+    first = page.update_page(TEXT, bench_json(SEVEN))
+    gpu = bench_json(targets.measured("2", exact(0.6)), device="NVIDIA H200")
+    both = page.update_page(page.update_page(first, gpu), bench_json(targets.unmeasured("7", "no time")))
+    assert lines(both, "cpu")["7"] == lines(first, "cpu")["7"]
+    assert lines(both, "gpu")["2"][2] == "0.6"
+    assert lines(both, "gpu")["2"][7].startswith("NVIDIA H200")
+
+
+def test_values_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    found = measurements.as_json([SEVEN], measurements.describe_machine("cpu", now=0.0, quick=True))
+    (tmp_path / "bench.json").write_text(json.dumps(found))
+    script = Path(page.__file__)
+    ended = python(str(script), str(tmp_path / "bench.json"))
+    assert ended.returncode == 64
+    assert "--quick" in ended.stderr
+    assert page.PAGE.read_text() == TEXT
+
+
+def test_figures_beside_a_row_all_stay_in_its_place_by_their_size() -> None:
+    names = ("14 strong, 16", "14", "14 strong, 2", "9c")
+    beside = [reported_row(name, "w", exact(1.0)) for name in names]
+    found = [name for name in lines(page.update_page(TEXT, bench_json(*beside)), "cpu") if name in names]
+    assert found == ["14", "14 strong, 2", "14 strong, 16", "9c"]
+
+
+def test_the_parts_that_the_page_names_exist() -> None:
+    names = re.findall(r"^\| `(\w+)` \|", TEXT, re.M)
+    assert set(names) == {*BENCH.benches, *TRAIN_BENCH.benches}
