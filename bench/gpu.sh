@@ -3,9 +3,11 @@
 #
 #   bench/gpu.sh [DIR] [options of python -m bench]
 #
-# From a checkout, with any python3 that has torch 2.11 or newer, torchvision, Pillow and accelerate (PYTHON=/path/to/python3). With
-# SIF=train.sif it measures what the image holds; this folder is mounted into it. DIR (bench-gpu) gets bench.json, bench.md and plots. LIMIT_S (480) ends all of it, and what was measured until
-# then is shown. The first GPU is taken, or those in CUDA_VISIBLE_DEVICES: more of them take longer.
+# From a checkout, with any python3 that has torch 2.11 or newer, torchvision, Pillow and accelerate
+# (PYTHON=/path/to/python3). With SIF=train.sif it measures what the image holds; this folder is
+# mounted into it. DIR (bench-gpu) gets bench.json, bench.md and plots. LIMIT_S (480) ends all of it,
+# and what was measured until then is shown. The first GPU is taken, or those in
+# CUDA_VISIBLE_DEVICES: more of them take longer.
 set -euo pipefail
 
 readonly limit=${LIMIT_S:-480}
@@ -18,7 +20,8 @@ export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
 
 if [[ -n ${SIF:-} ]]; then
   # Only this folder: `train` and `entrypoint` are the image's.
-  bench=(apptainer exec --nv --bind "$top/bench:/mnt/bench:ro" --env PYTHONPATH=/mnt "$SIF" python -m bench)
+  measure=(apptainer exec --nv --bind "$top/bench:/mnt/bench:ro" --env PYTHONPATH=/mnt)
+  measure+=("$SIF" python -m bench)
 else
   python=$(command -v "${PYTHON:-python3}") || { printf 'ERROR[66] no %s\n  fix: PYTHON=/path/to/python3, or SIF=train.sif\n' "${PYTHON:-python3}" >&2; exit 66; }
   [[ $python == /* ]] || python=$PWD/$python # not resolved: a virtual environment is known by its link
@@ -40,13 +43,13 @@ if missing:
     print(f"ERROR[66] this python lacks {', '.join(missing)}\n  fix: PYTHON=/path/to/python3, or SIF=train.sif", file=sys.stderr)
     sys.exit(66)
 CHECK
-  bench=("$python" -m bench)
+  measure=("$python" -m bench)
 fi
 
 code=0
 left=$((limit > SECONDS ? limit - SECONDS : 1)) # the imports above may have taken long
 # What needs the riskiest peer comes last.
-timeout --kill-after 20 "$left" "${bench[@]}" step,scaling --device cuda --rows 3,6,10,1 --output "$out" "$@" || code=$?
+timeout --kill-after 20 "$left" "${measure[@]}" step,scaling --device cuda --rows 3,6,10,1 --output "$out" "$@" || code=$?
 if [[ $code == 124 ]]; then
   echo "stopped after $limit s: what was measured until then is in $out" >&2
   if [[ -e $out/bench.md ]]; then cat "$out/bench.md"; fi
