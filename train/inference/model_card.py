@@ -86,27 +86,23 @@ CUSTOM_CODE_TEXT: Final = (
     "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
 )
 LOADING_HEADING: Final = "\n## How to load it\n\nBeside this folder, with this project installed or in its image:\n\n"
-IMAGE_EXAMPLE: Final = """from train.inference.export import load_exported
-{imports}
-model = load_exported({folder!r}{factory})  # checked by its sha256; nothing is unpickled
-images = model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}
-shares = model.network(images).softmax(1)[0]
-best = int(shares.argmax())
-print(model.classes[best], float(shares[best]))
-"""
-TENSOR_EXAMPLE: Final = """import torch
+LOADING_EXAMPLE: Final = """import torch
 from train.inference.export import load_exported
 {imports}
 model = load_exported({folder!r}{factory})  # checked by its sha256; nothing is unpickled
-samples = torch.zeros({shape})  # put yours here: {numbers}
+samples = {samples}
 shares = model.network(samples).softmax(1)[0]
 print(model.classes[int(shares.argmax())], float(shares.max()))
 """
 
 
 def render_card(about: ModelFacts, folder: str) -> str:
-    """Render the card as Markdown. folder: its name, for the loading example."""
-    from train.report import render  # matplotlib, which takes a second to import
+    """Render the card as Markdown. folder: its name, for the loading example.
+
+    huggingface_hub's ModelCard is not used: it escapes nothing, so a hostile name of a class or run would be markup, it
+    leaves all facts to the template, and its import takes 0.15 s.
+    """
+    from train.report import render  # jinja2, only for an export
 
     sections = [
         Section(
@@ -140,9 +136,11 @@ def loading_example(about: ModelFacts, folder: str) -> str:
         inputs.refuse_image_files(about.takes)
     except Failure:
         numbers = "bytes less 127.5, by 63.75" if about.takes.bytes_ else "numbers as in the training's data"
-        return TENSOR_EXAMPLE.format(folder=folder, shape=shape, numbers=numbers, **factory_lines)
-    training = " as in the training" if inputs.array_data_warning(about.takes) is None else ""
-    return IMAGE_EXAMPLE.format(folder=folder, shape=shape, training=training, **factory_lines)
+        samples = f"torch.zeros({shape})  # put yours here: {numbers}"
+    else:
+        training = " as in the training" if inputs.array_data_warning(about.takes) is None else ""
+        samples = f'model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}'
+    return LOADING_EXAMPLE.format(folder=folder, samples=samples, **factory_lines)
 
 
 def _model_rows(about: ModelFacts) -> dict[str, str]:
@@ -209,12 +207,9 @@ def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Para
         return
     yield DescriptionList(rows=results.metric_rows(result, about.takes.classes))
     if result.recall is not None:
-        yield Table(head=["class", "recall"], rows=_recall_rows(result, about.takes.classes))
-
-
-def _recall_rows(result: EvaluationResult, classes: tuple[str, ...]) -> list[list[str]]:
-    shares = result.recall or ()
-    return [[name, "-" if share is None else f"{share:.1%}"] for name, share in zip(classes, shares, strict=False)]
+        recalls = zip(about.takes.classes, result.recall, strict=False)
+        rows = [[name, "-" if share is None else f"{share:.1%}"] for name, share in recalls]
+        yield Table(head=["class", "recall"], rows=rows)
 
 
 def _version_rows(about: ModelFacts) -> Mapping[str, str]:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+DPI: Final = 150  # pixels per inch of a picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

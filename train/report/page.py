@@ -313,6 +313,7 @@ def _format_json_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+START_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # as run.json has it
 NO_TRAINING_TEXT = "none: finished before"
 
 
@@ -542,8 +543,8 @@ def format_time(seconds: float) -> str:
 
 
 def _format_start_value(start: object, key: str) -> str:
-    value = start.get(key) if isinstance(start, dict) else None
-    return read.format_value(value)
+    value = read.format_value(start.get(key) if isinstance(start, dict) else None)
+    return value.replace("T", " ").replace("+00:00", " UTC") if START_TIME.fullmatch(value) else value
 
 
 def _as_sentence(text: str) -> str:

@@ -26,7 +26,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodF
 
 from train.metrics import METRICS, NOT_MEASURED
 from train.report import read
-from train.report.document import Block, Paragraph, Picture, Section, Table
+from train.report.document import DPI, Block, Paragraph, Picture, Section, Table
 from train.report.read import (
     ConfusionMatrix,
     MetricsEvent,
@@ -42,7 +42,7 @@ COLORS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: Final = ("-", "--", "-.", (0, (3, 1, 1, 1)), (0, (5, 3)), (0, (1, 1)), ":")
 GRAY: Final = "#6B7280"
-PANEL_WIDTH, PANEL_HEIGHT, DPI = 5.2, 3.4, 150  # inches of one panel
+PANEL_WIDTH, PANEL_HEIGHT = 5.2, 3.4  # inches of one panel
 MAX_NAME_LETTERS: Final = 40  # of a name in a picture
 
 # Any: matplotlib types each key of its settings as a literal.

@@ -15,8 +15,7 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from train.report.document import DescriptionList, Paragraph, Picture, Report, Table
-from train.report.plots import DPI
+from train.report.document import DPI, DescriptionList, Paragraph, Picture, Report, Table
 
 GENERATOR_TAG: Final = '<meta name="generator" content="train report">'  # marks our own pages
 MAX_SMALL_PICTURE_PIXELS: Final = 510  # pixels wide: two such pictures fit side by side

@@ -56,11 +56,12 @@ def test_several_starts_are_listed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     record: dict[str, Any] = json.loads((folder / "run.json").read_text())
     record["starts"][0]["ended"] = {"code": 75, "cause": "SIGUSR1"}
-    record["starts"].append({"step": 10, "world_size": 4, "hosts": ["node02"], "at": "later"})
+    record["starts"].append({"step": 10, "world_size": 4, "hosts": ["node02"], "at": "2026-11-23T23:33:18+00:00"})
     (folder / "run.json").write_text(json.dumps(record))
     section = page.starts_section(read.load_run(folder))
     assert section is not None
     assert "75, SIGUSR1" in str(section)
+    assert "2026-11-23 23:33:18 UTC" in str(section)
 
 
 def test_a_start_that_found_the_run_finished_is_listed_as_one_that_trained_nothing(tmp_path: Path) -> None:

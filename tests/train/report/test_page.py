@@ -7,8 +7,8 @@ import re
 from html.parser import HTMLParser
 
 from train.report import plots
-from train.report.document import Block, DescriptionList, Paragraph, Picture, Report, Section, Table
-from train.report.plots import DPI, PANEL_HEIGHT, PANEL_WIDTH, Panel
+from train.report.document import DPI, Block, DescriptionList, Paragraph, Picture, Report, Section, Table
+from train.report.plots import PANEL_HEIGHT, PANEL_WIDTH, Panel
 from train.report.render import MAX_SHORT_LIST_ROWS, png_size, render_html
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x00\x1b[31m\ud800'

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from train.report import plots
+from train.report.document import DPI
 from train.report.plots import Panel, PlotSeries
 
 LINE = PlotSeries(name="a run", x=[1, 2, 4], y=[3.0, math.nan, 1.0])
@@ -26,7 +27,7 @@ def filled(panel: Panel) -> Axes:
 def test_a_panel_is_a_picture_of_its_own() -> None:
     panel = Panel(title="Loss", x="step", y="nats", series=[LINE])
     with Image.open(io.BytesIO(plots.draw_panel(panel))) as image:
-        assert image.size == (round(plots.PANEL_WIDTH * plots.DPI), round(plots.PANEL_HEIGHT * plots.DPI))
+        assert image.size == (round(plots.PANEL_WIDTH * DPI), round(plots.PANEL_HEIGHT * DPI))
 
 
 def test_labels_titles_and_names_are_there() -> None:

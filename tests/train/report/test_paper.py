@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from train.report import plots
+from train.report.document import DPI
 
 
 def drawn() -> bytes:
@@ -25,7 +26,7 @@ def drawn() -> bytes:
 
 def test_a_picture_is_a_png_of_its_inches() -> None:
     with Image.open(io.BytesIO(drawn())) as image:
-        assert (image.format, image.size) == ("PNG", (2 * plots.DPI, plots.DPI * 3 // 2))
+        assert (image.format, image.size) == ("PNG", (2 * DPI, DPI * 3 // 2))
 
 
 def test_the_same_numbers_give_the_same_bytes() -> None:
