@@ -78,7 +78,7 @@ def diverged_failure(step: int, evidence: str, checkpoint: Path | None) -> Failu
     return Failure(
         f"training diverged at or before step {step}",
         found=evidence,
-        fix="start anew under another run.name with a lower optim.lr, a longer optim.warmup_epochs, or "
+        fix="start a new run under another run.name with a lower optim.lr, a longer optim.warmup_epochs, or "
         "train.clip_grad_norm=1.0; errors/diverged.json names the last batches",
         kept=str(checkpoint) if checkpoint else None,
         code=ExitCode.DIVERGED,

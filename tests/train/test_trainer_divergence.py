@@ -51,7 +51,7 @@ def test_what_would_help_a_diverged_run_is_offered_to_a_new_one_as_the_old_one_w
     with built(tmp_path, "checkpoint.every_steps=2") as trainer, pytest.raises(Failure) as caught:
         trainer.fit()
     before, _, keys = caught.value.fix.partition("another run.name")
-    assert before == "start anew under "
+    assert before == "start a new run under "
     assert {*re.findall(r"(?:optim|train)\.\w+", keys)} == {
         *resume_rules.changed_keys(asdict(RunConfig()), asdict(load.load_config(None, LOWER)))
     }

@@ -76,7 +76,7 @@ def preview_resume(
         if not available:
             preview = ResumePreview(message="would begin") if held_by else None
         elif config.checkpoint.resume == "never":
-            preview = ResumePreview(message=f"would begin anew: what is in {folder} moves to before-N there")
+            preview = ResumePreview(message=f"would start over: what is in {folder} moves to before-N there")
         else:
             preview = _preview_from_checkpoints(config, folder, available, steps, data or {})
         return (
@@ -122,7 +122,7 @@ def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview
     if unwritable is None:
         return None
     if unwritable == folder and config.run.output_dir == RunSection().output_dir:
-        alternative = "train begins anew in a temporary folder, or is refused (73) where several tasks start ranks"
+        alternative = "train starts over in a temporary folder, or is refused (73) where several tasks start ranks"
         return ResumePreview(message=f"would not go on: {folder} cannot be written; {alternative}")
     return _refused_start(
         ExitCode.OUTPUT, [f"{unwritable} cannot be written", "fix: set run.output_dir to a folder of your own"]

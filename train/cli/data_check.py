@@ -258,7 +258,7 @@ class DataFindings:
         training, validation = (split.as_json(counts) for split, counts in splits)
         leaks = [_pair_json(self.validation, self.training, pair) for pair in self.validation.leaked]
         facts = {"ok": self.failure is None, "data": self.title}
-        facts |= {"training": training, "held_out": validation, "leaks": leaks}  # a split's key is that of checkpoints
+        facts |= {"training": training, "validation": validation, "leaks": leaks}
         return json.dumps(facts, indent=2)
 
     def _lines(self, name: str, split: SplitFindings) -> list[tuple[str, str]]:

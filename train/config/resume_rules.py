@@ -125,7 +125,7 @@ def _changed_data_failure(change: str, expected: str, run: Path) -> Failure:
         "the data is not what this run began with",
         found=change,
         expected=expected,
-        fix="give it the same files; or start over with checkpoint.resume=never; or begin anew from its weights: "
+        fix="give it the same files; or start over with checkpoint.resume=never; or start a new run from its weights: "
         f"{shlex.quote(f'model.weights={run}')} and another run.name, and {UNSEEN_VALIDATION_FIX}",
         code=ExitCode.DATA,
     )

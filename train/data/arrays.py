@@ -228,7 +228,7 @@ def count_classes(name: str, claimed: int | None, training: Tensor, validation: 
 
 
 def bad_data_failure(
-    name: str, what: str, actual: str, expected: str = "one of each", fix: str = "write the file anew"
+    name: str, what: str, actual: str, expected: str = "one of each", fix: str = "write the file again"
 ) -> Failure:
     """The Failure for data that cannot be trained on. `name`: of its file or factory."""
     return Failure(what, found=f"{name}: {actual}", expected=expected, fix=fix, code=ExitCode.DATA)

@@ -401,7 +401,7 @@ def _as_splits(returned: Any, factory: FactoryCall) -> DataSplits:
 def _changing_item_warning(data: DataConfig, row: int) -> str:
     return (
         f"{data.name}: item {row} is not the same when it is read again (random transforms?). Kept in memory, items "
-        "are read once and stay so in all epochs; data.loader=workers reads them anew, and a run that goes on or has "
+        "are read once and stay so in all epochs; data.loader=workers reads them again, and a run that goes on or has "
         "other ranks then sees other ones. Take what is random out: data.augment moves images by keys"
     )
 

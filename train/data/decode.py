@@ -193,7 +193,7 @@ def bit_depth_warnings(values: Iterable[int | None], name: str) -> tuple[str, ..
             f"{name} holds images of 16 bits that would all be read as black",
             found=_describe_values([value for value in sampled if value is not None]),
             expected=f"values up to {MAX_16_BIT_VALUE:,}, of which the upper 8 bits are read",
-            fix="save them anew with 8 bits",
+            fix="save them again with 8 bits",
             code=ExitCode.DATA,
         )
     return tuple(f"{name}: {warning}" for warning in gray_level_warnings(sampled))
@@ -208,7 +208,7 @@ def gray_level_warnings(values: Iterable[int | None]) -> tuple[str, ...]:
     levels = (top >> 8) + 1
     left = f"{levels} gray levels are left" if levels > 1 else "nothing but black is left"
     fix = (
-        f"multiply them by {MAX_16_BIT_VALUE // top} and save them anew" if levels > 1 else "save them anew with 8 bits"
+        f"multiply them by {MAX_16_BIT_VALUE // top} and save them again" if levels > 1 else "save them again with 8 bits"
     )
     return (f"{_describe_values(deep)}: of 16 bits the upper 8 are read, {left}. fix: {fix}",)
 

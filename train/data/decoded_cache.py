@@ -261,7 +261,7 @@ class CachedSource:
         """
         pixels, readable, damaged = self.cache.read(self.rows[samples])
         if damaged and self.cache.give_up():
-            sys.stderr.write(f"{self.cache.path} is damaged: read from the files; the next start decodes them anew\n")
+            sys.stderr.write(f"{self.cache.path} is damaged: read from the files; the next start decodes them again\n")
         for index in np.flatnonzero(~readable):
             pixels[index] = self.files.read(samples[index : index + 1])[0].numpy()
         return torch.from_numpy(pixels)

@@ -146,7 +146,7 @@ MAX_LISTED_RANKS: Final = 4
 DIFFERENT_DATA_FIXES: Final = {
     True: "let it give every process the same: sort what os.listdir, glob and set() give, and draw from a generator "
     "with a seed, as numpy.random.default_rng(0)",
-    False: "give all nodes the same files: put data.root where all of them see it, or copy it anew to each",
+    False: "give all nodes the same files: put data.root where all of them see it, or copy it again to each",
 }
 
 

@@ -269,8 +269,8 @@ def _mismatch_fix(shapes: list[str], own: Mapping[str, Tensor], loaded: Mapping[
 def _describe_new_head(new_head: list[str], own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> str:
     ours, theirs = own[new_head[0]].shape, loaded[new_head[0]].shape
     if ours[0] != theirs[0]:
-        return f"{', '.join(new_head)}: {ours[0]} classes here, {theirs[0]} there: start anew"
-    return f"{', '.join(_describe_shapes(name, own, loaded) for name in new_head)}: start anew"
+        return f"{', '.join(new_head)}: {ours[0]} classes here, {theirs[0]} there: newly initialized"
+    return f"{', '.join(_describe_shapes(name, own, loaded) for name in new_head)}: newly initialized"
 
 
 def _describe_shapes(name: str, own: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> str:

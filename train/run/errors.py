@@ -73,7 +73,7 @@ def suggest_bitwise_memory_fix(parts: BatchSizes) -> str:
     """Advice for bitwise runs: their micro batch cannot change, because it decides the bits."""
     half = f"train.micro_batch_size={parts.micro // 2}" if parts.micro % 2 == 0 else "a smaller model"
     return (
-        f"take GPUs with more memory, or more ranks: each adds up fewer gradients; or begin anew with {half} and "
+        f"take GPUs with more memory, or more ranks: each adds up fewer gradients; or start over with {half} and "
         "another run.name (train.reproducible bitwise goes on with the same micro batches only)"
     )
 

@@ -283,7 +283,7 @@ def refuse_no_progress(before: Sequence[StartRecord], start: StartRecord, run_fo
         f"no progress: the last {MAX_STARTS_WITHOUT_PROGRESS} starts of this job began at step {start['step']}, "
         "and none committed a later one",
         found="; ".join(f"at {other.get('at')}: {_describe_exit(other)}" for other in same),
-        fix=f"mend the cause ({run_folder}/errors, {run_folder}/logs), then start or submit it anew: a new job is not "
+        fix=f"mend the cause ({run_folder}/errors, {run_folder}/logs), then start or submit it again: a new job is not "
         "refused. If nothing but time was short, lower checkpoint.every_minutes",
         code=ExitCode.NO_PROGRESS,
     )

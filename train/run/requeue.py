@@ -47,7 +47,7 @@ def refuse_missing_run(run_folder: Path, environ: Mapping[str, str], *, host: st
         f"{earlier['host']}",
         expected="the same folder on all nodes that the job may run on",
         fix="mount it on this node or leave the node out (--exclude), bind it (APPTAINER_BIND), or start where it is; "
-        "to begin anew, submit a new job",
+        "to start over, submit a new job",
         code=ExitCode.NO_INPUT,
     )
 
@@ -58,7 +58,7 @@ def _refuse_without_checkpoints(run_folder: Path) -> None:
         raise Failure(
             "the checkpoints of this requeued job are not here: it would begin at step 0 again",
             found=f"{run_folder.absolute()} holds the record of {len(starts)} starts, and no folder checkpoints",
-            fix="put the folder checkpoints back; or to begin anew, submit with checkpoint.resume=never",
+            fix="put the folder checkpoints back; or to start over, submit with checkpoint.resume=never",
             code=ExitCode.NO_INPUT,
         )
 

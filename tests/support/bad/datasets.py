@@ -150,7 +150,7 @@ ARRAYS: dict[str, Row] = {
     "npz-pickled": (pickled, "npz d.npz", 77, ("d.npz holds pickled objects",), "numpy.savez"),
     "npz-is-a-pickle": (hostile("d.npz"), "npz d.npz", 77, ("d.npz holds pickled objects",), "numpy.savez"),
     "npz-text-labels": (arrays(labels=np.array(["a", "b"] * 5)), "npz d.npz", 65, ("labels has the type",), "again"),
-    "npz-labels-too-few": (arrays(labels=np.arange(9) % 2), "npz d.npz", 65, ("10 images, 9 labels",), "anew"),
+    "npz-labels-too-few": (arrays(labels=np.arange(9) % 2), "npz d.npz", 65, ("10 images, 9 labels",), "again"),
     "npz-one-hot": (arrays(labels=np.eye(10)), "npz d.npz", 65, ("labels [10, 10]", "[N]"), "labels.argmax(1)"),
     "npz-labels-cube": (arrays(labels=np.zeros((10, 2, 2))), "npz d.npz", 65, ("labels [10, 2, 2]",), "one label"),
     "npz-float-labels": (arrays(labels=np.zeros(10)), "npz d.npz", 65, ("labels are not integers",), "astype('int64')"),
@@ -162,13 +162,13 @@ ARRAYS: dict[str, Row] = {
         ("no label 1",),
         "without gaps",
     ),
-    "npz-one-class": (arrays(labels=np.zeros(10, int)), "npz d.npz data.classes=10", 65, ("only one class",), "anew"),
+    "npz-one-class": (arrays(labels=np.zeros(10, int)), "npz d.npz data.classes=10", 65, ("only one class",), "again"),
     "npz-no-samples": (
         arrays(images=np.zeros((0, 8, 8, 3), np.uint8), labels=np.zeros(0, int)),
         "npz d.npz",
         65,
         ("there are no samples",),
-        "anew",
+        "again",
     ),
     "npz-int-images": (
         arrays(images=np.zeros((10, 8, 8), int)),
@@ -182,7 +182,7 @@ ARRAYS: dict[str, Row] = {
         "npz d.npz",
         65,
         ("these axes", "[10, 64]"),
-        "anew",
+        "again",
     ),
     "npz-channels-first": (
         arrays(images=np.zeros((10, 3, 8, 8), np.uint8)),
@@ -216,7 +216,7 @@ ARRAYS: dict[str, Row] = {
         "npz d.npz",
         65,
         ("training and validation samples differ",),
-        "anew",
+        "again",
     ),
     "npz-nan": (
         arrays(images=np.full((64, 8, 8, 3), np.nan, np.float32), labels=np.arange(64) % 2),

@@ -48,7 +48,7 @@ DATA: dict[str, Row] = {
         "s = Set(pair()); s.targets = [[1], [1, 2]] * 6; return s, None",
         65,
         ("labels are not integers", "one integer for each item"),
-        "anew",
+        "again",
     ),
     "fails": (
         "return 1 / 0",

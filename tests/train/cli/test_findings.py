@@ -151,9 +151,9 @@ def test_json_tells_the_same() -> None:
     assert told["ok"] is False
     assert told["training"]["broken"] == [{"name": "train/2.png", "reason": "cut"}]
     assert told["leaks"] == [{"name": "val/0.png", "same_as": "train/0.png", "same_class": True}]
-    assert told["held_out"]["smaller_than_image_size"] == ["val/1.png"]
-    assert told["held_out"]["modes"] == {"RGB": 1, "L": 1}
-    assert told["held_out"]["sizes"]["smallest"] == [8, 8]
+    assert told["validation"]["smaller_than_image_size"] == ["val/1.png"]
+    assert told["validation"]["modes"] == {"RGB": 1, "L": 1}
+    assert told["validation"]["sizes"]["smallest"] == [8, 8]
     assert told["training"]["per_class"] == {"a": 4}
 
 

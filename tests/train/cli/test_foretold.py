@@ -72,7 +72,7 @@ def described(*settings: str) -> str:
 def foretold(*settings: str) -> str:
     """The verdict: what, and from which step or with which code."""
     said = described(*settings)
-    found = re.search(r"is finished \(step \S+ of [^):]+|would go on from step .*|refused \(\d+\)|begin anew", said)
+    found = re.search(r"is finished \(step \S+ of [^):]+|would go on from step .*|refused \(\d+\)|start over", said)
     assert found, said
     return found[0].replace("would go on from", "goes on,").replace("is finished (", "is finished, ")
 
@@ -84,7 +84,7 @@ def happened(*settings: str) -> str:
     except Failure as failure:
         return f"refused ({int(failure.code)})"
     if list(RUN.glob("before-*")):
-        return "begin anew"
+        return "start over"
     began = record.read_starts(RUN)[-1]["step"]
     if json.loads((RUN / "errors/exit.json").read_text())["step"] == began:
         return f"is finished, step {began}"
@@ -161,7 +161,7 @@ SETTINGS_CHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "an average of the weights": (("train.ema_decay=0.9",), REFUSED),
     "the same bits everywhere": (("train.reproducible=bitwise",), REFUSED),
     "a number that nobody reads": (("data.samples=99",), REFUSED),
-    "start over": (("checkpoint.resume=never", "optim.lr=0.02"), "begin anew"),
+    "start over": (("checkpoint.resume=never", "optim.lr=0.02"), "start over"),
 }
 FILES_CHANGED: dict[str, tuple[Change, tuple[str, ...], str]] = {
     "the data was moved": (lambda: Path("pets").rename("moved"), ("data.root=moved",), FINISHED),

@@ -83,7 +83,7 @@ def test_other_data_would_be_refused_as_far_as_it_is_known(tmp_path: Path) -> No
 
 def test_never_begins_anew_whatever_is_there(tmp_path: Path) -> None:
     found = stands(saved(tmp_path), "optim.lr=0.5", "checkpoint.resume=never")
-    assert found == ResumePreview(message=f"would begin anew: what is in {tmp_path} moves to before-N there")
+    assert found == ResumePreview(message=f"would start over: what is in {tmp_path} moves to before-N there")
 
 
 def test_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_where_the_default_place_cannot_be_written_a_start_takes_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "begins anew in a temporary folder" in stands(saved(tmp_path)).message
+    assert "starts over in a temporary folder" in stands(saved(tmp_path)).message
 
 
 def held_by(folder: Path, **facts: Any) -> None:

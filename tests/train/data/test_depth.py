@@ -64,20 +64,20 @@ def test_images_of_12_bits_are_warned_of() -> None:
     (said,) = decode.bit_depth_warnings([3000, None, 4095, 12], "data.root d")
     assert said == (
         "data.root d: 3 images of 16 bits looked at, no value above 4,095 of 65,535: of 16 bits the upper 8 are read, "
-        "16 gray levels are left. fix: multiply them by 16 and save them anew"
+        "16 gray levels are left. fix: multiply them by 16 and save them again"
     )
 
 
 def test_images_that_would_all_be_black_are_refused() -> None:
     with pytest.raises(Failure, match="would all be read as black") as caught:
         decode.bit_depth_warnings([255, 200], "data.root d")
-    assert (caught.value.code, caught.value.fix) == (ExitCode.DATA, "save them anew with 8 bits")
+    assert (caught.value.code, caught.value.fix) == (ExitCode.DATA, "save them again with 8 bits")
 
 
 @pytest.mark.parametrize("others", [None, 0])
 def test_a_dark_image_among_others_is_not_refused(others: int | None) -> None:
     (said,) = decode.bit_depth_warnings([255, others], "data.root d")
-    assert "nothing but black is left. fix: save them anew with 8 bits" in said
+    assert "nothing but black is left. fix: save them again with 8 bits" in said
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.png", np.uint16), ("a.tif", np.int32)])

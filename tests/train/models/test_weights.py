@@ -45,7 +45,7 @@ def test_a_head_with_other_classes_starts_anew_and_is_said(tmp_path: Path, name:
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     notes = weights.load_weights(net, kept(given, tmp_path))
     head = notes[1].split(":")[0].split(", ")
-    assert notes[1] == f"{', '.join(head)}: 4 classes here, 7 there: start anew"
+    assert notes[1] == f"{', '.join(head)}: 4 classes here, 7 there: newly initialized"
     for key, tensor in net.state_dict().items():
         assert torch.equal(tensor, before[key] if key in head else given.state_dict()[key]), key
 
@@ -55,7 +55,7 @@ def test_a_head_with_other_features_starts_anew_as_a_whole(tmp_path: Path) -> No
     notes = weights.load_weights(net, kept(build(size=64), tmp_path))
     assert len(notes) == 1
     notes = weights.load_weights(net, kept(build(size=48), tmp_path))
-    assert "start anew" in notes[1]
+    assert "newly initialized" in notes[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
