@@ -152,7 +152,7 @@ def _shown(command: str) -> str:
 
 
 def committed(table: str) -> dict[str, list[str]]:
-    """First cell -> the other cells of a table in the page; of a situation, its command and the cell of each version."""
+    """First cell -> the other cells of a table in the page; for a situation: its command, a cell per version."""
     body = _between(PAGE.read_text(), table)
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in body.splitlines()[2:] if line.startswith("|")]
     found = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
