@@ -16,7 +16,7 @@ from trials import KEPT, ROOT
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin of {}: written by tests/reliability/page.py -->", "<!-- end of {} -->"
-# Command -> what it does.
+# Command -> its trials.
 ASKED = {
     "chaos": "each fault of failures.md that needs no GPU, 5 times",
     "bitexact": "200 kills at random times on 1, 2 and 4 ranks",
@@ -95,9 +95,9 @@ def written(text: str, folder: Path = KEPT) -> str:
     """The page with what `folder` holds."""
     found = {name: lines for name in ASKED if (lines := read(folder / f"{name}.jsonl"))}
     proofs = {f"`make {name}`": proof(name, *lines) for name, lines in found.items() if lines[1]}
-    text = merged(text, "proofs", ("command", "does", "as specified", "with", "date", "machine"), proofs)
+    text = merged(text, "proofs", ("command", "trials", "as specified", "details", "date", "machine"), proofs)
     faults = chaos_rows(found["chaos"][0]) if "chaos" in found else {}
-    return merged(text, "faults", ("#", "made by", "struck", "code"), faults)
+    return merged(text, "faults", ("#", "how it is made", "where", "exit code"), faults)
 
 
 if __name__ == "__main__":
