@@ -47,13 +47,20 @@ def test_a_proof_that_was_run_takes_its_row(tmp_path: Path) -> None:
     summary = {"summary": "chaos", "trials": 1, "wrong": 0, "seconds": 2.0, "machine": "m", "date": "2000-01-02"}
     (tmp_path / "chaos.jsonl").write_text(f"{json.dumps(trial)}\n{json.dumps(summary)}\n")
     found = page.written(TEXT, tmp_path)
-    assert "| 1 | a\\|b | rank 0 | 69 (1x) | 1 of 1 |" in found
-    assert "1 of 1 as asked |  | 2000-01-02 | m, 2 s |" in found
+    assert "| 1 | a\\|b | rank 0 | 69 |" in found
+    assert "1 of 1 |  | 2000-01-02 | m, 2 s |" in found
+
+
+def test_a_fault_that_ended_otherwise_is_shown(tmp_path: Path) -> None:
+    trial = {"row": "1", "injector": "x", "process": "rank 0"}
+    trials = [trial | {"observed": 69, "ok": True}, trial | {"observed": 0, "ok": False}]
+    (tmp_path / "chaos.jsonl").write_text("".join(json.dumps(one) + "\n" for one in trials))
+    assert "| 1 | x | rank 0 | 69 (1x), 0 (1x); **1 of 2 not as specified** |" in page.written(TEXT, tmp_path)
 
 
 def test_of_a_proof_that_broke_off_only_the_trials_are_shown(tmp_path: Path) -> None:
     trial = {"row": "1", "injector": "x", "process": "rank 0", "observed": 69, "ok": True}
     (tmp_path / "chaos.jsonl").write_text(json.dumps(trial) + "\n")
     found = page.written(TEXT, tmp_path)
-    assert "| 1 | x | rank 0 | 69 (1x) | 1 of 1 |" in found
+    assert "| 1 | x | rank 0 | 69 |" in found
     assert found.split("## The faults")[0] == TEXT.split("## The faults")[0]

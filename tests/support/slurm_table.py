@@ -119,10 +119,32 @@ def rows(columns: Mapping[str, Column]) -> dict[str, list[list[str]]]:
     commands = matrix.situations()
     refusals = columns["sid"].refusals()
     return {
-        "situations": [[n, _shown(commands[n]), *(c.cell(n) for c in columns.values())] for n in commands],
+        "situations": [
+            [n, _shown(commands[n]), join_versions([c.cell(n) for c in columns.values()])] for n in commands
+        ],
         "facts": [[name, *(c.fact(name) for c in columns.values())] for name in LAUNCH_CONFLICT],
         "refusals": [[what, fix, ", ".join(names)] for (what, fix), names in refusals.items()],
     }
+
+
+def join_versions(cells: list[str]) -> str:
+    """One cell for all versions; where they differ, a line for each group of versions that agree."""
+    groups: dict[str, list[str]] = {}
+    for version, cell in zip(SUITES.values(), cells, strict=True):
+        groups.setdefault(cell, []).append(version)
+    if len(groups) == 1:
+        return cells[0]
+    return "<br>".join(f"{', '.join(versions)}: {cell}" for cell, versions in groups.items())
+
+
+def split_versions(joined: str) -> list[str]:
+    """The cells of each version, from what `join_versions` wrote."""
+    versions = "|".join(map(re.escape, SUITES.values()))
+    cells: dict[str, str] = {}
+    for line in joined.split("<br>"):
+        found = re.fullmatch(rf"((?:{versions})(?:, (?:{versions}))*): (.+)", line)
+        cells |= dict.fromkeys(found[1].split(", ") if found else SUITES.values(), found[2] if found else line)
+    return [cells[version] for version in SUITES.values()]
 
 
 def _shown(command: str) -> str:
@@ -130,10 +152,13 @@ def _shown(command: str) -> str:
 
 
 def committed(table: str) -> dict[str, list[str]]:
-    """First cell -> the other cells of a table in the page."""
+    """First cell -> the other cells of a table in the page; for a situation: its command, a cell per version."""
     body = _between(PAGE.read_text(), table)
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in body.splitlines()[2:] if line.startswith("|")]
-    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    found = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    if table == "situations":
+        return {name: [command, *split_versions(seen)] for name, (command, seen) in found.items()}
+    return found
 
 
 def _between(text: str, table: str) -> str:
@@ -143,7 +168,7 @@ def _between(text: str, table: str) -> str:
 def write(columns: Mapping[str, Column]) -> None:
     """Put the tables into the page."""
     heads = {
-        "situations": ["situation", "command", *SUITES.values()],
+        "situations": ["situation", "command", "seen"],
         "facts": ["fact", *SUITES.values()],
         "refusals": ["exit code: what", "fix", "where"],
     }
