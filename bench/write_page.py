@@ -19,7 +19,7 @@ from train.bench.measurements import REACHED, Target, format_bounds, format_numb
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BEGIN, END = "<!-- begin of {}: written by bench/write_page.py -->", "<!-- end of {} -->"
-HEAD = ("#", "measured", "value", "95 % sure", "target", "reached", "with", "on", "date")
+HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "details", "machine", "date")
 # Each table, and the devices of the targets in it.
 TABLES = {"cpu": ("cpu", "both"), "gpu": ("gpu", "both")}
 MISSING = "not measured"

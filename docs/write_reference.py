@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -27,11 +28,28 @@ BEGIN, END = "<!-- begin of {}: written by docs/write_reference.py -->", "<!-- e
 MEANINGS: Final = tomllib.loads((ROOT / "docs" / "variables.toml").read_text())
 # Keys that configs/quickstart.yaml leaves without a comment, because their name says it.
 PLAIN: Final = {
-    "optim.weight_decay": "of SGD and Adam as a part of the gradient, of AdamW apart from it",
-    "optim.label_smoothing": "this share of the target goes to all classes alike; evaluations are without it",
+    "optim.weight_decay": "part of the gradient with SGD and Adam, apart from it with AdamW",
+    "optim.label_smoothing": "the share of the target that all classes get; not in evaluations",
     "train.epochs": "passes over the training samples",
-    "eval.every_epochs": "the validation images are evaluated every so many epochs, and at the end",
+    "eval.every_epochs": "epochs between two evaluations; one is at the end, too",
     "log.tensorboard": "write TensorBoard's files too",
+}
+# The error messages' words for a type and a range, and their short form in a table.
+SHORT: Final = {
+    r"a whole number": "integer",
+    r"a number": "number",
+    r"a mapping": "mapping",
+    r"^one of ": "",
+    r"a list of whole numbers or null; ": "null or ",
+    r"a list of texts; ": "",
+    r"; from (\d+) to (\d+)$": r", \1 to \2",
+    r"; more than 0$": ", > 0",
+    r"; more than 0, up to (\d+)$": r", > 0, up to \1",
+    r"; (\d+) or more$": r", ≥ \1",
+    r"; 0 or more, and less than 1$": ", ≥ 0 and < 1",
+    r"text; a path that is not empty, without ~": "path without ~",
+    r"text or null; a path that is not empty, without ~": "path without ~, or null",
+    r"text(?: or null)?; (a.*)": r"\1",
 }
 Row = Sequence[str]
 
@@ -74,8 +92,12 @@ def allowed(key: str, hint: Any) -> str:
     names = [*schema.KNOWN_NAMES.get(key, ()), *filter(None, [schema.FACTORY_KEYS.get(key)])]
     listed = ", ".join(names) if key in ("optim.name", "optim.schedule", "eval.metric") else ""
     if listed or (rule and rule.expected.startswith(("one of", "none", "false"))):
-        return listed or (rule.expected if rule else "")
-    return f"{describe_type(hint)}; {rule.expected}" if rule else describe_type(hint)
+        text = listed or (rule.expected if rule else "")
+    else:
+        text = f"{describe_type(hint)}; {rule.expected}" if rule else describe_type(hint)
+    for words, short in SHORT.items():
+        text = re.sub(words, short, text)
+    return text
 
 
 def config_rows() -> list[Row]:
@@ -101,12 +123,14 @@ def code_rows() -> list[Row]:
     return [[str(int(code)), f"`{code.name}`", code.meaning, "yes" if code.requeue else "no"] for code in ExitCode]
 
 
+def variable_rows(entries: Mapping[str, str]) -> list[Row]:
+    """A row for each variable; neighbours with the same meaning share one."""
+    return [[_code(names), meaning] for meaning, names in groupby(entries, key=entries.__getitem__)]
+
+
 def sections() -> dict[str, str]:
     """The text between each pair of the page's marks."""
-    named = {
-        title: table(("variable", "meaning"), [[f"`{name}`", said] for name, said in entries.items()])
-        for title, entries in MEANINGS.items()
-    }
+    named = {title: table(("variable", "meaning"), variable_rows(entries)) for title, entries in MEANINGS.items()}
     removed = table(("not used", "why"), [[_code(names), why] for why, names in patterns().items()])
     return named | {
         "keys": table(("key", "default", "allowed", "meaning"), config_rows()),

@@ -31,19 +31,19 @@ class ExitCode(IntEnum):
     requeue: bool
 
     OK = 0, "done"
-    USAGE = 64, "config or command line"
+    USAGE = 64, "the config or the command line is wrong"
     DATA = 65, "bad data or checkpoint, or a changed config"
     NO_INPUT = 66, "an input is missing"
-    PEER = 69, "a peer died, or rendezvous or network failed", REQUEUE
-    BUG = 70, "a bug of ours, the only code with a traceback"
+    PEER = 69, "a rank died, or the network failed", REQUEUE
+    BUG = 70, "a bug in this program, the only code with a traceback"
     RESOURCE = 71, "out of memory (host or GPU), shared memory, processes or open files"
     IMAGE_MISMATCH = 72, "the driver or the type of GPU does not fit this image"
-    OUTPUT = 73, "output unusable, or another start uses it"
+    OUTPUT = 73, "the output folder cannot be used, or another start uses it"
     IO = 74, "disk full, quota, input/output error"
     STOPPED = 75, "stopped cleanly after a signal or before the deadline", REQUEUE
-    LAUNCH_CONFLICT = 76, "the launcher's facts disagree"
+    LAUNCH_CONFLICT = 76, "the variables of Slurm, torchrun or MPI contradict each other"
     SECURITY = 77, "refused for security"
-    NODE = 78, "GPU or node unusable, replicas diverged", REQUEUE
+    NODE = 78, "a GPU or a node cannot be used, or ranks have different parameters", REQUEUE
     DIVERGED = 90, "training diverged: the loss is not finite"
     HANG = 91, "a hang: alive but silent", REQUEUE
     NO_PROGRESS = 93, "no progress over the last starts of this job"

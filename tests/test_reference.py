@@ -117,11 +117,3 @@ def test_every_exit_code_is_told_with_its_fate() -> None:
     fates = {int(code): fate for code, fate in re.findall(r"^\| (\d+) \| `[A-Z_]+` \| .+ \| (yes|no) \|$", TEXT, re.M)}
     assert set(fates) == set(ExitCode)
     assert {code for code, fate in fates.items() if fate == "yes"} == {code for code in ExitCode if code.requeue}
-
-
-def test_the_readme_s_table_has_every_exit_code_with_its_fate() -> None:
-    text = (ROOT / "README.md").read_text().partition("| exit code | meaning |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| ([\d, ]+) \| .+ \| (\w*).* ?\|$", text, re.M)
-    fates = {int(code): fate for codes, fate in rows for code in codes.split(", ")}
-    assert set(fates) == {*ExitCode, 130}
-    assert {code for code, fate in fates.items() if fate == "yes"} == {code for code in ExitCode if code.requeue}

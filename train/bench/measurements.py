@@ -25,7 +25,7 @@ GPU_NAMES_LIMIT_S: Final = 150.0
 PRINT_GPU_NAMES: Final = (
     "from torch import cuda; print(*map(cuda.get_device_name, range(cuda.device_count())), sep='\\n')"
 )
-HEAD: Final = ("#", "measured", "value", "95 % sure", "of", "target", "reached")
+HEAD: Final = ("#", "measured", "value", "95 % interval", "of", "target", "reached")
 REACHED: Final = {True: "yes", False: "NO", None: "-"}
 
 
