@@ -1,7 +1,7 @@
 """`TrainState` is what changes during training and a resumed run needs; checkpoints hold it.
 
 No state of a random generator is needed: each use seeds its own from the run's seed and its place in the run (epoch and
-sample, or step and micro batch). `run.resume.checkpoint_facts` adds the config and the facts that a resume compares.
+sample, or step and micro batch). `run.resume.checkpoint_metadata` adds the config and what a resume compares.
 """
 
 from __future__ import annotations
