@@ -289,9 +289,6 @@ def _safetensors_header(ordered: list[tuple[str, Tensor]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-START_OVER_FIX = "start over with checkpoint.resume=never"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedCheckpoint:
     """A checkpoint with a valid manifest; from `newest_checkpoint` also with valid hashes.
@@ -384,7 +381,10 @@ def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
             skipped.append(f"{path.name}: {reason}")
     if skipped:
         raise Failure(
-            f"no checkpoint in {folder} is whole", found="; ".join(skipped), fix=START_OVER_FIX, code=ExitCode.DATA
+            f"no checkpoint in {folder} is whole",
+            found="; ".join(skipped),
+            fix=store.START_OVER_FIX,
+            code=ExitCode.DATA,
         )
     return None
 
@@ -430,5 +430,4 @@ def _read_verified(committed: CommittedCheckpoint, name: str) -> bytes:
 
 
 def _damaged_failure(path: Path, reason: Exception) -> Failure:
-    fix = f"delete it, so that the one before is used, or {START_OVER_FIX}"
-    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=fix, code=ExitCode.DATA)
+    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=store.DAMAGED_FIX, code=ExitCode.DATA)

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train.checkpoint import format
+from train.checkpoint import format, store
 from train.config import checks, resume_rules
 from train.config.batches import StepCounts
 from train.config.schema import RunConfig
@@ -197,6 +197,6 @@ def _refuse_malformed(path: Path) -> Iterator[None]:
         raise Failure(
             f"the checkpoint {path} does not hold the state of a training",
             found=f"state.json: {type(error).__name__} {error}",
-            fix=f"delete it, so that the one before is taken, or start over with checkpoint.resume={NEVER}",
+            fix=store.DAMAGED_FIX,
             code=ExitCode.DATA,
         ) from error
