@@ -1,4 +1,8 @@
-"""A ProcessMeter reads CPU time and memory of a rank and all its descendants from /proc."""
+"""A ProcessMeter reads CPU time and memory of a rank and all its descendants from /proc.
+
+psutil (7.2) has no peak memory (VmHWM), and lists descendants by reading every process of the node:
+0.81 ms with 135 processes, `stacks.descendant_pids` 0.02 ms.
+"""
 
 from __future__ import annotations
 

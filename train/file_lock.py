@@ -9,6 +9,11 @@ holder touches its file every HEARTBEAT_S. It counts as dead if its file was not
 STALE_S, or if its process on the same machine is gone. No clocks are compared. A holder that only
 seemed dead, because its machine slept, notices that at its next heartbeat: its file is gone, or is
 not the newest.
+
+filelock's SoftFileLease (4.2) cannot replace this module. Its record has no field for the job and
+restart, so it cannot name the job that holds a run. A restart could take over at once only with
+`force_break`, and two restarts that do so both hold the lease. A zombie counts as alive there.
+psutil finds a process's start time from the wall clock, so setting the clock changes it.
 """
 
 from __future__ import annotations

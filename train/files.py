@@ -20,7 +20,7 @@ from entrypoint import ExitCode, Failure
 _FREE_SPACE_FIX = "free space there, or set run.output_dir to another file system"
 _OUTPUT_FOLDER_FIX = "set run.output_dir to a folder that you may write (in a container: mount one with -v or --bind)"
 _FILE_SYSTEM_FIX = "look at the file system (dmesg, mount), then start again: the run goes on from its last checkpoint"
-_SYMLINK_FIX = "remove the symbolic link, or set run.output_dir to the place it points to"
+SYMLINK_FIX: Final = "remove the link, or set run.output_dir to the place where the run is to be kept"
 
 # errno -> the run's exit code, and the fix, for the run's own files. Any other number is an input/output error.
 # `decode.OS_ERRORS` is a table of its own, for reading an image: no number has the same fix there, missing permission
@@ -35,7 +35,7 @@ ERRNO_MEANINGS: dict[int, tuple[ExitCode, str]] = {
     errno.EEXIST: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
     errno.EISDIR: (ExitCode.OUTPUT, _OUTPUT_FOLDER_FIX),
     errno.ENAMETOOLONG: (ExitCode.OUTPUT, "use a shorter run.name or run.output_dir"),
-    errno.ELOOP: (ExitCode.SECURITY, _SYMLINK_FIX),
+    errno.ELOOP: (ExitCode.SECURITY, SYMLINK_FIX),
     errno.EFBIG: (ExitCode.RESOURCE, "raise the limit on file sizes (ulimit -f)"),
     errno.EMFILE: (ExitCode.RESOURCE, "raise the limit on open files (ulimit -n)"),
     errno.ENFILE: (ExitCode.RESOURCE, "close files on this node, or ask its administrator"),

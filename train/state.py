@@ -1,7 +1,7 @@
 """`TrainState` is what changes during training and a resumed run needs; checkpoints hold it.
 
 No state of a random generator is needed: each use seeds its own from the run's seed and its place in the run (epoch and
-sample, or step and micro batch). `run.resume.checkpoint_facts` adds the config and the facts that a resume compares.
+sample, or step and micro batch). `run.resume.checkpoint_metadata` adds the config and what a resume compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import format
+from train.checkpoint import format, store
 from train.evaluation.results import EvaluationResult
 from train.logging.running_mean import NUM_SUMS
 from train.optim.ema import EMA
@@ -126,7 +126,7 @@ class TrainState:
             raise Failure(
                 "the checkpoint does not fit this model and optimizer",
                 found=str(error).splitlines()[0],
-                fix="continue with the version that wrote it, or start over with checkpoint.resume=never",
+                fix=store.OTHER_VERSION_FIX,
                 code=ExitCode.DATA,
             ) from error
 

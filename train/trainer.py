@@ -71,7 +71,7 @@ CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
 NO_VOTE: Final = Vote()
 NO_STATS: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
 # Only an optimizer step changes these tensors: the writer may still copy them while the next step computes.
-COPIED_LATER: Final = ("optimizer", "ema")
+DEFERRED_GROUPS: Final = ("optimizer", "ema")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -619,9 +619,9 @@ class Trainer:
         best.json names a checkpoint only once it is committed, and older checkpoints are deleted after that.
         """
         step, best_step = self.state.step, self.state.best_step
-        facts = resume.checkpoint_facts(self.config, self.runtime, self.dataset.fingerprint, self.state)
+        metadata = resume.checkpoint_metadata(self.config, self.runtime, self.dataset.fingerprint, self.state)
         pending = format.begin_snapshot(
-            step, self.state.tensors(), facts, self.loop.snapshot_buffers, later=COPIED_LATER
+            step, self.state.tensors(), metadata, self.loop.snapshot_buffers, deferred=DEFERRED_GROUPS
         )
         self.loop.copied, best = pending.copied, self._best_record()
 
@@ -737,16 +737,16 @@ class Trainer:
         state = self.state
         self.heartbeat.beat("save", step=state.step)  # reading a checkpoint may take as long as a save
         step = self.runtime.run_on_rank_zero(lambda: self._last_checkpoint_step(jump))
-        tensors, facts = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step))
-        state.restore(tensors, facts["state"])
+        tensors, metadata = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step))
+        state.restore(tensors, metadata["state"])
         self.runtime.barrier()  # rank 0 replaces the folder: not while a rank reads it
         state.rollbacks += 1
-        facts = facts | {"state": facts["state"] | {"rollbacks": state.rollbacks}}
+        metadata = metadata | {"state": metadata["state"] | {"rollbacks": state.rollbacks}}
 
         def rewrite() -> None:
             if self.lock:
                 self.lock.refuse_lost()
-            format.write_snapshot(self.checkpoints, format.take_snapshot(step, tensors, facts))
+            format.write_snapshot(self.checkpoints, format.take_snapshot(step, tensors, metadata))
 
         self.runtime.run_on_rank_zero(rewrite)
 

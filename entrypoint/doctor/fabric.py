@@ -31,6 +31,7 @@ class Fabric:
     plugin: bool = False
 
 
+_PLUGIN_FIX = "bind the site's libfabric and its NCCL plugin (aws-ofi-nccl) into the container: see launch/fabric"
 _INFINIBAND_FIX = "install libibverbs1 and ibverbs-providers in the image (the project's image has them)"
 # Prefix of a driver's name -> its network; the empty prefix matches any other driver. In the image
 # NCCL itself uses InfiniBand through libibverbs; EFA and Slingshot need a plugin and libfabric. The
@@ -41,14 +42,14 @@ FABRICS = {
         libraries=("libcxi.so.1", "libfabric.so.1"),
         devices="dev/cxi*",
         plugin=True,
-        fix="bind the site's libfabric and its NCCL plugin (aws-ofi-nccl) into the container: see launch/fabric",
+        fix=_PLUGIN_FIX,
     ),
     "efa": Fabric(
         name="EFA",
         libraries=("libefa.so.1", "libfabric.so.1"),
         devices="dev/infiniband/uverbs*",
         plugin=True,
-        fix="bind libfabric and the NCCL plugin (aws-ofi-nccl) of the host into the container: see launch/fabric",
+        fix=_PLUGIN_FIX,
     ),
     "mlx5": Fabric(
         name="InfiniBand or RoCE",

@@ -31,7 +31,7 @@ def saved(folder: Path, *steps: int, keep: int = 9, value: float | None = None) 
     for step in steps:
         weights = torch.full((4,), float(step) if value is None else value)
         tensors = {"model": {"w": weights}}
-        path = format.save_checkpoint(folder, step=step, tensors=tensors, state={"step": step}, keep=keep)
+        path = format.save_checkpoint(folder, step=step, tensors=tensors, metadata={"step": step}, keep=keep)
     return path
 
 

@@ -163,7 +163,7 @@ def test_the_ending_tells_how_far_the_run_had_come_and_what_was_kept(
 ) -> None:
     def stand_in(trainer: Trainer) -> None:
         trainer.state.step = 3
-        format.save_checkpoint(trainer.checkpoints, step=2, tensors={}, state={}, keep=1)
+        format.save_checkpoint(trainer.checkpoints, step=2, tensors={}, metadata={}, keep=1)
         raise peer()
 
     monkeypatch.setattr(Trainer, "fit", stand_in)

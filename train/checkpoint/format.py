@@ -5,8 +5,13 @@
 nested state is stored as flat tensors and JSON, bit for bit.
 
 A snapshot copies each tensor once, into the bytes of the files. Writing them needs no torch, so
-training continues in the meantime. This module writes the safetensors format itself, because the
-library needs a copy on the CPU and makes a second one.
+training continues in the meantime.
+
+This module writes the safetensors format itself. With 256 MB of tensors, `safetensors.torch.save`
+(0.8) makes a second copy (peak memory 1,508 MiB, here 1,023). `save_file` needs as much time and
+memory as this module, but its errors have no errno, from which the fix for a full disk or quota
+follows; it does not fsync; it refuses tensors that are not contiguous; and with bool beside uint8
+it orders tensors differently, so the bytes of checkpoints would change.
 """
 
 from __future__ import annotations
@@ -142,7 +147,7 @@ class SnapshotBuffers:
     """
 
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    twins: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    staging: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def buffer(self, name: str, size: int, *, pinned: bool) -> Tensor:
         """A buffer, uint8 [size], with arbitrary content."""
@@ -151,92 +156,93 @@ class SnapshotBuffers:
             buffer = self.buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         return buffer
 
-    def twin(self, group: str, name: str, tensor: Tensor) -> Tensor:
-        """A tensor with the memory layout of this one, and arbitrary content."""
-        twin_tensor = self.twins.get((group, name))
-        if twin_tensor is None or (twin_tensor.dtype, twin_tensor.shape, twin_tensor.stride()) != (
+    def staging_tensor(self, group: str, name: str, tensor: Tensor) -> Tensor:
+        """A tensor with the dtype, shape and strides of this one, and arbitrary content."""
+        staged = self.staging.get((group, name))
+        if staged is None or (staged.dtype, staged.shape, staged.stride()) != (
             tensor.dtype,
             tensor.shape,
             tensor.stride(),
         ):
-            twin_tensor = self.twins[group, name] = torch.empty_like(tensor)
-        return twin_tensor
+            staged = self.staging[group, name] = torch.empty_like(tensor)
+        return staged
 
 
 @dataclass(slots=True, kw_only=True)
 class PendingSnapshot:
     """A snapshot in progress. `copied` is set when the original tensors are no longer needed.
 
-    later: tensors that `finish` copies to the file's bytes. turned: copies of tensors that are not
-    contiguous, which `finish` converts to the file's layout; converting them at once would delay
-    training by half as much again. arrived: the event after the copies from a GPU.
+    metadata: see `begin_snapshot`. deferred: tensors that `finish` copies to the file's bytes.
+    strided: staging copies of tensors that are not contiguous, which `finish` converts to the
+    file's layout; converting them at once would delay training by half as much again.
+    gpu_copies_done: the event after the copies from a GPU.
     """
 
     step: int
-    state: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     files: dict[str, memoryview] = field(default_factory=dict)
-    later: list[TensorCopy] = field(default_factory=list)
-    turned: list[TensorCopy] = field(default_factory=list)
-    arrived: torch.cuda.Event | None = None
+    deferred: list[TensorCopy] = field(default_factory=list)
+    strided: list[TensorCopy] = field(default_factory=list)
+    gpu_copies_done: torch.cuda.Event | None = None
     copied: threading.Event = field(default_factory=threading.Event)
 
     def finish(self) -> Snapshot:
         """Copy the rest, in any thread. `copied` is set even after an exception."""
         try:
-            for destination, tensor in self.later:
+            for destination, tensor in self.deferred:
                 np.copyto(destination, tensor)
         finally:
             self.copied.set()
-        for destination, twin in self.turned:
-            np.copyto(destination, twin)
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        text = json.dumps(self.state, indent=1).encode()
+        for destination, staged in self.strided:
+            np.copyto(destination, staged)
+        if self.gpu_copies_done is not None:
+            self.gpu_copies_done.synchronize()
+        text = json.dumps(self.metadata, indent=1).encode()
         return Snapshot(step=self.step, torch=torch.__version__, files={**self.files, STATE_FILE: text})
 
 
 def take_snapshot(
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     memory: SnapshotBuffers | None = None,
 ) -> Snapshot:
     """Copy everything now: see `begin_snapshot`."""
-    return begin_snapshot(step, tensors, state, memory).finish()
+    return begin_snapshot(step, tensors, metadata, memory).finish()
 
 
 def begin_snapshot(
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     memory: SnapshotBuffers | None = None,
-    later: Collection[str] = (),
+    deferred: Collection[str] = (),
 ) -> PendingSnapshot:
-    """Copy the tensors now, except groups in `later` that are on the CPU.
+    """Copy the tensors now, except groups in `deferred` that are on the CPU.
 
     Args:
         tensors: by group ("model", "optimizer") and name; any device, any layout. Tied weights are
             saved twice. From a GPU they are copied to pinned memory, in its current stream.
-        state: everything else, as JSON; NaN and infinities are allowed. It must not change any
-            more.
+        metadata: the JSON content of state.json; NaN and infinities are allowed. It must not change
+            any more.
         memory: the buffers of the previous snapshot, which must have been written.
-        later: groups that `PendingSnapshot.finish` copies. They must not change before `copied` is
+        deferred: groups that `PendingSnapshot.finish` copies. They must not change before `copied` is
             set.
     """
-    pending, buffers = PendingSnapshot(step=step, state=state), memory or SnapshotBuffers()
+    pending, buffers = PendingSnapshot(step=step, metadata=metadata), memory or SnapshotBuffers()
     for group, group_tensors in tensors.items():
         pending.files[f"{group}{TENSORS_SUFFIX}"] = _pack_group(
-            group_tensors, group, pending, buffers, later=group in later
+            group_tensors, group, pending, buffers, deferred=group in deferred
         )
     if any(tensor.is_cuda for group_tensors in tensors.values() for tensor in group_tensors.values()):
-        pending.arrived = torch.cuda.current_stream().record_event()
-    if not pending.later:
+        pending.gpu_copies_done = torch.cuda.current_stream().record_event()
+    if not pending.deferred:
         pending.copied.set()
     return pending
 
 
 def _pack_group(
-    tensors: Mapping[str, Tensor], group: str, pending: PendingSnapshot, memory: SnapshotBuffers, *, later: bool
+    tensors: Mapping[str, Tensor], group: str, pending: PendingSnapshot, memory: SnapshotBuffers, *, deferred: bool
 ) -> memoryview:
     """The safetensors file of these tensors.
 
@@ -253,13 +259,13 @@ def _pack_group(
     for name, tensor in ordered:
         destination = file[offset : (offset := offset + tensor.nbytes)].view(tensor.dtype).view(tensor.shape)
         tensor = tensor.detach()
-        if later and not pinned:
-            pending.later.append((_as_integer_array(destination), _as_integer_array(tensor)))
+        if deferred and not pinned:
+            pending.deferred.append((_as_integer_array(destination), _as_integer_array(tensor)))
         elif pinned or tensor.is_contiguous():
             destination.copy_(tensor, non_blocking=True)
         else:
-            twin = memory.twin(group, name, tensor).copy_(tensor)
-            pending.turned.append((_as_integer_array(destination), _as_integer_array(twin)))
+            staged = memory.staging_tensor(group, name, tensor).copy_(tensor)
+            pending.strided.append((_as_integer_array(destination), _as_integer_array(staged)))
     return file.numpy().data
 
 
@@ -281,9 +287,6 @@ def _safetensors_header(ordered: list[tuple[str, Tensor]]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT_BYTES)
     return len(text).to_bytes(8, "little") + text
-
-
-START_OVER_FIX = "start over with checkpoint.resume=never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +317,7 @@ def prepare_folder(folder: Path, *, need: int = 0) -> list[str]:
     removed = store.remove_leftovers(folder)
     rehearsal = folder / f"{files.TEMPORARY_PREFIX}rehearsal"
     try:
-        save_checkpoint(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, state={}, keep=1)
+        save_checkpoint(rehearsal, step=0, tensors={"model": {"weight": torch.zeros(1)}}, metadata={}, keep=1)
         newest_checkpoint(rehearsal)
     finally:
         files.remove(rehearsal)
@@ -326,7 +329,7 @@ def save_checkpoint(
     *,
     step: int,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     keep: int,
     best: int | None = None,
 ) -> Path:
@@ -334,7 +337,7 @@ def save_checkpoint(
 
     `keep` checkpoints stay, and the one of step `best`.
     """
-    final = write_snapshot(folder, take_snapshot(step, tensors, state))
+    final = write_snapshot(folder, take_snapshot(step, tensors, metadata))
     store.prune_checkpoints(folder, CheckpointConfig(keep=keep), best=best, trusted=step)
     return final
 
@@ -378,7 +381,10 @@ def newest_checkpoint(folder: Path) -> CommittedCheckpoint | None:
             skipped.append(f"{path.name}: {reason}")
     if skipped:
         raise Failure(
-            f"no checkpoint in {folder} is whole", found="; ".join(skipped), fix=START_OVER_FIX, code=ExitCode.DATA
+            f"no checkpoint in {folder} is whole",
+            found="; ".join(skipped),
+            fix=store.START_OVER_FIX,
+            code=ExitCode.DATA,
         )
     return None
 
@@ -398,7 +404,7 @@ def checkpoint_at_step(folder: Path, step: int) -> CommittedCheckpoint:
 def load_checkpoint(
     committed: CommittedCheckpoint, groups: Collection[str] | None = None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """(tensors by group and name, on the CPU; state) of a checkpoint, hashed again as it is read.
+    """(tensors by group and name, on the CPU; metadata) of a checkpoint, hashed again as it is read.
 
     groups: the groups to read, if they exist; None for all.
 
@@ -424,5 +430,4 @@ def _read_verified(committed: CommittedCheckpoint, name: str) -> bytes:
 
 
 def _damaged_failure(path: Path, reason: Exception) -> Failure:
-    fix = f"delete it, so that the one before is used, or {START_OVER_FIX}"
-    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=fix, code=ExitCode.DATA)
+    return Failure(f"the checkpoint {path} is damaged", found=str(reason), fix=store.DAMAGED_FIX, code=ExitCode.DATA)

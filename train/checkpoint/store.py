@@ -30,6 +30,9 @@ from train.config.schema import CheckpointConfig
 # files may be gone at a save.
 TORCH_VERSION: Final = version("torch")
 REPLACED_PREFIX = ".old-"  # a checkpoint whose step is saved again, until the new one is committed
+START_OVER_FIX: Final = "start over with checkpoint.resume=never"
+DAMAGED_FIX: Final = f"delete it, so that the one before is used, or {START_OVER_FIX}"
+OTHER_VERSION_FIX: Final = f"continue with the version that wrote it, or {START_OVER_FIX}"
 STEP_FOLDER_PATTERN = re.compile(rf"(?:{re.escape(REPLACED_PREFIX)})?step-(\d{{8,}})")
 
 
@@ -50,7 +53,7 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     if folder.is_symlink():
         raise Failure(
             f"{folder} is a symbolic link",
-            fix="set run.output_dir to the folder that the link points to",
+            fix=files.SYMLINK_FIX,
             code=ExitCode.SECURITY,
         )
     with files.translate_os_errors(folder, "read"):
@@ -108,7 +111,7 @@ def _refuse_newer_version(what: str, written: str, ours: str, path: Path) -> Non
             f"{path} was written by a newer version",
             found=f"{what} {written}",
             expected=f"{what} {ours} or older",
-            fix="continue with the version that wrote it, or start over with checkpoint.resume=never",
+            fix=OTHER_VERSION_FIX,
             code=ExitCode.DATA,
         )
 

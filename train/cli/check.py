@@ -41,7 +41,6 @@ from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
 STATE_FILE: Final = "state.json"  # in a checkpoint: everything except tensors
 UNKNOWN_TOTAL_STEPS: Final = "a number that the start knows"
 MAX_STEPS: Final = 1 << 62  # a training refuses more too
-START_OVER_FIX: Final = "start over with checkpoint.resume=never"
 CONTINUE_OR_START_OVER: Final = "to go on, or checkpoint.resume=never to start over"
 MALFORMED_STATE_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
@@ -107,10 +106,10 @@ def _preview_from_checkpoints(
         except MALFORMED_STATE_ERRORS as error:
             lines = [
                 f"{path} does not hold the state of a training: {type(error).__name__}",
-                f"fix: delete it, or {START_OVER_FIX}",
+                f"fix: {store.DAMAGED_FIX}",
             ]
             return _refused_start(65, lines)
-    return _refused_start(65, [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {START_OVER_FIX}"])
+    return _refused_start(65, [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {store.START_OVER_FIX}"])
 
 
 def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview | None:

@@ -308,7 +308,10 @@ def find_moved_file(reads: Iterable[Callable[[], object]], release: Callable[[],
 
 
 def open_file_positions() -> dict[int, FilePosition]:
-    """Device, inode and position of each regular file that is open read-only, by file descriptor."""
+    """Device, inode and position of each regular file that is open read-only, by file descriptor.
+
+    psutil's `open_files` leaves out a file that was deleted after it was opened.
+    """
     positions = {}
     for number in _open_file_descriptors():
         with suppress(OSError, KeyError):  # closed in the meantime

@@ -30,6 +30,10 @@ from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
 MAX_LISTED_IMAGES: Final = 10
+DEAD_WORKER_FIX: Final = (
+    "start the same command again; if nobody killed it: give more memory or shared memory "
+    "(docker run --shm-size=8g or --ipc=host), or lower data.workers"
+)
 
 
 class SkipUnreadable:
@@ -317,7 +321,7 @@ def _iterate_batches(ready: DataLoader[Any]) -> Iterator[Any]:
         raise Failure(
             "a data worker process died",
             found=f"{type(error).__name__} while its batch was received",
-            fix="start the same command again; if nobody killed it: give more memory, or lower data.workers",
+            fix=DEAD_WORKER_FIX,
             code=ExitCode.RESOURCE,
         ) from error
 

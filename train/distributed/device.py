@@ -289,7 +289,7 @@ def _unusable_gpu_failure(index: int, error: Exception) -> Failure:
     return Failure(
         f"CUDA cannot use {describe_gpu(index)}",
         found=summarize_error(error),
-        fix="entrypoint doctor says what is wrong with it; or take another node (srun --exclude)",
+        fix="entrypoint doctor says what is wrong with it; or " + EXCLUDE_NODE_FIX.format(host=socket.gethostname()),
         code=ExitCode.NODE,
     )
 

@@ -56,22 +56,22 @@ def refuse_unusable_metric(config: EvalConfig, *, validation_images: int, classe
         raise _usage_failure(what, f"{classes} classes", f"set eval.metric={DEFAULT_METRIC.name}")
 
 
-def refuse_run_past_end(checkpoint_facts: Mapping[str, Any], config: RunConfig, counted: StepCounts) -> None:
+def refuse_run_past_end(metadata: Mapping[str, Any], config: RunConfig, counted: StepCounts) -> None:
     """Refuse a run that is past the end of `config`, if its last start was to train longer.
 
     Most likely a setting of the last start is missing, and the run would be called finished.
 
     Args:
-        checkpoint_facts: the checkpoint's state.json.
+        metadata: the checkpoint's state.json.
         counted: the steps of `config`.
 
     Raises:
         Failure: DATA, naming the settings to continue with.
     """
-    step, before, current = checkpoint_facts["state"].get("step"), checkpoint_facts["config"]["train"], config.train
+    step, before, current = metadata["state"].get("step"), metadata["config"]["train"], config.train
     saved = {"epochs": before["epochs"], "max_steps": before.get("max_steps")}
     last, per_epoch = count_total_steps(counted.per_epoch, **saved), counted.per_epoch
-    if type(step) is not int or not counted.total < step < last or _had_stopped_early(checkpoint_facts):
+    if type(step) is not int or not counted.total < step < last or _had_stopped_early(metadata):
         return
     requested = {"epochs": current.epochs, "max_steps": current.max_steps}
     more = [f"train.{key}={'null' if old is None else old}" for key, old in saved.items() if requested[key] != old]
@@ -86,12 +86,12 @@ def refuse_run_past_end(checkpoint_facts: Mapping[str, Any], config: RunConfig, 
     )
 
 
-def _had_stopped_early(checkpoint_facts: Mapping[str, Any]) -> bool:
+def _had_stopped_early(metadata: Mapping[str, Any]) -> bool:
     """Whether the run had stopped early, by the settings in the checkpoint."""
     target, patience = (
-        checkpoint_facts["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in ("target", "patience")
+        metadata["config"]["eval"].get(key, getattr(EvalConfig(), key)) for key in ("target", "patience")
     )
-    return should_stop(EvalConfig(target=target, patience=patience), int(checkpoint_facts["state"].get("held", 0)))
+    return should_stop(EvalConfig(target=target, patience=patience), int(metadata["state"].get("held", 0)))
 
 
 def _usage_failure(what: str, value: str, fix: str) -> Failure:

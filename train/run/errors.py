@@ -13,6 +13,7 @@ from torch import distributed as dist
 from entrypoint import ExitCode, Failure
 from train import files
 from train.config.batches import BatchSizes, largest_divisor
+from train.data.workers import DEAD_WORKER_FIX
 from train.distributed import device
 
 # The messages of torch and gloo when another rank has gone; they have no exception type for it.
@@ -132,6 +133,6 @@ def _dead_data_worker_failure(error: BaseException) -> Failure:
     return Failure(
         "a data worker process died",
         found=device.summarize_error(error),
-        fix="give more memory or shared memory (docker run --shm-size=8g or --ipc=host), or lower data.workers",
+        fix=DEAD_WORKER_FIX,
         code=ExitCode.RESOURCE,
     )

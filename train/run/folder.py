@@ -174,6 +174,6 @@ def _symlink_failure(link: Path) -> Failure:
         f"{link} is a symbolic link: this run would write outside its folder",
         found=f"{link} -> {os.readlink(link)}",
         expected="files and folders of the run's own; run.output_dir itself may be a link",
-        fix="remove the link, or set run.output_dir to the place where the run is to be kept",
+        fix=files.SYMLINK_FIX,
         code=ExitCode.SECURITY,
     )

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 
 from entrypoint import ExitCode, Failure
 from train import files
-from train.checkpoint import format
+from train.checkpoint import format, store
 from train.config import checks, resume_rules
 from train.config.batches import StepCounts
 from train.config.schema import RunConfig
@@ -97,18 +97,18 @@ def restore(
     if resume_point.step is None:
         return resume_point.notes
     checkpoint = format.checkpoint_at_step(folder, resume_point.step)
-    tensors, facts = format.load_checkpoint(checkpoint)
+    tensors, metadata = format.load_checkpoint(checkpoint)
     with _refuse_malformed(checkpoint.path):
-        resume_rules.refuse_data_changes(facts.get("data"), data_fingerprint, folder.parent)
-        state.restore(tensors, facts["state"])
-        saved_target = facts["config"]["eval"].get("target")
+        resume_rules.refuse_data_changes(metadata.get("data"), data_fingerprint, folder.parent)
+        state.restore(tensors, metadata["state"])
+        saved_target = metadata["config"]["eval"].get("target")
         state.target_streak = early_stopping.restore_target_streak(
             config.eval, state.target_streak, state.result, saved_target
         )
-        return (*resume_point.notes, *machine_notes(config, facts, runtime))
+        return (*resume_point.notes, *machine_notes(config, metadata, runtime))
 
 
-def checkpoint_facts(
+def checkpoint_metadata(
     config: RunConfig, runtime: Runtime, data_fingerprint: Mapping[str, Any], state: TrainState
 ) -> dict[str, Any]:
     """state.json of a checkpoint: the state's numbers, and what a resumed run is compared with."""
@@ -133,7 +133,7 @@ def copies_of_weights(optimizer: Optimizer, *, ema: bool) -> int:
     return 1 + (1 if isinstance(optimizer, SGD) else 2) + ema
 
 
-def machine_notes(config: RunConfig, facts: Mapping[str, Any], runtime: Runtime) -> list[str]:
+def machine_notes(config: RunConfig, metadata: Mapping[str, Any], runtime: Runtime) -> list[str]:
     """Notes for a run that resumes with another number of ranks or on another kind of machine.
 
     Raises:
@@ -141,14 +141,16 @@ def machine_notes(config: RunConfig, facts: Mapping[str, Any], runtime: Runtime)
     """
     bitwise, world_size = checks.is_bitwise(config.train), runtime.world.world_size
     current = describe_arithmetic(runtime.device)
-    saved = facts.get("arithmetic") or current  # the first versions did not save it
+    saved = metadata.get("arithmetic") or current  # the first versions did not save it
     changed = [key for key in current | saved if current.get(key) != saved.get(key)]
     if bitwise and changed:
         raise _other_arithmetic_failure(changed[0], saved, current)
     notes = []
-    if facts["world_size"] != world_size:
+    if metadata["world_size"] != world_size:
         same = "same bits" if bitwise else "same samples, same learning rates, other rounding"
-        notes.append(f"the run goes on with {pluralize(world_size, 'rank')} instead of {facts['world_size']}: {same}")
+        notes.append(
+            f"the run goes on with {pluralize(world_size, 'rank')} instead of {metadata['world_size']}: {same}"
+        )
     notes += [
         f"{key} is {current.get(key)}, and was {saved.get(key)}: numbers may round differently" for key in changed
     ]
@@ -167,10 +169,10 @@ def _choose_step(
         record_start(0)
         return None, notes
     notes += [f"skipped a damaged checkpoint: {reason}" for reason in checkpoint.skipped]
-    _, facts = format.load_checkpoint(checkpoint, groups=())
+    _, metadata = format.load_checkpoint(checkpoint, groups=())
     with _refuse_malformed(checkpoint.path):
-        resume_rules.refuse_config_changes(facts["config"], asdict(config))
-        early_stopping.refuse_run_past_end(facts, config, steps)
+        resume_rules.refuse_config_changes(metadata["config"], asdict(config))
+        early_stopping.refuse_run_past_end(metadata, config, steps)
     record_start(checkpoint.step)
     return checkpoint.step, notes
 
@@ -195,6 +197,6 @@ def _refuse_malformed(path: Path) -> Iterator[None]:
         raise Failure(
             f"the checkpoint {path} does not hold the state of a training",
             found=f"state.json: {type(error).__name__} {error}",
-            fix=f"delete it, so that the one before is taken, or start over with checkpoint.resume={NEVER}",
+            fix=store.DAMAGED_FIX,
             code=ExitCode.DATA,
         ) from error

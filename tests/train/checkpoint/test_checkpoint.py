@@ -32,7 +32,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS.keys())
 def test_a_tensor_comes_back_with_its_bits_type_and_shape(tmp_path: Path, tensor: torch.Tensor) -> None:
-    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"layer.w": tensor}}, state={}, keep=1)
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"layer.w": tensor}}, metadata={}, keep=1)
     committed = format.newest_checkpoint(tmp_path)
     assert committed
     back = format.load_checkpoint(committed)[0]["model"]["layer.w"]
@@ -42,7 +42,7 @@ def test_a_tensor_comes_back_with_its_bits_type_and_shape(tmp_path: Path, tensor
 
 def test_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = {"epoch": 3, "lr": 0.1 + 0.2, "best": float("-inf"), "name": "Zoë", "none": None, "list": [1, [2]]}
-    format.save_checkpoint(tmp_path, step=1, tensors={}, state=state, keep=1)
+    format.save_checkpoint(tmp_path, step=1, tensors={}, metadata=state, keep=1)
     committed = format.newest_checkpoint(tmp_path)
     assert committed
     assert format.load_checkpoint(committed) == ({}, state)
@@ -50,13 +50,13 @@ def test_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_tied_weights_are_kept(tmp_path: Path) -> None:
     tied = torch.rand(3)
-    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"a": tied, "b": tied}}, state={}, keep=1)
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"a": tied, "b": tied}}, metadata={}, keep=1)
     assert format.load_checkpoint(format.checkpoint_at_step(tmp_path, 1))[0]["model"].keys() == {"a", "b"}
 
 
 def test_what_is_saved_does_not_change_with_the_model_afterwards(tmp_path: Path) -> None:
     weights = torch.ones(2)
-    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"w": weights}}, state={}, keep=1)
+    format.save_checkpoint(tmp_path, step=1, tensors={"model": {"w": weights}}, metadata={}, keep=1)
     weights.zero_()
     assert weight(tmp_path) == (1, 1.0)
 
@@ -202,7 +202,7 @@ import sys, pathlib, torch
 from train.checkpoint import format
 before = set(sys.modules)
 folder = pathlib.Path(sys.argv[1])
-format.save_checkpoint(folder, step=1, tensors={"model": {"w": torch.ones(2)}}, state={}, keep=1)
+format.save_checkpoint(folder, step=1, tensors={"model": {"w": torch.ones(2)}}, metadata={}, keep=1)
 format.load_checkpoint(format.newest_checkpoint(folder))
 print(*(set(sys.modules) - before))
 """

@@ -60,7 +60,7 @@ def test_a_snapshot_of_another_size_gets_memory_of_its_own() -> None:
 def test_a_group_that_is_copied_later_has_the_same_bytes(dtype: torch.dtype) -> None:
     numbers = STRIDED.to(torch.uint8).to(dtype).contiguous(memory_format=torch.channels_last)
     named = {"w": numbers, "one": torch.ones((), dtype=torch.uint8).to(dtype)}
-    later = format.begin_snapshot(1, {"moments": named}, {}, later=["moments"])
+    later = format.begin_snapshot(1, {"moments": named}, {}, deferred=["moments"])
     assert later.finish() == format.take_snapshot(1, {"moments": named}, {})
 
 
@@ -77,12 +77,12 @@ def test_memory_for_it_is_kept_too() -> None:
     for number, weights in enumerate((STRIDED, STRIDED + 1, STRIDED.double())):
         files = format.take_snapshot(number, {"model": {"w": weights}}, {}, memory).files
         assert torch.equal(load(bytes(files["model.safetensors"]))["w"], weights)
-    assert len(memory.twins) == 1
+    assert len(memory.staging) == 1
 
 
 def test_only_what_is_copied_later_may_not_change_until_it_was() -> None:
     now, later = torch.ones(4), torch.ones(4)
-    taking = format.begin_snapshot(1, {"model": {"w": now}, "moments": {"w": later}}, {}, later=["moments"])
+    taking = format.begin_snapshot(1, {"model": {"w": now}, "moments": {"w": later}}, {}, deferred=["moments"])
     assert not taking.copied.is_set()
     now.zero_()
     files = taking.finish().files
@@ -92,12 +92,12 @@ def test_only_what_is_copied_later_may_not_change_until_it_was() -> None:
 
 
 def test_nobody_waits_for_a_copy_that_is_there() -> None:
-    assert format.begin_snapshot(1, {"model": {"w": torch.ones(4)}}, {}, later=["moments"]).copied.is_set()
+    assert format.begin_snapshot(1, {"model": {"w": torch.ones(4)}}, {}, deferred=["moments"]).copied.is_set()
 
 
 def test_nobody_waits_for_a_copy_that_failed() -> None:
-    taking = format.begin_snapshot(1, {"moments": {"w": torch.ones(4)}}, {}, later=["moments"])
-    taking.later[0][0].flags.writeable = False
+    taking = format.begin_snapshot(1, {"moments": {"w": torch.ones(4)}}, {}, deferred=["moments"])
+    taking.deferred[0][0].flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         taking.finish()
     assert taking.copied.is_set()

@@ -201,7 +201,7 @@ def test_an_image_folder_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_that_is_there_is_told(tmp_path: Path) -> None:
     config = asdict(load.load_config(None, [f"run.output_dir={tmp_path}"]))
     told = {"state": {"step": 31, "result": None}, "config": config, "data": None}
-    format.save_checkpoint(tmp_path / "quickstart/checkpoints", step=31, tensors={}, state=told, keep=1)
+    format.save_checkpoint(tmp_path / "quickstart/checkpoints", step=31, tensors={}, metadata=told, keep=1)
     assert "\nthis run       would go on from step 31 of 155" in described(f"run.output_dir={tmp_path}")
     refused = described(f"run.output_dir={tmp_path}", "optim.lr=0.3")
     assert "\nWARNING: this run would be refused (65): the configuration is not the one" in refused

@@ -28,7 +28,7 @@ def saved(folder: Path, *settings: str, step: int = 20, **more: Any) -> Path:
     """A run's folder with one checkpoint."""
     state = {"step": step, "held": 0, "result": None} | more.pop("state", {})
     told = {"state": state, "config": asdict(load.load_config(None, settings)), "data": None} | more
-    format.save_checkpoint(folder / "checkpoints", step=step, tensors={}, state=told, keep=9)
+    format.save_checkpoint(folder / "checkpoints", step=step, tensors={}, metadata=told, keep=9)
     return folder
 
 

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
     state = {"config": asdict(load.load_config(None, TRAINED))}
     tensors = {"model": {"w": torch.ones(4)}}
     for step in (10, 20, 30):
-        format.save_checkpoint(tmp_path / "checkpoints", step=step, tensors=tensors, state=state, keep=9)
+        format.save_checkpoint(tmp_path / "checkpoints", step=step, tensors=tensors, metadata=state, keep=9)
     (tmp_path / "best.json").write_text('{"step": 10}')
     return tmp_path
 

@@ -233,7 +233,7 @@ def test_what_a_fine_tuned_model_began_with_need_not_be_there(
     assert trainer.loop.checkpoint is not None
     tensors, state = format.load_checkpoint(chosen_committed(trainer.loop.checkpoint))
     state["config"]["model"]["weights"] = str(tmp_path / "gone.safetensors")
-    format.save_checkpoint(tmp_path / "other", step=8, tensors=tensors, state=state, keep=1)
+    format.save_checkpoint(tmp_path / "other", step=8, tensors=tensors, metadata=state, keep=1)
     assert measure(tmp_path / "other" / "step-00000008") == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] == trainer.state.result.values["accuracy"]  # type: ignore[union-attr]
 

@@ -22,7 +22,7 @@ NAMED = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
 
 def saved(folder: Path, *, step: int = 3, **groups: dict[str, Tensor]) -> Path:
     """A run's folder with one checkpoint."""
-    format.save_checkpoint(folder / "checkpoints", step=step, tensors={"model": NAMED, **groups}, state={}, keep=9)
+    format.save_checkpoint(folder / "checkpoints", step=step, tensors={"model": NAMED, **groups}, metadata={}, keep=9)
     return folder
 
 
