@@ -207,9 +207,8 @@ def gray_level_warnings(values: Iterable[int | None]) -> tuple[str, ...]:
         return ()
     levels = (top >> 8) + 1
     left = f"{levels} gray levels are left" if levels > 1 else "nothing but black is left"
-    fix = (
-        f"multiply them by {MAX_16_BIT_VALUE // top} and save them again" if levels > 1 else "save them again with 8 bits"
-    )
+    factor = MAX_16_BIT_VALUE // top
+    fix = f"multiply them by {factor} and save them again" if levels > 1 else "save them again with 8 bits"
     return (f"{_describe_values(deep)}: of 16 bits the upper 8 are read, {left}. fix: {fix}",)
 
 
