@@ -76,12 +76,6 @@ def test_a_compiled_network_keeps_names_numbers_and_its_weights_before_the_first
     assert weights(tmp_path / "compiled", *COMPILED) == weights(tmp_path / "eager", *COMPILED, "train.compile=false")
 
 
-def test_a_run_goes_on_compiled_that_began_without(tmp_path: Path) -> None:
-    settings = (*COMPILED, "optim.schedule=constant", "optim.warmup_epochs=0")
-    weights(tmp_path / "run", *settings, "train.compile=false", "train.max_steps=3")
-    assert weights(tmp_path / "run", *settings) == weights(tmp_path / "whole", *settings)
-
-
 def test_what_is_compiled_after_the_first_step_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def another_size(trainer: Trainer) -> None:
         trainer.state.network(torch.zeros(3, 3, 8, 8))

@@ -96,14 +96,13 @@ def test_ranks_and_readers_change_nothing(
     assert drawn(source(kind, **reader), ranks=ranks) == reference(kind)
 
 
-@pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_goes_on_in_the_same_order(
-    source: Callable[..., DataConfig], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any], first: int
+def test_readers_begin_where_a_resumed_run_does(
+    source: Callable[..., DataConfig], reference: Callable[[str], Stream], kind: str, reader: dict[str, Any]
 ) -> None:
-    rest = {key: value for key, value in reference(kind).items() if key[0] >= first}
-    assert drawn(source(kind, **reader), ranks=2, first=first) == rest
+    rest = {key: value for key, value in reference(kind).items() if key[0] >= 3}  # in the middle of the second epoch
+    assert drawn(source(kind, **reader), ranks=2, first=3) == rest
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -139,9 +139,9 @@ CASES = [
     predict(
         id="predict-settings-of-an-export",
         prepare=with_export(),
-        line=(*of_export, "data.image_size=64"),
+        line=(*of_export, "data.image_size=16"),
         code=64,
-        says=("an exported model has no settings", "data.image_size=64"),
+        says=("an exported model has no settings", "data.image_size=16"),
         fix="leave them out",
     ),
     predict(

@@ -44,6 +44,7 @@ ALLOWED = {
 REFUSED = {
     "run__seed": 1,
     "data__name": "folder",
+    "data__samples": 96,
     "data__image_size": 64,
     "data__classes": 100,
     "data__val_fraction": 0.1,

@@ -71,14 +71,6 @@ def test_pixels_come_out_as_they_were_written(tmp_path: Path) -> None:
     assert training.read(np.array([3, 0]))[:, 0, 0, 0].tolist() == [51, 0]
 
 
-def test_a_class_without_images_is_named(tmp_path: Path) -> None:
-    write_classes(tmp_path / "train", ant=2, bee=0)
-    write_classes(tmp_path / "val", ant=1, bee=1)
-    with pytest.raises(Failure, match="bee") as caught:
-        image_folder.list_splits(data(tmp_path))
-    assert caught.value.code == 66
-
-
 def test_another_number_of_classes_than_the_config_says_is_refused(tmp_path: Path) -> None:
     write_classes(tmp_path, ant=5, bee=5)
     with pytest.raises(Failure, match=r"data\.classes") as caught:

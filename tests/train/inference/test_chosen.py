@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DAMAGES, flip, plant, reseal
+from checkpoints import flip, plant, reseal
 from processes import python
 
 from entrypoint import Failure
@@ -117,12 +117,10 @@ def test_what_is_no_checkpoint_is_refused(run: Path, make: Callable[[Path], Path
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda name: name.replace(" ", "-"))
-def test_a_damaged_checkpoint_is_refused(run: Path, damage: str) -> None:
-    DAMAGES[damage](at(run, 30))
-    path = at(run, 30) if at(run, 30).exists() else at(run, 31)
+def test_a_damaged_checkpoint_is_refused(run: Path) -> None:
+    flip(at(run, 30) / "model.safetensors")
     with pytest.raises(Failure, match="is damaged") as caught:
-        checkpoints.choose_checkpoint(str(path))
+        checkpoints.choose_checkpoint(str(at(run, 30)))
     assert caught.value.code == 65
 
 

@@ -181,11 +181,6 @@ def without_a_layer(path: Path) -> None:
     reseal(path)
 
 
-def no_safetensors(path: Path) -> None:
-    (path / "model.safetensors").write_bytes(b"no tensors")
-    reseal(path)
-
-
 def untold(path: Path) -> None:
     """As a version wrote it that did not tell of the data."""
     told = json.loads((path / "state.json").read_text())
@@ -202,7 +197,6 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
     "no-validation-images": (lambda path: None, ["data.val_fraction=0"], 66, "no validation image"),
     "no-model": (without_model, [], 65, "no model.safetensors"),
     "a-layer-missing": (without_a_layer, [], 65, "is not in the checkpoint"),
-    "no-safetensors": (no_safetensors, [], 65, "is damaged"),
     "half-precision-on-the-cpu": (lambda path: None, ["train.precision=fp16"], 64, "train.precision fp16"),
 }
 

@@ -105,6 +105,11 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-300])
 
 
+def half_safetensors(path: Path) -> None:
+    save_file(NAMED, path)
+    path.write_bytes(path.read_bytes()[:-9])
+
+
 BAD: dict[str, tuple[str, Callable[[Path], Any], int, str]] = {
     "nothing there": ("w.pt", lambda path: None, 66, "there is nothing"),
     "a pipe": ("w.pt", os.mkfifo, 66, "no regular file"),
@@ -116,6 +121,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Any], int, str]] = {
     "a page of an error": ("w.pth", written(b"<html>404</html>"), 65, "damaged"),
     "half a file": ("w.pt", cut, 65, "damaged"),
     "empty safetensors": ("w.safetensors", written(b""), 65, "damaged"),
+    "half of safetensors": ("w.safetensors", half_safetensors, 65, "damaged"),
     "text as safetensors": ("w.safetensors", written(b"hello, weights, hello"), 65, "damaged"),
     "safetensors of another's": ("w.safetensors", torch_saved(NAMED), 65, "damaged"),
     "a pickle that runs code": ("w.pt", torch_saved({"state_dict": Harmful()}), 77, "mkdir"),

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import lion
 import pytest
 import torch
-from jobs import trained
 from processes import python
 from torch import nn
 
@@ -17,30 +17,11 @@ from entrypoint import Failure
 from train.config.schema import OptimConfig
 from train.optim import optimizer
 
-# Lion (https://arxiv.org/abs/2302.06675), and classes that a training cannot use.
-CODE = """
+# Lion, and classes that a training cannot use.
+CODE = f"""
 from collections import deque
-
-import torch
-from torch.optim import SGD, Optimizer
-
-
-class Lion(Optimizer):
-    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, mode="plain"):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay, mode=mode))
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                moment = state.setdefault("moment", torch.zeros_like(weight))
-                state["seen"] = True
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.sub_(group["lr"] * moment.lerp(weight.grad, 1 - group["betas"][0]).sign())
-                moment.lerp_(weight.grad, 1 - group["betas"][1])
+{Path(lion.__file__).read_text()}
+from torch.optim import SGD
 
 
 class Plain(SGD):
@@ -50,7 +31,7 @@ class Plain(SGD):
 
 class Fixed(Optimizer):
     def __init__(self, params):
-        super().__init__(params, {})
+        super().__init__(params, dict())
 
     def step(self, closure=None):
         pass
@@ -69,7 +50,7 @@ class NeedsClosure(Fixed):
 
 class KeepsQueue(Fixed):
     def step(self, closure=None):
-        self.state["last"] = {"losses": deque()}
+        self.state["last"] = dict(losses=deque())
 
 
 class Broken(Fixed):
@@ -80,8 +61,8 @@ class Broken(Fixed):
 def make(params):
     return Lion(params)
 """
+LINE = CODE[: CODE.index("raise LookupError")].count("\n") + 1
 NET = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-LION = ("optim.name=users_optimizer:Lion", "optim.lr=0.001", "optim.args.betas=[0.8, 0.95]")
 
 
 @pytest.fixture
@@ -124,7 +105,7 @@ REFUSED = {
     "a-key-of-the-config": ("Lion", {"lr": 0.9}, "unknown: lr"),
     "a-closure": ("NeedsClosure", {}, "missing 1 required positional argument: 'closure'"),
     "what-no-checkpoint-holds": ("KeepsQueue", {}, "cannot keep a deque without pickle"),
-    "its-own-error": ("Broken", {}, "users_optimizer.py, line 57: LookupError: no step"),
+    "its-own-error": ("Broken", {}, f"users_optimizer.py, line {LINE}: LookupError: no step"),
 }
 
 
@@ -136,35 +117,17 @@ def test_what_cannot_train_is_refused(module: Path, name: str, args: dict[str, o
     assert message in str(caught.value)
 
 
-def test_its_run_goes_on_with_the_same_bits_and_moments(module: Path) -> None:
-    settings = (*LION, "optim.schedule=constant", "optim.warmup_epochs=0")
-    weights_and_moments(module / "halved", *settings, "train.max_steps=2")
-    assert weights_and_moments(module / "halved", *settings) == weights_and_moments(module / "whole", *settings)
-
-
-def weights_and_moments(folder: Path, *settings: str) -> list[float]:
-    state = trained(folder, *settings).state
-    moments = [parameter_state["moment"] for parameter_state in state.optimizer.state.values()]
-    assert len(moments) == len(list(state.network.parameters()))
-    tensors = [*state.network.state_dict().values(), *moments]
-    return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
-
-
-def test_a_class_beside_the_config_trains_and_resumes(module: Path) -> None:
+def test_a_class_beside_the_config_is_found_and_trains(module: Path) -> None:
     (module / "cfg.yaml").write_text(
         "data: {samples: 80, image_size: 8, classes: 2}\n"
-        "optim: {name: 'users_optimizer:Lion', lr: 0.001, schedule: constant, warmup_epochs: 0}\n"
+        "optim: {name: 'users_optimizer:Lion', lr: 0.001}\n"
         "train: {epochs: 2, global_batch_size: 16, max_steps: 2}\n"
         "log: {tensorboard: false}\n"
     )
-    line = ("-P", "-m", "train", "--config", "cfg.yaml")
-    cpu = {"ENTRYPOINT_DEVICE": "cpu"}
-    checked = python("-P", "-m", "train", "check", "--config", "cfg.yaml", environ=cpu, cwd=module)
+    line, cpu = ("-P", "-m", "train"), {"ENTRYPOINT_DEVICE": "cpu"}
+    checked = python(*line, "check", "--config", "cfg.yaml", environ=cpu, cwd=module)
     assert "users_optimizer:Lion, weight decay 0.0005 and momentum 0.9 where it takes them" in checked.stdout
-    for settings, step in (((), 2), (("train.max_steps=4",), 4)):
-        done = python(*line, *settings, environ=cpu, cwd=module)
-        assert done.returncode == 0, done.stdout + done.stderr
-        checkpoint = module / "runs" / "quickstart" / "checkpoints" / f"step-{step:08d}"
-        state = json.loads((checkpoint / "state.json").read_text())["state"]
-        assert state["step"] == step
-        assert "moment" in json.dumps(state["optimizer"])
+    done = python(*line, "--config", "cfg.yaml", environ=cpu, cwd=module)
+    assert done.returncode == 0, done.stdout + done.stderr
+    state = json.loads((module / "runs/quickstart/checkpoints/step-00000002/state.json").read_text())["state"]
+    assert "moment" in json.dumps(state["optimizer"])

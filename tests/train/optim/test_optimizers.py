@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from jobs import built
 from torch import nn
 
 from entrypoint import Failure
@@ -99,29 +96,6 @@ def test_a_part_of_the_network_may_be_used_later_for_the_first_time() -> None:
         made.step()
         made.zero_grad()
     assert made.state[late.weight]["momentum_buffer"].eq(1).all()
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("SGD", "Adam", "AdamW")])
-def test_a_run_of_any_optimizer_goes_on_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    settings = (
-        f"optim.name={name}",
-        "optim.lr=0.003",
-        "train.ema_decay=0.9",
-        "optim.schedule=constant",
-        "optim.warmup_epochs=0",
-    )
-    weights(tmp_path / "halved", *settings, "train.max_steps=3")
-    assert weights(tmp_path / "halved", *settings) == weights(tmp_path / "whole", *settings)
-
-
-def weights(folder: Path, *settings: str) -> list[float]:
-    """All weights and their averages after the last step."""
-    with built(folder, *settings) as trainer:
-        trainer.fit()
-        average = trainer.state.ema
-        assert average is not None
-        tensors = [*trainer.state.network.state_dict().values(), *average.tensors.values()]
-        return torch.cat([tensor.flatten() for tensor in tensors]).tolist()
 
 
 BAD = {
