@@ -52,7 +52,7 @@ def simulated_wire(options: BenchOptions) -> Iterator[Measurement]:
 
     Buckets and overlap are real, but nothing is sent.
     """
-    what = f"share of a step kept beside a simulated wire of {WIRE_GPUS} GPUs on two nodes, plain DDP"
+    what = f"speed kept with a simulated network of {WIRE_GPUS} GPUs on two nodes, bare DDP"
     if options.device == "cpu":
         yield missing_row(WIRE, what, "needs a GPU")
         return

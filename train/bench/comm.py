@@ -50,7 +50,8 @@ def report(result: Mapping[str, Any]) -> Iterator[Measurement]:
         alpha, beta = fit_line(points)
         lines[name] = [(size / MB, seconds * 1e6) for size, seconds in points]
         fits[f"{name}: fit"] = [(size / MB, (alpha + beta * size) * 1e6) for size, _ in points]
-        for letter, what, value in (("alpha", "time without bytes", alpha), ("beta", "time of a MB", beta * MB)):
+        coefficients = (("alpha", "time of an exchange without bytes", alpha), ("beta", "time per MB", beta * MB))
+        for letter, what, value in coefficients:
             yield reported_row(f"{name} {letter}", f"{name}: {what}", exact(value * 1e6), unit="µs", **facts)
     nodes = f"{result['nodes']} node{'s' * (result['nodes'] != 1)}"
     yield Series(
