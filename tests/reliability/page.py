@@ -26,6 +26,18 @@ ASKED = {
     "preempt": "jobs on a real Slurm, with the real image",
     "detect": "dead and silent ranks",
 }
+# Fact of a summary -> how the page words it.
+DETAILS = {
+    "rows": "{} faults",
+    "n": "N={}",
+    "share": "SHARE={}",
+    "steps_lost_when_told_to_stop": "steps lost when told to stop: {}",
+    "steps_lost_when_killed": "steps lost when killed: {}",
+    "saves_under_linuxproc": "saves under linuxproc: {}",
+    "limit_s": "limit of a hang: {} s",
+    "worst_named_ms": "a death was named within {} ms",
+    "worst_after_limit_s": "a hang within {} s of its limit",
+}
 # Facts of a summary that have columns of their own.
 COLUMNS = ("summary", "trials", "wrong", "seconds", "machine", "date")
 LONGEST = 60  # of one such fact
@@ -47,10 +59,11 @@ def proof(name: str, trials: Sequence[Line], summary: Line) -> list[str]:
     if name == "bitrot":
         flips = [trial for trial in trials if trial["row"].startswith("flip a bit")]
         seen = f"{sum(t['observed'] for t in flips):,} of {sum(t['expected'] for t in flips):,} flips seen; {seen}"
-    said = (f"{key} {_words(value)}" for key, value in summary.items() if key not in COLUMNS and value)
-    facts = "; ".join(fact for fact in said if len(fact) <= LONGEST)
+    facts = ((key, _words(value)) for key, value in summary.items() if key not in COLUMNS and value)
+    worded = (DETAILS.get(key, f"{key} {{}}").format(value) for key, value in facts)
+    details = "; ".join(text for text in worded if len(text) <= LONGEST)
     seconds = f"{summary['seconds']:,.0f} s"
-    return [f"`make {name}`", ASKED[name], seen, facts, summary["date"], f"{summary['machine']}, {seconds}"]
+    return [f"`make {name}`", ASKED[name], seen, details, summary["date"], f"{summary['machine']}, {seconds}"]
 
 
 def chaos_rows(trials: Sequence[Line]) -> dict[str, list[str]]:
@@ -73,7 +86,7 @@ def _fault(row: str, tried: Sequence[Line]) -> list[str]:
 def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_words(inner)}" for key, inner in value.items())
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return " ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def merged(text: str, table: str, head: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:

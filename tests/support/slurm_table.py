@@ -168,9 +168,9 @@ def _between(text: str, table: str) -> str:
 def write(columns: Mapping[str, Column]) -> None:
     """Put the tables into the page."""
     heads = {
-        "situations": ["situation", "command", "seen"],
+        "situations": ["situation", "command", "result"],
         "facts": ["fact", *SUITES.values()],
-        "refusals": ["exit code: what", "fix", "where"],
+        "refusals": ["exit code: message", "fix", "situations"],
     }
     text = PAGE.read_text()
     for table, cells in rows(columns).items():
