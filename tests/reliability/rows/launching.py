@@ -183,16 +183,23 @@ def leaking_shell(seed: int, folder: Path) -> Trial:
 
 
 def tampered(seed: int, folder: Path) -> Trial:
-    """Row 70: the job scripts start no image that is not signed, where the site wants one."""
+    """Row 70: the job scripts start no image that is not signed, where the site wants one. A stand-in for Apptainer
+    notes what it is asked and finds no signature; tests/cluster/test_scripts.py asks a real one."""
     (folder / "config.yaml").write_text("")
     (folder / "train.sif").write_bytes(bytes([seed]) * 4096)
+    stand_in = folder / "bin" / "apptainer"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f"#!/bin/sh\necho \"$1\" >> {folder}/asked\nexit 255\n")
+    stand_in.chmod(0o755)
     script = REPOSITORY / "launch" / ("singlegpu.sh", "multigpu.sh")[seed % 2]
+    environ = {"PATH": f"{stand_in.parent}:/usr/bin:/bin", "REQUIRE_SIGNED": "1", "SLURM_JOB_ID": "7"}
     done = subprocess.run(
-        [script, "config.yaml"], cwd=folder, env={"PATH": "/usr/bin:/bin", "REQUIRE_SIGNED": "1", "SLURM_JOB_ID": "7"},
+        [script, "config.yaml"], cwd=folder, env=environ,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30,
     )  # fmt: skip
     ended = Ended(code=done.returncode, said=done.stdout, seconds=0)
-    return verdict(ended, 77, "signed", "fix:", injector="byte edit", process=script.name)
+    also = {"nothing in the image ran": (folder / "asked").read_text() == "verify\n"}
+    return verdict(ended, 77, "signed", "fix:", injector="byte edit", process=script.name, also=also)
 
 
 ROWS: Mapping[int, Row] = {
