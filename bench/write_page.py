@@ -1,4 +1,5 @@
-"""Writes the rows of bench.json into the tables of docs/performance.md; rows that it does not measure stay.
+"""Writes the rows of bench.json into the tables of docs/performance.md; rows that it does not measure stay. The figures
+behind the rows go into docs/measurements/, into a file of this machine and day.
 
 python bench/write_page.py build/bench/bench.json
 """
@@ -17,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.targets import TARGETS
 from train.bench.measurements import REACHED, Target, format_bounds, format_number
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "performance.md"
 BEGIN, END = "<!-- begin of {}: written by bench/write_page.py -->", "<!-- end of {} -->"
-HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "details", "machine", "date")
+HEAD = ("#", "measured", "value", "95 % interval", "target", "reached", "machine", "date")
 # Each table, and the devices of the targets in it.
 TABLES = {"cpu": ("cpu", "both"), "gpu": ("gpu", "both")}
 MISSING = "not measured"
@@ -29,8 +31,6 @@ Json = Mapping[str, Any]
 def format_row(row: Json, machine: Json) -> list[str]:
     """The cells of one row of bench.json."""
     bounds = format_bounds(row["low"], row["high"], sure=row["sure"]) if row["of"] > 1 else ""
-    facts = ", ".join(f"{name} {_format_fact(fact)}" for name, fact in row["facts"].items() if fact is not None)
-    device = machine["cpu"] if machine["device"] == "cpu" else machine["device"]
     return [
         row["row"],
         row["what"],
@@ -38,15 +38,14 @@ def format_row(row: Json, machine: Json) -> list[str]:
         bounds,
         row["target"],
         REACHED[row["holds"]],
-        facts,
-        f"{device}; torch {machine['torch']}",
+        f"{_device_name(machine)}; torch {machine['torch']}",
         machine["date"],
     ]
 
 
 def format_unmeasured(number: str, target: Target) -> list[str]:
     """The cells of a row that nobody has measured yet."""
-    return [number, target.what, MISSING, "", str(target), "-", "", "", ""]
+    return [number, target.what, MISSING, "", str(target), "-", "", ""]
 
 
 def update_page(text: str, results: Json | None = None) -> str:
@@ -84,8 +83,19 @@ def _sort_key(name: str) -> tuple[int, list[tuple[int, str]]]:
     return (numbers.index(first) if first in numbers else len(numbers), parts)
 
 
-def _format_fact(fact: Any) -> str:
-    return format_number(fact) if isinstance(fact, float) else str(fact)
+def _device_name(machine: Json) -> str:
+    return str(machine["cpu"] if machine["device"] == "cpu" else machine["device"])
+
+
+def write_measurements(results: Json, folder: Path) -> Path:
+    """All figures as a file in `folder`; earlier rows of the same machine and day stay."""
+    name = re.sub(r"[^a-z0-9]+", "-", f"{_device_name(results['machine'])} {results['machine']['date']}".lower())
+    path = folder / f"{name}.json"
+    rows = {row["row"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    rows |= {row["row"]: row for row in results["rows"] if row["value"] is not None}
+    folder.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**results, "rows": [*rows.values()]}, indent=1) + "\n")
+    return path
 
 
 if __name__ == "__main__":
@@ -95,3 +105,5 @@ if __name__ == "__main__":
         print(error, "  fix: leave --quick out", sep="\n", file=sys.stderr)
         sys.exit(64)
     PAGE.write_text(update_page(PAGE.read_text(), results))
+    if results is not None:
+        write_measurements(results, DOCS / "measurements")
