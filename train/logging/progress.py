@@ -225,7 +225,7 @@ class Progress:
             self._bar.refresh()
 
     def log_point(self, values: Mapping[str, Any], *, step: int, epoch: int, epochs: int) -> None:
-        """Show a log point beside the bar, or on a line from time to time. values: as results.jsonl gets them."""
+        """Show a log point beside the bar, or on a line from time to time. values: as metrics.jsonl gets them."""
         self._time_left.add(step, self._clock())
         seconds_left = self._time_left.left
         texts = [f"loss {values['loss']:.3f}", f"{values['images_per_s']:,.0f} images/s"]
