@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,16 +134,22 @@ def test_on_one_node_no_port_is_open_to_the_world(two_ranks: Container) -> None:
     assert heard <= LOOPBACK
 
 
-def test_podman_without_root_trains_and_its_files_are_the_user_s(image: Image, tmp_path: Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder for another user. Each start of pytest takes the rights on its own folders in /tmp back."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_podman_without_root_trains_and_its_files_are_the_user_s(image: Image, open_folder: Path) -> None:
     if image.engine != "podman" or os.getuid() != 0 or not shutil.which("newuidmap"):
         pytest.skip("machine: podman, newuidmap (uidmap) and, to give another user the image's files, root are needed")
-    for folder in (tmp_path, *(place for place in tmp_path.parents if place.stat().st_mode & 0o7777 == 0o700)):
-        folder.chmod(0o755)  # pytest's are its user's alone
     place = call("podman", "image", "mount", image.name).stdout.strip()
     try:
         done = subprocess.run(
-            [ROOTLESS, tmp_path, place, *rootless(image, tmp_path)],
-            env={**os.environ, **settings(image, tmp_path)},
+            [ROOTLESS, open_folder, place, *rootless(image, open_folder)],
+            env={**os.environ, **settings(image, open_folder)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -152,7 +159,8 @@ def test_podman_without_root_trains_and_its_files_are_the_user_s(image: Image, t
     finally:
         call("podman", "image", "unmount", image.name)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert next((tmp_path / "home" / "runs" / "quickstart").glob("checkpoints/*/manifest.json")).stat().st_uid == 54321
+    checkpoints = open_folder / "home" / "runs" / "quickstart" / "checkpoints"
+    assert next(checkpoints.glob("*/manifest.json")).stat().st_uid == 54321
 
 
 def rootless(image: Image, folder: Path) -> list[str]:
