@@ -21,8 +21,8 @@ def test_a_higher_value_reaches_a_target_for_higher_ones() -> None:
 
 
 def test_a_lower_value_reaches_a_target_for_lower_ones() -> None:
-    assert targets.measured("4a", exact(40.0)).is_reached is True
-    assert targets.measured("4a", exact(41.0)).is_reached is False
+    assert Target(what="x", limit=40.0, better="lower").is_reached(exact(40.0)) is True
+    assert Target(what="x", limit=40.0, better="lower").is_reached(exact(41.0)) is False
 
 
 def test_where_it_must_be_sure_the_bound_counts_not_the_median() -> None:
