@@ -60,7 +60,7 @@ code = worker.run([*sys.argv[1:], "run.output_dir=.", "run.name=lean"], os.envir
 print()
 print(code, *sys.modules)
 """
-HEAVY = {"torchvision", "google.protobuf", "matplotlib"}
+HEAVY = {"torch._dynamo", "torch.distributed.tensor", "sympy", "torchvision", "google.protobuf", "matplotlib"}
 
 
 def test_a_whole_run_loads_nothing_that_it_does_not_use(tmp_path: Path) -> None:

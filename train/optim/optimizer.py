@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -22,6 +23,8 @@ OPTIMIZER_KEY: Final = "optim.name"
 # Arguments with which a user chooses the kernel.
 KERNEL_ARGUMENTS: Final = frozenset({"fused", "foreach", "capturable", "differentiable"})
 CPU: Final = torch.device("cpu")
+# The methods of Optimizer, beside step, that import torch's compiler when they are called first.
+COMPILER_LOADING_METHODS: Final = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 # torch raises these for bad arguments.
 BUILD_ERRORS: Final = (
     TypeError,
@@ -57,10 +60,11 @@ def build_optimizer(optim: OptimConfig, net: nn.Module, device: torch.device = C
     groups = param_groups(net, optim)
     if optim.name not in OPTIMIZERS:
         return _build_custom(optim, optimizer_type, groups, options, device)
+    light_type = without_compiler(optimizer_type)
     try:
-        _try_steps(optimizer_type, options, device)
-        kernels = {"fused": True} if fused and _supports_fused(optimizer_type, options, device, groups) else {}
-        optimizer = optimizer_type(groups, **options, **kernels)  # type: ignore[arg-type]
+        _try_steps(light_type, options, device)
+        kernels = {"fused": True} if fused and _supports_fused(light_type, options, device, groups) else {}
+        optimizer = light_type(groups, **options, **kernels)  # type: ignore[arg-type]
     except BUILD_ERRORS as error:
         raise _bad_arguments_failure(
             optim, str(error) or type(error).__name__, _settable_arguments(taken, from_config)
@@ -89,6 +93,25 @@ def optimizer_class(name: str) -> type[Optimizer]:
         fix="name such a class",
         code=ExitCode.USAGE,
     )
+
+
+def without_compiler(optimizer_type: type[Optimizer]) -> type[Optimizer]:
+    """A subclass of a class of torch.optim that computes the same, and does not load torch's compiler.
+
+    Importing torch._dynamo takes about a second of the start of each process. torch's wrappers around these methods
+    need it only for code that is being compiled, and an optimizer step is not compiled here (torch 2.15: `_compile.py`,
+    and `_use_grad_for_differentiable` in `optim/optimizer.py`). Classes of other packages may need their wrappers.
+    """
+    step = inspect.unwrap(optimizer_type.step)
+
+    @functools.wraps(step)
+    def step_without_compiler(self: Optimizer, *arguments: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            return step(self, *arguments)
+
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer_type, name)) for name in COMPILER_LOADING_METHODS}
+    methods |= {"step": step_without_compiler, "__module__": optimizer_type.__module__}
+    return type(optimizer_type.__name__, (optimizer_type,), methods)
 
 
 def _build_custom(

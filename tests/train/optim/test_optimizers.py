@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.profiler import profile
 
 from entrypoint import Failure
 from train.config.optimizers import OPTIMIZERS
@@ -33,6 +35,37 @@ def test_an_optimizer_of_torch_has_its_own_name(name: str) -> None:
     made = optimizer.build_optimizer(OptimConfig(name=name, lr=0.01), NET)
     assert type(made).__name__ == name
     assert made.param_groups[0]["lr"] == 0.01
+
+
+def trained_weight(optimizer_type: type[torch.optim.Optimizer]) -> torch.Tensor:
+    """A weight after three steps, with the optimizer's state loaded before the last."""
+    torch.manual_seed(1)
+    net = nn.Linear(4, 3)
+    made = optimizer_type([net.weight], lr=0.01)  # type: ignore[call-arg]
+    for _ in range(3):
+        made.load_state_dict(made.state_dict())
+        net(torch.ones(2, 4)).square().sum().backward()
+        made.step()
+        made.zero_grad()
+    return net.weight
+
+
+@pytest.mark.parametrize("name", sorted({entry.class_name for entry in OPTIMIZERS.values()}))
+def test_an_optimizer_without_the_compiler_steps_as_torchs_own_to_the_bit(name: str) -> None:
+    own = getattr(torch.optim, name)
+    assert torch.equal(trained_weight(optimizer.without_compiler(own)), trained_weight(own))
+
+
+def test_hooks_and_a_profiler_see_each_step() -> None:
+    seen: list[str] = []
+    handle = register_optimizer_step_post_hook(lambda made, *_: seen.append(type(made).__name__))
+    try:
+        with profile() as profiled:
+            trained_weight(optimizer.without_compiler(torch.optim.SGD))
+    finally:
+        handle.remove()
+    assert seen == ["SGD"] * 3
+    assert [event.count for event in profiled.key_averages() if event.key == "Optimizer.step#SGD.step"] == [3]
 
 
 def test_momentum_is_not_given_to_another_that_has_one() -> None:
