@@ -1,10 +1,13 @@
 """These functions write files that appear whole or not at all, read small files safely, and
 translate an OSError into a Failure with a fix.
+
+Large content is written with O_DIRECT where the file system allows it, past the page cache.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -158,11 +161,44 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
 
 
+DIRECT_BLOCK_BYTES: Final = 4096  # memory addresses and file offsets must be multiples of it; no disk needs more
+MIN_DIRECT_BYTES: Final = 2**20  # smaller files are written as usual
+DIRECT_CHUNK_BYTES: Final = 2**24  # bytes of one call
+# The errors of file systems without O_DIRECT, of memory that is not aligned, and of memory that only a driver can reach
+# (some pinned memory).
+DIRECT_UNSUPPORTED_ERRNOS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
+
+
+def _write_direct(handle: int, data: memoryview) -> memoryview:
+    """Write complete blocks of `data` to a new file, if it is large; returns the rest.
+
+    A checkpoint's copy in the page cache would displace files that are read, and the kernel writes it out beside the
+    training: then a checkpoint delays training 7 times as long (row 11a of docs/performance.md).
+    If the file system or the memory does not allow it, the rest is returned.
+
+    Raises:
+        OSError: as os.write.
+    """
+    if len(data) < MIN_DIRECT_BYTES:
+        return data
+    flags, at, end = fcntl.fcntl(handle, fcntl.F_GETFL), 0, len(data) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_DIRECT)
+        while at < end:
+            at += os.write(handle, data[at : min(at + DIRECT_CHUNK_BYTES, end)])
+    except OSError as error:
+        if error.errno not in DIRECT_UNSUPPORTED_ERRNOS:
+            raise
+    finally:
+        fcntl.fcntl(handle, fcntl.F_SETFL, flags)
+    return data[at:]
+
+
 def create_file(path: Path, data: bytes | memoryview) -> None:
     """Create the file `path`, never through a link, write `data` and call fsync. Raises OSError."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        rest = memoryview(data)
+        rest = _write_direct(handle, memoryview(data))
         while rest:
             rest = rest[os.write(handle, rest) :]
         os.fsync(handle)

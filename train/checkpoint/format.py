@@ -34,6 +34,7 @@ from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
 from train.config.schema import CheckpointConfig
+from train.files import DIRECT_BLOCK_BYTES
 
 # JSON has no tensors, tuples or keys other than strings. Each becomes an object with one of these
 # keys.
@@ -153,7 +154,9 @@ class SnapshotBuffers:
         """A buffer, uint8 [size], with arbitrary content."""
         buffer = self.buffers.get(name)
         if buffer is None or buffer.numel() != size or buffer.is_pinned() != pinned:
-            buffer = self.buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+            memory = torch.empty(size + DIRECT_BLOCK_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            offset = -memory.data_ptr() % DIRECT_BLOCK_BYTES  # aligned, as O_DIRECT needs it
+            buffer = self.buffers[name] = memory[offset : offset + size]
         return buffer
 
     def staging_tensor(self, group: str, name: str, tensor: Tensor) -> Tensor:
