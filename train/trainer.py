@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch import nn
 from torch.optim import Optimizer
 
 from entrypoint import Failure, Heartbeat
@@ -698,22 +697,20 @@ class Trainer:
 
         The loss shows bad weights one step later, which may be after a save. BatchNorm's statistics differ from rank to
         rank, so every rank checks its own. Buffers that no checkpoint holds, such as masks, may hold anything.
-        On a CPU the norm takes a fifth of the snapshot's time; `isfinite` takes several times as long as the snapshot.
+        The sum of the numbers shows it: on a CPU it takes half as long as a norm, and a tenth of `isfinite`.
 
         Raises:
             Failure: DIVERGED.
         """
-        network = self.state.network
+        network, zero = self.state.network, torch.zeros((), device=self.runtime.device)
         parameters = dict(network.named_parameters(remove_duplicate=False))
-        weights: list[Tensor] = []
-        statistics: list[Tensor] = []
+        weights, statistics = [zero], [zero]
         for name, tensor in network.state_dict().items():
-            if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
-                tensors = weights if name in parameters else statistics
-                tensors.append(tensor.float() if tensor.itemsize < 4 else tensor)  # or their norm could overflow
-        largest = [get_total_norm(each).to(self.runtime.device) for each in (weights, statistics)]
-        nonfinite = torch.stack([norm.isfinite().logical_not().float() for norm in largest])
-        bad_weights, bad_statistics = self.runtime.all_reduce_sum(nonfinite).tolist()
+            if tensor.is_floating_point() or tensor.is_complex():
+                sums = weights if name in parameters else statistics
+                sums.append((tensor.float() if tensor.itemsize < 4 else tensor).sum())  # in 16 bits it may overflow
+        finite = torch.stack([torch.stack(sums).isfinite().all() for sums in (weights, statistics)])
+        bad_weights, bad_statistics = self.runtime.all_reduce_sum(1.0 - finite.float()).tolist()
         if bad_weights or bad_statistics:
             raise self._diverged(f"{'weights' if bad_weights else 'running statistics'} that are not finite")
 
