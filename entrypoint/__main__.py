@@ -13,7 +13,6 @@ from entrypoint import (
     Failure,
     Plan,
     add_launch_arguments,
-    job_script,
     make_plan,
     parse_launch_options,
     print_help_text,
@@ -62,8 +61,8 @@ class TerminalHelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=(terminal_columns(1) or DEFAULT_COLUMNS) - 2)
 
 
-def build_parser() -> EntrypointParser:
-    """Build the parser of the command line."""
+def build_parser(words: Sequence[str]) -> EntrypointParser:
+    """Build the parser of the command line `words`."""
     parser = EntrypointParser(
         prog="entrypoint", description=__doc__, epilog=_EXAMPLES, formatter_class=TerminalHelpFormatter
     )
@@ -92,7 +91,10 @@ def build_parser() -> EntrypointParser:
     script = commands.add_parser(
         "job-script", help="write a Slurm job script for your site", formatter_class=TerminalHelpFormatter
     )
-    job_script.add_job_script_arguments(script)
+    if "job-script" in words:
+        from entrypoint import job_script  # only here: `show` starts faster without it
+
+        job_script.add_job_script_arguments(script)
     # The job scripts themselves use the next two.
     commands.add_parser("job-functions", formatter_class=TerminalHelpFormatter)
     decision = commands.add_parser("requeue", formatter_class=TerminalHelpFormatter)
@@ -106,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments: argparse.Namespace | None = None
     protect_output_streams(os.environ)
     try:
-        arguments = build_parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        arguments = build_parser(words).parse_args(words)
         return _COMMANDS[arguments.command](arguments, os.environ)
     except Failure as failure:
         if arguments is not None and getattr(arguments, "json", False):
@@ -178,11 +181,15 @@ def _run_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> i
 
 
 def _job_script_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from entrypoint import job_script
+
     print(job_script.write_job_script(arguments), end="")
     return 0
 
 
 def _job_functions_command(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from entrypoint import job_script
+
     with open(job_script.FUNCTIONS_FILE) as file:
         print(file.read(), end="")
     return 0
