@@ -15,6 +15,7 @@ from train.bench.measurements import Measurement, Row, Series, Target, reported_
 from train.bench.processes import BenchOptions, parse_counts
 from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining
 from train.config.load import keep_last_overrides
+from train.config.precisions import PRECISIONS
 
 NAME: Final = "sweep"
 BLOCKS: Final = 5
@@ -22,7 +23,7 @@ CLOSE: Final = 0.97  # of the fastest: of settings that are closer, the one that
 AUTO, MEMORY = "auto", "memory"
 SIZES: Final = (16, 64, 256, 1024)
 LARGEST_ON_CPU: Final = 256
-PRECISIONS: Final = ("fp32", "bf16")
+DEFAULT_PRECISIONS: Final = ("fp32", "bf16")
 WORKERS: Final = re.compile(r"(\d+) workers?")  # in the loader's description
 
 
@@ -50,7 +51,10 @@ def add_arguments(group: Any) -> None:
     group.add_argument("--micro", metavar="N,N", type=parse_counts, help="micro batches (default: 16, 64, 256, ...)")
     group.add_argument("--workers", metavar="N,N", type=_parse_workers, help="auto, memory, or processes that read")
     group.add_argument(
-        "--precisions", metavar="P,P", type=_parse_precisions, help="fp32, bf16, fp16 (default: fp32,bf16)"
+        "--precisions",
+        metavar="P,P",
+        type=_parse_precisions,
+        help=f"{', '.join(PRECISIONS)} (default: {','.join(DEFAULT_PRECISIONS)})",
     )
     group.add_argument("--cpus", metavar="N,N", type=parse_counts, help="CPUs of each process (default: all, and half)")
 
@@ -87,7 +91,7 @@ def grid(options: BenchOptions, procs: int) -> list[Setting]:
     divisors = sorted({largest_divisor(batch // procs, min(size, largest)) for size in SIZES})
     micro = getattr(arguments, "micro", None) or divisors
     workers = getattr(arguments, "workers", None) or [AUTO, str(max(1, share - 1))]
-    precisions = getattr(arguments, "precisions", None) or PRECISIONS
+    precisions = getattr(arguments, "precisions", None) or DEFAULT_PRECISIONS
     cpus = getattr(arguments, "cpus", None) or sorted({share, max(1, share // 2)}, reverse=True)
     if options.quick:
         micro, workers, precisions, cpus = micro[:2], workers[:1], precisions[:1], cpus[:1]
@@ -163,6 +167,6 @@ def _parse_workers(text: str) -> list[str]:
 def _parse_precisions(text: str) -> list[str]:
     """Raises ValueError."""
     precisions = text.split(",")
-    if set(precisions) - {*PRECISIONS, "fp16"}:
+    if set(precisions) - set(PRECISIONS):
         raise ValueError
     return precisions

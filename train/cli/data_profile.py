@@ -22,6 +22,7 @@ from torch import Tensor
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import plugin, rng
 from train.config import checks
+from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
 from train.data import augment, decoded_cache, in_memory, loader, registry, statistics
 from train.data.image_folder import ImageFileSource
@@ -212,7 +213,6 @@ class PipelineProfile:
 
 SECONDS_PER_STAGE: Final = 1.0
 MIN_REPEATS: Final = 3  # after a warm-up
-AUTOCAST_DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def measure_stages(
@@ -377,7 +377,8 @@ def _time_augment(
 def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Callable[[], float]) -> StageTiming:
     """Time forward, backward and the optimizer's update, with torch alone."""
     device, classes = images.device, len(splits.classes)
-    precision = choose_precision(config.train.precision, device)
+    dtype_name = PRECISIONS[choose_precision(config.train.precision, device)].autocast_dtype
+    dtype = None if dtype_name is None else getattr(torch, dtype_name)
     model = build_model(config.model, classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
     optimizer = optimizers.build_optimizer(config.optim, model, device)
     counts = statistics.class_counts(splits.training.labels, classes).tolist()
@@ -385,7 +386,7 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 
     def act() -> None:
-        with torch.autocast(device.type, AUTOCAST_DTYPES.get(precision), enabled=precision in AUTOCAST_DTYPES):
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
             loss = criterion(model(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

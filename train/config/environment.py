@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from entrypoint import ExitCode, Failure, redact_value
+from train.config.precisions import PRECISIONS
 
 # Removed before torch is loaded: they would silently change the precision, algorithm or engine that the
 # config chose. The list comes from reading which variables torch 2.15, accelerate 1.15, triton, oneDNN
@@ -161,7 +162,7 @@ def refuse_contradicting_variables(
     if precision is not None and mixed_precision not in ("", "no", precision):
         change = (
             f"set train.precision={mixed_precision}"
-            if mixed_precision in ("fp32", "fp16", "bf16")
+            if mixed_precision in PRECISIONS
             else "leave precision to the config"
         )
         raise _contradiction(environ, "ACCELERATE_MIXED_PRECISION", f"this run computes in {precision}", change)

@@ -19,6 +19,7 @@ import torch
 
 from entrypoint import ExitCode, Failure
 from train.config.environment import SET_BY_PARENT_VARIABLE
+from train.config.precisions import PRECISIONS
 
 # torch has an exception type only for its own allocator. The other messages are those of libcudart,
 # libcublas and libcudnn (9), which torch 2.11 to 2.15 pass on: in an AcceleratorError, a RuntimeError,
@@ -303,8 +304,9 @@ def choose_precision(requested: str, device: torch.device) -> str:
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if requested == "auto":
         return "bf16" if has_bf16 else "fp32"
-    unsupported = {"fp16": device.type == "cpu", "bf16": device.type == "cuda" and not has_bf16}
-    if unsupported.get(requested, False):
+    entry = PRECISIONS[requested]
+    emulated = entry.autocast_dtype == "bfloat16" and not has_bf16
+    if emulated if device.type == "cuda" else not entry.on_cpu:
         raise Failure(
             f"train.precision {requested} is not possible on this device",
             found=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -317,11 +319,10 @@ def choose_precision(requested: str, device: torch.device) -> str:
 
 def describe_precision(precision: str, device: torch.device, *, tf32: bool) -> str:
     """Describe the precision in effect for the banner."""
-    if precision == "fp32" and device.type == "cpu":
-        return "fp32"
-    fp32 = "TF32 on: train.tf32" if tf32 else "TF32 off"
-    autocast = {"bf16": "autocast; weights in fp32", "fp16": "autocast, loss scaling; weights in fp32"}
-    return f"{precision} ({fp32 if precision == 'fp32' else autocast[precision]})"
+    description = PRECISIONS[precision].description
+    if not description and device.type == "cuda":
+        description = "TF32 on: train.tf32" if tf32 else "TF32 off"
+    return f"{precision} ({description})" if description else precision
 
 
 def allow_tf32(allowed: bool) -> None:

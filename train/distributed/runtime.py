@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from entrypoint import ExitCode, Failure, World
 from train.config import checks
+from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig, Timeouts, TrainConfig
 from train.distributed import rendezvous
 from train.distributed.device import (
@@ -36,7 +37,6 @@ from train.distributed.device import (
 )
 
 T = TypeVar("T")
-ACCELERATE_PRECISIONS: Final = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 # bf16: ranks exchange half as many bytes, and the sum is rounded once more.
 COMM_HOOKS: Final = {"fp32": DDPCommunicationHookType.NO, "bf16": DDPCommunicationHookType.BF16}
 # If one of these is set, Accelerate expects several processes.
@@ -293,7 +293,7 @@ def _build_accelerator(device: torch.device, precision: str, accumulation: int, 
     )
     plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
     return Accelerator(
-        mixed_precision=ACCELERATE_PRECISIONS[precision],
+        mixed_precision=PRECISIONS[precision].accelerate_name,
         cpu=device.type == "cpu",
         gradient_accumulation_plugin=plugin,
         kwargs_handlers=[ddp],
