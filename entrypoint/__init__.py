@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, Heartbeat, attach_heartbeat
     from entrypoint.job import JobInfo, job_info_from_environ
     from entrypoint.launch import run_plan
-    from entrypoint.machine import is_ephemeral_path, num_usable_cores, unmounted_path_failure
+    from entrypoint.machine import num_usable_cores
+    from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
     from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
     from entrypoint.plan import Plan, make_plan
     from entrypoint.preload import preload_mapped_files
@@ -89,9 +90,9 @@ EXPORTS_BY_MODULE = {
         "job_info_from_environ",
     ),
     "launch": ("run_plan",),
-    "machine": (
+    "machine": ("num_usable_cores",),
+    "mounts": (
         "is_ephemeral_path",
-        "num_usable_cores",
         "unmounted_path_failure",
     ),
     "options": (

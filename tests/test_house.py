@@ -33,6 +33,7 @@ LAYERS = {
         "job",
         "hostlist",
         "machine",
+        "mounts",
         "options",
         "network",
         "environment",

@@ -18,7 +18,7 @@ from entrypoint import environment
 from entrypoint.doctor import reading
 from entrypoint.doctor.context import DEFAULT_OUTPUT, CheckContext, Finding, fail, failure_finding, ok, warn
 from entrypoint.errors import ExitCode
-from entrypoint.machine import is_ephemeral_path, unmounted_path_failure
+from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
 
 MIN_FREE_SPACE_MIB = 100
 RECOMMENDED_FREE_SPACE_MIB = 5 * 1024  # a few checkpoints with 100 million parameters
