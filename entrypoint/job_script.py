@@ -42,17 +42,19 @@ class JobShape:
     notes: tuple[str, ...] = ()
 
 
+_TASK_PER_GPU_NOTES: Final = ("For sites where Slurm gives each GPU's process CPUs of its own.",)
 SHAPES: Final = {
     "singlegpu": JobShape(title="Train on one GPU.", gpus_per_node=1),
     "multigpu": JobShape(title="Train on all GPUs of one node."),
     "multigpu_srun": JobShape(
-        title="Train on all GPUs of one node, one task each: for sites that bind CPUs to tasks.", task_per_gpu=True
+        title="Train on all GPUs of one node, with one task per GPU.", task_per_gpu=True, notes=_TASK_PER_GPU_NOTES
     ),
     "multinode": JobShape(title="Train on all GPUs of several nodes.", nodes=2),
     "multinode_srun": JobShape(
-        title="Train on all GPUs of several nodes, one task each: for sites that bind CPUs to tasks.",
+        title="Train on all GPUs of several nodes, with one task per GPU.",
         nodes=2,
         task_per_gpu=True,
+        notes=_TASK_PER_GPU_NOTES,
     ),
     "torchrun": JobShape(title="Train on all GPUs of several nodes with torchrun.", nodes=2, torchrun=True),
     "sweep": JobShape(
@@ -72,8 +74,9 @@ COMMENT_COLUMN: Final = 38
 _SITE_LINES = """
 fail() {{ printf 'ERROR[%s] %s\\n  fix: %s\\n' "$@" >&2; exit "$1"; }}
 
-# Your site. Change these lines, or put such lines for all job scripts into launch/site.env, which
-# is read from the folder that you submit from (SITE_ENV=FILE names another file).
+# Your site: remove the # and change the values. For all job scripts at once, copy
+# launch/site.env.example to launch/site.env. It is read from the folder that you submit from
+# (SITE_ENV=FILE names another file), and wins over the lines here and above.
 {site}
 site=${{SITE_ENV:-launch/site.env}}
 if [[ -n ${{SITE_ENV:-}} || -e $site ]]; then
@@ -81,9 +84,11 @@ if [[ -n ${{SITE_ENV:-}} || -e $site ]]; then
 fi
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
+# Nothing below needs a change. IMAGE=FILE names another image.
 image=${{IMAGE:-{image}}}
 [[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
-command -v apptainer >/dev/null || fail 66 "no apptainer on the PATH" "load its module above"
+command -v apptainer >/dev/null ||
+  fail 66 "no apptainer on the PATH" "load its module in the job script, or in launch/site.env"
 if [[ ${{REQUIRE_SIGNED:-0}} != 0 ]]; then # before anything in the image runs
   apptainer verify --local ${{VERIFY_KEY:+--key "$VERIFY_KEY"}} "$image" ||
     fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"
@@ -156,12 +161,10 @@ def write_job_script(arguments: argparse.Namespace) -> str:
         )
     cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
     site = [f"module load {module}" for module in arguments.module] or ["# module load apptainer"]
-    bind = f"export APPTAINER_BIND={','.join(arguments.bind)}"
-    site.append(
-        bind if arguments.bind else "# export APPTAINER_BIND=/scratch,/project # folders that the container shall see"
-    )
+    bind = f"export APPTAINER_BIND={','.join(arguments.bind or ('/scratch', '/project'))}"
+    site.append(f"{'' if arguments.bind else '# '}{bind} # folders that the container shall see")
     if nodes > 1:
-        site.append("# source launch/fabric/infiniband.env # the network of the nodes; also slingshot, ethernet")
+        site.append("# source launch/fabric/infiniband.env || exit 66 # the network; or slingshot, ethernet")
     array = "--array=1-N " if shape.prepare == "prepare_sweep" else ""
     lines = [
         "#!/bin/bash",
@@ -190,8 +193,11 @@ def _sbatch_lines(
         ("--job-name=train", ""),
         (f"--nodes={nodes}", ""),
         (f"--ntasks-per-node={tasks}", "one task, which starts one process per GPU"),
-        (f"--gpus-per-node={gpus}", ""),
-        (f"--cpus-per-task={cpus_per_gpu * gpus // tasks}", f"{cpus_per_gpu} x --gpus-per-node"),
+        (f"--gpus-per-node={gpus}", "as many as a node has" if gpus > 1 else ""),
+        (
+            f"--cpus-per-task={cpus_per_gpu * gpus // tasks}",
+            f"{cpus_per_gpu} x --gpus-per-node; fewer if a node has fewer",
+        ),
         (f"--time={arguments.time}", ""),
         (f"--output={log_name}", ""),
         ("--open-mode=append", "a requeued job continues its log"),
@@ -210,12 +216,15 @@ def _sbatch_lines(
         optional += [("mem", "0", "all memory of the node, where the default is too little")]
     text = [_with_comment(f"#SBATCH {option}", comment) for option, comment in lines]
     text += [f"#SBATCH --{name}={value}" for name, *_ in optional if (value := getattr(arguments, name))]
-    text.append("# Optional: remove one # to use a line.")
-    for name, example, comment in optional:
-        if example and not getattr(arguments, name):
-            text.append(_with_comment(f"##SBATCH --{name}={example}", comment))
+    examples = [
+        _with_comment(f"##SBATCH --{name}={example}", comment)
+        for name, example, comment in optional
+        if example and not getattr(arguments, name)
+    ]
     if gpus > 1:
-        text.append(_with_comment("##SBATCH --exclusive", "no other job on the node: comparable speed"))
+        examples.append(_with_comment("##SBATCH --exclusive", "no other job on the node: comparable speed"))
+    if examples:
+        text += ["# Most sites want some of these: remove one # to use a line.", *examples]
     return text
 
 

@@ -1,21 +1,22 @@
 #!/bin/bash
-# Train on all GPUs of several nodes, one task each: for sites that bind CPUs to tasks.
+# Train on all GPUs of several nodes, with one task per GPU.
 #   multinode_srun.sh [sbatch options] CONFIG [section.key=value ...]
 #       checks the configuration and the data, then submits itself
 #   sbatch [sbatch options] multinode_srun.sh CONFIG [section.key=value ...]
 #       submits at once. More: docs/clusters.md
+# For sites where Slurm gives each GPU's process CPUs of its own.
 
 #SBATCH --job-name=train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4           # as many as --gpus-per-node
-#SBATCH --gpus-per-node=4
+#SBATCH --gpus-per-node=4             # as many as a node has
 #SBATCH --cpus-per-task=8             # for each GPU
 #SBATCH --time=04:00:00
 #SBATCH --output=slurm-%j.out
 #SBATCH --open-mode=append            # a requeued job continues its log
 #SBATCH --requeue
 #SBATCH --signal=USR1@120             # 2 minutes before the end: save and stop
-# Optional: remove one # to use a line.
+# Most sites want some of these: remove one # to use a line.
 ##SBATCH --partition=gpu
 ##SBATCH --account=my_project
 ##SBATCH --mem=0                      # all memory of the node, where the default is too little
@@ -23,20 +24,23 @@
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 
-# Your site. Change these lines, or put such lines for all job scripts into launch/site.env, which
-# is read from the folder that you submit from (SITE_ENV=FILE names another file).
+# Your site: remove the # and change the values. For all job scripts at once, copy
+# launch/site.env.example to launch/site.env. It is read from the folder that you submit from
+# (SITE_ENV=FILE names another file), and wins over the lines here and above.
 # module load apptainer
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
-# source launch/fabric/infiniband.env # the network of the nodes; also slingshot, ethernet
+# source launch/fabric/infiniband.env || exit 66 # the network; or slingshot, ethernet
 site=${SITE_ENV:-launch/site.env}
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then
   source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
 fi
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
+# Nothing below needs a change. IMAGE=FILE names another image.
 image=${IMAGE:-train.sif}
 [[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
-command -v apptainer >/dev/null || fail 66 "no apptainer on the PATH" "load its module above"
+command -v apptainer >/dev/null ||
+  fail 66 "no apptainer on the PATH" "load its module in the job script, or in launch/site.env"
 if [[ ${REQUIRE_SIGNED:-0} != 0 ]]; then # before anything in the image runs
   apptainer verify --local ${VERIFY_KEY:+--key "$VERIFY_KEY"} "$image" ||
     fail 77 "$image is not signed with a key that is trusted here" "docs/image.md: sign an image"

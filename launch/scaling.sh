@@ -8,7 +8,8 @@
 
 fail() { printf 'ERROR[%s] %s\n  fix: %s\n' "$@" >&2; exit "$1"; }
 
-# Your site, as in the other job scripts.
+# Your site: launch/site.env, or what your shell has loaded. The lines in multinode.sh do not count
+# here.
 site=${SITE_ENV:-launch/site.env}
 if [[ -n ${SITE_ENV:-} || -e $site ]]; then
   source "$site" || fail 64 "$site failed" "mend it; its last command must succeed"
@@ -31,6 +32,8 @@ done
 [[ -f ${1:-} ]] ||
   fail 64 "no CONFIG${1:+ where it belongs: $*}" "launch/scaling.sh [sbatch options] CONFIG ..."
 [[ -f $image ]] || fail 66 "no image at $image, seen from $PWD" "IMAGE=/path/train.sif"
+command -v apptainer >/dev/null ||
+  fail 66 "no apptainer on the PATH" "load its module in your shell, or in launch/site.env"
 
 # The file's micro batch may not divide the batches of all jobs; a setting behind CONFIG is kept.
 [[ " ${*%%=*} " == *" train.micro_batch_size "* ]] ||
@@ -87,7 +90,7 @@ for word in "${options[@]}"; do
   fi
 done
 report() { printf '%q ' apptainer exec "$image" train report "${@:2}" --output "scaling/$1"; }
-unset SBATCH_GPUS_PER_NODE
+unset SBATCH_GPUS_PER_NODE # the report needs no GPU
 exec sbatch "${charged_to[@]}" --nodes=1 --ntasks=1 --time=00:10:00 \
   --job-name=scaling-report --output=slurm-%j.out \
   --dependency="afterany$(printf ':%s' "${jobs[@]}")" \

@@ -79,6 +79,15 @@ def test_modules_may_read_variables_that_are_not_set(folder: Path) -> None:
     assert "ERROR[66] no image at of-the-site.sif" in done.stderr
 
 
+def test_network_settings_that_are_not_there_end_the_script(folder: Path) -> None:
+    text = (LAUNCH / "multinode.sh").read_text()
+    script = folder / "job.sh"
+    script.write_text(re.sub(r"^# (source launch/fabric/)", r"\1", text, flags=re.M))
+    script.chmod(0o755)
+    done = start(folder, script, "config.yaml")
+    assert (done.returncode, "launch/fabric/infiniband.env: No such file" in done.stderr) == (66, True), done.stderr
+
+
 def test_options_behind_the_script_are_refused_in_a_job_and_not_lost(folder: Path) -> None:
     done = start(folder, "singlegpu.sh", "--nodes=2", "config.yaml", **IN_A_JOB)
     assert (done.returncode, "after the script: --nodes=2\n" in done.stderr) == (64, True), done.stderr

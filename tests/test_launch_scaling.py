@@ -108,9 +108,10 @@ def test_the_sites_settings_are_read_as_by_every_job_script(tmp_path: Path) -> N
         (("cfg.yaml",), {"NODES": "two"}, "NODES='two'"),
         (("cfg.yaml",), {"SLURM_JOB_ID": "7"}, "not in a job"),
         (("cfg.yaml",), {"IMAGE": "other.sif"}, "no image at other.sif"),
+        (("cfg.yaml",), {"PATH": "/nonexistent"}, "no apptainer on the PATH"),
         (("cfg.yaml",), {"NODES": "5 7"}, "96 x 7 / 5"),
     ],
-    ids=["no-config", "nodes", "in-a-job", "no-image", "no-whole-batch"],
+    ids=["no-config", "nodes", "in-a-job", "no-image", "no-apptainer", "no-whole-batch"],
 )
 def test_what_cannot_be_submitted_is_refused(
     tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], said: str

@@ -135,8 +135,8 @@ def test_a_script_for_a_site_holds_what_was_asked_for() -> None:
     shape = [asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time")]
     assert shape == ["4", "1", "8", "96", "8:00:00"]
     assert [asked[name] for name in ("partition", "account", "mem")] == ["gpu-a100", "p1", "0"]
-    for line in ("module load apptainer/1.4", "export APPTAINER_BIND=/a,/b", "image=${IMAGE:-/images/x.sif}"):
-        assert f"\n{line}\n" in text
+    for line in ("module load apptainer/1.4", "export APPTAINER_BIND=/a,/b # ", "image=${IMAGE:-/images/x.sif}"):
+        assert f"\n{line}" in text
 
 
 def test_one_task_per_gpu_divides_the_cpus() -> None:
@@ -152,6 +152,12 @@ def test_one_task_per_gpu_divides_the_cpus() -> None:
 )
 def test_the_kind_of_script_follows_from_nodes_and_gpus(words: tuple[str, ...], name: str) -> None:
     assert f"#   sbatch [sbatch options] {name}.sh " in job_script(*words)
+
+
+def test_a_script_without_optional_lines_does_not_announce_any() -> None:
+    text = job_script("singlegpu", "--partition=a", "--account=b", "--mem=64G")
+    assert "##SBATCH" not in text
+    assert "remove one #" not in text
 
 
 @pytest.mark.parametrize(
