@@ -11,7 +11,7 @@ from typing import Any
 from bad.case import Case, standing_in, through_entrypoint, through_train
 from machines import fake_gpus
 
-from entrypoint import machine
+from entrypoint import mounts
 from train.run import folder
 
 check = partial(Case, door=through_train)
@@ -308,7 +308,7 @@ CASES = [
         check(
             id=f"unseen-{name}",
             line=line,
-            door=standing_in(through_train, machine, "container_engine", apptainer),
+            door=standing_in(through_train, mounts, "container_engine", apptainer),
             code=code,
             says=(said, "not visible inside the container"),
             fix="--bind",
