@@ -16,7 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.targets import TARGETS
-from train.bench.measurements import REACHED, Target, format_bounds, format_number
+from train.bench.measurements import REACHED, Target, format_bounds
+from train.report.read import format_number
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "performance.md"

@@ -5,7 +5,6 @@ It writes the resource figures to each rank's page of shared memory.
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +14,12 @@ from typing import Any, Final
 
 from entrypoint import monitor_gpus, monitor_ranks
 from entrypoint.gauges import ResourcePage
+from entrypoint.machine import import_pynvml
 
 MIN_INTERVAL_S: Final = 0.05  # between two measurements
 REQUEST_POLL_INTERVAL_S: Final = 0.25  # between two checks for a request
 STOP_TIMEOUT_S: Final = 0.2  # to wait for the thread
 NEVER_MEASURED: Final = -1.0
-
-
-def import_pynvml() -> Any:
-    """Import pynvml; called in the thread, once a rank has requested a GPU."""
-    return importlib.import_module("pynvml")
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from train import worker
-from train.checkpoint import format, manifest
+from train.checkpoint import manifest, store
 
 PATIENCE_S = 3.0  # of a reader whose folder nobody replaces
 
@@ -16,7 +16,7 @@ _read = manifest.read_file
 
 def late(folder: Path, name: str, *, limit: int) -> bytes:
     """Wait before the last file of a checkpoint is read."""
-    if os.environ["RANK"] != "0" and name == format.STATE_FILE:
+    if os.environ["RANK"] != "0" and name == store.STATE_FILE:
         there, until = folder.stat().st_ino, time.monotonic() + PATIENCE_S
         while time.monotonic() < until and folder.exists() and folder.stat().st_ino == there:
             time.sleep(0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import re
@@ -17,6 +16,7 @@ from typing import Any, Final, Literal
 
 from entrypoint import Failure
 from train.bench.estimates import Estimate
+from train.report.read import format_number
 from train.run.record import installed_version
 
 CPUINFO: Final = Path("/proc/cpuinfo")
@@ -151,15 +151,6 @@ def format_cells(row: Row) -> list[str]:
 def format_bounds(low: float, high: float, *, sure: bool) -> str:
     """The bounds; the range, if there are too few values for bounds."""
     return f"{'' if sure else 'range '}{format_number(low)} to {format_number(high)}"
-
-
-def format_number(value: float) -> str:
-    """Three significant digits, thousands with a comma."""
-    if not math.isfinite(value):
-        return str(value)
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def format_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

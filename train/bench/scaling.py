@@ -12,6 +12,7 @@ from train.bench.measurements import Measurement, Row, Series, Target, reported_
 from train.bench.processes import BenchOptions, parse_counts
 from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining, Workload
 from train.config.batches import nearest_multiples
+from train.logging.progress import pluralize
 
 STRONG, WEAK = "strong", "weak"
 MODES: Final = (STRONG, WEAK)
@@ -87,11 +88,11 @@ def report(mode: str, speeds: Sequence[Speed], *, with_base: bool) -> Iterator[M
         yield missing_row(mode, f"{mode} scaling", base.missing, failed=True)
         return
     if with_base:
-        what = _format_processes(base.training.processes)
+        what = pluralize(base.training.processes, "process")
         yield reported_row(ROW, what, base.images_per_s(), unit="images/s", **speed_facts(base))
     for speed in others:
         count = speed.training.processes
-        name, what = f"{mode}, {count}", f"{mode} scaling, {_format_processes(count)}: speed-up"
+        name, what = f"{mode}, {count}", f"{mode} scaling, {pluralize(count, 'process')}: speed-up"
         if speed.missing is not None:
             yield missing_row(name, what, speed.missing, failed=True)
         else:
@@ -159,7 +160,7 @@ def _grown_batch(batch: int, count: int, smallest: int) -> int:
         return grown
     choices = nearest_multiples(batch, smallest)
     raise Failure(
-        f"the global batch cannot grow from {_format_processes(smallest)} to {count}",
+        f"the global batch cannot grow from {pluralize(smallest, 'process')} to {count}",
         found=f"train.global_batch_size: {batch}, of which {count}/{smallest} is no whole number",
         expected="as many images for each process, whatever their number (weak scaling)",
         fix=f"train.global_batch_size={' or '.join(map(str, choices))}, or other numbers with --processes",
@@ -183,7 +184,3 @@ def speed_facts(speed: Speed) -> dict[str, Any]:
 def missing_row(name: str, what: str, reason: str, *, failed: bool = False) -> Row:
     """A row of scaling without a value."""
     return Row(number=f"{ROW} {name}", target=Target(what=what), missing=reason, failed=failed)
-
-
-def _format_processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"

@@ -33,6 +33,7 @@ from entrypoint import ExitCode, Failure
 from train import files
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
+from train.checkpoint.store import STATE_FILE
 from train.config.schema import CheckpointConfig
 from train.files import DIRECT_BLOCK_BYTES
 
@@ -97,7 +98,7 @@ def _restore_strides(tensor: Tensor, stride: list[int] | None) -> Tensor:
     return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype).copy_(tensor)
 
 
-STATE_FILE, TENSORS_SUFFIX = "state.json", ".safetensors"
+TENSORS_SUFFIX = ".safetensors"
 Array = np.ndarray[Any, np.dtype[Any]]
 TensorCopy = tuple[Array, Array]  # (destination, tensor), both on the CPU
 ALIGNMENT_BYTES: Final = 8  # the size of the largest number
@@ -417,19 +418,14 @@ def load_checkpoint(
     try:
         names = [name for name in committed.contents.files if name.endswith(TENSORS_SUFFIX)]
         selected = [name for name in names if groups is None or name.removesuffix(TENSORS_SUFFIX) in groups]
+        path, contents = committed.path, committed.contents
         tensors = {
-            name.removesuffix(TENSORS_SUFFIX): tensors_from(_read_verified(committed, name)) for name in selected
+            name.removesuffix(TENSORS_SUFFIX): tensors_from(store.read_verified(path, contents, name))
+            for name in selected
         }
-        return tensors, json.loads(_read_verified(committed, STATE_FILE))
+        return tensors, json.loads(store.read_verified(path, contents, STATE_FILE))
     except (DamagedCheckpointError, SafetensorError, ValueError, KeyError, RecursionError) as reason:
         raise _damaged_failure(committed.path, reason) from reason
-
-
-def _read_verified(committed: CommittedCheckpoint, name: str) -> bytes:
-    expected = committed.contents.files[name]
-    data = manifest.read_file(committed.path, name, limit=expected.size)
-    manifest.refuse_changed_file(name, expected, manifest.make_file_entry(data))
-    return data
 
 
 def _damaged_failure(path: Path, reason: Exception) -> Failure:

@@ -29,11 +29,26 @@ from train.config.schema import CheckpointConfig
 # Read without importing torch, since the parent process needs it too; at import, since the image's
 # files may be gone at a save.
 TORCH_VERSION: Final = version("torch")
+STATE_FILE: Final = "state.json"  # everything in a checkpoint except tensors
 REPLACED_PREFIX = ".old-"  # a checkpoint whose step is saved again, until the new one is committed
 START_OVER_FIX: Final = "start over with checkpoint.resume=never"
 DAMAGED_FIX: Final = f"delete it, so that the one before is used, or {START_OVER_FIX}"
 OTHER_VERSION_FIX: Final = f"continue with the version that wrote it, or {START_OVER_FIX}"
 STEP_FOLDER_PATTERN = re.compile(rf"(?:{re.escape(REPLACED_PREFIX)})?step-(\d{{8,}})")
+
+
+def read_verified(path: Path, contents: Manifest, name: str) -> bytes:
+    """The bytes of one file of the checkpoint at `path`, after their hash was compared with the manifest's.
+
+    Raises:
+        DamagedCheckpointError: the file is missing, not in the manifest, or changed.
+    """
+    if name not in contents.files:
+        raise DamagedCheckpointError(f"{name} is not in it")
+    expected = contents.files[name]
+    data = manifest.read_file(path, name, limit=expected.size)
+    manifest.refuse_changed_file(name, expected, manifest.make_file_entry(data))
+    return data
 
 
 def step_folder_name(step: int) -> str:

@@ -19,13 +19,9 @@ from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, Plan, print_message
 from train import file_lock
-from train.checkpoint import manifest, store
+from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.cli import launch
-from train.cli.launch import (
-    check_config,
-    count_planned_steps,
-)
 from train.config import batches, checks, load, resume_rules, schema
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
@@ -34,11 +30,11 @@ from train.data import registry
 from train.data.registry import DataSummary
 from train.evaluation import early_stopping
 from train.evaluation.results import EvaluationResult
+from train.logging.progress import pluralize
 from train.optim import schedule
 from train.run import folder, lock, record, time_limit
 from train.run.folder import describe_folder_state, refuse_symlinks, run_folder
 
-STATE_FILE: Final = "state.json"  # in a checkpoint: everything except tensors
 UNKNOWN_TOTAL_STEPS: Final = "a number that the start knows"
 MAX_STEPS: Final = 1 << 62  # a training refuses more too
 CONTINUE_OR_START_OVER: Final = "to go on, or checkpoint.resume=never to start over"
@@ -108,8 +104,9 @@ def _preview_from_checkpoints(
                 f"{path} does not hold the state of a training: {type(error).__name__}",
                 f"fix: {store.DAMAGED_FIX}",
             ]
-            return _refused_start(65, lines)
-    return _refused_start(65, [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {store.START_OVER_FIX}"])
+            return _refused_start(ExitCode.DATA, lines)
+    lines = [f"no checkpoint in {folder}/checkpoints is whole", f"fix: {store.START_OVER_FIX}"]
+    return _refused_start(ExitCode.DATA, lines)
 
 
 def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview | None:
@@ -121,7 +118,8 @@ def _preview_unwritable_folder(config: RunConfig, folder: Path) -> ResumePreview
     if unwritable is None:
         return None
     if unwritable == folder and config.run.output_dir == RunSection().output_dir:
-        alternative = "train starts over in a temporary folder, or is refused (73) where several tasks start ranks"
+        refused = f"is refused ({int(ExitCode.OUTPUT)}) where several tasks start ranks"
+        alternative = f"train starts over in a temporary folder, or {refused}"
         return ResumePreview(message=f"would not go on: {folder} cannot be written; {alternative}")
     return _refused_start(
         ExitCode.OUTPUT, [f"{unwritable} cannot be written", "fix: set run.output_dir to a folder of your own"]
@@ -145,13 +143,7 @@ def _read_checkpoint_state(path: Path) -> Any:
     Raises:
         DamagedCheckpointError, Failure: as `store.verify_sizes`.
     """
-    contents = store.verify_sizes(path)
-    if STATE_FILE not in contents.files:
-        raise DamagedCheckpointError(f"{STATE_FILE} is not in it")
-    expected = contents.files[STATE_FILE]
-    data = manifest.read_file(path, STATE_FILE, limit=expected.size)
-    manifest.refuse_changed_file(STATE_FILE, expected, manifest.make_file_entry(data))
-    return json.loads(data)
+    return json.loads(store.read_verified(path, store.verify_sizes(path), store.STATE_FILE))
 
 
 def _preview_from_state(
@@ -209,9 +201,9 @@ def describe_plan(
     Raises:
         Failure: as `check_config`, `DataSource.describe` and `count_planned_steps`.
     """
-    batch = check_config(config, plan.world.world_size)
+    batch = launch.check_config(config, plan.world.world_size)
     data = registry.find_source(config.data.name).describe(config.data)
-    steps, folder = count_planned_steps(config, batch, data.training), run_folder(config)
+    steps, folder = launch.count_planned_steps(config, batch, data.training), run_folder(config)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
     rows |= training_rows(config, plan, batch, data)
     rows |= {"steps": KNOWN_AT_START, "learning rate": KNOWN_AT_START}
@@ -233,7 +225,7 @@ def describe_plan(
 def launch_rows(plan: Plan) -> dict[str, str]:
     """Rows about the processes."""
     world = plan.world
-    ranks = f"{_format_count(world.world_size, 'rank')} on {_format_count(world.num_nodes, 'node')}"
+    ranks = f"{pluralize(world.world_size, 'rank')} on {pluralize(world.num_nodes, 'node')}"
     this_task = f"this task starts {plan.spawn}, the first is rank={world.rank}/{world.world_size}"
     return {
         "launcher": plan.launcher,
@@ -277,10 +269,6 @@ def _describe_dropped(steps: StepCounts) -> str:
     if steps.dropped == 1:
         return "the last sample of an epoch is left out"
     return f"the last {steps.dropped:,} samples of an epoch are left out" if steps.dropped else "no sample is left out"
-
-
-def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def check(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -23,17 +23,13 @@ CommandResult = tuple[str, Failure | None]
 DeviceAndRanks = tuple[str, int, int]
 
 
-def _single_cpu_rank(config: RunConfig) -> DeviceAndRanks:
-    return "cpu", 1, 1
-
-
 def run_command(
     words: Sequence[str],
     *,
     file: str | None,
     as_json: bool,
     console: TextIO,
-    device_and_ranks: Callable[[RunConfig], DeviceAndRanks] = _single_cpu_rank,
+    device_and_ranks: Callable[[RunConfig], DeviceAndRanks],
 ) -> CommandResult:
     """Run one command; return its text and the failure that it ends with.
 
@@ -68,7 +64,7 @@ def check_data(config: RunConfig, file: str | None, as_json: bool, console: Text
     status = StatusLine(console)
     try:
         findings = data_check.check_samples(
-            config, config_file=file, report_progress=status.passing if console.isatty() else _discard_progress
+            config, config_file=file, report_progress=status.passing if console.isatty() else lambda _: None
         )
     finally:
         status.end()
@@ -95,10 +91,6 @@ def profile_data(config: RunConfig, file: str | None, as_json: bool, device_and_
         config, config_file=file, device=device, ranks=ranks, micro=micro, world_size=world_size
     )
     return profile.as_json() if as_json else profile.as_text(), None
-
-
-def _discard_progress(text: str) -> None:
-    """Ignore progress if the console is no terminal."""
 
 
 DATA_COMMANDS: Final[Mapping[str, Callable[[RunConfig, str | None, bool, TextIO], CommandResult]]] = {

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from entrypoint import ExitCode, Failure, print_message
+from entrypoint import ExitCode, Failure, parse_launch_options, print_message
 from train import plugin
 from train.cli.launch import TrainArgumentParser
 from train.config import environment, load, schema
@@ -77,8 +77,6 @@ def _missing_input(what: str, fix: str) -> Failure:
     return Failure(what, fix=fix, code=ExitCode.NO_INPUT)
 
 
-EXPORT_FILE: Final = "model.json"  # marks an exported model: see `train.inference.export`
-DEVICE_CHOICES: Final = ("auto", "cpu", "cuda")
 EXAMPLES: Final = """examples:
   train predict runs/NAME image.jpg                    path, class and probability, with tabs between
   train predict runs/NAME photos/ --top 3              all images in a folder and below it; three classes each
@@ -91,9 +89,9 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Print predictions on stdout, and unreadable images on stderr. No file is written."""
     arguments = build_parser().parse_intermixed_args(argv)
     words, settings = split_images_and_settings(arguments.images)
-    top, device = _parse_top(arguments.top), _parse_device(arguments.device, environ)
+    top, device = _parse_top(arguments.top), parse_launch_options(arguments, environ).device
     unread = Counter[str]()
-    if os.path.exists(os.path.join(arguments.checkpoint, EXPORT_FILE)):
+    if os.path.exists(os.path.join(arguments.checkpoint, checkpoints.EXPORT_FILE)):
         model, files = _load_from_export(arguments, words, settings, device, unread)
     else:
         model, files = _load_from_run(arguments, words, settings, device, _process_environ(environ), unread)
@@ -240,6 +238,8 @@ def build_parser() -> TrainArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object for each image")
     parser.add_argument("--device", metavar="auto|cpu|cuda", help="where to compute (default: a GPU if there is one)")
     parser.add_argument("--config", metavar="FILE", help="the training's file, for code of your own that it names")
+    # One process predicts: the other launch options do not exist here.
+    parser.set_defaults(procs_per_node=None, nodes=None, node_rank=None, master_addr=None, master_port=None)
     return parser
 
 
@@ -252,20 +252,3 @@ def _parse_top(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0:
         return int(text)
     raise Failure("--top takes a whole number from 1", found=f"--top {text}", fix="write --top 5", code=ExitCode.USAGE)
-
-
-def _parse_device(option: str | None, environ: Mapping[str, str]) -> str:
-    """The device from the command line or ENTRYPOINT_DEVICE; the training's device does not matter."""
-    source, value = (
-        ("--device", option) if option else ("ENTRYPOINT_DEVICE", environ.get("ENTRYPOINT_DEVICE") or "auto")
-    )
-    if value in DEVICE_CHOICES:
-        return value
-    expected = "auto, cpu or cuda"
-    raise Failure(
-        f"{source} has a value that cannot be used",
-        found=f"{source}={value[:200]}",
-        expected=expected,
-        fix=f"set {source} to {expected}, or leave it out",
-        code=ExitCode.USAGE,
-    )

@@ -36,7 +36,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
     launch.refuse_invalid_launch(config, plan, environ)
     holder = lock.this_start_as_holder(environ, launch_id=plan.launch_id, started_at=time.time())
     has_rank_0 = plan.world.rank == 0
-    waited = lock.wait_until_unlocked(folder, holder, print_note if has_rank_0 else _print_nothing, first=has_rank_0)
+    waited = lock.wait_until_unlocked(folder, holder, print_note if has_rank_0 else lambda _: None, first=has_rank_0)
     refuse_symlinks(folder)
     with lock.record_node_failure(folder, environ):
         launch.print_preflight_findings(plan, config, environ)
@@ -112,7 +112,3 @@ def stop_ranks() -> None:
 def print_note(line: str) -> None:
     """Print a note on the console."""
     print_message(f"note: {line}", sys.stderr)
-
-
-def _print_nothing(line: str) -> None:
-    """Ignore the note; the task of rank 0 prints it."""

@@ -19,6 +19,7 @@ from entrypoint import ExitCode, Failure
 from train import files, plugin
 from train.checkpoint import manifest, store
 from train.checkpoint.manifest import DamagedCheckpointError, Manifest
+from train.checkpoint.store import STATE_FILE
 from train.config import load, resume_rules
 from train.config.schema import DataConfig, RunConfig
 from train.data import class_folders, registry
@@ -26,7 +27,6 @@ from train.data.registry import DataSource
 from train.files import shorten_name
 from train.logging import progress
 
-STATE_FILE: Final = "state.json"
 EXPORT_FILE: Final = "model.json"  # a folder with this file is an export: see `train.inference.export`
 # The settings that an evaluation may change; all others come from the checkpoint.
 ALLOWED_SETTINGS: Final = ("data.*", "launch.*", "eval.batch_size", "train.precision", "train.tf32")
@@ -44,7 +44,9 @@ DOWNLOAD_DEFAULTS: Final[Mapping[str, Any]] = {
     "data.download": DataConfig().download,
     "data.mirror": DataConfig().mirror,
 }
-OTHER_CHECKPOINT_FIX: Final = "name another checkpoint, or the run's folder: then the newest whole one is taken"
+OTHER_CHECKPOINT_FIX: Final = (
+    "name another checkpoint, or the run's folder: its best undamaged checkpoint is taken, otherwise the newest"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +160,8 @@ def load_training_config(chosen: ChosenCheckpoint, words: Sequence[str] = ()) ->
 def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
     """The content of state.json, whose hash is checked again. Raises Failure (DATA)."""
     try:
-        entry = chosen.contents.files[STATE_FILE]
-        data = manifest.read_file(chosen.path, STATE_FILE, limit=entry.size)
-        manifest.refuse_changed_file(STATE_FILE, entry, manifest.make_file_entry(data))
-        return dict(json.loads(data))
-    except (DamagedCheckpointError, ValueError, KeyError, TypeError, RecursionError) as reason:
+        return dict(json.loads(store.read_verified(chosen.path, chosen.contents, STATE_FILE)))
+    except (DamagedCheckpointError, ValueError, TypeError, RecursionError) as reason:
         raise _damaged_failure(chosen.path, f"{STATE_FILE}: {type(reason).__name__} {reason}") from reason
 
 

@@ -19,15 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 from entrypoint import ExitCode, Failure
-from train.checkpoint import format
-from train.checkpoint.format import CommittedCheckpoint
 from train.config.schema import DataConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleSource
-from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.evaluate import EmptySource
 
 IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
@@ -59,12 +56,6 @@ class InputSpec:
         """Data with this shape and these classes, without samples."""
         empty = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=self.shape.stored)
         return DataSplits(training=empty, validation=empty, classes=self.classes, shape=self.shape)
-
-
-def read_checkpoint_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
-    """The checkpoint's state.json. Raises Failure (DATA) if it was damaged after it was chosen."""
-    committed = CommittedCheckpoint(path=chosen.path, step=chosen.contents.step, contents=chosen.contents)
-    return format.load_checkpoint(committed, groups=())[1]
 
 
 def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:

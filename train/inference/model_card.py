@@ -18,7 +18,7 @@ from train.config import resume_rules, schema
 from train.config.schema import RunConfig
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
-from train.inference import evaluate, inputs
+from train.inference import checkpoints, evaluate, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
 from train.logging.progress import pluralize
@@ -55,7 +55,7 @@ class ModelFacts:
 
 def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFacts:
     """Collect the facts. Raises Failure as `evaluate.load_weights` and `inputs.build_input_spec`."""
-    state, weights = inputs.read_checkpoint_state(chosen), evaluate.load_weights(chosen)
+    state, weights = checkpoints.read_state(chosen), evaluate.load_weights(chosen)
     return ModelFacts(
         config=config,
         takes=inputs.build_input_spec(config, state),
@@ -149,7 +149,7 @@ def _model_rows(about: ModelFacts) -> dict[str, str]:
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
         "takes": f"{about.takes.shape}, {BYTES_TEXT if about.takes.bytes_ else 'floats as they are'}",
-        "gives": f"one score for each of {pluralize(len(about.takes.classes), 'class').replace('classs', 'classes')}",
+        "gives": f"one score for each of {pluralize(len(about.takes.classes), 'class')}",
         "weights": f"{numbers:,} numbers in {pluralize(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),
     }

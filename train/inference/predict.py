@@ -22,7 +22,7 @@ from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
 from train.evaluation.evaluate import explain_out_of_memory, max_batch_size
 from train.files import one_line
-from train.inference import evaluate, export, inputs
+from train.inference import checkpoints, evaluate, export, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.prediction import Prediction
 
@@ -72,7 +72,7 @@ def prepare_from_checkpoint(
         Failure: DATA for a damaged checkpoint, USAGE for a model that takes no image files, NODE
             without the GPU.
     """
-    spec = inputs.build_input_spec(config, inputs.read_checkpoint_state(chosen))
+    spec = inputs.build_input_spec(config, checkpoints.read_state(chosen))
     inputs.refuse_image_files(spec)
     weights = evaluate.load_weights(chosen)
     ready = runtime.start(config, SINGLE_PROCESS_WORLD, environ, accumulation=1)

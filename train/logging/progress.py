@@ -126,8 +126,8 @@ def format_rows(facts: Mapping[str, object]) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """1 rank, 2 ranks."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """1 rank, 2 ranks, 3 classes."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def format_duration(seconds: float) -> str:

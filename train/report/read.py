@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,10 +19,11 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from entrypoint import ExitCode, Failure, redact, redact_words
+from train import files
 from train.checkpoint import store
 from train.config import checks, load
 from train.data import registry
-from train.logging import metrics_logger
+from train.logging import metrics_logger, progress
 from train.metrics import DEFAULT_METRIC, METRICS, NOT_MEASURED, Metric, find_metric
 from train.run import exit_file, record
 from train.run.exit_file import ExitRecord
@@ -110,7 +112,8 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
     Raises:
         Failure: NO_INPUT if the folder has no file of a run.
     """
-    if not any(_is_file(folder / file) for file in (record.RUN_FILE, record.CONFIG_FILE, metrics_logger.METRICS_FILE)):
+    names = (record.RUN_FILE, record.CONFIG_FILE, metrics_logger.METRICS_FILE)
+    if not any(os.path.isfile(folder / file) for file in names):
         raise Failure(
             f"{folder} is not a run's folder",
             found=_describe_path(folder),
@@ -119,21 +122,21 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
             fix="`train where --config FILE` prints the folder of a run",
             code=ExitCode.NO_INPUT,
         )
-    config, facts, events = _read_config(folder), _read_run_json(folder), _read_events(folder)
-    files = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: events}
+    config, facts, events = _read_config(folder), record.read_run(folder), _read_events(folder)
+    contents = {record.CONFIG_FILE: config, record.RUN_FILE: facts, metrics_logger.METRICS_FILE: events}
     return RecordedRun(
         folder=folder,
-        name=name or _resolve_path(folder).name,
+        name=name or Path(os.path.realpath(folder)).name,
         config=config or {},
         idle=_idle_keys(folder) if config else frozenset(),
         facts=facts or {},
         events=events or {},
-        ending=record.last_training_exit(_all_starts(facts), _read_ending(folder)),
+        ending=record.last_training_exit(_all_starts(facts), exit_file.read_exit(folder)),
         cut_off=exit_file.describe_unfinished_save(folder),
         confusion=_read_confusion(folder / CONFUSION_FILE),
         confusion_best=_read_confusion(folder / BEST_CONFUSION_FILE),
         kept=_count_checkpoints(folder / "checkpoints"),
-        missing=tuple(f"{file} is not there or cannot be read" for file, content in files.items() if content is None),
+        missing=tuple(f"{file} is not there or cannot be read" for file, text in contents.items() if text is None),
     )
 
 
@@ -149,7 +152,7 @@ def load_runs(folders: Sequence[str]) -> tuple[list[RecordedRun], list[str]]:
     """
     arguments: dict[Path, str] = {}
     for folder in folders:
-        arguments.setdefault(_resolve_path(Path(folder)), folder)
+        arguments.setdefault(Path(os.path.realpath(folder)), folder)
     names, runs, failures = Counter(path.name for path in arguments), [], []
     for path, argument in arguments.items():
         try:
@@ -195,32 +198,21 @@ def _idle_keys(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-def _read_run_json(folder: Path) -> dict[str, Any] | None:
-    try:
-        return record.read_run(folder) if _is_file(folder / record.RUN_FILE) else None
-    except RecursionError:
-        return None
-
-
 def _all_starts(facts: Mapping[str, Any] | None) -> list[MetricsEvent]:
     """All starts, also those without a step."""
     starts = (facts or {}).get("starts")
     return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
 
-def _read_ending(folder: Path) -> ExitRecord | None:
-    return exit_file.read_exit(folder) if _is_file(folder / exit_file.ERRORS_FOLDER / exit_file.EXIT_FILE) else None
-
-
 def _read_events(folder: Path) -> dict[str, list[MetricsEvent]] | None:
     path = folder / metrics_logger.METRICS_FILE
     events: dict[str, list[MetricsEvent]] = {}
-    if not _is_file(path):
+    if not os.path.isfile(path):
         return None
     try:
         for event in metrics_logger.read_events(path):
             events.setdefault(str(event.get("event")), []).append(event)
-    except (OSError, RecursionError):
+    except OSError:
         return None
     return events
 
@@ -233,32 +225,16 @@ def _count_checkpoints(folder: Path) -> int:
 
 def _read_confusion(path: Path) -> ConfusionMatrix | None:
     try:
-        content = json.loads(path.read_bytes()) if _is_file(path) else {}
+        content = files.read_json(path)
         names, rows = content["classes"], content["matrix"]
         matrix = tuple(tuple(count_or_none(cell) for cell in row) for row in rows)
         size = len(names)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     counts = tuple(tuple(cell for cell in row if cell is not None) for row in matrix)
     if not 0 < size <= MAX_CLASSES or [len(row) for row in counts] != [size] * size:
         return None
     return ConfusionMatrix(step=count_or_none(content.get("step")), classes=tuple(map(str, names)), matrix=counts)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is a regular file; reading a pipe or a device may never end."""
-    try:
-        return path.is_file()
-    except (OSError, RuntimeError):
-        return False
-
-
-def _resolve_path(path: Path) -> Path:
-    """The resolved path, or the absolute one if a link is broken."""
-    try:
-        return path.resolve()
-    except (OSError, RuntimeError):
-        return path.absolute()
 
 
 def _describe_path(folder: Path) -> str:
@@ -278,14 +254,13 @@ NOT_RECORDED: Final = "not recorded"
 class Throughput:
     """Images per second between log points.
 
-    images_per_s: the median. low, high: the quartiles. of: the number of log points. ranks: of the
-    measured start. warm_up: only its first log point exists, which includes the first steps.
+    images_per_s: the median. low, high: the quartiles. ranks: of the measured start. warm_up: only
+    its first log point exists, which includes the first steps.
     """
 
     images_per_s: float
     low: float
     high: float
-    of: int
     ranks: int | None
     warm_up: bool = False
 
@@ -299,10 +274,7 @@ def measured_throughput(run: RecordedRun) -> Throughput | None:
         if rates := _logged_rates(run, after=start["step"]):
             steady, ranks = rates[1:] or rates, count_or_none(start.get("world_size")) or run.world_size
             low, _, high = quantiles(steady, n=4, method="inclusive") if len(steady) > 1 else (steady[0],) * 3
-            images_per_s, warm_up = median(steady), len(rates) == 1
-            return Throughput(
-                images_per_s=images_per_s, low=low, high=high, of=len(steady), ranks=ranks, warm_up=warm_up
-            )
+            return Throughput(images_per_s=median(steady), low=low, high=high, ranks=ranks, warm_up=len(rates) == 1)
     return None
 
 
@@ -367,10 +339,8 @@ def last_step(run: RecordedRun) -> int | None:
 def describe_status(run: RecordedRun) -> str:
     """How the run ended, or that it is unfinished."""
     recorded_step = count_or_none(run.ending.step) if run.ending else None
-    step, steps = (
-        last_step(run) if recorded_step is None else recorded_step,
-        count_or_none(run.fact("training", "steps")),
-    )
+    step = last_step(run) if recorded_step is None else recorded_step
+    steps = count_or_none(run.fact("training", "steps"))
     position = (
         "before its first log point" if step is None else f"at step {step:,}" + (f" of {steps:,}" if steps else "")
     )
@@ -411,12 +381,7 @@ def format_number(value: float) -> str:
 
 def format_duration(seconds: float | None) -> str:
     """A duration: 12.3 s, 4 min 05 s, 3 h 07 min."""
-    if seconds is None or not math.isfinite(seconds):
-        return NOT_MEASURED
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, remainder = divmod(round(seconds), 60)
-    return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return NOT_MEASURED if seconds is None or not math.isfinite(seconds) else progress.format_duration(seconds)
 
 
 def format_setting(value: Any) -> str:

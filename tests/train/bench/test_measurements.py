@@ -99,13 +99,8 @@ def test_json_holds_rows_series_and_the_machine() -> None:
     assert found["machine"] == MACHINE
 
 
-def test_numbers_are_short() -> None:
-    assert [measurements.format_number(value) for value in (0.98765, 12.345, 54586.2, float("inf"))] == [
-        "0.988",
-        "12.3",
-        "54,586",
-        "inf",
-    ]
+def test_a_bound_just_below_a_thousand_is_written_without_an_exponent() -> None:
+    assert measurements.format_bounds(0.98765, 999.7, sure=True) == "0.988 to 1,000"
 
 
 def test_the_machine_is_named_with_its_cores_versions_and_the_day() -> None:

@@ -112,9 +112,8 @@ def test_files_are_read_as_the_pictures_that_a_data_set_opened(
 
 
 def chosen_result(run: Path) -> dict[str, float]:
-    from train.inference import inputs
 
-    found: dict[str, float] = inputs.read_checkpoint_state(checkpoints.choose_checkpoint(str(run)))["state"]["result"]
+    found: dict[str, float] = checkpoints.read_state(checkpoints.choose_checkpoint(str(run)))["state"]["result"]
     return found
 
 
