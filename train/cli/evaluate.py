@@ -6,6 +6,7 @@ The ranks write nothing into the run's folder.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,7 +44,7 @@ def build_parser() -> TrainArgumentParser:
         usage="train eval RUN [--all] [--json] [--config FILE] [options] [section.key=value ...]",
         description="Measure a checkpoint again, on any number of processes: accuracy, loss, macro F1, confusion.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=help_formatter,
         allow_abbrev=False,
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, or one checkpoints/step-N in it")
@@ -56,6 +57,12 @@ def build_parser() -> TrainArgumentParser:
     add_launch_arguments(parser)
     parser.set_defaults(version=False, time_limit=None, profile_lines=False)  # attributes of other commands
     return parser
+
+
+def help_formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
+    """Each option and its meaning in one line."""
+    columns = shutil.get_terminal_size((120, 24)).columns
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=min(120, columns))
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

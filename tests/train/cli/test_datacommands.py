@@ -26,7 +26,13 @@ class Terminal(io.StringIO):
 
 
 def run(*words: str, as_json: bool = False, console: io.StringIO | None = None) -> data.CommandResult:
-    return data.run_command(words, file=None, as_json=as_json, console=console or io.StringIO())
+    return data.run_command(
+        words,
+        file=None,
+        as_json=as_json,
+        console=console or io.StringIO(),
+        device_and_ranks=lambda _: ("cpu", 1, 1),
+    )
 
 
 REFUSED = {
