@@ -74,6 +74,11 @@ def _read_cgroup_file(file: StrPath) -> str:
         return ""
 
 
+AMD_DEVICE = "/dev/kfd"
+_AMD_VERSION_LINE = re.compile(r"^gfx_target_version (\d+)$", re.M)
+# gfx908 (MI100), gfx90a (MI200), gfx940 to gfx942 (MI300), gfx950 (MI350), as 10000 x major + 100 x minor + stepping.
+# Integrated GPUs and those for displays have other numbers. Source: kfd_device.c in the kernel.
+INSTINCT_VERSIONS = ("90008", "90010", "90400", "90401", "90402", "90500")
 ContainerEngine = Literal["apptainer", "docker", "none"]
 # Variables of PBS, Grid Engine and LSF that name a file with a job's hosts.
 HOST_FILE_VARIABLES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE")
@@ -94,6 +99,8 @@ class Machine:
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
         idle: UUIDs of GPUs that it was given and cannot use, because one of `gpus` is a MIG
             instance.
+        amd: what shows that this machine has AMD GPUs, such as "/dev/kfd"; empty if nothing does.
+        amd_accelerators: whether these are made for computing (Instinct), not for a display.
         container: which engine this process runs in.
         hidden_job: SLURM_* variables of this process's job if its own were removed (`--cleanenv`),
             otherwise empty.
@@ -105,6 +112,8 @@ class Machine:
     machine_cores: int
     gpus: tuple[str, ...]
     idle: tuple[str, ...]
+    amd: str
+    amd_accelerators: bool
     container: ContainerEngine
     hidden_job: Mapping[str, str]
     host_files: Mapping[str, str]
@@ -114,16 +123,28 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath
     """Read the machine once; every later stage uses the value. gpus: False skips counting GPUs."""
     all_gpus, visible = nvml_gpus() if gpus else (), environ.get("CUDA_VISIBLE_DEVICES")
     usable = visible_gpus(all_gpus, visible)
+    look_for_amd = gpus and not usable
     return Machine(
         hostname=os.uname().nodename.split(".")[0],
         cores=num_usable_cores(root),
         machine_cores=cores_within_quota(os.cpu_count() or 1, root),  # a machine's tasks usually share a group
         gpus=usable,
         idle=tuple(name for name in _selected_gpus(all_gpus, visible) if name not in usable),
+        amd=AMD_DEVICE if look_for_amd and os.path.exists(os.path.join(root, AMD_DEVICE.lstrip("/"))) else "",
+        amd_accelerators=look_for_amd and has_amd_accelerators(root),
         container=container_engine(),
         hidden_job={} if "SLURM_JOB_ID" in environ else slurm_job_of_parents(os.getppid()),
         host_files=_read_host_files(environ),
     )
+
+
+def has_amd_accelerators(root: StrPath = "/") -> bool:
+    """Whether the kernel lists an AMD GPU of the Instinct series."""
+    folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
+    nodes = os.listdir(folder) if os.path.isdir(folder) else []
+    texts = (_read_text(os.path.join(folder, node, "properties")) for node in nodes)
+    versions = {match[1] for text in texts if (match := _AMD_VERSION_LINE.search(text))}
+    return not versions.isdisjoint(INSTINCT_VERSIONS)
 
 
 def _read_host_files(environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ launch_id, so that all tasks know them without communicating.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -47,6 +47,15 @@ def hash_to_uint64(data: bytes) -> int:
 
 
 _SEPARATE_RUNS_FIX = "a separate run for each (CUDA_VISIBLE_DEVICES=MIG-... and its own run.name), or full GPUs only"
+# By which schedulers and users give a process GPUs, with the values that mean none. Slurm sets ROCR_VISIBLE_DEVICES on
+# NVIDIA nodes too.
+NO_GPU_VALUES = {
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),
+    "ROCR_VISIBLE_DEVICES": ("", "-1"),
+    "HIP_VISIBLE_DEVICES": ("", "-1"),
+    "SLURM_GPUS_ON_NODE": ("", "0"),
+}
+AMD_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 ENROOT_GPU_VARIABLES = "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
 
 
@@ -145,19 +154,35 @@ def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str
     """The requested device; without a request, GPUs if there are any.
 
     Raises:
-        Failure: NODE if GPUs were given to the job (or requested) and none can be used.
+        Failure: NODE if GPUs were given to the job (or requested) and none can be used, IMAGE_MISMATCH if
+            they are AMD's.
     """
-    promised = environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1", "NoDevFiles")
     if options.device == "cpu":
         return "cpu"
     if machine.gpus:
         return "cuda"
-    if options.device == "cuda" or promised:
-        raise _no_gpu_failure(machine, environ, promised)
+    promises = [name for name, none in NO_GPU_VALUES.items() if environ.get(name, "") not in none]
+    requested = options.device == "cuda" or bool(promises)
+    only_amd = "CUDA_VISIBLE_DEVICES" not in promises and not set(promises).isdisjoint(AMD_VARIABLES)
+    if machine.amd_accelerators or only_amd or (requested and machine.amd):
+        raise _amd_failure(machine, environ, promises)
+    if requested:
+        raise _no_gpu_failure(machine, environ, promises)
     return "cpu"
 
 
-def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promised: bool) -> Failure:
+def _amd_failure(machine: Machine, environ: Mapping[str, str], promises: Sequence[str]) -> Failure:
+    seen = [machine.amd] if machine.amd else []
+    seen += [f"{name}={environ[name]}" for name in promises]
+    return Failure(
+        "the GPUs of this node are AMD's, and this image computes on NVIDIA's only",
+        found=f"{', '.join(seen)}, and no NVIDIA GPU",
+        fix="take nodes with NVIDIA GPUs; or train without GPUs: --device cpu. docs/image.md says what ROCm would need",
+        code=ExitCode.IMAGE_MISMATCH,
+    )
+
+
+def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promises: Sequence[str]) -> Failure:
     flags = {"apptainer": "apptainer exec --nv", "docker": "docker run --gpus all"}
     fix = (
         f"start the container with `{flags[machine.container]}`"
@@ -166,10 +191,11 @@ def _no_gpu_failure(machine: Machine, environ: Mapping[str, str], promised: bool
     )
     if machine.container == "none" and "SLURM_JOB_ID" in environ and not _requests_gpus_of_enroot(environ):
         fix = f"under srun --container-image (pyxis) export {ENROOT_GPU_VARIABLES} before srun; else {fix}"
-    value = environ.get("CUDA_VISIBLE_DEVICES")
+    name = promises[0] if promises else "CUDA_VISIBLE_DEVICES"
+    value = environ.get(name)
     return Failure(
-        "no GPU can be used here" + (", although CUDA_VISIBLE_DEVICES promises some" if promised else ""),
-        found=f"NVML shows no usable GPU; CUDA_VISIBLE_DEVICES{' is not set' if value is None else '=' + value}",
+        "no GPU can be used here" + (f", although {promises[0]} promises some" if promises else ""),
+        found=f"NVML shows no usable GPU; {name}{' is not set' if value is None else '=' + value}",
         fix=f"{fix}; or train without GPUs: --device cpu",
         code=ExitCode.NODE,
     )
@@ -233,7 +259,8 @@ def _refuse_too_few_gpus(allocation: Allocation, machine: Machine, device: str, 
 
 def _gpu_warnings(allocation: Allocation, machine: Machine, device: str, spawn: int) -> tuple[str, ...]:
     if device != "cuda":
-        return ()
+        text = f"this machine has an AMD GPU ({machine.amd}), which this image cannot use: training computes on the CPU"
+        return (f"{text}. fix: --device cpu, if that is meant",) if machine.amd else ()
     ranks_on_node, num_gpus = (spawn if allocation.one_task_per_node else allocation.tasks_on_node), len(machine.gpus)
     if machine.idle:
         return (

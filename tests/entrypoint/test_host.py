@@ -190,3 +190,18 @@ def test_without_the_package_gpus_are_not_counted_but_the_package_is_named(monke
         machine.nvml_gpus()
     assert missing.value.code == ExitCode.NODE
     assert f"{sys.executable} -m pip install nvidia-ml-py" in missing.value.fix
+
+
+@pytest.mark.parametrize(
+    ("versions", "accelerators"),
+    [(("0", "90010"), True), (("0", "90402"), True), (("0", "90012"), False), (("110000",), False), ((), False)],
+    ids=["MI200", "MI300", "integrated", "for a display", "none"],
+)
+def test_an_instinct_gpu_is_told_from_those_for_displays(
+    tmp_path: Path, versions: tuple[str, ...], accelerators: bool
+) -> None:
+    for number, version in enumerate(versions):
+        node = tmp_path / "sys/class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"simd_count 440\ngfx_target_version {version}\nvendor_id 4098\n")
+    assert machine.has_amd_accelerators(tmp_path) is accelerators

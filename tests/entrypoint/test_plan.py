@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from machines import captured, fake_gpus, machine
 
@@ -117,6 +119,43 @@ def test_gpus_promised_and_not_there_are_refused_with_the_flag(environ, containe
     assert caught.value.code == 78
     assert flag in caught.value.fix
     assert ("container" in caught.value.fix) is (container != "none")
+
+
+def test_gpus_that_slurm_gave_and_that_are_not_there_are_refused() -> None:
+    with pytest.raises(Failure, match="although SLURM_GPUS_ON_NODE promises some") as caught:
+        planned({"SLURM_GPUS_ON_NODE": "4"}, machine())
+    assert caught.value.code == 78
+
+
+@pytest.mark.parametrize(
+    ("environ", "amd", "seen"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}, {}, "ROCR_VISIBLE_DEVICES=0,1"),
+        ({"HIP_VISIBLE_DEVICES": "0"}, {}, "HIP_VISIBLE_DEVICES=0"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {"amd": "/dev/kfd"}, "/dev/kfd, CUDA_VISIBLE_DEVICES=0"),
+        ({}, {"amd": "/dev/kfd", "amd_accelerators": True}, "/dev/kfd"),
+    ],
+    ids=["given by Slurm", "chosen by the user", "given under the name of NVIDIA's", "there"],
+)
+def test_amd_gpus_are_refused_and_not_replaced_by_the_cpu(
+    environ: dict[str, str], amd: dict[str, Any], seen: str
+) -> None:
+    with pytest.raises(Failure, match="AMD") as caught:
+        planned(environ, machine(**amd))
+    assert caught.value.code == 72
+    assert f"{seen}" in str(caught.value.found)
+    assert planned(environ, machine(**amd), device="cpu").device == "cpu"
+
+
+def test_slurm_s_variable_for_amd_on_a_node_without_its_nvidia_gpus_blames_no_amd_gpu() -> None:
+    with pytest.raises(Failure, match="no GPU can be used here"):
+        planned({"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, machine())
+
+
+def test_an_amd_gpu_for_the_display_is_a_warning() -> None:
+    plan = planned({}, machine(amd="/dev/kfd"))
+    assert plan.device == "cpu"
+    assert "AMD GPU (/dev/kfd)" in plan.warnings[0]
 
 
 GIVEN = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
