@@ -241,8 +241,15 @@ def _warm_up_or_compile(
         progress.say(COMPILING)
         batch_size = max_batch_size(len(splits.validation.labels), config.eval.batch_size)
         samples = SampleImages(training=training, evaluation=images(batch_size) if batch_size else None)
-        mode, accumulation = config.train.compile, batches.accumulation
-        return compilation.compile_model(mode, runtime, model, network, samples=samples, accumulation=accumulation)
+        return compilation.compile_model(
+            config.train.compile,
+            runtime,
+            model,
+            network,
+            samples=samples,
+            accumulation=batches.accumulation,
+            repeatable=checks.is_repeatable(config.train),
+        )
     else:
         runtime.warm_up(model, training)
     return None

@@ -66,9 +66,18 @@ class Compiled:
 
 
 def compile_model(
-    mode: Mode, runtime: Runtime, model: nn.Module, network: nn.Module, *, samples: SampleImages, accumulation: int
+    mode: Mode,
+    runtime: Runtime,
+    model: nn.Module,
+    network: nn.Module,
+    *,
+    samples: SampleImages,
+    accumulation: int,
+    repeatable: bool,
 ) -> Compiled:
     """Compile `network`, which `model` wraps, by computing with it once.
+
+    repeatable: choose no kernel by timing, so that the same run again has the same bits.
 
     Raises:
         Failure: USAGE for a model that torch cannot compile, or if there is no compiler.
@@ -76,7 +85,7 @@ def compile_model(
     torch._dynamo.reset()  # or a second network of the same class would be taken for compiled
     began, before = time.monotonic(), count_compiled()
     uses_cuda_graphs = mode == CUDA_GRAPHS_MODE and runtime.device.type == "cuda"
-    _set_up_compiler(network, str(mode), runtime)
+    _set_up_compiler(network, str(mode), runtime, repeatable)
     for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
         _explain_errors(partial(runtime.warm_up, model, samples.training, always=True))
         if samples.evaluation is not None:
@@ -119,12 +128,12 @@ def count_compiled() -> dict[str, int]:
     }
 
 
-def _set_up_compiler(network: nn.Module, mode: str, runtime: Runtime) -> None:
+def _set_up_compiler(network: nn.Module, mode: str, runtime: Runtime, repeatable: bool) -> None:
     from torch._inductor import config
 
     # Compile workers are processes with a torch of their own; torch starts as many per rank as the node has cores.
     config.compile_threads = runtime.cores
-    config.deterministic = True  # no kernels chosen by timing: the same run again has the same bits
+    config.deterministic = repeatable
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # warns that there is no GPU
     # Shows a traceback of every exception below it, even of a stop signal; `_explain_errors` says what it means.
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)

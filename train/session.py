@@ -20,7 +20,7 @@ from train.build import build_trainer
 from train.config import checks
 from train.config.batches import compute_batch_sizes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
-from train.config.schema import RunConfig
+from train.config.schema import RunConfig, TrainConfig
 from train.distributed import runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
@@ -151,7 +151,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
         "global batch": trainer.batches,
         "steps": f"{steps.per_epoch} per epoch, {steps.total} in all{_describe_dropped(steps.dropped)}",
     }
-    if checks.is_bitwise(config.train):
+    if config.train.reproducible != TrainConfig().reproducible:
         rows["reproducible"] = checks.describe_reproducibility(config.train)
     if config.train.parallel != "ddp":
         rows["parallel"] = checks.describe_parallel(config.train, world.world_size)

@@ -98,7 +98,7 @@ def prepared(network: nn.Module, folder: Path) -> compilation.Compiled:
     with built(folder) as trainer:
         rehearsed = compilation.SampleImages(training=torch.zeros(2, 3), evaluation=None)
         return compilation.compile_model(
-            "default", trainer.runtime, network, network, samples=rehearsed, accumulation=1
+            "default", trainer.runtime, network, network, samples=rehearsed, accumulation=1, repeatable=True
         )
 
 

@@ -69,6 +69,7 @@ class Workload:
             f"train.global_batch_size={self.batch * procs}",
             f"train.micro_batch_size={self.batch}",
             f"train.precision={self.precision}",
+            "train.reproducible=none",  # the peers let cuDNN choose the fastest kernels
             f"train.compile={self.compile or 'false'}",
             f"train.epochs={MANY_EPOCHS}",
             f"eval.every_epochs={MANY_EPOCHS}",

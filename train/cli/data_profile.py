@@ -33,7 +33,7 @@ from train.distributed.device import (
     choose_device,
     choose_precision,
     is_out_of_memory,
-    use_deterministic_cudnn,
+    set_up_cudnn,
 )
 from train.distributed.shared_memory import SINGLE_RANK
 from train.models.registry import build_model
@@ -239,7 +239,7 @@ def measure_stages(
     plugin.add_config_folder_to_path(config_file, config.data.name, config.model.name, config.optim.name)
     splits, torch_device = registry.open_splits(config.data), choose_device(device, 0)
     allow_tf32(config.train.tf32)
-    use_deterministic_cudnn(torch_device)
+    set_up_cudnn(torch_device, repeatable=checks.is_repeatable(config.train))
     cacheable = isinstance(splits.training, ImageFileSource)
     splits, notes = _use_complete_cache(splits, config)
     cores = max(1, SINGLE_RANK.cores() // ranks)

@@ -154,6 +154,11 @@ def is_bitwise(train: TrainConfig) -> bool:
     return train.reproducible == BITWISE
 
 
+def is_repeatable(train: TrainConfig) -> bool:
+    """Whether the run must give the same bits when it is run again on as many ranks and threads."""
+    return train.reproducible != "none"
+
+
 def num_micro_batches(train: TrainConfig) -> int:
     """The number of micro batches in a global batch, which are the leaves of the summation tree."""
     assert train.micro_batch_size != "auto"  # `_refuse_bitwise_keys` has refused it
@@ -167,6 +172,8 @@ def bitwise_world_sizes(train: TrainConfig) -> list[int]:
 
 def describe_reproducibility(train: TrainConfig) -> str:
     """The mode in words, for `train check` and for the log at the start of a run."""
+    if not is_repeatable(train):
+        return "none: on GPUs the fastest kernels, which may round differently in each start"
     if not is_bitwise(train):
         return "fast: the same bits on the same number of ranks and threads"
     listed = ", ".join(map(str, bitwise_world_sizes(train)))

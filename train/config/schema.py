@@ -136,7 +136,7 @@ class TrainConfig:
     bucket_cap_mb: int = 25
     sync_batchnorm: bool = False
     ema_decay: float | None = None
-    reproducible: Literal["fast", "bitwise"] = "fast"
+    reproducible: Literal["none", "fast", "bitwise"] = "fast"
     nan: Literal["stop"] = "stop"
     spike: Literal["none", "warn", "rollback"] = "warn"
     check_replicas_every_steps: int | None = 500

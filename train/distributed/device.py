@@ -96,8 +96,7 @@ DEVICE_ERROR_KINDS: Final = (
     DeviceErrorKind(
         messages=("no kernel image is available", "device kernel image is invalid"),
         what="there is no code for this kind of GPU",
-        fix="take other GPUs, or an image whose torch was built for these (torch.cuda.get_arch_list() tells); build "
-        "kernels of your own for these too",
+        fix="take other GPUs, or the image that docs/image.md names for these; build kernels of your own for these too",
         code=ExitCode.IMAGE_MISMATCH,
     ),
     DeviceErrorKind(
@@ -108,8 +107,8 @@ DEVICE_ERROR_KINDS: Final = (
             "forward compatibility was attempted",
         ),
         what="its driver does not run this image's CUDA",
-        fix="entrypoint doctor names the driver that this image needs: ask the administrator for it, "
-        "or use an image with an older CUDA",
+        fix="entrypoint doctor names the image that runs with this driver (docs/image.md); or ask the "
+        "administrator for a newer one",
         code=ExitCode.IMAGE_MISMATCH,
     ),
     DeviceErrorKind(
@@ -335,10 +334,10 @@ def allow_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def use_deterministic_cudnn(device: torch.device) -> None:
-    """Give the same bits for the same run, ranks and threads: cuDNN then chooses no kernel by timing."""
+def set_up_cudnn(device: torch.device, *, repeatable: bool) -> None:
+    """Let cuDNN take only kernels that give the same bits each time, or choose the fastest by timing them."""
     if device.type == "cuda":
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = repeatable, not repeatable
 
 
 def use_bitwise_arithmetic(device_type: str, environ: MutableMapping[str, str]) -> None:

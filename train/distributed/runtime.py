@@ -32,8 +32,8 @@ from train.distributed.device import (
     allow_tf32,
     choose_device,
     choose_precision,
+    set_up_cudnn,
     use_bitwise_arithmetic,
-    use_deterministic_cudnn,
 )
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ def start(config: RunConfig, world: World, environ: MutableMapping[str, str], *,
     device = choose_device(device_type, world.local_rank)
     precision = choose_precision(config.train.precision, device)
     allow_tf32(config.train.tf32)
-    use_deterministic_cudnn(device)
+    set_up_cudnn(device, repeatable=checks.is_repeatable(config.train))
     cpu_group = _init_process_group(config, world, environ, device)
     set_accelerate_environment(environ, world, device)
     return Runtime(

@@ -86,9 +86,9 @@ def test_every_batch_that_is_read_has_the_size_that_it_is_counted_with(monkeypat
 def test_torch_is_set_as_for_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[object] = []
     monkeypatch.setattr(data_profile, "allow_tf32", said.append)
-    monkeypatch.setattr(data_profile, "use_deterministic_cudnn", said.append)
-    profile("train.tf32=true")
-    assert said == [True, torch.device("cpu")]
+    monkeypatch.setattr(data_profile, "set_up_cudnn", lambda device, *, repeatable: said.append((device, repeatable)))
+    profile("train.tf32=true", "train.reproducible=none")
+    assert said == [True, (torch.device("cpu"), False)]
 
 
 @pytest.mark.parametrize(("free", "stays"), [(1e9, True), (1e3, False)])

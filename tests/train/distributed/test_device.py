@@ -102,6 +102,14 @@ def test_tf32_is_what_the_config_says_in_old_and_new_words_and_never_on_the_cpu(
     assert backends.mkldnn.matmul.fp32_precision == before
 
 
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_cudnn_takes_repeatable_kernels_or_the_fastest(monkeypatch: pytest.MonkeyPatch, repeatable: bool) -> None:
+    for name in ("deterministic", "benchmark"):
+        monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
+    device.set_up_cudnn(GPU, repeatable=repeatable)
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (repeatable, not repeatable)
+
+
 @pytest.mark.parametrize(("wanted", "where"), [("fp16", CPU), ("bf16", GPU)], ids=["fp16-on-cpu", "bf16-emulated"])
 def test_a_precision_that_the_device_lacks_is_refused_not_ignored(
     monkeypatch: pytest.MonkeyPatch, wanted: str, where: torch.device

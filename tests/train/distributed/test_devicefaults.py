@@ -35,8 +35,8 @@ NODE = {
     "unknown error": "entrypoint doctor",
 }
 IMAGE = {  # alike on all nodes that have this driver or this type of GPU
-    "CUDA error: no kernel image is available for execution on the device": "get_arch_list",
-    "Triton Error [CUDA]: device kernel image is invalid": "get_arch_list",
+    "CUDA error: no kernel image is available for execution on the device": "docs/image.md",
+    "Triton Error [CUDA]: device kernel image is invalid": "docs/image.md",
     "CUDA error: CUDA driver version is insufficient for CUDA runtime version": "entrypoint doctor",
     "CUDA error: the provided PTX was compiled with an unsupported toolchain.": "entrypoint doctor",
     "CUDA error: forward compatibility was attempted on non supported HW": "entrypoint doctor",
