@@ -5,8 +5,19 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-VENV ?= .venv
+# CUDA=12: torch for CUDA 12, which runs with drivers from 525 on (docs/image.md), in an environment of its own. What a
+# site's modules call CUDA does not count.
+ifeq ($(filter 12 13,$(CUDA)),)
+ifeq ($(origin CUDA),command line)
+$(error CUDA=$(CUDA) is neither 13 nor 12)
+endif
+CUDA := 13
+endif
+VARIANT := $(if $(filter 12,$(CUDA)),-cuda12)
+LOCK := requirements$(VARIANT).lock
+VENV ?= .venv$(VARIANT)
 BIN := $(VENV)/bin
+export CUDA
 # How many test files run at a time.
 JOBS ?= $(shell nproc)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
@@ -83,33 +94,37 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.runtime: requirements.lock $(VENV)/.python
+$(VENV)/.runtime: $(LOCK) $(VENV)/.python
 	@echo 'installing the locked packages (once; about two minutes and 6 GB, most of it CUDA)'
-	$(BIN)/python -m pip install $(PIP) --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install $(PIP) --require-hashes -r $(LOCK)
 	touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@echo 'installing what checks and tests need (once; less than a minute)'
-	$(BIN)/python -m pip install $(PIP) --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install $(PIP) --no-deps --require-hashes -r requirements-dev.lock
 	touch $@
 
-lock: env-dev ## write the lock files anew from pyproject.toml
+lock: env-dev ## write the lock files from pyproject.toml
 	@$(UV_COMPILE) --extra build pyproject.toml -o requirements.lock
-	$(UV_COMPILE) --extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock
+	cp requirements.lock requirements-cuda12.lock # uv keeps the versions that it finds, where they fit
+	$(UV_COMPILE) --extra build --extra cuda12 pyproject.toml -o requirements-cuda12.lock
+	# Only what the runtime locks do not hold: it is installed beside either of them.
+	$(UV_COMPILE) --extra build --extra dev -c requirements.lock pyproject.toml -o requirements-dev.lock \
+	  $$(sed -nE 's/^([a-z0-9-]+)==.*/--no-emit-package \1/p' requirements.lock | sort -u)
 
 testbed: ## as root on Debian: install and build the real engines that the tests use
 	@tests/testbed
 
-image: ## build the OCI image `train` with docker, podman or buildah
+image: ## build the OCI image `train` with docker, podman or buildah (CUDA=12: for drivers from 525 on)
 	@tests/build-image image
 
-sif: ## build train.sif
-	@tests/build-image sif train.sif
+sif: ## build train.sif (with CUDA=12 train-cuda12.sif)
+	@tests/build-image sif $(SIF)
 
 sbom: env-dev ## list every package of the built image in sbom/train.cdx.json
 	@$(BIN)/python tests/sbom
 
-SIF ?= train.sif
+SIF ?= train$(VARIANT).sif
 
 sign: ## sign SIF (train.sif) with the private key KEY (docs/image.md)
 	@tests/signature sign "$(SIF)" "$(KEY)"
@@ -145,4 +160,4 @@ pictures: env-dev ## take the pictures in docs/pictures anew, of a real training
 	@$(BIN)/python docs/pictures.py
 
 clean: ## remove what was built here (not the caches)
-	@rm -rf .venv build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-cuda12 build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

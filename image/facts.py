@@ -11,7 +11,7 @@ import torch
 
 if torch.version.cuda is None:  # an index that offers a CPU build must end here, not on a cluster
     sys.exit(f"torch {torch.__version__} is not a CUDA build: look at the package index that pip used")
-source, revision = Path(sys.argv[1]), sys.argv[2]
+source, revision, lock = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 facts = {
     "version": tomllib.loads((source / "pyproject.toml").read_text())["project"]["version"],
     "revision": revision,
@@ -19,6 +19,8 @@ facts = {
     "python": platform.python_version(),
     "torch": torch.__version__,
     "cuda": torch.version.cuda,
-    "lock_sha256": hashlib.sha256((source / "requirements.lock").read_bytes()).hexdigest(),
+    "architectures": torch._C._cuda_getArchFlags().split(),  # get_arch_list() is empty without a GPU,
+    "lock": lock,
+    "lock_sha256": hashlib.sha256((source / lock).read_bytes()).hexdigest(),
 }
 sys.stdout.write(json.dumps(facts, indent=2) + "\n")

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Last layer: this project, its commands and its examples, under DEST. A second's work, and all that a change of the code rebuilds.
 #
-#   project.sh SOURCE DEST [REVISION]
+#   project.sh SOURCE DEST [REVISION [LOCK]]
 set -eu
-source=$1 dest=$2 revision=${3:-unknown}
+source=$1 dest=$2 revision=${3:-unknown} lock=${4:-requirements.lock}
 python=/opt/venv/bin/python
 site=$dest$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 work=$(mktemp -d)
@@ -22,7 +22,7 @@ mkdir -p "$dest/opt/train-image/examples" && cp "$source/examples/"*.md "$source
 rm -f "$dest/opt/train-image/launch/site.env" # the builder's own: users copy this folder
 cp "$source/image/train" "$source/image/entrypoint" "$source/image/pip" "$dest/usr/local/bin/"
 cut -d" " -f1 /opt/train-image/wheels.txt >"$dest/opt/train-image/constraints.txt"
-"$python" -I "$source/image/facts.py" "$source" "$revision" >"$dest/opt/image.json"
+"$python" -I "$source/image/facts.py" "$source" "$revision" "$lock" >"$dest/opt/image.json"
 mkdir -p "$dest/etc/profile.d" # a login shell (bash -l) begins with Debian's own PATH
 # shellcheck disable=SC2016  # that shell's PATH
 echo 'PATH=/opt/venv/bin:$PATH' >"$dest/etc/profile.d/train-image.sh"

@@ -33,6 +33,7 @@ LAYERS = {
         "job",
         "hostlist",
         "machine",
+        "images",
         "mounts",
         "options",
         "network",

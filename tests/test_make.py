@@ -13,8 +13,9 @@ from processes import TIMEOUT_S
 ROOT = Path(__file__).parents[1]
 
 
-def make(*words: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+def make(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    outer = ("MAKE", "CUDA")  # of the make that runs the tests
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(outer)} | variables
     line = ["make", "--directory", str(ROOT), "--no-print-directory", *words]
     return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
 
@@ -44,6 +45,24 @@ def test_the_first_installation_shows_what_pip_does(tmp_path: Path) -> None:
     assert "pip install" in told[1]
     assert "requirements.lock" in told[1]
     assert "--quiet" not in told[1]
+
+
+def test_cuda_12_is_installed_from_its_own_lock(tmp_path: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (venv / ".runtime").unlink()
+    assert "-r requirements-cuda12.lock" in make("env", f"VENV={venv}", "CUDA=12").stdout
+
+
+def test_what_a_site_s_modules_call_cuda_chooses_no_lock(tmp_path: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (venv / ".runtime").unlink()
+    done = make("env", f"VENV={venv}", CUDA="/usr/local/cuda")
+    assert (done.returncode, "-r requirements.lock" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_cuda_without_a_lock_is_refused() -> None:
+    done = make("env", "CUDA=11")
+    assert (done.returncode, "CUDA=11 is neither 13 nor 12" in done.stderr) == (2, True)
 
 
 def test_where_all_is_installed_nothing_is_said(tmp_path: Path) -> None:

@@ -1,27 +1,27 @@
 """The GPU checks list the usable GPUs and find those that are broken, in use or slow.
 
-They also compare the driver's CUDA version with the one that torch was built for.
+They also tell whether the installed torch runs on this driver and these GPUs, and name the image
+that does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from entrypoint import images
 from entrypoint.doctor import reading
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.doctor.nvml import Gpu, NvmlSnapshot, read_nvml
 from entrypoint.machine import container_engine, nvml_gpus, visible_gpus
 
-# CUDA's major version -> the first driver that runs programs of all its minor versions.
-# Source: NVIDIA, "CUDA Compatibility", table of minor version compatibility.
-MIN_DRIVER_BY_CUDA = {11: 450, 12: 525, 13: 580}
 _DRIVER_FINDING = "driver"
+_ARCHITECTURE_FINDING = "architecture"
 
 
-def driver_findings(snapshot: NvmlSnapshot | None, torch: tuple[str, str | None] | None) -> list[Finding]:
-    """Compare the driver with the CUDA of the installed torch (its version, its CUDA)."""
-    if snapshot is None or not snapshot.gpus:
-        return []
+def torch_findings(
+    snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...], torch: tuple[str, str | None] | None
+) -> list[Finding]:
+    """Whether the installed torch (its version, its CUDA) runs on the driver and on the used GPUs."""
     if snapshot.cuda is None:
         return [warn(_DRIVER_FINDING, f"driver {snapshot.driver} does not report which CUDA it supports", _LIBCUDA_FIX)]
     driver = f"driver {snapshot.driver} supports CUDA {_format_version(snapshot.cuda)}"
@@ -33,10 +33,18 @@ def driver_findings(snapshot: NvmlSnapshot | None, torch: tuple[str, str | None]
     needed = _parse_version(torch_cuda)
     text = f"{driver}; torch {version} was built for CUDA {torch_cuda}"
     if snapshot.cuda[0] < needed[0]:
-        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _newer_driver_fix(needed[0]))]
-    if snapshot.cuda < needed:
-        return [ok(_DRIVER_FINDING, f"{text}: it runs, one major version is enough")]
-    return [ok(_DRIVER_FINDING, text)]
+        return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _other_image_fix(snapshot.cuda, gpus))]
+    enough = ": it runs, one major version is enough" if snapshot.cuda < needed else ""
+    findings = [ok(_DRIVER_FINDING, text + enough)]
+    image = images.image_with_torch(version, needed)
+    without_code = [gpu for gpu in gpus if image and gpu.capability and not image.has_code_for(gpu.capability)]
+    if without_code:
+        names = ", ".join(
+            dict.fromkeys(f"{gpu.name} ({_format_version(gpu.capability or (0, 0))})" for gpu in without_code)
+        )
+        text = f"torch {version} has no code for the compute capability of {names}"
+        findings.append(fail(_ARCHITECTURE_FINDING, text, _other_image_fix(snapshot.cuda, gpus)))
+    return findings
 
 
 _LIBCUDA_FIX = (
@@ -45,10 +53,18 @@ _LIBCUDA_FIX = (
 _CUDA_BUILD_FIX = "install a CUDA build of torch (pip from an index that has one), or use the project's image"
 
 
-def _newer_driver_fix(major: int) -> str:
-    min_driver = MIN_DRIVER_BY_CUDA.get(major)
-    driver = f"driver {min_driver} or newer" if min_driver else f"a driver for CUDA {major}"
-    return f"ask the administrator for {driver}, or use an image with an older CUDA; without GPUs: --device cpu"
+def _other_image_fix(driver_cuda: tuple[int, int], gpus: tuple[Gpu, ...]) -> str:
+    """The image that runs here; without one, the oldest driver with which one would."""
+    capabilities = [gpu.capability for gpu in gpus if gpu.capability]
+    if image := images.image_that_runs_on(driver_cuda, capabilities):
+        return f"use the image that `{image.build}` builds, which runs here (docs/image.md)"
+    image = images.image_with_oldest_driver(capabilities)
+    if image is None:
+        return "no image of this project has code for this GPU: leave it out with CUDA_VISIBLE_DEVICES, or --device cpu"
+    return (
+        f"ask the administrator for driver {image.min_driver} or newer: the image that `{image.build}` builds runs "
+        "with it; without GPUs: --device cpu"
+    )
 
 
 def _parse_version(text: str) -> tuple[int, int]:
@@ -77,7 +93,7 @@ def check(context: CheckContext) -> list[Finding]:
     if snapshot is None or not snapshot.gpus:
         return [no_gpu_finding(context)]
     gpus = select_used_gpus(snapshot, nvml_gpus(), context.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [*gpu_findings(snapshot, gpus), *driver_findings(snapshot, reading.installed_torch_versions())]
+    return [*gpu_findings(snapshot, gpus), *torch_findings(snapshot, gpus, reading.installed_torch_versions())]
 
 
 def preflight(context: CheckContext) -> list[Finding]:

@@ -31,6 +31,7 @@ class Gpu:
     """One GPU.
 
     Attributes:
+        capability: its compute capability, such as (9, 0); None if the driver does not say.
         memory_mib, used_mib: its memory, and how much is used now.
         programs: the number of compute programs that use it.
         uncorrected: memory errors that ECC could not correct since the driver was loaded; None
@@ -43,6 +44,7 @@ class Gpu:
     index: int
     uuid: str
     name: str
+    capability: tuple[int, int] | None
     memory_mib: int
     used_mib: int
     programs: int
@@ -110,10 +112,12 @@ def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     # (corrected, uncorrected, pending, failed)
     rows = _query(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0, 0, 0, 0))
     prohibited = nvml.NVML_COMPUTEMODE_PROHIBITED
+    capability = _query(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), None)
     return Gpu(
         index=index,
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         name=str(_query(nvml, lambda: nvml.nvmlDeviceGetName(handle), "GPU")),
+        capability=tuple(capability) if capability else None,
         memory_mib=memory.total // MIB if memory else 0,
         used_mib=memory.used // MIB if memory else 0,
         programs=len(_query(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), ())),

@@ -19,7 +19,11 @@ from entrypoint.plan import Plan
 PREFLIGHT_TIMEOUT_S = 0.4
 # A failure of these is certain to end a training on GPUs, and torch's own words for it help nobody.
 # finding -> exit code: another node has another GPU, but all nodes have the same image.
-FATAL_FINDINGS = {"driver": ExitCode.IMAGE_MISMATCH, "compute mode": ExitCode.NODE}
+FATAL_FINDINGS = {
+    "driver": ExitCode.IMAGE_MISMATCH,
+    "architecture": ExitCode.IMAGE_MISMATCH,
+    "compute mode": ExitCode.NODE,
+}
 
 
 def run_preflight(

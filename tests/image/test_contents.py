@@ -9,8 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from containers import BUILD, Image, call
+from containers import BUILD, CUDA, Image, call
 from machines import REPOSITORY
+
+from entrypoint.images import IMAGES
 
 pytestmark = [pytest.mark.every_run, pytest.mark.timeout(600)]  # the first one may have to build it
 
@@ -53,7 +55,16 @@ def test_facts_name_version_and_lock(image: Image) -> None:
     facts = json.loads("\n".join(printed(image, "cat /opt/image.json")))
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert facts["version"] == project["version"]
-    assert set(facts) == {"version", "revision", "architecture", "python", "torch", "cuda", "lock_sha256"}
+    names = {"version", "revision", "architecture", "python", "torch", "cuda", "architectures", "lock", "lock_sha256"}
+    assert set(facts) == names
+
+
+def test_the_table_of_images_tells_what_the_image_holds(image: Image) -> None:
+    facts = json.loads("\n".join(printed(image, "cat /opt/image.json")))
+    entry = IMAGES[CUDA]
+    assert facts["torch"].partition("+")[0] == entry.torch
+    assert facts["cuda"] == "{}.{}".format(*entry.cuda)
+    assert facts["architectures"] == [f"sm_{major}{minor}" for major, minor in entry.architectures]
 
 
 def test_labels_name_what_it_is_and_what_it_is_made_of(image: Image) -> None:

@@ -23,7 +23,8 @@ def recipe(image: Image, tmp_path: Path) -> Path:
         pytest.skip(f"machine: {image.engine} tidies up by itself")
     (tmp_path / "tests").mkdir()
     shutil.copy(REPOSITORY / "tests" / "build-image", tmp_path / "tests")
-    for name in ("Containerfile", ".dockerignore", "README.md", "pyproject.toml", "requirements.lock"):
+    locks = [path.name for path in REPOSITORY.glob("requirements*.lock")]
+    for name in ("Containerfile", ".dockerignore", "README.md", "pyproject.toml", *locks):
         shutil.copy(REPOSITORY / name, tmp_path)
     for name in ("bench", "configs", "entrypoint", "examples", "image", "launch", "train"):
         shutil.copytree(REPOSITORY / name, tmp_path / name)

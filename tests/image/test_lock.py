@@ -1,4 +1,4 @@
-"""The lock, and what the index offers for it: wheels for both kinds of machines."""
+"""The locks, and what the index offers for them: wheels for both kinds of machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packaging.markers import Marker
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
-LOCK = (REPOSITORY / "requirements.lock").read_text()
+LOCKS = ("requirements.lock", "requirements-cuda12.lock")
 MACHINES = ("x86_64", "aarch64")
 # Debian trixie's.
 PYTHON, GLIBC = (3, 13), 41
@@ -27,7 +27,7 @@ class Package:
 
     name: str
     marker: str
-    wheels: tuple[tuple[str, str], ...]  # (file name, SHA-256)
+    wheels: tuple[str, ...]  # those whose hash is locked
 
     def wanted(self, machine: str) -> bool:
         """Whether the image has it on this kind of machine."""
@@ -36,27 +36,27 @@ class Package:
         return not self.marker or Marker(self.marker).evaluate({**place, "python_full_version": f"{version}.5"})
 
     def installs(self, machine: str) -> bool:
-        """Whether a wheel whose hash is in the lock fits this kind of machine."""
+        """Whether a wheel whose hash is locked fits this kind of machine."""
         platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(5, GLIBC + 1)] + [f"manylinux2014_{machine}"]
         fitting = {*cpython_tags(PYTHON, platforms=platforms), *compatible_tags(PYTHON, "cp313", platforms)}
-        locked = [name for name, sha256 in self.wheels if f"--hash=sha256:{sha256}" in LOCK]
-        return any(parse_wheel_filename(name)[3] & fitting for name in locked)
+        return any(parse_wheel_filename(name)[3] & fitting for name in self.wheels)
 
 
-def package(entry: dict[str, Any]) -> Package:
+def package(entry: dict[str, Any], lock: str) -> Package:
     """One [[packages]] of a pylock.toml."""
-    files = [(wheel["url"].rpartition("/")[2], wheel["hashes"]["sha256"]) for wheel in entry.get("wheels", [])]
-    return Package(entry["name"], entry.get("marker", ""), tuple(files))
+    locked = [wheel for wheel in entry.get("wheels", []) if f"--hash=sha256:{wheel['hashes']['sha256']}" in lock]
+    return Package(entry["name"], entry.get("marker", ""), tuple(wheel["url"].rpartition("/")[2] for wheel in locked))
 
 
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
+@pytest.fixture(scope="module", params=LOCKS)
+def locked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Package]:
     """What the lock's own tool finds in the index for every line of it."""
     found = tmp_path_factory.mktemp("lock") / "pylock.toml"
     uv = [Path(sys.executable).with_name("uv"), "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
-    more = ["--no-deps", "--generate-hashes", "--format", "pylock.toml", "-o", found, "requirements.lock"]
+    more = ["--no-deps", "--generate-hashes", "--format", "pylock.toml", "-o", found, request.param]
     subprocess.run([*uv, *more], cwd=REPOSITORY, check=True, timeout=200)
-    return [package(entry) for entry in tomllib.loads(found.read_text())["packages"]]
+    lock = (REPOSITORY / request.param).read_text()
+    return [package(entry, lock) for entry in tomllib.loads(found.read_text())["packages"]]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -66,6 +66,8 @@ def test_every_locked_package_has_a_wheel_with_a_locked_hash(locked: list[Packag
     assert [package.name for package in wanted if not package.installs(machine)] == []
 
 
+# The index has torch for CUDA 12 and aarch64 only as a build for the CPU, which needs none of CUDA's packages.
+@pytest.mark.parametrize("locked", ["requirements.lock"], indirect=True)
 def test_both_kinds_of_machines_get_the_same_packages(locked: list[Package]) -> None:
     assert [package.name for package in locked if len({package.wanted(machine) for machine in MACHINES}) == 2] == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import Image
+from containers import LOCK, Image
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from machines import REPOSITORY
@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the image
 
-LOCK = (REPOSITORY / "requirements.lock").read_text().replace("\\\n", "")
+LOCKED = LOCK.read_text().replace("\\\n", "")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def locked(facts: dict[str, str]) -> dict[tuple[str, str], list[str]]:
     """The hashes that the lock allows for each package that such an image has."""
     place = {"platform_machine": facts["architecture"], "python_full_version": facts["python"], "sys_platform": "linux"}
     found = {}
-    for line in LOCK.splitlines():
+    for line in LOCKED.splitlines():
         wanted = Requirement(line.split(" --hash")[0])
         if wanted.marker is None or wanted.marker.evaluate(place):
             found[wanted.name, str(wanted.specifier)[2:]] = re.findall("sha256:([0-9a-f]+)", line)

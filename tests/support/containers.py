@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pathlib import Path
 from machines import REPOSITORY
 
 BUILD = REPOSITORY / "tests" / "build-image"
+CUDA = "12" if os.environ.get("CUDA") == "12" else "13"  # as `make test-image CUDA=12` sets it
+LOCK = REPOSITORY / ("requirements.lock" if CUDA == "13" else f"requirements-cuda{CUDA}.lock")
 # What an engine may need: a machine inside a machine often may not raise limits, and may have both kinds of cgroups.
 LIMITS = ("--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
 OPTIONS = ((), LIMITS, (*LIMITS, "--cgroups=disabled"))

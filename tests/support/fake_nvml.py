@@ -19,6 +19,7 @@ class FakeGpu:
 
     uuid: str = "GPU-made-up-0"
     name: str = "Made-up GPU"
+    capability: tuple[int, int] | None = (9, 0)
     total: int = 80 * 2**30
     used: int = 0
     programs: int = 0
@@ -78,6 +79,9 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
         return gpu.name
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> list[int]:
+        return list(_answered(gpu.capability))
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
         return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)

@@ -18,6 +18,9 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &gpu; return index ? 2 : 0; }
 int nvmlDeviceGetUUID(void *handle, char *to, unsigned room) { strncpy(to, "GPU-made-up-0", room); return 0; }
 int nvmlDeviceGetName(void *handle, char *to, unsigned room) { strncpy(to, "Made-up GPU", room); return 0; }
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+  *major = CAPABILITY / 10; *minor = CAPABILITY % 10; return 0;
+}
 int nvmlSystemGetDriverVersion(char *to, unsigned room) { strncpy(to, DRIVER, room); return 0; }
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = CUDA; return 0; }
 """
@@ -28,9 +31,13 @@ def missing() -> str | None:
     return None if COMPILER else "machine: no C compiler"
 
 
-def installed(folder: Path, *, driver: str, cuda: int) -> dict[str, str]:
-    """The variables of a process that finds this driver. cuda: as NVML counts, 12080 for 12.8."""
-    words = ["-shared", "-fPIC", f'-DDRIVER="{driver}"', f"-DCUDA={cuda}", "-x", "c", "-"]
+def installed(folder: Path, *, driver: str, cuda: int, capability: int = 90) -> dict[str, str]:
+    """The variables of a process that finds this driver.
+
+    cuda: as NVML counts, 12080 for 12.8. capability: 90 for 9.0.
+    """
+    facts = [f'-DDRIVER="{driver}"', f"-DCUDA={cuda}", f"-DCAPABILITY={capability}"]
+    words = ["-shared", "-fPIC", *facts, "-x", "c", "-"]
     command = [str(COMPILER), *words, "-o", str(folder / "libnvidia-ml.so.1")]
     subprocess.run(command, input=SOURCE, text=True, timeout=60, check=True)
     return {"LD_LIBRARY_PATH": str(folder)}
