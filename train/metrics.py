@@ -77,8 +77,8 @@ class Metric:
     shown_beside_accuracy: bool = False
 
     def format(self, value: float | None, digits: int = 4) -> str:
-        """43.21% or 0.4321."""
-        if value is None:
+        """43.21% or 0.4321; a value of a record may be NaN."""
+        if value is None or not math.isfinite(value):
             return NOT_MEASURED
         return f"{value:.2%}" if self.in_percent else f"{value:.{digits}f}"
 

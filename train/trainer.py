@@ -60,13 +60,12 @@ from train.profiler import StepProfiler, steps_to_profile
 from train.run import exit_file, resume
 from train.run.deadline import Durations, estimate_first_save
 from train.run.lock import RunLock
+from train.run.record import BEST_CONFUSION_FILE, BEST_FILE, CONFUSION_FILE
 from train.run.stop import StopRequest, StopSignals
 from train.state import LogWindow, TrainState
 
 T = TypeVar("T")
 BatchStream = Iterator[tuple[MicroBatch, Batch]]
-BEST_FILE: Final = "best.json"
-CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
 NO_VOTE: Final = Vote()
 NO_STATS: Final = EpochStats(seconds=None, images_per_s=None, loss=None)
 # Only an optimizer step changes these tensors: the writer may still copy them while the next step computes.

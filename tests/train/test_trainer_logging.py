@@ -11,7 +11,7 @@ from jobs import built, trained
 
 from train.evaluation import results
 from train.logging.metrics_logger import METRICS_FILE, read_events
-from train.trainer import BEST_CONFUSION_FILE, CONFUSION_FILE
+from train.run.record import BEST_CONFUSION_FILE, CONFUSION_FILE
 
 
 def last(folder: Path) -> dict[str, object]:

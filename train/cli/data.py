@@ -23,13 +23,17 @@ CommandResult = tuple[str, Failure | None]
 DeviceAndRanks = tuple[str, int, int]
 
 
+def _single_cpu_rank(config: RunConfig) -> DeviceAndRanks:
+    return "cpu", 1, 1
+
+
 def run_command(
     words: Sequence[str],
     *,
     file: str | None,
     as_json: bool,
     console: TextIO,
-    device_and_ranks: Callable[[RunConfig], DeviceAndRanks],
+    device_and_ranks: Callable[[RunConfig], DeviceAndRanks] = _single_cpu_rank,
 ) -> CommandResult:
     """Run one command; return its text and the failure that it ends with.
 

@@ -26,6 +26,7 @@ from train.data import class_folders, registry
 from train.data.registry import DataSource
 from train.files import shorten_name
 from train.logging import progress
+from train.run.record import BEST_FILE
 
 EXPORT_FILE: Final = "model.json"  # a folder with this file is an export: see `train.inference.export`
 # The settings that an evaluation may change; all others come from the checkpoint.
@@ -180,7 +181,7 @@ def describe_place_in_run(path: Path) -> str | None:
 def _best_checkpoint(run_folder: Path, committed: Mapping[int, Path]) -> list[Path]:
     """The checkpoint that best.json names, if it is committed; otherwise an empty list."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [committed[files.read_json(run_folder / "best.json")["step"]]]
+        return [committed[files.read_json(run_folder / BEST_FILE)["step"]]]
     return []
 
 

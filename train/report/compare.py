@@ -155,15 +155,8 @@ def difference_tables(runs: Sequence[RecordedRun]) -> list[Table]:
     facts = [_all_facts(run) for run in runs]
     keys = dict.fromkeys(key for fact in facts for key in fact)
     differ = [key for key in keys if len({fact.get(key, NOT_RECORDED) for fact in facts}) > 1]
-    return [
-        _difference_table(runs, facts, differ[start : start + MAX_COLUMNS])
-        for start in range(0, len(differ), MAX_COLUMNS)
-    ]
-
-
-def _difference_table(runs: Sequence[RecordedRun], facts: Sequence[Mapping[str, str]], keys: Sequence[str]) -> Table:
-    rows = [[run.name, *(fact.get(key, NOT_RECORDED) for key in keys)] for run, fact in zip(runs, facts, strict=True)]
-    return Table(head=["run", *keys], rows=rows, left=1 + len(keys))
+    rows = [[run.name, *(fact.get(key, NOT_RECORDED) for key in differ)] for run, fact in zip(runs, facts, strict=True)]
+    return Table(head=["run", *differ], rows=rows, left=1 + len(differ)).parts(MAX_COLUMNS)
 
 
 def _all_facts(run: RecordedRun) -> dict[str, str]:
@@ -324,28 +317,14 @@ def _scale_against(base: ScalingMeasurement, point: ScalingMeasurement) -> Scali
 def scaling_panels(measured: Mapping[str, Sequence[ScalingMeasurement]]) -> list[Panel]:
     """Panels of speed-up and efficiency with the ideal and the 75 % line.
 
-    None without measurements.
+    Empty without measurements.
     """
     curves = {name: results for name, points in measured.items() if (results := compute_scaling(points))}
     ticks = sorted({float(point.processes) for results in curves.values() for point in results})
     if not ticks:
         return []
-    ideal = [tick / ticks[0] for tick in ticks]
-    speed_up = [PlotSeries(name="ideal", x=ticks, y=ideal, style="ideal")]
-    speed_up += [
-        PlotSeries(
-            name=f"{TARGET_EFFICIENCY:.0%} of ideal",
-            x=ticks,
-            y=[TARGET_EFFICIENCY * ideal_speed_up for ideal_speed_up in ideal],
-            style="limit",
-        )
-    ]
-    efficiency = [PlotSeries(name="ideal", x=ticks, y=[100.0 for _ in ticks], style="ideal")]
-    efficiency += [
-        PlotSeries(
-            name=f"{TARGET_EFFICIENCY:.0%} of ideal", x=ticks, y=[100 * TARGET_EFFICIENCY for _ in ticks], style="limit"
-        )
-    ]
+    speed_up = _reference_lines(ticks, [tick / ticks[0] for tick in ticks])
+    efficiency = _reference_lines(ticks, [100.0 for _ in ticks])
     speed_up += [_speed_up_series(name, number, results) for number, (name, results) in enumerate(curves.items())]
     efficiency += [_efficiency_series(name, number, results) for number, (name, results) in enumerate(curves.items())]
     base = f"over {ticks[0]:g} {X_LABEL}" if ticks[0] > 1 else "over one"
@@ -355,6 +334,14 @@ def scaling_panels(measured: Mapping[str, Sequence[ScalingMeasurement]]) -> list
     return [
         Panel(title="Speed-up", x=X_LABEL, y=f"speed-up {base}", series=speed_up, ticks=ticks, log_x=2, log_y=2),
         replace(efficiency_panel, top=AXIS_HEADROOM * max(map(_highest_value, efficiency)), legend="lower left"),
+    ]
+
+
+def _reference_lines(ticks: Sequence[float], ideal: Sequence[float]) -> list[PlotSeries]:
+    limit = [TARGET_EFFICIENCY * value for value in ideal]
+    return [
+        PlotSeries(name="ideal", x=ticks, y=ideal, style="ideal"),
+        PlotSeries(name=f"{TARGET_EFFICIENCY:.0%} of ideal", x=ticks, y=limit, style="limit"),
     ]
 
 
@@ -411,10 +398,8 @@ def scaling_section(runs: Sequence[RecordedRun], differences: RunDifferences, *,
     """
     if len({read.num_ranks(run) for run in runs}) < 2:
         return None
-    measured, excluded = (
-        scaling_measurements(runs),
-        [Paragraph(text=f"{line}.", caution=True) for line in excluded_runs(runs)],
-    )
+    measured = scaling_measurements(runs)
+    excluded = [Paragraph(text=f"{line}.", caution=True) for line in excluded_runs(runs)]
     if len(measured) < 2:
         too_few = Paragraph(text="Speed-up needs the speed of runs on two numbers of ranks or more.")
         return Section(title=SCALING_TITLE, blocks=[too_few, *excluded])

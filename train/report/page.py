@@ -92,7 +92,6 @@ def _is_report_page(page: Path) -> bool:
         return False
 
 
-MAX_JSON_BYTES: Final = 64 * 2**20
 SCALING_PREFIX: Final = "scaling"  # prefix of series with x = processes and a line `images_per_s`
 MAX_TICKS: Final = 12  # values of x that are all labelled
 THROUGHPUT_KEY: Final = "images_per_s"
@@ -121,14 +120,11 @@ def read_bench(path: Path) -> BenchResults:
         Failure: NO_INPUT if it cannot be read, DATA if it is no bench.
     """
     try:
-        status = path.stat()  # reading a pipe or a device may never end
-        content = (
-            json.loads(path.read_bytes()) if S_ISREG(status.st_mode) and status.st_size <= MAX_JSON_BYTES else None
-        )
+        content = file_io.read_json(path)
     except OSError as error:
         fix = "give a run's folder, or the file that `train bench --output DIR` wrote"
         raise Failure(f"{path} cannot be read", found=error.strerror, fix=fix, code=ExitCode.NO_INPUT) from error
-    except (ValueError, RecursionError):
+    except ValueError:
         content = None
     if not isinstance(content, dict) or not ("rows" in content or "series" in content):
         raise Failure(
@@ -177,20 +173,11 @@ def bench_table(bench: BenchResults) -> Table:
 
 
 def _bench_cells(row: Mapping[str, Any]) -> list[str]:
-    target_cells = [
-        _format_json_value(row.get("row")),
-        _format_json_value(row.get("what")),
-        _format_json_value(row.get("target")),
-    ]
+    target_cells = [_format_json_value(row.get(key)) for key in ("row", "what", "target")]
     value, low, high = (finite_or_nan(row.get(key)) for key in ("value", "low", "high"))
     if not math.isfinite(value):
-        return [
-            *target_cells,
-            "-",
-            f"{NOT_MEASURED}: {_format_json_value(row.get('missing', 'no reason given'))}",
-            "",
-            "",
-        ]
+        reason = _format_json_value(row.get("missing", "no reason given"))
+        return [*target_cells, "-", f"{NOT_MEASURED}: {reason}", "", ""]
     reached = row.get("holds")
     interval = (
         f"{'range ' * (row.get('sure') is False)}{format_number(low)} to {format_number(high)}" if low < high else ""
@@ -377,7 +364,7 @@ def summary_section(run: RecordedRun) -> Section:
     best = read.best_evaluation(run)
     metric = read.selection_metric(run)
     key_figures = {
-        f"best {read.metric_label(metric)}": read.format_metric(best[0] if best else None, metric),
+        f"best {read.metric_label(metric)}": metric.format(best[0] if best else None),
         "speed": read.format_throughput(read.measured_throughput(run)),
         "training": read.format_duration(read.training_seconds(run)),
         "ran on": read.describe_world(run),
@@ -386,7 +373,7 @@ def summary_section(run: RecordedRun) -> Section:
         Paragraph(text=_as_sentence(read.describe_status(run))),
         DescriptionList(rows=key_figures, large=True),
     ]
-    blocks += [Paragraph(text=f"{_as_sentence(missing)}", caution=True) for missing in run.missing]
+    blocks += [Paragraph(text=_as_sentence(missing), caution=True) for missing in run.missing]
     blocks.append(DescriptionList(rows=_run_details(run)))
     return Section(title="In short", blocks=blocks)
 
@@ -403,7 +390,7 @@ def evaluations_section(run: RecordedRun) -> Section | None:
     measured = [(metric, values) for metric, values in columns if any(map(math.isfinite, values.values()))]
     steps_by_name = {f"best {read.metric_label(selected)}": best[1] if best else None, "last": max(steps)}
     rows = [
-        [name, f"{step:,.0f}", *(read.format_metric(values.get(step), metric) for metric, values in measured)]
+        [name, f"{step:,.0f}", *(metric.format(values.get(step)) for metric, values in measured)]
         for name, step in steps_by_name.items()
         if step is not None
     ]
@@ -445,10 +432,8 @@ def _runs_table(runs: Sequence[RecordedRun]) -> Table:
         rows.append(
             [
                 run.name,
-                f"{metric.name} {read.format_metric(best[0] if best else None, metric)}",
-                read.format_throughput(speed).removesuffix(" images/s")
-                if speed and not speed.warm_up
-                else read.format_throughput(speed),
+                f"{metric.name} {metric.format(best[0] if best else None)}",
+                read.format_throughput(speed).removesuffix(" images/s"),
                 read.format_duration(read.training_seconds(run)),
                 compare.MUST_MATCH[compare.GLOBAL_BATCH](run),
                 compare.MUST_MATCH["precision"](run),

@@ -12,7 +12,7 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -81,16 +81,11 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def make_figure(
-    rows: int, columns: int, *, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT
-) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes row by row, for panels of `width` x `height` inches.
-
-    Use it inside `plot_style`.
-    """
-    figure = Figure(figsize=(columns * width, rows * height), dpi=DPI, layout="constrained")
+def make_figure(*, width: float = PANEL_WIDTH, height: float = PANEL_HEIGHT) -> tuple[Figure, Axes]:
+    """A figure of `width` x `height` inches, and its axes. Use it inside `plot_style`."""
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, figure.subplots()
 
 
 def encode_png(figure: Figure) -> bytes:
@@ -100,7 +95,7 @@ def encode_png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def shorten_name(name: str, max_letters: int = MAX_NAME_LETTERS) -> str:
+def shorten_middle(name: str, max_letters: int = MAX_NAME_LETTERS) -> str:
     """Shorten a name to its beginning and its end, where names of runs differ."""
     printable = "".join(letter if letter.isprintable() else "?" for letter in name)
     half = max_letters // 2
@@ -121,13 +116,13 @@ def draw_confusion_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str
     side = min(10.0, max(4.2, 2.4 + 0.36 * size))
     shares = [[cell / total if (total := sum(row)) else 0.0 for cell in row] for row in matrix]
     with plot_style():
-        figure, (axes,) = make_figure(1, 1, width=side + 0.8, height=side)
+        figure, axes = make_figure(width=side + 0.8, height=side)
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axes.set_xlabel("predicted")
         axes.set_ylabel("true")
         axes.grid(visible=False)
         if size <= MAX_LABELED_CLASSES:
-            names = [shorten_name(name, 18) for name in classes]
+            names = [shorten_middle(name, 18) for name in classes]
             side_by_side = size * max(map(len, names)) <= MAX_HORIZONTAL_LETTERS
             axes.set_xticks(range(size), names, rotation=0 if side_by_side else 90, fontsize=8)
             axes.set_yticks(range(size), names, fontsize=8)
@@ -198,16 +193,18 @@ def draw_panel(panel: Panel, *, note: str | None = None) -> bytes:
     note: a text inside the picture, so that it is not lost when the picture is copied.
     """
     with plot_style():
-        figure, (axes,) = make_figure(1, 1)
+        figure, axes = make_figure()
         _draw_axes(axes, panel)
         if note:
-            lines = textwrap.wrap(shorten_name(note, 400), 85)  # matplotlib's own wrapping treats a `$` as mathematics
+            lines = textwrap.wrap(
+                shorten_middle(note, 400), 85
+            )  # matplotlib's own wrapping treats a `$` as mathematics
             figure.suptitle("\n".join(lines), fontsize=9, color="#B91C1C")
         return encode_png(figure)
 
 
 def _draw_axes(axes: Axes, panel: Panel) -> None:
-    axes.set_title(shorten_name(panel.title, 60))
+    axes.set_title(shorten_middle(panel.title, 60))
     axes.set_xlabel(_format_axis_label(panel.x, panel.log_x))
     axes.set_ylabel(_format_axis_label(panel.y, panel.log_y))
     _set_scales(axes, panel)
@@ -238,7 +235,7 @@ def _draw_marks(axes: Axes, panel: Panel) -> None:
     top_axis, positions = axes.secondary_xaxis("top"), sorted(panel.marks)
     left, right = axes.get_xlim()
     overlap = any(b - a < MIN_MARK_DISTANCE * (right - left) for a, b in pairwise(positions))
-    top_axis.set_ticks(positions, labels=[shorten_name(panel.marks[x]) for x in positions])
+    top_axis.set_ticks(positions, labels=[shorten_middle(panel.marks[x]) for x in positions])
     top_axis.tick_params(length=0, labelsize=7, labelcolor=GRAY, labelrotation=30 if overlap else 0, pad=1)
     top_axis.spines["top"].set_visible(False)
     for word in top_axis.get_xticklabels():
@@ -252,7 +249,7 @@ def _draw_series(axes: Axes, series: PlotSeries, number: int) -> None:
     style: dict[str, Any] = {"color": COLORS[color], "linestyle": DASHES[dash], **SERIES_STYLES[series.style]}
     if series.style == "points" or len(series.x) == 1:
         style["marker"] = MARKERS[dash]
-    name = shorten_name(series.name)
+    name = shorten_middle(series.name)
     if series.low is None or series.high is None:
         axes.plot(series.x, series.y, label=name, **style)
     else:
@@ -308,20 +305,18 @@ class TargetRatio:
 def draw_ratios(title: str, rows: Sequence[TargetRatio]) -> bytes:
     """Draw a PNG with a dot for each row, right of 1 if the value is better than the target."""
     with plot_style():
-        figure, (axes,) = make_figure(1, 1, width=RATIOS_WIDTH, height=1.1 + RATIO_ROW_HEIGHT * max(1, len(rows)))
-        axes.set_title(shorten_name(title, 90))
+        figure, axes = make_figure(width=RATIOS_WIDTH, height=1.1 + RATIO_ROW_HEIGHT * max(1, len(rows)))
+        axes.set_title(shorten_middle(title, 90))
         axes.set_xscale("log")
         axes.axvline(1.0, color=GRAY, linewidth=1.2)
         for y, row in enumerate(rows):
-            colour, bounds = (
-                MET_COLOR if row.met else MISSED_COLOR,
-                [_share_of_target(row, row.low), _share_of_target(row, row.high)],
-            )
+            colour = MET_COLOR if row.met else MISSED_COLOR
+            bounds = [_share_of_target(row, row.low), _share_of_target(row, row.high)]
             axes.plot([min(bounds), max(bounds)], [y, y], color=colour, linewidth=4, alpha=0.35, solid_capstyle="butt")
             axes.plot(
                 [_share_of_target(row, row.value)], [y], color=colour, marker="o" if row.met else "X", linestyle=""
             )
-        axes.set_yticks(range(len(rows)), [shorten_name(row.name, 60) for row in rows])
+        axes.set_yticks(range(len(rows)), [shorten_middle(row.name, 60) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel("times the target (right of the line: reached)")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -514,10 +509,10 @@ def _describe_evaluation(run: RecordedRun, matrix: ConfusionMatrix) -> str:
     scores = dict(zip(*run.column("eval", metric.name), strict=True))
     if best is None or matrix.step not in scores:
         return ""
-    score = f"{read.metric_label(metric)} {read.format_metric(scores[matrix.step], metric)}"
+    score = f"{read.metric_label(metric)} {metric.format(scores[matrix.step])}"
     if matrix.step == best[1]:
         return f", the best evaluation ({score})"
-    best_score = read.format_metric(best[0], metric)
+    best_score = metric.format(best[0])
     return f", the last evaluation ({score}), not the best ({best_score}, after step {best[1]:,.0f})"
 
 
@@ -677,7 +672,11 @@ def gpu_table(by_gpu: Mapping[str, Sequence[MetricsEvent]], what: str = "GPU") -
     keys = [key for key in GPU_METRICS if any(_finite_values(events, key) for events in by_gpu.values())]
     head = [
         what,
-        *(f"{GPU_METRICS[key].name}, {GPU_METRICS[key].unit}: {what}" for key in keys for what in ("mean", "highest")),
+        *(
+            f"{GPU_METRICS[key].name}, {GPU_METRICS[key].unit}: {statistic}"
+            for key in keys
+            for statistic in ("mean", "highest")
+        ),
     ]
     rows = [
         [name, *(cell for key in keys for cell in _mean_and_max(_finite_values(events, key)))]
@@ -691,12 +690,9 @@ def _gpu_panel(key: str, by_gpu: Mapping[str, Sequence[MetricsEvent]], start: fl
     curves = {name: _gpu_curve(events, key, start) for name, events in by_gpu.items() if _finite_values(events, key)}
     if not curves:
         return None
+    series = [PlotSeries(name=name, x=x, y=y, colour=colour) for colour, (name, (x, y)) in enumerate(curves.items())]
     if len(curves) > MAX_COLORED_GPUS:
-        series = [PlotSeries(name=name, x=x, y=y, style="faint", colour=0) for name, (x, y) in curves.items()]
-    else:
-        series = [
-            PlotSeries(name=name, x=x, y=y, colour=colour) for colour, (name, (x, y)) in enumerate(curves.items())
-        ]
+        series = [replace(curve, style="faint", colour=0) for curve in series]
     top = 105.0 if metric.unit == "%" else None
     return Panel(title=metric.name, x="minutes", y=metric.unit, series=series, from_zero=True, top=top)
 

@@ -28,8 +28,6 @@ from train.metrics import DEFAULT_METRIC, METRICS, NOT_MEASURED, Metric, find_me
 from train.run import exit_file, record
 from train.run.exit_file import ExitRecord
 
-CONFUSION_FILE: Final = "confusion.json"
-BEST_CONFUSION_FILE: Final = "confusion-best.json"
 MAX_CLASSES: Final = 1000
 MetricsEvent = Mapping[str, Any]
 
@@ -133,8 +131,8 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
         events=events or {},
         ending=record.last_training_exit(_all_starts(facts), exit_file.read_exit(folder)),
         cut_off=exit_file.describe_unfinished_save(folder),
-        confusion=_read_confusion(folder / CONFUSION_FILE),
-        confusion_best=_read_confusion(folder / BEST_CONFUSION_FILE),
+        confusion=_read_confusion(folder / record.CONFUSION_FILE),
+        confusion_best=_read_confusion(folder / record.BEST_CONFUSION_FILE),
         kept=_count_checkpoints(folder / "checkpoints"),
         missing=tuple(f"{file} is not there or cannot be read" for file, text in contents.items() if text is None),
     )
@@ -358,11 +356,6 @@ def describe_world(run: RecordedRun) -> str:
     if not ranks or not nodes:
         return "not recorded"
     return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
-
-
-def format_metric(value: float | None, metric: Metric = DEFAULT_METRIC) -> str:
-    """A value of the record, which may hold anything."""
-    return metric.format(value if value is not None and math.isfinite(value) else None)
 
 
 def format_throughput(throughput: Throughput | None) -> str:

@@ -78,15 +78,16 @@ def _valid_hash(text: str) -> str | None:
     return text if GIT_HASH.fullmatch(text) else None
 
 
-RUN_FILE, CONFIG_FILE = "run.json", "config.yaml"
+RUN_FILE, CONFIG_FILE, BEST_FILE = "run.json", "config.yaml", "best.json"
+CONFUSION_FILE, BEST_CONFUSION_FILE = "confusion.json", "confusion-best.json"
 PROJECT_PACKAGE = "train-image"
 RECORDED_PACKAGES = (PROJECT_PACKAGE, "torch", "torchvision", "accelerate", "safetensors", "numpy")
 # checkpoint.resume=never moves these aside, with the configuration and the record of that training.
 RESULT_NAMES = (
     "checkpoints",
-    "best.json",
-    "confusion.json",
-    "confusion-best.json",
+    BEST_FILE,
+    CONFUSION_FILE,
+    BEST_CONFUSION_FILE,
     "metrics.jsonl",
     "tensorboard",
     "trackers",

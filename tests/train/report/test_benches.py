@@ -88,7 +88,7 @@ def test_what_is_no_bench_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(Failure, match="holds no bench"):
+    with pytest.raises(Failure, match="cannot be read"):
         page.read_bench(tmp_path / "a.json")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from made_up_runs import found_finished, go_on, history, make_run
 
+from train.metrics import DEFAULT_METRIC
 from train.report import read
 from train.report.read import RecordedRun
 from train.run import exit_file
@@ -55,7 +56,7 @@ def test_a_run_without_a_log_point_has_no_speed(tmp_path: Path) -> None:
         None,
         None,
     )
-    assert read.format_throughput(None) == read.format_duration(None) == read.format_metric(None) == "not measured"
+    assert read.format_throughput(None) == read.format_duration(None) == DEFAULT_METRIC.format(None) == "not measured"
 
 
 def test_training_seconds_are_steps_times_batch_over_speed(tmp_path: Path) -> None:

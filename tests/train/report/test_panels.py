@@ -19,7 +19,7 @@ LINE = PlotSeries(name="a run", x=[1, 2, 4], y=[3.0, math.nan, 1.0])
 def filled(panel: Panel) -> Axes:
     """The axes of one panel."""
     with plots.plot_style():
-        _, (axes,) = plots.make_figure(1, 1)
+        _, axes = plots.make_figure()
         plots._draw_axes(axes, panel)
     return axes
 

@@ -18,7 +18,7 @@ from train.report.document import DPI
 def drawn() -> bytes:
     """A small picture with letters and a line."""
     with plots.plot_style():
-        figure, (axes,) = plots.make_figure(1, 1, width=2, height=1.5)
+        figure, axes = plots.make_figure(width=2, height=1.5)
         axes.plot([1, 2], [1, 2])
         axes.set_title("100 $_x for 5 $")
         return plots.encode_png(figure)
@@ -62,4 +62,4 @@ def test_a_home_that_cannot_be_written_is_not_worth_a_word(tmp_path: Path) -> No
     ],
 )
 def test_a_name_is_cut_in_its_middle_and_stays_on_one_line(name: str, shown: str) -> None:
-    assert plots.shorten_name(name, 20) == shown
+    assert plots.shorten_middle(name, 20) == shown
