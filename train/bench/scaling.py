@@ -11,6 +11,7 @@ from train.bench import training
 from train.bench.measurements import Measurement, Row, Series, Target, reported_row
 from train.bench.processes import BenchOptions, parse_counts
 from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining, Workload
+from train.config import load
 from train.config.batches import nearest_multiples
 from train.logging.progress import pluralize
 
@@ -145,8 +146,6 @@ def _config_settings(options: BenchOptions, mode: str, count: int, smallest: int
     Raises:
         Failure: USAGE for a global batch that cannot grow with the processes.
     """
-    from train.config import load  # YAML
-
     train = load.load_config(options.config, options.overrides).train
     batch = _grown_batch(train.global_batch_size, count, smallest) if mode == WEAK else train.global_batch_size
     divides = train.micro_batch_size == "auto" or batch % (train.micro_batch_size * count) == 0

@@ -14,6 +14,8 @@ from train.bench import training
 from train.bench.measurements import Measurement, Row, Series, Target, reported_row
 from train.bench.processes import BenchOptions, parse_counts
 from train.bench.training import ENDLESS_SETTINGS, Speed, TimedTraining
+from train.config import load
+from train.config.batches import largest_divisor
 from train.config.load import keep_last_overrides
 from train.config.precisions import PRECISIONS
 
@@ -82,9 +84,6 @@ def num_processes(options: BenchOptions) -> int:
 
 def grid(options: BenchOptions, procs: int) -> list[Setting]:
     """All combinations of the requested values, or of those that make sense on this machine."""
-    from train.config import load  # YAML
-    from train.config.batches import largest_divisor
-
     arguments, share = options.arguments, max(1, num_usable_cores() // procs)
     batch = load.load_config(options.config, _settings(options)).train.global_batch_size
     largest = batch // procs if options.device == "cuda" else min(batch // procs, LARGEST_ON_CPU)

@@ -355,10 +355,8 @@ def check_samples(
     splits = registry.open_splits(config.data)
     total = len(splits.training.labels) + len(splits.validation.labels)
     min_size = config.data.image_size if isinstance(splits.training, ImageFileSource) else 0
-    training, validation = (
-        _make_split_findings("training", splits.training, min_size),
-        _make_split_findings("validation", splits.validation, min_size),
-    )
+    training = _make_split_findings("training", splits.training, min_size)
+    validation = _make_split_findings("validation", splits.validation, min_size)
     for findings, source, other in ((training, splits.training, None), (validation, splits.validation, training)):
         for sample in inspect_source(source, splits.shape, num_usable_cores()):
             findings.add(sample, other)

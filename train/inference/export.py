@@ -126,10 +126,8 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
     try:
         # The run's seed: random tensors that are not in the state dict depend on it.
         seed = int(description.get("config", {}).get("run", {}).get("seed", 0))
-        input_, shape = (
-            description["input"],
-            Shape(channels=description["input"]["channels"], size=tuple(description["input"]["size"])),
-        )
+        input_ = description["input"]
+        shape = Shape(channels=input_["channels"], size=tuple(input_["size"]))
         sample_origin = inputs.parse_sample_origin(
             input_.get("made"), description.get("config", {}).get("data", {}).get("name")
         )

@@ -169,10 +169,8 @@ def _top_classes(scores: Tensor, top: int) -> list[list[tuple[int, float]]]:
 
 
 def _make_prediction(path: Path, top_classes: list[tuple[int, float]], classes: tuple[str, ...]) -> Prediction:
-    names, probabilities = (
-        tuple(classes[index] for index, _ in top_classes),
-        tuple(probability for _, probability in top_classes),
-    )
+    names = tuple(classes[index] for index, _ in top_classes)
+    probabilities = tuple(probability for _, probability in top_classes)
     return Prediction(path=path, classes=names, probabilities=probabilities)
 
 

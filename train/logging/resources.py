@@ -59,11 +59,8 @@ def split_by_rank(everyone: Sequence[float], *, hosts: Sequence[str], gpus: int)
 
 
 def _parse_rank_usage(number: int, host: str, row: Sequence[float]) -> RankUsage:
-    process, rest, torch = (
-        row[: len(gauges.PROCESS_FIELDS)],
-        row[len(gauges.PROCESS_FIELDS) : -len(TORCH_MEMORY_KEYS)],
-        row[-len(TORCH_MEMORY_KEYS) :],
-    )
+    process, torch = row[: len(gauges.PROCESS_FIELDS)], row[-len(TORCH_MEMORY_KEYS) :]
+    rest = row[len(gauges.PROCESS_FIELDS) : -len(TORCH_MEMORY_KEYS)]
     size = len(gauges.GPU_FIELDS)
     gpus = [rest[at : at + size] for at in range(0, len(rest), size)]
     own = dict(zip(gauges.PROCESS_FIELDS, process, strict=True)) | dict(zip(TORCH_MEMORY_KEYS, torch, strict=True))
