@@ -99,7 +99,7 @@ def run(argv: Sequence[str], environ: MutableMapping[str, str], signals: StopSig
             with signals.deferred(), no_garbage_collection():
                 from train.inference import evaluate
             options = {"as_json": arguments.json, "all_": arguments.all}
-            code = evaluate.evaluate_on_rank(config, checkpoint, world, environ, **options, pulse=heartbeat)
+            code = evaluate.evaluate_on_rank(config, checkpoint, world, environ, **options, heartbeat=heartbeat)
         else:
             keep_compiled_code(environ, config)
             silence_profiler(environ, config)

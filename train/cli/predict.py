@@ -100,8 +100,8 @@ def handle(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     for warning in decode.gray_level_warnings(decode.highest_values(files)):
         print_message(f"WARNING: {warning}", sys.stderr)
-    if model.doubt:
-        print_message(f"WARNING: {model.doubt}", sys.stderr)
+    if model.warning:
+        print_message(f"WARNING: {model.warning}", sys.stderr)
     try:
         for prediction in predict.predict_images(model, files, top, lambda text: print(text, file=sys.stderr)):
             _print_prediction(prediction, as_json=arguments.json)

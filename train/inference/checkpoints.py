@@ -166,7 +166,7 @@ def read_state(chosen: ChosenCheckpoint) -> dict[str, Any]:
         raise _damaged_failure(chosen.path, f"{STATE_FILE}: {type(reason).__name__} {reason}") from reason
 
 
-def describe_place_in_run(path: Path) -> str | None:
+def describe_standing(path: Path) -> str | None:
     """The checkpoint's current position in its run: "the best", "the last"; None outside of a run."""
     if path.parent.name != "checkpoints":
         return None

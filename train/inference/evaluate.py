@@ -27,7 +27,7 @@ from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
 from train.inference import checkpoints
-from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_place_in_run
+from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
 from train.models import registry as model_registry
 
@@ -136,7 +136,7 @@ def evaluate_on_rank(
     *,
     as_json: bool,
     all_: bool = False,
-    pulse: Heartbeat | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> int:
     """Evaluate as one rank; rank 0 writes the result to stdout. Returns the exit code (OK).
 
@@ -145,37 +145,39 @@ def evaluate_on_rank(
     Raises:
         Failure: if the checkpoint cannot be evaluated.
     """
-    ready = runtime.start(config, world, environ, accumulation=1)
-    chosen = ready.run_on_rank_zero(lambda: chosen)  # rank 0's choice: a training may save meanwhile
-    pulse = pulse or Heartbeat()
-    pulse.beat("data")
+    rank_runtime = runtime.start(config, world, environ, accumulation=1)
+    chosen = rank_runtime.run_on_rank_zero(lambda: chosen)  # rank 0's choice: a training may save meanwhile
+    heartbeat = heartbeat or Heartbeat()
+    heartbeat.beat("data")
     # Without the cache: filling it would also read the training images.
     config = replace(config, data=replace(config.data, cache=None))
-    data = open_evaluation_data(config, chosen, ready, all_=all_)
+    data = open_evaluation_data(config, chosen, rank_runtime, all_=all_)
     sets = data.sets
-    for note in data.notes if ready.is_main else ():
+    for note in data.notes if rank_runtime.is_main else ():
         sys.stderr.write(f"WARNING: {note}\n")
     weights = load_weights(chosen)
-    model = build_model(config, sets, weights, ready)
+    model = build_model(config, sets, weights, rank_runtime)
     num_images = len(sets.validation.labels)
     with explain_out_of_memory(max_batch_size(num_images, config.eval.batch_size)):
-        loader = open_validation_loader(config, sets, ready, pulse)
+        loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
         evaluation = evaluate(
-            model, pulse.each("evaluation", loader.evaluate(batches)), ready, classes=len(sets.classes)
+            model, heartbeat.each("evaluation", loader.evaluate(batches)), rank_runtime, classes=len(sets.classes)
         )
-    if ready.is_main:
+    if rank_runtime.is_main:
         report = _build_report(
-            config, chosen, data, ready, evaluation, averaged=weights.averaged, loader=loader.description
+            config, chosen, data, rank_runtime, evaluation, averaged=weights.averaged, loader=loader.description
         )
         sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
         sys.stdout.flush()
-    ready.barrier()
-    ready.close()
+    rank_runtime.barrier()
+    rank_runtime.close()
     return int(ExitCode.OK)
 
 
-def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Runtime, *, all_: bool) -> EvaluationData:
+def open_evaluation_data(
+    config: RunConfig, chosen: ChosenCheckpoint, rank_runtime: Runtime, *, all_: bool
+) -> EvaluationData:
     """Open the data, and compare it with the other ranks' and the training's.
 
     Raises:
@@ -185,7 +187,7 @@ def open_evaluation_data(config: RunConfig, chosen: ChosenCheckpoint, ready: Run
     training_facts = checkpoints.training_dataset_facts(chosen)
     sets = registry.open_splits(checkpoints.without_class_count(config.data, training_facts))
     fingerprint = statistics.data_fingerprint(sets, config.data.root)
-    statistics.refuse_different_data(fingerprint, config.data.name, ready.all_gather)
+    statistics.refuse_different_data(fingerprint, config.data.name, rank_runtime.all_gather)
     facts = DatasetFacts(
         data=config.data,
         classes=tuple(sets.classes),
@@ -215,7 +217,7 @@ def load_weights(chosen: ChosenCheckpoint) -> CheckpointWeights:
     return CheckpointWeights(tensors={**tensors[MODEL_GROUP], **average}, averaged=bool(average))
 
 
-def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights, ready: Runtime) -> nn.Module:
+def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights, rank_runtime: Runtime) -> nn.Module:
     """The model with these weights, on the device and in the run's precision.
 
     Raises:
@@ -224,30 +226,30 @@ def build_model(config: RunConfig, sets: DataSplits, weights: CheckpointWeights,
     model_config = replace(config.model, weights=None)  # the training's initial weights may be gone
     model = model_registry.build_model(model_config, classes=len(sets.classes), shape=sets.shape, seed=config.run.seed)
     if differences := _state_dict_differences(model.state_dict(), weights.tensors):
-        expected, mismatch = (
-            f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}",
-            "; ".join(differences[:3]),
-        )
+        expected = f"{len(sets.classes)} classes, pictures of {list(sets.shape.input)}"
+        mismatch = "; ".join(differences[:3])
         raise _model_mismatch_failure("the checkpoint", mismatch, f"a network for the data: {expected}")
     model.load_state_dict(dict(weights.tensors))
-    return ready.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
+    return rank_runtime.accelerator.prepare_model(model, evaluation_mode=True)  # type: ignore[no-any-return]
 
 
 def open_validation_loader(
-    config: RunConfig, sets: DataSplits, ready: Runtime, pulse: Heartbeat | None = None
+    config: RunConfig, sets: DataSplits, rank_runtime: Runtime, heartbeat: Heartbeat | None = None
 ) -> BatchLoader:
     """A loader of the validation split only."""
     no_training = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=tuple(sets.shape.stored))
     sets = replace(sets, training=no_training)
-    seed, host = config.run.seed, shared_memory.host_ranks(ready.world, ready.all_gather)
-    return open_loader(sets, config.data, seed=seed, device=ready.device, cores=host.cores(), pulse=pulse, host=host)
+    seed, host = config.run.seed, shared_memory.host_ranks(rank_runtime.world, rank_runtime.all_gather)
+    return open_loader(
+        sets, config.data, seed=seed, device=rank_runtime.device, cores=host.cores(), pulse=heartbeat, host=host
+    )
 
 
 def _build_report(
     config: RunConfig,
     chosen: ChosenCheckpoint,
     part: EvaluationData,
-    ready: Runtime,
+    rank_runtime: Runtime,
     measured: Evaluation,
     *,
     averaged: bool,
@@ -257,13 +259,13 @@ def _build_report(
         checkpoint=str(chosen.path),
         step=chosen.contents.step,
         weights=EMA_GROUP if averaged else MODEL_GROUP,
-        standing=describe_place_in_run(chosen.path),
+        standing=describe_standing(chosen.path),
         measured=part.words,
         all=part.all,
         notes=part.notes,
-        world_size=ready.world.world_size,
-        device=ready.device.type,
-        precision=ready.precision,
+        world_size=rank_runtime.world.world_size,
+        device=rank_runtime.device.type,
+        precision=rank_runtime.precision,
         data=config.data.name,
         loader=loader,
         left_out=len(part.sets.validation.labels) - measured.result.samples,

@@ -58,7 +58,7 @@ class ExportedModel:
     origin: SampleOrigin = "files"
 
     @property
-    def takes(self) -> InputSpec:
+    def input_spec(self) -> InputSpec:
         """What the network takes as input."""
         return InputSpec(classes=self.classes, shape=self.shape, bytes_=self.bytes_, origin=self.origin)
 
@@ -70,28 +70,28 @@ class ExportedModel:
         Raises:
             Failure: USAGE if the network takes no image files; DATA or NO_INPUT for an unreadable file.
         """
-        inputs.refuse_image_files(self.takes)
-        if doubt := inputs.array_data_warning(self.takes):
-            warnings.warn(doubt, stacklevel=2)
+        inputs.refuse_image_files(self.input_spec)
+        if warning := inputs.array_data_warning(self.input_spec):
+            warnings.warn(warning, stacklevel=2)
         read = [inputs.read_image(Path(path), self.shape, draft=self.origin != "pictures") for path in paths]
         return augment.normalize(torch.from_numpy(np.stack(read)))
 
 
 def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
     """The content of model.json."""
-    taken, model = about.takes, about.config.model
+    input_spec, model = about.input_spec, about.config.model
     around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
     return {
         "format": FORMAT_VERSION,
         "name": model.name,
         "args": model.args,
-        "classes": [*taken.classes],
+        "classes": [*input_spec.classes],
         "input": {
-            "channels": taken.shape.channels,
-            "size": [*taken.shape.size],
-            "numbers": "uint8" if taken.bytes_ else "float32",
-            "normalization": around if taken.bytes_ else None,
-            "made": taken.origin,
+            "channels": input_spec.shape.channels,
+            "size": [*input_spec.shape.size],
+            "numbers": "uint8" if input_spec.bytes_ else "float32",
+            "normalization": around if input_spec.bytes_ else None,
+            "made": input_spec.origin,
         },
         "weights": {"file": WEIGHTS_FILE, **asdict(manifest.make_file_entry(weights)), "averaged": about.averaged},
         "checkpoint": {"run": about.config.run.name, "step": about.step},

@@ -87,18 +87,18 @@ def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:
     return "pictures" if isinstance(source, DatasetSource) and custom.are_pil_images(source) else "arrays"
 
 
-def refuse_image_files(takes: InputSpec) -> None:
+def refuse_image_files(input_spec: InputSpec) -> None:
     """Refuse a network whose input cannot be made from image files.
 
     Raises:
         Failure: USAGE, with the input that it takes.
     """
-    size, what = takes.shape.size, f"samples of {takes.shape}"
+    size, what = input_spec.shape.size, f"samples of {input_spec.shape}"
     if len(size) != 2:
         problem = f"clips of {size[0]} frames"
-    elif not takes.bytes_:
+    elif not input_spec.bytes_:
         problem = f"{what}, as floats: how they were made from images is known to whoever wrote the data"
-    elif size[0] != size[1] or takes.shape.channels not in IMAGE_CHANNELS:
+    elif size[0] != size[1] or input_spec.shape.channels not in IMAGE_CHANNELS:
         problem = f"{what}; image files become squares of 1 or 3 channels"
     else:
         return
@@ -119,11 +119,13 @@ def parse_sample_origin(recorded: object, name: object) -> SampleOrigin:
     return "files" if recorded is None and registry.find_source(str(name)).channels is not None else "arrays"
 
 
-def array_data_warning(takes: InputSpec) -> str | None:
+def array_data_warning(input_spec: InputSpec) -> str | None:
     """The warning for image files as input of a network that was trained on arrays; otherwise None."""
-    if takes.origin != "arrays":
+    if input_spec.origin != "arrays":
         return None
-    return ARRAY_DATA_WARNING.format(shape=takes.shape, colours="gray" if takes.shape.channels == 1 else "RGB")
+    return ARRAY_DATA_WARNING.format(
+        shape=input_spec.shape, colours="gray" if input_spec.shape.channels == 1 else "RGB"
+    )
 
 
 # Errors of the system, not of the image: the disk failed, or memory ran out.
@@ -148,8 +150,8 @@ def read_batch(
     """
     results = list(threads.map(lambda path: _read_or_failure(path, shape, draft), paths))
     bad = [result if isinstance(result, Failure) else None for result in results]
-    if gone := next((result for result in bad if result and result.code in SYSTEM_EXIT_CODES), None):
-        raise gone
+    if system_failure := next((result for result in bad if result and result.code in SYSTEM_EXIT_CODES), None):
+        raise system_failure
     images = [result for result in results if not isinstance(result, Failure)]
     stacked = np.stack(images) if images else np.empty((0, *shape.stored), np.uint8)
     return augment.normalize(torch.from_numpy(stacked)), bad

@@ -36,7 +36,7 @@ class ModelFacts:
     """
 
     config: RunConfig
-    takes: InputSpec
+    input_spec: InputSpec
     path: Path
     step: int
     tensors: Mapping[str, Tensor]
@@ -58,7 +58,7 @@ def collect_model_facts(config: RunConfig, chosen: ChosenCheckpoint) -> ModelFac
     state, weights = checkpoints.read_state(chosen), evaluate.load_weights(chosen)
     return ModelFacts(
         config=config,
-        takes=inputs.build_input_spec(config, state),
+        input_spec=inputs.build_input_spec(config, state),
         path=chosen.path,
         step=chosen.contents.step,
         tensors=weights.tensors,
@@ -126,19 +126,19 @@ def render_card(about: ModelFacts, folder: str) -> str:
 
 def loading_example(about: ModelFacts, folder: str) -> str:
     """A few lines of Python that load the model and predict one image."""
-    shape, name = [1, *about.takes.shape.input], about.config.model.name
+    shape, name = [1, *about.input_spec.shape.input], about.config.model.name
     module, _, function = name.partition(":") if schema.is_factory(name) else ("", "", "")
     factory_lines = {
         "imports": f"from {module} import {function}  # the code that made the network\n" if module else "",
         "factory": f", factory={function}" if module else "",
     }
     try:
-        inputs.refuse_image_files(about.takes)
+        inputs.refuse_image_files(about.input_spec)
     except Failure:
-        numbers = "bytes less 127.5, by 63.75" if about.takes.bytes_ else "numbers as in the training's data"
+        numbers = "bytes less 127.5, by 63.75" if about.input_spec.bytes_ else "numbers as in the training's data"
         samples = f"torch.zeros({shape})  # put yours here: {numbers}"
     else:
-        training = " as in the training" if inputs.array_data_warning(about.takes) is None else ""
+        training = " as in the training" if inputs.array_data_warning(about.input_spec) is None else ""
         samples = f'model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}'
     return LOADING_EXAMPLE.format(folder=folder, samples=samples, **factory_lines)
 
@@ -148,8 +148,8 @@ def _model_rows(about: ModelFacts) -> dict[str, str]:
     args = ", ".join(redact_words(f"{name}={value}" for name, value in about.config.model.args.items()))
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
-        "takes": f"{about.takes.shape}, {BYTES_TEXT if about.takes.bytes_ else 'floats as they are'}",
-        "gives": f"one score for each of {pluralize(len(about.takes.classes), 'class')}",
+        "takes": f"{about.input_spec.shape}, {BYTES_TEXT if about.input_spec.bytes_ else 'floats as they are'}",
+        "gives": f"one score for each of {pluralize(len(about.input_spec.classes), 'class')}",
         "weights": f"{numbers:,} numbers in {pluralize(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),
     }
@@ -158,8 +158,8 @@ def _model_rows(about: ModelFacts) -> dict[str, str]:
 def _array_data_caution(about: ModelFacts) -> Iterator[Paragraph]:
     """A caution for models trained on arrays; none if image files are refused anyway."""
     with suppress(Failure):
-        inputs.refuse_image_files(about.takes)
-        if text := inputs.array_data_warning(about.takes):
+        inputs.refuse_image_files(about.input_spec)
+        if text := inputs.array_data_warning(about.input_spec):
             yield Paragraph(text=f"{text[0].upper()}{text[1:]}.", caution=True)
 
 
@@ -176,7 +176,7 @@ def _data_rows(about: ModelFacts) -> dict[str, str]:
         for key, name in resume_rules.SPLIT_NAMES.items()
         if isinstance(data.get(key), int)
     }
-    return {"name": about.config.data.name, **counted, "classes": ", ".join(about.takes.classes)}
+    return {"name": about.config.data.name, **counted, "classes": ", ".join(about.input_spec.classes)}
 
 
 def _training_rows(about: ModelFacts) -> dict[str, str]:
@@ -205,9 +205,9 @@ def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Para
     if result is None:
         yield Paragraph(text=NOT_MEASURED_TEXT)
         return
-    yield DescriptionList(rows=results.metric_rows(result, about.takes.classes))
+    yield DescriptionList(rows=results.metric_rows(result, about.input_spec.classes))
     if result.recall is not None:
-        recalls = zip(about.takes.classes, result.recall, strict=False)
+        recalls = zip(about.input_spec.classes, result.recall, strict=False)
         rows = [[name, "-" if share is None else f"{share:.1%}"] for name, share in recalls]
         yield Table(head=["class", "recall"], rows=rows)
 

@@ -43,16 +43,16 @@ SINGLE_PROCESS_WORLD: Final = World(
 class InferenceModel:
     """A model on its device, in evaluation mode, and its input.
 
-    doubt: a warning about its predictions. draft: as `decode.decode_image`. size: images in one batch.
+    warning: about its predictions, if any. draft: as `decode.decode_image`. batch_size: images in one batch.
     """
 
     network: nn.Module
     classes: tuple[str, ...]
     shape: Shape
-    doubt: str | None
+    warning: str | None
     draft: bool
     device: torch.device
-    size: int
+    batch_size: int
 
 
 def resolve_device(device: str) -> str:
@@ -75,16 +75,16 @@ def prepare_from_checkpoint(
     spec = inputs.build_input_spec(config, checkpoints.read_state(chosen))
     inputs.refuse_image_files(spec)
     weights = evaluate.load_weights(chosen)
-    ready = runtime.start(config, SINGLE_PROCESS_WORLD, environ, accumulation=1)
-    network = evaluate.build_model(config, spec.sets, weights, ready)
+    rank_runtime = runtime.start(config, SINGLE_PROCESS_WORLD, environ, accumulation=1)
+    network = evaluate.build_model(config, spec.sets, weights, rank_runtime)
     return InferenceModel(
         network=network.eval(),
         classes=spec.classes,
         shape=spec.shape,
-        doubt=inputs.array_data_warning(spec),
+        warning=inputs.array_data_warning(spec),
         draft=spec.origin != "pictures",
-        device=ready.device,
-        size=max_batch_size(images, config.eval.batch_size),
+        device=rank_runtime.device,
+        batch_size=max_batch_size(images, config.eval.batch_size),
     )
 
 
@@ -100,21 +100,21 @@ def prepare_from_export(
     Raises Failure as `load_exported` and `prepare_from_checkpoint`.
     """
     model, torch_device = export.load_exported(folder, factory), choose_device(device, 0)
-    inputs.refuse_image_files(model.takes)
+    inputs.refuse_image_files(model.input_spec)
     allow_tf32(False)
     return InferenceModel(
         network=model.network.to(torch_device),
         classes=model.classes,
         shape=model.shape,
-        doubt=inputs.array_data_warning(model.takes),
-        draft=model.takes.origin != "pictures",
+        warning=inputs.array_data_warning(model.input_spec),
+        draft=model.input_spec.origin != "pictures",
         device=torch_device,
-        size=max_batch_size(images, batch_size),
+        batch_size=max_batch_size(images, batch_size),
     )
 
 
 def predict_images(
-    ready: InferenceModel, paths: Sequence[Path], top: int, bad: Callable[[str], None]
+    model: InferenceModel, paths: Sequence[Path], top: int, bad: Callable[[str], None]
 ) -> Iterator[Prediction]:
     """Yield a prediction for each image, in their order.
 
@@ -126,10 +126,10 @@ def predict_images(
     """
     failed = 0
     with ThreadPoolExecutor(num_usable_cores()) as threads:
-        for start in range(0, len(paths), ready.size):
-            batch_paths = paths[start : start + ready.size]
-            batch, reasons = inputs.read_batch(batch_paths, ready.shape, threads, draft=ready.draft)
-            rows = iter(_top_classes(_compute_logits(ready, batch), top))
+        for start in range(0, len(paths), model.batch_size):
+            batch_paths = paths[start : start + model.batch_size]
+            batch, reasons = inputs.read_batch(batch_paths, model.shape, threads, draft=model.draft)
+            rows = iter(_top_classes(_compute_logits(model, batch), top))
             for path, reason in zip(batch_paths, reasons, strict=True):
                 result = next(rows) if reason is None else reason
                 if isinstance(result, Failure):
@@ -139,17 +139,17 @@ def predict_images(
                     failed += 1
                     bad(f"{one_line(str(path))}: the network's scores are not finite numbers")
                 else:
-                    yield _make_prediction(path, result, ready.classes)
+                    yield _make_prediction(path, result, model.classes)
     if failed:
         raise _incomplete_failure(failed, len(paths))
 
 
-def _compute_logits(ready: InferenceModel, batch: Tensor) -> Tensor:
+def _compute_logits(model: InferenceModel, batch: Tensor) -> Tensor:
     """The logits, float32 [n, classes], on the CPU."""
     if not len(batch):
-        return torch.empty((0, len(ready.classes)))
+        return torch.empty((0, len(model.classes)))
     with torch.no_grad(), explain_out_of_memory(len(batch)):
-        scores: Tensor = ready.network(batch.to(ready.device))
+        scores: Tensor = model.network(batch.to(model.device))
         return scores.float().cpu()
 
 

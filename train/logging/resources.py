@@ -213,7 +213,7 @@ def usage_totals(ranks: Sequence[RankUsage], images: int, every_s: float = 0.0) 
     return rounded | ({"throttled": low} if low else {})
 
 
-def format_bytes(number: float) -> str:
+def format_memory(number: float) -> str:
     """1.2 GiB, 340 MiB."""
     return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.0f} MiB"
 
@@ -234,8 +234,8 @@ def _format_gpu_memory(ranks: Sequence[RankUsage]) -> str:
         return ""
     gpu = max(most.gpus, key=lambda gpu: -1.0 if math.isnan(gpu["memory_peak_bytes"]) else gpu["memory_peak_bytes"])
     own = _max_known(rank.process[TORCH_MEMORY_KEYS[0]] for rank in ranks)
-    tensors = "" if math.isnan(own) else f"; torch's tensors up to {format_bytes(own)}"
-    peak, total = format_bytes(gpu["memory_peak_bytes"]), format_bytes(gpu["memory_total_bytes"])
+    tensors = "" if math.isnan(own) else f"; torch's tensors up to {format_memory(own)}"
+    peak, total = format_memory(gpu["memory_peak_bytes"]), format_memory(gpu["memory_total_bytes"])
     return f"up to {peak} of {total} ({gpu_name(most, gpu)}){tensors}"
 
 
@@ -280,7 +280,7 @@ def _format_memory(ranks: Sequence[RankUsage]) -> str:
     if most is None:
         return ""
     where = f" (rank {most.number} on {most.host})" if len(ranks) > 1 else ""
-    return f"up to {format_bytes(most.process['memory_peak_bytes'])} per rank{where}"
+    return f"up to {format_memory(most.process['memory_peak_bytes'])} per rank{where}"
 
 
 def _worst_throttling(ranks: Sequence[RankUsage]) -> dict[str, tuple[float, str]]:

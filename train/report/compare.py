@@ -161,7 +161,7 @@ def difference_tables(runs: Sequence[RecordedRun]) -> list[Table]:
 
 def _all_facts(run: RecordedRun) -> dict[str, str]:
     settings = {key: value for key, value in run.config.items() if key not in IGNORED_KEYS}
-    values = {key: NO_EFFECT if key in run.idle else format_setting(value) for key, value in settings.items()}
+    values = {key: NO_EFFECT if key in run.unused_keys else format_setting(value) for key, value in settings.items()}
     for group in ("training", "versions"):
         group_facts = run.fact(group)
         values |= (
@@ -206,7 +206,7 @@ def _describe_precision(run: RecordedRun) -> str:
 
 
 def _describe_data(run: RecordedRun) -> str:
-    used_keys = [key for key in DATA_KEYS if f"data.{key}" not in run.idle]
+    used_keys = [key for key in DATA_KEYS if f"data.{key}" not in run.unused_keys]
     values = {key: value for key in used_keys if (value := _config_value(run, f"data.{key}")) is not None}
     settings = [
         format_value(values.pop("name", "")),
@@ -222,7 +222,7 @@ def _describe_loader(run: RecordedRun) -> str:
     loader = run.fact("training", "loader")
     if not isinstance(loader, str) or "worker" not in loader:
         return loader if isinstance(loader, str) else NOT_RECORDED
-    cached = "data.cache" not in run.idle and _config_value(run, "data.cache") is not None
+    cached = "data.cache" not in run.unused_keys and _config_value(run, "data.cache") is not None
     return "workers, from data.cache" if cached else "workers"
 
 

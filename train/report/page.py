@@ -476,7 +476,7 @@ def _describe_checkpoints(run: RecordedRun) -> str:
     if not stalls:
         return "none recorded"
     waits = f"{median(stalls) * 1000:,.0f} ms for one (median), {max(stalls) * 1000:,.0f} ms at most"
-    return f"{len(stalls)} written, {run.kept} kept; training waited {waits}"
+    return f"{len(stalls)} written, {run.num_checkpoints} kept; training waited {waits}"
 
 
 def _describe_image_source(loader: str) -> str:
@@ -508,12 +508,12 @@ def starts_section(run: RecordedRun) -> Section | None:
 
 def settings_section(run: RecordedRun) -> Section:
     """The config without keys that had no effect, and the versions."""
-    rows = {key: read.format_setting(value) for key, value in run.config.items() if key not in run.idle}
-    idle = ", ".join(key for key in run.config if key in run.idle)
+    rows = {key: read.format_setting(value) for key, value in run.config.items() if key not in run.unused_keys}
+    unused_keys = ", ".join(key for key in run.config if key in run.unused_keys)
     versions = run.fact("versions")
     items = versions.items() if isinstance(versions, dict) else ()
     rows |= {f"version of {name}": read.format_value(value) for name, value in items}
-    left_out = [Paragraph(text=f"Left out, for they had no effect here: {idle}.")] if idle else []
+    left_out = [Paragraph(text=f"Left out, for they had no effect here: {unused_keys}.")] if unused_keys else []
     return Section(
         title="Settings", blocks=[DescriptionList(rows=rows) if rows else Paragraph(text="Not recorded."), *left_out]
     )

@@ -46,7 +46,7 @@ class RecordedRun:
     """The contents of a run's folder.
 
     config: by `section.key`. facts: run.json. events: of metrics.jsonl, by name.
-    idle: config keys without effect. kept: the number of checkpoints in the folder. ending: the
+    unused_keys: config keys without effect. num_checkpoints: in the folder. ending: the
     exit record of the last start that trained; a later start that was refused did not end the run.
     cut_off: how a run without an exit record was killed, if known. missing: what could not be read,
     in words. confusion: of the last evaluation; confusion_best: of the best one, None if an older
@@ -56,14 +56,14 @@ class RecordedRun:
     folder: Path
     name: str
     config: Mapping[str, Any]
-    idle: frozenset[str]
+    unused_keys: frozenset[str]
     facts: Mapping[str, Any]
     events: Mapping[str, Sequence[MetricsEvent]]
     ending: ExitRecord | None
     cut_off: str | None
     confusion: ConfusionMatrix | None
     confusion_best: ConfusionMatrix | None
-    kept: int
+    num_checkpoints: int
     missing: tuple[str, ...]
 
     def fact(self, *keys: str) -> Any:
@@ -126,14 +126,14 @@ def load_run(folder: Path, name: str | None = None) -> RecordedRun:
         folder=folder,
         name=name or Path(os.path.realpath(folder)).name,
         config=config or {},
-        idle=_idle_keys(folder) if config else frozenset(),
+        unused_keys=_unused_keys(folder) if config else frozenset(),
         facts=facts or {},
         events=events or {},
         ending=record.last_training_exit(_all_starts(facts), exit_file.read_exit(folder)),
         cut_off=exit_file.describe_unfinished_save(folder),
         confusion=_read_confusion(folder / record.CONFUSION_FILE),
         confusion_best=_read_confusion(folder / record.BEST_CONFUSION_FILE),
-        kept=_count_checkpoints(folder / "checkpoints"),
+        num_checkpoints=_count_checkpoints(folder / "checkpoints"),
         missing=tuple(f"{file} is not there or cannot be read" for file, text in contents.items() if text is None),
     )
 
@@ -187,7 +187,7 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
     return {f"{name}.{key}": value for name, keys in sections if isinstance(keys, dict) for key, value in keys.items()}
 
 
-def _idle_keys(folder: Path) -> frozenset[str]:
+def _unused_keys(folder: Path) -> frozenset[str]:
     """Config keys without effect; empty if the config is of another version."""
     try:
         config = load.build_config(load.read_yaml_file(folder / record.CONFIG_FILE), record.CONFIG_FILE)

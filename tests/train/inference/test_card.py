@@ -28,7 +28,7 @@ RECORDED = {
 }
 ABOUT = ModelFacts(
     config=RunConfig(run=RunSection(name="cats"), train=TrainConfig(global_batch_size=100)),
-    takes=InputSpec(classes=("cat", "dog"), shape=Shape(channels=3, size=(8, 8)), bytes_=True),
+    input_spec=InputSpec(classes=("cat", "dog"), shape=Shape(channels=3, size=(8, 8)), bytes_=True),
     path=Path("runs/cats/checkpoints/step-00000040"),
     step=40,
     tensors={"weight": torch.zeros(5, 5)},
@@ -99,8 +99,8 @@ def test_without_the_runs_record_this_machines_versions_are_called_so() -> None:
 
 
 def test_a_class_name_is_text_and_breaks_no_table() -> None:
-    odd = replace(ABOUT.takes, classes=("a|b\n# c", "<img>"))
-    lines = model_card.render_card(replace(ABOUT, takes=odd), "out").splitlines()
+    odd = replace(ABOUT.input_spec, classes=("a|b\n# c", "<img>"))
+    lines = model_card.render_card(replace(ABOUT, input_spec=odd), "out").splitlines()
     assert "# c" not in lines
     assert "| a\\|b\ufffd\\# c | 75.0% |" in lines
     assert not any("<img>" in line for line in lines)
@@ -115,19 +115,19 @@ def test_code_of_the_users_own_is_asked_for_by_its_file() -> None:
 
 @pytest.mark.parametrize("made", ["files", "pictures", "arrays"])
 def test_that_nobody_knows_how_arrays_were_made_is_in_the_card(made: Any) -> None:
-    text = model_card.render_card(replace(ABOUT, takes=replace(ABOUT.takes, origin=made)), "out")
+    text = model_card.render_card(replace(ABOUT, input_spec=replace(ABOUT.input_spec, origin=made)), "out")
     assert ("how they were made of images is known to whoever wrote them" in text) == (made == "arrays")
     assert ("normalized as in the training" in text) == (made != "arrays")
 
 
 def test_of_clips_no_image_file_is_spoken() -> None:
-    clips = replace(ABOUT.takes, shape=Shape(channels=3, size=(4, 8, 8)), origin="arrays")
-    assert "Image files become" not in model_card.render_card(replace(ABOUT, takes=clips), "out")
+    clips = replace(ABOUT.input_spec, shape=Shape(channels=3, size=(4, 8, 8)), origin="arrays")
+    assert "Image files become" not in model_card.render_card(replace(ABOUT, input_spec=clips), "out")
 
 
 @pytest.mark.parametrize("size", [(8, 8), (4, 8, 8)])
 def test_the_code_has_six_lines(size: tuple[int, ...]) -> None:
-    takes = replace(ABOUT.takes, shape=Shape(channels=3, size=size))
-    code = model_card.loading_example(replace(ABOUT, takes=takes), "my 'model'")
+    input_spec = replace(ABOUT.input_spec, shape=Shape(channels=3, size=size))
+    code = model_card.loading_example(replace(ABOUT, input_spec=input_spec), "my 'model'")
     assert len([line for line in code.splitlines() if line]) == 6
     compile(code, "README.md", "exec")

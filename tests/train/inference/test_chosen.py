@@ -172,13 +172,13 @@ def test_what_a_model_gets_otherwise_than_in_its_training_is_said(run: Path) -> 
 )
 def test_a_checkpoint_stands_somewhere_in_its_run(run: Path, step: int, best: str, said: str) -> None:
     (run / "best.json").write_text(best)
-    assert checkpoints.describe_place_in_run(at(run, step)) == said
+    assert checkpoints.describe_standing(at(run, step)) == said
 
 
 def test_a_checkpoint_that_was_copied_away_or_is_gone_stands_nowhere(run: Path) -> None:
     (run / "mine").mkdir()
-    assert checkpoints.describe_place_in_run(at(run, 10).rename(run / "mine" / "step-00000010")) is None
-    assert checkpoints.describe_place_in_run(linked(run) / "checkpoints" / "step-00000020") is None
+    assert checkpoints.describe_standing(at(run, 10).rename(run / "mine" / "step-00000010")) is None
+    assert checkpoints.describe_standing(linked(run) / "checkpoints" / "step-00000020") is None
 
 
 def test_a_file_gives_the_data_and_leaves_the_training_alone(run: Path, tmp_path: Path) -> None:

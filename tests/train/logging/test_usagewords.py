@@ -8,7 +8,7 @@ import pytest
 from made_up_usage import GIB, gpu, rank
 
 from train.logging import resources
-from train.logging.resources import format_bytes, usage_rows, usage_totals
+from train.logging.resources import format_memory, usage_rows, usage_totals
 from train.report.plots import GPU_METRICS
 
 
@@ -113,4 +113,4 @@ def test_a_gpu_that_nvml_does_not_show_leaves_no_line() -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(1.5 * GIB, "1.5 GiB"), (340 * 2**20, "340 MiB"), (0, "0 MiB")])
 def test_sizes_read_naturally(number: float, text: str) -> None:
-    assert format_bytes(number) == text
+    assert format_memory(number) == text

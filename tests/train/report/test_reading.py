@@ -119,5 +119,5 @@ def test_a_start_that_was_refused_after_the_end_did_not_end_the_run(tmp_path: Pa
 def test_keys_of_another_versions_configuration_are_not_known_to_be_idle(tmp_path: Path) -> None:
     ours, other = make_run(tmp_path / "ours", settings=["optim.name=adamw"]), make_run(tmp_path / "other")
     (other / "config.yaml").write_text("optim: {name: adamw, momentum: 0.9, unheard: 1}\n")
-    assert "optim.momentum" in read.load_run(ours).idle
-    assert read.load_run(other).idle == frozenset()
+    assert "optim.momentum" in read.load_run(ours).unused_keys
+    assert read.load_run(other).unused_keys == frozenset()
