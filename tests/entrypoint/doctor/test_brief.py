@@ -162,7 +162,15 @@ def test_a_driver_that_is_too_old_ends_the_start_before_torch_is_loaded(monkeypa
     with pytest.raises(Failure, match="the driver is too old") as refused:
         with_gpus(monkeypatch, FakeGpu(), ranks=1, cuda=12_080)
     assert refused.value.code == ExitCode.IMAGE_MISMATCH
-    assert str(gpus.MIN_DRIVER_BY_CUDA[13]) in refused.value.fix
+    assert "make image CUDA=12" in refused.value.fix
+
+
+def test_a_gpu_that_torch_has_no_code_for_ends_the_start_before_torch_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(Failure, match="no code for the compute capability") as refused:
+        with_gpus(monkeypatch, FakeGpu(capability=(7, 0)), ranks=1)
+    assert refused.value.code == ExitCode.IMAGE_MISMATCH
 
 
 def test_a_home_that_cannot_be_written_is_said_once_on_each_node(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import made_up_driver
+import null_gpu
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from processes import python
@@ -91,16 +91,14 @@ def test_gpus_without_torch_are_a_warning() -> None:
     assert told(13_020, None).state == "warn"
 
 
-@pytest.mark.skipif(made_up_driver.missing() is not None, reason=str(made_up_driver.missing()))
+@pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing()))
 @pytest.mark.parametrize(
     ("driver", "cuda", "states", "code"),
     [("470.82.01", 11_040, ["fail"], 78), ("595.10", 13_020, ["ok"], 0)],
     ids=["too old", "new"],
 )
-def test_a_whole_process_meets_the_made_up_driver(
-    tmp_path: Path, driver: str, cuda: int, states: list[str], code: int
-) -> None:
-    found = made_up_driver.installed(tmp_path, driver=driver, cuda=cuda)
+def test_a_whole_process_meets_the_driver(tmp_path: Path, driver: str, cuda: int, states: list[str], code: int) -> None:
+    found = null_gpu.driver_environment(driver, cuda)
     done = python("-m", "entrypoint", "doctor", "--json", environ=found | {"HOME": str(tmp_path)}, cwd=tmp_path)
     told = [finding for finding in json.loads(done.stdout)["findings"] if finding["name"] == "driver"]
     assert ([finding["state"] for finding in told], done.returncode) == (states, code), done.stdout

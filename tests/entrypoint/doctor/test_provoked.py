@@ -17,17 +17,18 @@ MAKERS = r"(warn|fail|failure_finding|make_finding)$|^\(?fail if"
 HERE = "entrypoint/doctor/"
 # What NVML, NCCL and the kernel's lists of fast networks tell is made up: none of it is in this machine.
 MADE_UP = {
-    "gpu.driver_findings warn driver: does not report which CUDA it supports": (
+    "gpu.torch_findings warn driver: does not report which CUDA it supports": (
         "test_driver.py::test_a_driver_without_its_cuda_library_is_not_taken_for_an_old_one",
     ),
-    "gpu.driver_findings warn driver: no torch is installed": (
-        "test_driver.py::test_gpus_without_torch_are_a_warning",
-    ),
-    "gpu.driver_findings fail driver: is a build for the CPU only": (
+    "gpu.torch_findings warn driver: no torch is installed": ("test_driver.py::test_gpus_without_torch_are_a_warning",),
+    "gpu.torch_findings fail driver: is a build for the CPU only": (
         "test_driver.py::test_a_cpu_build_beside_gpus_is_a_failure",
     ),
-    "gpu.driver_findings fail driver: the driver is too old": (
-        "test_driver.py::test_a_driver_that_is_too_old_names_the_one_that_is_wanted",
+    "gpu.torch_findings fail driver: the driver is too old": (
+        "test_driver.py::test_each_driver_and_gpu_runs_an_image_or_is_shown_the_one_that_runs",
+    ),
+    "gpu.torch_findings fail architecture": (
+        "test_driver.py::test_a_gpu_without_code_is_named_with_its_compute_capability",
     ),
     "gpu.no_gpu_finding fail gpus": ("test_gpus.py::test_a_driver_whose_gpus_are_not_here_names_the_flag",),
     "gpu.gpu_findings warn gpus": ("test_gpus.py::test_gpus_that_are_all_hidden_are_a_warning",),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import made_up_driver
+import null_gpu
 from machines import REPOSITORY, captured, fake_gpus, machine
 from stage import TINY, TRAIN, Ended, command, start, train, verdict
 from trials import Trial
@@ -93,13 +93,13 @@ def too_many_ranks(seed: int, folder: Path) -> Trial:
 
 
 def old_driver(seed: int, folder: Path) -> Trial:
-    """Row 38: NVML's library is made up; torch is the installed one, and is not loaded."""
+    """Row 38: NVML's library is a stand-in; torch is the installed one, and is not loaded."""
     major = str(470 + 10 * seed)
-    found = made_up_driver.installed(folder, driver=f"{major}.82.01", cuda=11_040)
+    found = null_gpu.driver_environment(f"{major}.82.01", 11_040)
     ended = command(folder, *TRAIN, *TINY, **found).ended(30)
     words = (f"driver {major}.82.01 supports CUDA 11.4", "the driver is too old", "fix:", "or newer")
     also = early(ended) | {"nothing is written": not (folder / "runs").exists()}
-    return verdict(ended, 72, *words, injector="a made-up libnvidia-ml.so.1", process="the start", also=also)
+    return verdict(ended, 72, *words, injector="a stand-in of libnvidia-ml.so.1", process="the start", also=also)
 
 
 def taken_ports(seed: int, folder: Path) -> Trial:
@@ -218,4 +218,4 @@ ROWS: Mapping[int, Row] = {
     68: leaking_shell,
     70: tampered,
 }
-MISSING: Mapping[int, Callable[[], str | None]] = {38: made_up_driver.missing}
+MISSING: Mapping[int, Callable[[], str | None]] = {38: null_gpu.missing}

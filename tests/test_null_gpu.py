@@ -1,0 +1,170 @@
+"""Trainings on null GPUs: what the host does with GPUs. No number that a GPU would compute is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import null_gpu
+import pytest
+from processes import TIMEOUT_S
+
+from train.logging.metrics_logger import METRICS_FILE, read_events
+
+SUPPORT = Path(__file__).parent / "support"
+pytestmark = pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing()))
+Start = Callable[..., subprocess.CompletedProcess[str]]
+# Six steps of 32 images and three evaluations.
+TRAIN = (
+    *("-m", "train", "--device", "cuda", "run.name=run", "data.samples=160", "data.image_size=16", "data.classes=4"),
+    *("data.val_fraction=0.4", "model.args.width=4", "train.global_batch_size=32", "train.epochs=2"),
+    *("log.every_steps=1", "log.tensorboard=false", "log.gpu_every_seconds=1"),
+)
+TWO_GPUS = {"gpus": 2}
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Path:
+    """The folder of the compiled stand-ins."""
+    return null_gpu.build()
+
+
+@pytest.fixture
+def start(stand_in: Path, tmp_path: Path) -> Start:
+    """Start a Python that sees null GPUs."""
+
+    def start_python(
+        *words: str, gpus: int = 1, faults: Mapping[str, str] | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", **variables}
+        environ |= null_gpu.environment(stand_in, gpus, **(faults or {}))
+        command = [null_gpu.python(stand_in), *words]
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+
+    return start_python
+
+
+def test_two_gpus_train_together_and_leave_a_checkpoint(start: Start, tmp_path: Path) -> None:
+    done = start(*TRAIN, **TWO_GPUS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = read_events(tmp_path / "runs/run" / METRICS_FILE)
+    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((tmp_path / "runs/run/run.json").read_text())["world"]["world_size"] == 2
+    assert (tmp_path / "runs/run/checkpoints/step-00000006/manifest.json").is_file()
+
+
+def steps(start: Start, tmp_path: Path, *settings: str) -> list[dict[str, int]]:
+    done = start(str(SUPPORT / "null_gpu_steps.py"), str(tmp_path / "run"), *settings, PYTHONPATH=str(SUPPORT))
+    assert done.returncode == 0, done.stderr
+    counts: list[dict[str, int]] = json.loads(done.stdout)
+    return counts
+
+
+def test_between_two_log_points_a_step_waits_for_nothing_and_takes_no_memory(start: Start, tmp_path: Path) -> None:
+    names = ("synchronizations", "device_to_host", "allocations", "pinned_allocations")
+    assert [[step[name] for name in names] for step in steps(start, tmp_path)] == [[0] * len(names)] * 4
+
+
+def test_a_step_launches_no_more_kernels_than_it_did(start: Start, tmp_path: Path) -> None:
+    step = steps(start, tmp_path)[-1]
+    # Counted in November 2026 for small_cnn, 64 images in bf16; fewer is fine.
+    assert step["launches"] <= 134
+    assert step["host_to_device"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("faults", "code", "says"),
+    [
+        ({"NCCL_INIT": "2", "NCCL_LAST_ERROR": "socketStartConnect failed"}, 69, "NCCL"),
+        ({"FAIL": "1:900:214"}, 78, "uncorrectable ECC error"),
+    ],
+    ids=["no network", "broken memory"],
+)
+def test_a_fault_of_a_gpu_or_its_network_ends_with_the_code_of_its_kind(
+    start: Start, faults: dict[str, str], code: int, says: str
+) -> None:
+    done = start(*TRAIN, faults=faults, **TWO_GPUS)
+    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("faults", "image"),
+    [
+        ({"DRIVER": "535.183.01", "DRIVER_CUDA": "12020"}, "make image CUDA=12"),
+        ({"CAPABILITY": "70", "NAME": "Tesla V100"}, "make image CUDA=12"),
+        ({"DRIVER": "470.82.01", "DRIVER_CUDA": "11040"}, "driver 525 or newer"),
+    ],
+    ids=["an older driver", "an older GPU", "a driver for no image"],
+)
+def test_a_driver_or_gpu_that_does_not_fit_is_refused_before_torch_is_loaded(
+    start: Start, tmp_path: Path, faults: dict[str, str], image: str
+) -> None:
+    done = start(*TRAIN, faults=faults)
+    assert (done.returncode, image in done.stderr) == (72, True), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# Not train.reproducible=none: cuDNN times its engines then, and the stand-in has none.
+MODES = {
+    "fp32": "train.precision=fp32",
+    "fp16": "train.precision=fp16",
+    "accumulation": "train.micro_batch_size=8",
+    "clipping and EMA": "train.clip_grad_norm=1.0 train.ema_decay=0.9",
+    "bitwise": "train.reproducible=bitwise train.micro_batch_size=8 model.args.norm=group",
+    "AdamW": "optim.name=adamw optim.lr=0.001",
+    "gradients in bf16": "train.gradient_exchange=bf16",
+    "synchronized BatchNorm": "train.sync_batchnorm=true model.args.norm=batch",
+    "data workers": "data.loader=workers data.workers=1",
+    "DataParallel": "train.parallel=dp --procs-per-node 1",
+    "compiled": "train.compile=default",
+    "CUDA graphs": "train.compile=reduce-overhead",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_each_mode_trains_on_two_gpus(start: Start, mode: str) -> None:
+    done = start(*TRAIN, *MODES[mode].split(), **TWO_GPUS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_four_gpus_train_together(start: Start) -> None:
+    done = start(*TRAIN, gpus=4)
+    assert (done.returncode, "4 ranks on 1 node" in done.stderr + done.stdout) == (0, True), done.stderr
+
+
+def replaced(settings: Mapping[str, str]) -> list[str]:
+    """TRAIN with other values."""
+    names = [word.partition("=")[0] for word in TRAIN]
+    return [f"{name}={settings[name]}" if name in settings else word for name, word in zip(names, TRAIN, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_evaluated_and_exported(start: Start, tmp_path: Path) -> None:
+    for words in (
+        (*TRAIN, "train.max_steps=3"),
+        replaced({"train.epochs": "3"}),
+        ("-m", "train", "eval", "runs/run", "--device", "cuda"),
+        ("-m", "train", "export", "runs/run", "--output", "model"),
+    ):
+        done = start(*words, **TWO_GPUS)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs/run/checkpoints/step-00000009/manifest.json").is_file()
+    assert (tmp_path / "model/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_on_a_gpu_with_less_memory_the_micro_batch_is_smaller(start: Start) -> None:
+    settings = {"data.samples": "2560", "model.args.width": "64", "train.global_batch_size": "1024"}
+    words = replaced(settings)
+    batches = []
+    for gib in (150, 1):
+        done = start(*words, f"run.output_dir={gib}", faults={"BYTES": str(gib << 30)})
+        assert done.returncode == 0, done.stdout + done.stderr
+        batches += re.findall(r"= (\d+) micro x", done.stdout + done.stderr)
+    assert int(batches[1]) < int(batches[0]) == 1024
