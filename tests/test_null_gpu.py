@@ -57,8 +57,8 @@ def test_two_gpus_train_together_and_leave_a_checkpoint(start: Start, tmp_path: 
     assert (tmp_path / "runs/run/checkpoints/step-00000006/manifest.json").is_file()
 
 
-def steps(start: Start, tmp_path: Path, *settings: str) -> list[dict[str, int]]:
-    done = start(str(SUPPORT / "null_gpu_steps.py"), str(tmp_path / "run"), *settings, PYTHONPATH=str(SUPPORT))
+def steps(start: Start, tmp_path: Path, **variables: str) -> list[dict[str, int]]:
+    done = start(str(SUPPORT / "null_gpu_steps.py"), str(tmp_path / "run"), PYTHONPATH=str(SUPPORT), **variables)
     assert done.returncode == 0, done.stderr
     counts: list[dict[str, int]] = json.loads(done.stdout)
     return counts
@@ -67,6 +67,15 @@ def steps(start: Start, tmp_path: Path, *settings: str) -> list[dict[str, int]]:
 def test_between_two_log_points_a_step_waits_for_nothing_and_takes_no_memory(start: Start, tmp_path: Path) -> None:
     names = ("synchronizations", "device_to_host", "allocations", "pinned_allocations")
     assert [[step[name] for name in names] for step in steps(start, tmp_path)] == [[0] * len(names)] * 4
+
+
+def test_a_start_does_not_wait_for_nvidia_smi(start: Start, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    program.chmod(0o755)
+    steps(start, tmp_path, PATH=f"{program.parent}:{os.environ['PATH']}")
+    assert not (tmp_path / "called").exists()
 
 
 def test_a_step_launches_no_more_kernels_than_it_did(start: Start, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ that does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from entrypoint import images
 from entrypoint.doctor import reading
@@ -16,6 +16,7 @@ from entrypoint.machine import container_engine, nvml_gpus, visible_gpus
 
 _DRIVER_FINDING = "driver"
 _ARCHITECTURE_FINDING = "architecture"
+_RTX_40_FINDING = "direct copies"
 
 
 def torch_findings(
@@ -45,6 +46,21 @@ def torch_findings(
         text = f"torch {version} has no code for the compute capability of {names}"
         findings.append(fail(_ARCHITECTURE_FINDING, text, _other_image_fix(snapshot.cuda, gpus)))
     return findings
+
+
+# With older drivers, RTX 40 GPUs offer direct copies that do not work. Source: accelerate, check_cuda_p2p_ib_support.
+_RTX_40_DRIVER = (550, 40, 7)
+
+
+def rtx_40_findings(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> list[Finding]:
+    """Whether several RTX 40 GPUs would exchange gradients by direct copies that their driver does not support."""
+    driver = tuple(int(part) for part in snapshot.driver.split(".") if part.isdecimal())
+    turned_off = all(environ.get(name) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"))
+    if len(gpus) < 2 or turned_off or driver >= _RTX_40_DRIVER or not any("RTX 40" in gpu.name for gpu in gpus):
+        return []
+    text = f"driver {snapshot.driver} offers RTX 40 GPUs direct copies that do not work: NCCL would hang"
+    fix = "export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or install driver 550.40.07 or newer"
+    return [fail(_RTX_40_FINDING, text, fix)]
 
 
 _LIBCUDA_FIX = (
@@ -93,7 +109,11 @@ def check(context: CheckContext) -> list[Finding]:
     if snapshot is None or not snapshot.gpus:
         return [no_gpu_finding(context)]
     gpus = select_used_gpus(snapshot, nvml_gpus(), context.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [*gpu_findings(snapshot, gpus), *torch_findings(snapshot, gpus, reading.installed_torch_versions())]
+    return [
+        *gpu_findings(snapshot, gpus),
+        *torch_findings(snapshot, gpus, reading.installed_torch_versions()),
+        *rtx_40_findings(snapshot, gpus, context.environ),
+    ]
 
 
 def preflight(context: CheckContext) -> list[Finding]:

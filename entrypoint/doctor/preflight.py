@@ -22,6 +22,7 @@ PREFLIGHT_TIMEOUT_S = 0.4
 FATAL_FINDINGS = {
     "driver": ExitCode.IMAGE_MISMATCH,
     "architecture": ExitCode.IMAGE_MISMATCH,
+    "direct copies": ExitCode.IMAGE_MISMATCH,
     "compute mode": ExitCode.NODE,
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
+import accelerate.state
 import torch
 import torch.nested._internal.nested_tensor  # else the first backward pass loads it, perhaps after a signal
 from accelerate import Accelerator
@@ -291,6 +292,8 @@ def _build_accelerator(device: torch.device, precision: str, accumulation: int, 
     ddp = DistributedDataParallelKwargs(
         gradient_as_bucket_view=True, bucket_cap_mb=train.bucket_cap_mb, comm_hook=COMM_HOOKS[train.gradient_exchange]
     )
+    # Accelerate would run `nvidia-smi` without a time limit, which a lost GPU hangs. The doctor asks NVML the same.
+    accelerate.state.check_cuda_p2p_ib_support = lambda: True
     plugin = GradientAccumulationPlugin(num_steps=accumulation, adjust_scheduler=False, sync_with_dataloader=False)
     return Accelerator(
         mixed_precision=PRECISIONS[precision].accelerate_name,

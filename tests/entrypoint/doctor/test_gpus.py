@@ -55,6 +55,26 @@ def test_peer_access_is_told_of_several_gpus(apart: bool, state: str) -> None:
     assert told(FakeGpu(uuid="a"), FakeGpu(uuid="b"), apart=apart)["peer access"].state == state
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "driver", "environ", "names"),
+    [
+        ("NVIDIA GeForce RTX 4090", 2, "535.183.01", {}, ["direct copies"]),
+        ("NVIDIA GeForce RTX 4090", 2, "535.183.01", {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}, []),
+        ("NVIDIA GeForce RTX 4090", 2, "550.40.07", {}, []),
+        ("NVIDIA GeForce RTX 4090", 1, "535.183.01", {}, []),
+        ("NVIDIA GeForce RTX 3090", 2, "535.183.01", {}, []),
+    ],
+    ids=["an old driver", "turned off", "a newer driver", "one GPU", "older GPUs"],
+)
+def test_direct_copies_that_do_not_work_are_found_before_nccl_hangs(
+    name: str, count: int, driver: str, environ: dict[str, str], names: list[str]
+) -> None:
+    made_up = [FakeGpu(uuid=f"GPU-{index}", name=name) for index in range(count)]
+    snapshot = nvml.read_nvml(FakeNvml(*made_up, driver=driver))
+    assert snapshot is not None
+    assert [finding.name for finding in gpus.rtx_40_findings(snapshot, snapshot.gpus, environ)] == names
+
+
 def test_only_visible_gpus_are_looked_at() -> None:
     found = nvml.read_nvml(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
     assert found is not None

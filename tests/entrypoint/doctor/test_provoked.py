@@ -30,6 +30,9 @@ MADE_UP = {
     "gpu.torch_findings fail architecture": (
         "test_driver.py::test_a_gpu_without_code_is_named_with_its_compute_capability",
     ),
+    "gpu.rtx_40_findings fail direct copies": (
+        "test_gpus.py::test_direct_copies_that_do_not_work_are_found_before_nccl_hangs",
+    ),
     "gpu.no_gpu_finding fail gpus": ("test_gpus.py::test_a_driver_whose_gpus_are_not_here_names_the_flag",),
     "gpu.gpu_findings warn gpus": ("test_gpus.py::test_gpus_that_are_all_hidden_are_a_warning",),
     "gpu._check_ecc fail ecc: a broken row of its memory could not be replaced": (
