@@ -59,6 +59,23 @@ def killed_by_signal_failure(who: str, signum: int, late_s: float | None = None)
     )
 
 
+def cuda_abort_failure(who: str, host: str, last_lines: Iterable[str]) -> Failure | None:
+    """The Failure for a rank that C++ ended for an error of its GPU; None for any other abort.
+
+    torch's watch over NCCL does so while the rank waits for another one. A device-side assert is the program's error.
+    """
+    text = "\n".join(last_lines)
+    error = re.search(r"CUDA error: [^\n]+", text)
+    if "terminate called after throwing" not in text or error is None or "device-side assert" in error[0]:
+        return None
+    return Failure(
+        f"{who} was ended by torch: its GPU reports an error",
+        found=error[0].strip(),
+        fix=f"leave this node out (srun --exclude={host}) and report it: nvidia-smi -q -d ECC shows the GPU's memory",
+        code=ExitCode.NODE,
+    )
+
+
 def early_exit_failure(who: str, code: int) -> Failure:
     """The Failure for a rank that exited with OK or STOPPED before its end."""
     return Failure(
@@ -250,6 +267,8 @@ class Supervision:
             return early_exit_failure(who, child.process.returncode)
         if self.out_of_memory():
             return out_of_memory_failure(who)
+        if code == -signal.SIGABRT and (failure := cuda_abort_failure(who, self.hostname, child.tee.last_lines)):
+            return failure
         return (
             killed_by_signal_failure(who, -code, late_s=self.save_timeout_s if self.overdue else None)
             if code < 0
@@ -336,6 +355,8 @@ class Supervision:
             return code
         if self.stop_signal == -code:  # it had no signal handler (yet)
             return 128 - code if self.foreign else int(ExitCode.STOPPED)
+        if code == -signal.SIGABRT and (failure := self._death_failure()):
+            return int(failure.code)
         return int(ExitCode.RESOURCE if self.out_of_memory() else ExitCode.PEER)
 
     def out_of_memory(self) -> bool:
@@ -380,6 +401,8 @@ def supervise(watch: Supervision, inbox: SignalInbox) -> int:
             pipes -= _pump_output(selector, POLL_INTERVAL_S if watch.hang else 0.5)
             for signum in inbox.drain():
                 watch.forward(signum)
+            if any(child.process.poll() is not None for child in watch.alive):
+                pipes -= _pump_output(selector, 0)  # their last lines may say why they ended
             watch.reap()
             watch.check_heartbeats()
             watch.kill_overdue()

@@ -22,6 +22,28 @@ def test_a_death_names_its_signal(signum: int, name: str) -> None:
     assert f"was killed by {name}" in supervise.killed_by_signal_failure("rank 1 of 2", signum).what
 
 
+def test_a_rank_that_torch_ended_for_an_error_of_its_gpu_is_a_bad_node() -> None:
+    lines = [
+        "terminate called after throwing an instance of 'c10::AcceleratorError'",
+        "  what():  CUDA error: uncorrectable ECC error encountered",
+        "Exception raised from c10_cuda_check_implementation",
+    ]
+    failure = supervise.cuda_abort_failure("rank 1 of 2", "node02", lines)
+    assert failure is not None
+    assert (failure.code, failure.found) == (78, "CUDA error: uncorrectable ECC error encountered")
+    assert "--exclude=node02" in failure.fix
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["terminate called without an active exception", "CUDA error: device-side assert triggered", "CUDA error: a word"],
+    ids=["no error of CUDA's", "an error of the program's", "printed by a rank that torch did not end"],
+)
+def test_any_other_abort_blames_no_node(line: str) -> None:
+    aborted = "terminate called after throwing an instance of 'c10::Error'" if "assert" in line else ""
+    assert supervise.cuda_abort_failure("rank 1 of 2", "node02", [aborted, line]) is None
+
+
 def test_the_cause_that_another_task_has_left_is_named_with_its_host(tmp_path: Path) -> None:
     leave(tmp_path, 0, LOST)
     leave(tmp_path, 3, KILLED)

@@ -79,6 +79,16 @@ def test_a_rank_killed_by_a_signal_is_69_with_the_signal_in_the_text(tmp_path: P
     assert "killed by SIGKILL" in done.stderr
 
 
+def test_a_rank_that_torch_ends_for_an_error_of_its_gpu_is_78(tmp_path: Path) -> None:
+    thrown = "terminate called after throwing an instance of c10::AcceleratorError"
+    done = run(
+        tmp_path,
+        f"[ $RANK = 0 ] && exec sleep 60; echo {thrown} >&2; echo 'CUDA error: unspecified launch failure' >&2; "
+        "kill -ABRT $$",
+    )
+    assert (done.returncode, "ERROR[78] rank 1 of 2" in done.stderr) == (78, True), done.stderr
+
+
 @pytest.mark.parametrize(("kills", "code"), [(5, 69), (6, 71)], ids=["by someone", "by the kernel, meanwhile"])
 def test_a_rank_killed_for_want_of_memory_is_71(kills: int, code: int) -> None:
     child = Child(world=worlds.ALONE, process=None, tee=None)  # type: ignore[arg-type]
