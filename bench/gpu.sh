@@ -3,7 +3,7 @@
 #
 #   bench/gpu.sh [DIR] [options of python -m bench]
 #
-# From a checkout, with any python3 that has torch 2.11 or newer, torchvision, Pillow and accelerate
+# From a checkout, with any python3 that has torch 2.10 or newer, torchvision, Pillow and accelerate
 # (PYTHON=/path/to/python3). With SIF=train.sif it measures what the image holds; this folder is
 # mounted into it. DIR (bench-gpu) gets bench.json, bench.md and plots. LIMIT_S (480) ends all of it,
 # and what was measured until then is shown. The first GPU is taken, or those in
@@ -37,8 +37,8 @@ for name in wanted:
     except ImportError:
         missing.append(name)
 torch = sys.modules.get("torch")
-if torch and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
-    missing.append(f"torch 2.11 (has {torch.__version__})")
+if torch and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+    missing.append(f"torch 2.10 (has {torch.__version__})")
 if missing:
     print(f"ERROR[66] this python lacks {', '.join(missing)}\n  fix: PYTHON=/path/to/python3, or SIF=train.sif", file=sys.stderr)
     sys.exit(66)

@@ -72,7 +72,7 @@ def test_a_torch_that_is_too_old_is_named(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("__version__ = '2.9.1+cu128'\n")
     ended = run(tmp_path, PYTHONPATH=str(tmp_path))
     assert ended.returncode == 66
-    assert "lacks torch 2.11 (has 2.9.1+cu128)" in ended.stderr
+    assert "lacks torch 2.10 (has 2.9.1+cu128)" in ended.stderr
 
 
 @pytest.mark.parametrize("row", ["1", "3", "6", "10"])
