@@ -11,12 +11,14 @@ from pathlib import Path
 
 import null_gpu
 import pytest
-from processes import TIMEOUT_S
 
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
 SUPPORT = Path(__file__).parent / "support"
-pytestmark = pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing()))
+pytestmark = [
+    pytest.mark.skipif(null_gpu.missing() is not None, reason=str(null_gpu.missing())),
+    pytest.mark.timeout(1000),
+]
 Start = Callable[..., subprocess.CompletedProcess[str]]
 # Six steps of 32 images and three evaluations.
 TRAIN = (
@@ -25,6 +27,7 @@ TRAIN = (
     *("log.every_steps=1", "log.tensorboard=false", "log.gpu_every_seconds=1"),
 )
 TWO_GPUS = {"gpus": 2}
+LIMIT_S = 900.0  # compiling takes minutes on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +46,7 @@ def start(stand_in: Path, tmp_path: Path) -> Start:
         environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", **variables}
         environ |= null_gpu.environment(stand_in, gpus, **(faults or {}))
         command = [null_gpu.python(stand_in), *words]
-        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+        return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
 
     return start_python
 

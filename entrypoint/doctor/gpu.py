@@ -15,8 +15,6 @@ from entrypoint.doctor.nvml import Gpu, NvmlSnapshot, read_nvml
 from entrypoint.machine import container_engine, nvml_gpus, visible_gpus
 
 _DRIVER_FINDING = "driver"
-_ARCHITECTURE_FINDING = "architecture"
-_RTX_40_FINDING = "direct copies"
 
 
 def torch_findings(
@@ -44,7 +42,7 @@ def torch_findings(
             dict.fromkeys(f"{gpu.name} ({_format_version(gpu.capability or (0, 0))})" for gpu in without_code)
         )
         text = f"torch {version} has no code for the compute capability of {names}"
-        findings.append(fail(_ARCHITECTURE_FINDING, text, _other_image_fix(snapshot.cuda, gpus)))
+        findings.append(fail("architecture", text, _other_image_fix(snapshot.cuda, gpus)))
     return findings
 
 
@@ -60,7 +58,7 @@ def rtx_40_findings(snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...], environ: Mapp
         return []
     text = f"driver {snapshot.driver} offers RTX 40 GPUs direct copies that do not work: NCCL would hang"
     fix = "export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or install driver 550.40.07 or newer"
-    return [fail(_RTX_40_FINDING, text, fix)]
+    return [fail("direct copies", text, fix)]
 
 
 _LIBCUDA_FIX = (
