@@ -162,6 +162,8 @@ def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str
     if machine.gpus:
         return "cuda"
     promises = [name for name, none in NO_GPU_VALUES.items() if environ.get(name, "") not in none]
+    if "CUDA_VISIBLE_DEVICES" in environ and "CUDA_VISIBLE_DEVICES" not in promises:
+        promises = []  # hidden on purpose, whatever the scheduler gave
     requested = options.device == "cuda" or bool(promises)
     only_amd = "CUDA_VISIBLE_DEVICES" not in promises and not set(promises).isdisjoint(AMD_VARIABLES)
     if machine.amd_accelerators or only_amd or (requested and machine.amd):

@@ -152,6 +152,11 @@ def test_slurm_s_variable_for_amd_on_a_node_without_its_nvidia_gpus_blames_no_am
         planned({"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "0"}, machine())
 
 
+def test_gpus_hidden_on_purpose_in_a_job_leave_the_cpu() -> None:
+    job = {"SLURM_GPUS_ON_NODE": "4", "ROCR_VISIBLE_DEVICES": "0,1,2,3"}
+    assert planned(job | {"CUDA_VISIBLE_DEVICES": ""}).device == "cpu"
+
+
 def test_an_amd_gpu_for_the_display_is_a_warning() -> None:
     plan = planned({}, machine(amd="/dev/kfd"))
     assert plan.device == "cpu"
