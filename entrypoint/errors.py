@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, Self
 
+# Not loaded where a Failure is made: with no file descriptor left, that would fail too.
+from entrypoint.redaction import redact
+
 REQUEUE: Final = True
 
 
@@ -86,9 +89,6 @@ class Failure(Exception):
         kept: str | None = None,
         also: Sequence[str] = (),
     ) -> None:
-        # Loaded here: a command that succeeds compiles none of these patterns (docs/performance.md, row 9).
-        from entrypoint.redaction import redact
-
         what = redact(what)  # here, since several places show and write it
         super().__init__(what)
         self.what, self.fix, self.code = what, redact(fix), ExitCode(code)

@@ -1,6 +1,7 @@
 """Redaction replaces secrets before a text is shown or written.
 
 It recognizes secrets in variables by the variable's name, and those in URLs by their form.
+`re` compiles the patterns at their first use: `entrypoint show` has none (docs/performance.md, row 9).
 """
 
 from __future__ import annotations
@@ -11,25 +12,24 @@ from typing import Final
 
 REDACTED: Final = "(not shown)"
 _SECRET_WORDS: Final = r"(?:PASS|TOKEN|KEY|SECRET|CRED|AUTH|(?<![A-Z0-9])PAT(?![A-Z0-9]))"  # PAT as a word: not PATH
-SECRET_NAME_PATTERN: Final = re.compile(_SECRET_WORDS, re.IGNORECASE)
 # name=value and name: value, as in `model.args={hub_token: abc}`. A number is no secret:
 # `model.args.key_dim=64`.
-NAMED_SECRET_PATTERN: Final = re.compile(
-    rf"([\w.-]*{_SECRET_WORDS}[\w.-]*(?:=|:\s+|['\"]\s*:\s*)['\"]?)(?!-?[\d.]+(?:[,}}\s]|$))[^\s,}}'\"]+", re.IGNORECASE
+_NAMED_SECRET: Final = (
+    rf"([\w.-]*{_SECRET_WORDS}[\w.-]*(?:=|:\s+|['\"]\s*:\s*)['\"]?)(?!-?[\d.]+(?:[,}}\s]|$))[^\s,}}'\"]+"
 )
-URL_PATTERN: Final = re.compile(r"(\w+://|(?<!\w)//)([^\s'\"]+)")
+_URL: Final = r"(\w+://|(?<!\w)//)([^\s'\"]+)"
 # user:password@host without a scheme, as in a proxy variable; `image:tag@sha256:` has no password.
-USER_PASSWORD_PATTERN: Final = re.compile(r"(?<![\w/:.@-])[\w.+-]+:(?!/)[^\s/'\"]+@(?!sha256:)")
+_USER_PASSWORD: Final = r"(?<![\w/:.@-])[\w.+-]+:(?!/)[^\s/'\"]+@(?!sha256:)"
 
 
 def is_secret_name(name: str) -> bool:
     """Whether the value of a variable of this name may not be shown or written."""
-    return SECRET_NAME_PATTERN.search(name) is not None
+    return re.search(_SECRET_WORDS, name, re.IGNORECASE) is not None
 
 
 def redact(text: str) -> str:
     """Replace users, passwords and query strings in addresses."""
-    return USER_PASSWORD_PATTERN.sub(f"{REDACTED}@", URL_PATTERN.sub(_redact_url, text))
+    return re.sub(_USER_PASSWORD, f"{REDACTED}@", re.sub(_URL, _redact_url, text))
 
 
 def _redact_url(match: re.Match[str]) -> str:
@@ -53,4 +53,4 @@ def redact_value(name: str, value: str) -> str:
 
 def redact_words(words: Iterable[str]) -> list[str]:
     """A command line without secrets, also those in settings such as `hub_token=abc`."""
-    return [redact(NAMED_SECRET_PATTERN.sub(rf"\1{REDACTED}", word)) for word in words]
+    return [redact(re.sub(_NAMED_SECRET, rf"\1{REDACTED}", word, flags=re.IGNORECASE)) for word in words]

@@ -20,6 +20,10 @@ from train.logging.metrics_logger import METRICS_FILE, read_events
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 
+# PyTorch's DDP never frees its process group, whose threads can abort a process that ends (pytorch/pytorch, pull
+# request 179291: seen once in some hundred runs of foreign.py). `train` itself ends without finalizing Python.
+GLOO_ABORT = "terminate called without an active exception"
+
 
 def commands(script: Path) -> list[str]:
     """The command lines in a script's first text."""
@@ -66,6 +70,8 @@ def test_every_example_is_short(script: Path) -> None:
 @pytest.mark.parametrize(("name", "line"), CPU, ids=[name for name, _ in CPU])
 def test_the_command_of_an_example_works_as_two_processes(name: str, line: str, copied: Path) -> None:
     ended = typed(line, copied)
+    if GLOO_ABORT in ended.stderr:
+        ended = typed(line, copied)
     assert ended.returncode == 0, ended.stderr
     assert "WARNING" not in ended.stdout + ended.stderr
     if name == "foreign.py":
