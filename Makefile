@@ -15,7 +15,8 @@ CUDA := 13
 endif
 VARIANT := $(if $(filter 12,$(CUDA)),-cuda12)
 LOCK := requirements$(VARIANT).lock
-VENV ?= .venv$(VARIANT)
+# CPU_INDEX=URL: torch and torchvision come from this index, which has builds for the CPU: 1 GB instead of 6.
+VENV ?= .venv$(VARIANT)$(if $(CPU_INDEX),-cpu)
 BIN := $(VENV)/bin
 export CUDA
 # How many test files run at a time.
@@ -94,10 +95,20 @@ $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
+ifeq ($(CPU_INDEX),)
 $(VENV)/.runtime: $(LOCK) $(VENV)/.python
 	@echo 'installing the locked packages (once; about two minutes and 6 GB, most of it CUDA)'
 	$(BIN)/python -m pip install $(PIP) --require-hashes -r $(LOCK)
 	touch $@
+else
+# The lock has no hashes of these builds. What only CUDA needs is left out.
+$(VENV)/.runtime: $(LOCK) $(VENV)/.python
+	@echo 'installing torch and torchvision of CPU_INDEX, without hashes, then the other locked packages (once)'
+	$(BIN)/python -m pip install $(PIP) --no-deps --index-url '$(CPU_INDEX)' $$(grep -oE '^torch(vision)?==[0-9.]+' $(LOCK))
+	awk '/^[a-z]/ {keep = !/^(torch|triton|cuda-|nvidia-[^m])/} keep' $(LOCK) > $(VENV)/cpu.lock
+	$(BIN)/python -m pip install $(PIP) --no-deps --require-hashes -r $(VENV)/cpu.lock
+	touch $@
+endif
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@echo 'installing what checks and tests need (once; less than a minute)'
@@ -160,4 +171,4 @@ pictures: env-dev ## take the pictures in docs/pictures anew, of a real training
 	@$(BIN)/python docs/pictures.py
 
 clean: ## remove what was built here (not the caches)
-	@rm -rf .venv .venv-cuda12 build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-* build *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

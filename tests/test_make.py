@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,24 @@ def test_cuda_12_is_installed_from_its_own_lock(tmp_path: Path) -> None:
     venv = environment(tmp_path / "venv")
     (venv / ".runtime").unlink()
     assert "-r requirements-cuda12.lock" in make("env", f"VENV={venv}", "CUDA=12").stdout
+
+
+def test_with_an_index_of_cpu_builds_nothing_of_cuda_is_installed(tmp_path: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (venv / ".runtime").unlink()
+    done = make("env", f"VENV={venv}", "CPU_INDEX=https://index.example/cpu")
+    asked = [line for line in done.stdout.splitlines() if line.startswith("asked: ")]
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([0-9.]+)", (ROOT / "requirements.lock").read_text(), re.M))
+    torch = f"torch=={locked['torch']} torchvision=={locked['torchvision']}"
+    assert asked[0].endswith(f"--no-deps --index-url https://index.example/cpu {torch}")
+    left = set(re.findall(r"^([a-z0-9-]+)==", (venv / "cpu.lock").read_text(), re.M))
+    assert {"accelerate", "nvidia-ml-py"} <= left
+    assert {name for name in locked.keys() - left if "cuda" not in name and "nvidia" not in name} == {
+        "torch",
+        "torchvision",
+        "triton",
+    }
+    assert f"--require-hashes -r {venv}/cpu.lock" in asked[1]
 
 
 def test_what_a_site_s_modules_call_cuda_chooses_no_lock(tmp_path: Path) -> None:
