@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from entrypoint.doctor.preflight import run_preflight
     from entrypoint.errors import ExitCode, Failure, resource_limit_failure
     from entrypoint.hang import HangTimeouts, SupervisionPolicy
-    from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, Heartbeat, attach_heartbeat
+    from entrypoint.heartbeat import SIGNAL_REPEAT_WINDOW_S, TRACE_SIGNAL, Heartbeat, attach_heartbeat
     from entrypoint.job import JobInfo, job_info_from_environ
     from entrypoint.launch import run_plan
     from entrypoint.machine import num_usable_cores
+    from entrypoint.monitor_ranks import ProcessMeter
     from entrypoint.mounts import is_ephemeral_path, unmounted_path_failure
     from entrypoint.options import LaunchOptions, add_launch_arguments, parse_launch_options
     from entrypoint.plan import Plan, make_plan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SIGNAL_REPEAT_WINDOW_S",
+    "TRACE_SIGNAL",
     "ExitCode",
     "Failure",
     "HangTimeouts",
@@ -35,6 +37,7 @@ __all__ = [
     "JobInfo",
     "LaunchOptions",
     "Plan",
+    "ProcessMeter",
     "SupervisionPolicy",
     "World",
     "add_launch_arguments",
@@ -83,6 +86,7 @@ EXPORTS_BY_MODULE = {
     "heartbeat": (
         "Heartbeat",
         "SIGNAL_REPEAT_WINDOW_S",
+        "TRACE_SIGNAL",
         "attach_heartbeat",
     ),
     "job": (
@@ -91,6 +95,7 @@ EXPORTS_BY_MODULE = {
     ),
     "launch": ("run_plan",),
     "machine": ("num_usable_cores",),
+    "monitor_ranks": ("ProcessMeter",),
     "mounts": (
         "is_ephemeral_path",
         "unmounted_path_failure",

@@ -111,7 +111,8 @@ class RankStatus:
     """The last known state of one rank.
 
     warm: a step was finished in this start. state: its letter in /proc. where: the file and line
-    that it executes. waits: it is in a collective operation.
+    that it executes. waits: it is in a collective operation, or waits for its GPU. unfinished: see
+    ProcessStacks.
     """
 
     rank: int
@@ -127,6 +128,7 @@ class RankStatus:
     state: str = "?"
     where: str | None = None
     waits: bool = False
+    unfinished: str = ""
 
     @property
     def progress(self) -> tuple[int, int, int, int]:
@@ -137,6 +139,11 @@ class RankStatus:
         stage = "agreement" if self.point == "agreement" else self.phase
         step = -1 if self.step is None else self.step
         return step, _STAGE_ORDER.index(stage), self.micro if stage == "step" else 0, POINTS.index(self.point)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its GPU has not begun the oldest operation that has not ended."""
+        return self.unfinished.endswith("not begun")
 
     @property
     def who(self) -> str:
@@ -150,21 +157,30 @@ def find_blocking_rank(statuses: Sequence[RankStatus]) -> RankStatus | None:
     None while one of the ranks that are furthest behind may still progress.
 
     A rank that is stopped, or is outside a collective operation, is chosen before one that only
-    waits in it.
+    waits in it; of these, one whose GPU has not begun the operation.
     """
     min_progress = min((status.progress for status in statuses), default=None)
     last = [status for status in statuses if status.progress == min_progress]
     if not last or any(status.silent_s < status.limit_s for status in last):
         return None
-    return min(last, key=lambda status: (status.state not in HALTED_STATES, status.waits, -status.silent_s))
+    return min(
+        last, key=lambda status: (status.state not in HALTED_STATES, status.waits, not status.is_late, -status.silent_s)
+    )
 
 
 def describe_hang(culprit: RankStatus, statuses: Sequence[RankStatus], world_size: int) -> str:
     """The sentence that tells the user which rank hangs, where, and where the others wait."""
     if culprit.waits and len(statuses) > 1:
+        if culprit.is_late and any(status.unfinished and not status.is_late for status in statuses):
+            operation = culprit.unfinished.partition(",")[0]
+            return (
+                f"rank {culprit.rank} of {world_size} {culprit.who} last finished step {culprit.step}: its GPU has not "
+                f"begun NCCL's {operation}, in which the GPUs of other ranks wait"
+            )
         hosts = ", ".join(sorted({status.host for status in statuses}))
+        waiting = "for their GPUs" if culprit.point == "device" else f"for each other in {_describe_phase(culprit)}"
         return (
-            f"all {world_size} ranks wait for each other in {_describe_phase(culprit)} after step {culprit.step}: "
+            f"all {world_size} ranks wait {waiting} after step {culprit.step}: "
             f"the network or a device on {hosts} does not answer"
         )
     rank = f"rank {culprit.rank} of {world_size} {culprit.who}"
@@ -206,6 +222,7 @@ _PHASE_NAMES: Final = {
     "forward": "the forward pass",
     "backward": "the backward pass (with the exchange of gradients)",
     "optimizer": "the optimizer",
+    "device": "the wait for its GPU",
 }
 
 
@@ -345,7 +362,14 @@ class HangWatch:
         assert child.heartbeat is not None  # our own workers have one
         status, collected = self._status_of(child), stacks.collect_stacks(child.process.pid, child.heartbeat.stacks)
         _write_atomically(self.policy.errors / f"stacks-rank-{child.world.rank:04d}.txt", collected.text)
-        return replace(status, state=collected.state, where=collected.where, waits=collected.waits)
+        return replace(
+            status,
+            state=collected.state,
+            where=collected.where,
+            # Where a GPU hangs, every rank waits for its own, in whatever line asks for a result first.
+            waits=collected.waits or (self.cuda and status.point == "device"),
+            unfinished=collected.unfinished,
+        )
 
     def _decide(self, time_s: float) -> RankFailure | None:
         statuses = [*self._own_statuses, *([] if self.alone else self._read_peer_statuses())]
@@ -402,7 +426,8 @@ class HangWatch:
         return Failure(
             describe_hang(culprit, statuses, size),
             found=f"silent for {culprit.silent_s:.0f} s; "
-            f"stacks: {self.policy.errors}/stacks-rank-{culprit.rank:04d}.txt",
+            f"stacks: {self.policy.errors}/stacks-rank-{culprit.rank:04d}.txt"
+            + (f"; not ended in NCCL: {culprit.unfinished}" if culprit.unfinished else ""),
             expected=f"a heartbeat within {culprit.limit_s:.0f} s",
             fix=f"start the same command again; if it is only slow: {_longer_timeout_setting(culprit)}",
             kept=call_with_timeout(self.policy.kept),

@@ -20,14 +20,16 @@ HEARTBEAT_VARIABLE: Final = "ENTRYPOINT_PULSE"  # PAGE:STACKS, two descriptors t
 # Asks for stacks. It must not be a signal that stops a run, and libraries and tools use the first
 # real-time signals.
 DUMP_SIGNAL: Final = signal.SIGRTMAX - 7
+TRACE_SIGNAL: Final = signal.SIGRTMAX - 8  # asks for the oldest collective operation that has not ended
 # The same signal within this time counts as one request: Slurm and Apptainer's starter each deliver
 # it, and Ctrl-C comes from the terminal and from the parent.
 SIGNAL_REPEAT_WINDOW_S: Final = 2.0
 Phase = Literal["start", "data", "step", "evaluation", "save", "end"]
-Point = Literal["", "agreement", "reads data", "forward", "backward", "optimizer"]
+Point = Literal["", "agreement", "reads data", "forward", "backward", "optimizer", "device"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 POINTS: Final[tuple[Point, ...]] = get_args(Point)
 NO_STEP: Final = -1
+TRACE_PREFIX: Final = "# unfinished collective: "
 # A seqlock: the beat's number is written before and after the record; a reader that finds both
 # equal has a consistent copy.
 _FRONT_STRUCT, _BODY_STRUCT, _BACK_STRUCT = struct.Struct("<Q"), struct.Struct("<qqqqqd"), struct.Struct("<Q")
@@ -66,11 +68,12 @@ class HeartbeatRecord:
 class Heartbeat:
     """The rank's side of the channel.
 
-    Without a page (nobody watches this rank) nothing is written.
+    Without a page (nobody watches this rank) nothing is written. stacks: a descriptor of the
+    parent's file for stacks.
     """
 
-    def __init__(self, page: mmap.mmap | None = None) -> None:
-        self._page, self._lock = page, threading.Lock()
+    def __init__(self, page: mmap.mmap | None = None, stacks: int | None = None) -> None:
+        self._page, self._stacks, self._lock = page, stacks, threading.Lock()
         self._number, self._step, self._first, self._micro = 0, NO_STEP, NO_STEP, 0
 
     def beat(self, phase: Phase, point: Point = "", *, step: int | None = None) -> None:
@@ -98,6 +101,11 @@ class Heartbeat:
         """
         if self._page is not None:
             self._page[_POINT_OFFSET] = _CODE_BY_NAME[point]
+
+    def answer(self, text: str) -> None:
+        """Answer the parent's TRACE_SIGNAL with one line, beside the stacks."""
+        if self._stacks is not None:
+            os.write(self._stacks, f"{TRACE_PREFIX}{text}\n".encode(errors="replace"))
 
     def each(self, phase: Phase, items: Iterable[T]) -> Iterator[T]:
         """Yield the same items, with a beat before each one and after the last."""
@@ -164,6 +172,6 @@ def attach_heartbeat(environ: Mapping[str, str]) -> Heartbeat:
         return Heartbeat()
     os.set_inheritable(stacks, False)
     os.close(page)
-    heartbeat = Heartbeat(mapped)
+    heartbeat = Heartbeat(mapped, stacks)
     heartbeat.beat("start")
     return heartbeat

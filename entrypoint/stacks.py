@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from entrypoint.heartbeat import DUMP_SIGNAL
+from entrypoint.heartbeat import DUMP_SIGNAL, TRACE_PREFIX, TRACE_SIGNAL
 
 DUMP_TIMEOUT_S: Final = 1.0  # for one process to write its stacks
 DUMP_QUIET_S: Final = 0.05  # after a possible last line: silence for this long means the dump is complete
@@ -24,6 +24,7 @@ _THREAD_HEADER: Final = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.M)
 # The last line of a complete dump: the main thread's outermost frame, or `...` for a stack that is
 # cut off.
 _DUMP_END: Final = re.compile(rb"(?: in <module>| in _run_module_as_main|  \.\.\.)\n\Z")
+_ANSWER_END: Final = re.compile(rb"\n\Z")
 _LIBRARY_FOLDERS: Final = tuple(
     {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 )
@@ -37,13 +38,15 @@ class ProcessStacks:
     """The stacks of a rank's threads and processes.
 
     state: the letter in /proc. where: FILE:LINE of the main thread. waits: whether it sleeps in a
-    collective operation.
+    collective operation. unfinished: the oldest one of NCCL that has not ended, with `, not begun` if its
+    GPU has not reached it; empty if it tells none.
     """
 
     text: str
     state: str
     where: str | None
     waits: bool
+    unfinished: str
 
 
 def collect_stacks(pid: int, descriptor: int) -> ProcessStacks:
@@ -54,9 +57,16 @@ def collect_stacks(pid: int, descriptor: int) -> ProcessStacks:
     child_dumps = {child: _request_dump(child, descriptor) for child in descendant_pids(pid)}
     for child, child_dump in child_dumps.items():
         parts += [f"\n# process {child}, started by it\n", _read_proc_files(child, ("wchan",)), child_dump]
+    if answer := _request_unfinished(pid, descriptor):
+        parts.append(f"\n{TRACE_PREFIX}{answer}\n")
     frame = _data_worker_frame(dump, child_dumps.values()) or innermost_frame(dump)
-    where = f"{frame[0]}:{frame[1]}" if frame else None
-    return ProcessStacks(text="".join(parts), state=state, where=where, waits=is_in_collective(dump) and state != "R")
+    return ProcessStacks(
+        text="".join(parts),
+        state=state,
+        where=f"{frame[0]}:{frame[1]}" if frame else None,
+        waits=is_in_collective(dump) and state != "R",
+        unfinished=answer,
+    )
 
 
 def innermost_frame(dump: str) -> tuple[str, str] | None:
@@ -117,11 +127,11 @@ def descendant_pids(pid: int) -> list[int]:
     return [descendant for child in children for descendant in (child, *descendant_pids(child))]
 
 
-def handles_dump_signal(pid: int) -> bool:
-    """Whether the process has a handler for DUMP_SIGNAL; without one the signal would kill it."""
+def handles_signal(pid: int, number: int) -> bool:
+    """Whether the process has a handler for this signal; without one it would kill the process."""
     with suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text()
-        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (DUMP_SIGNAL - 1) & 1)
+        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
     return False
 
 
@@ -130,13 +140,24 @@ def _request_dump(pid: int, descriptor: int) -> str:
 
     Empty for a stopped one, which handles no signal.
     """
-    if process_state(pid) in "Tt?Z" or not handles_dump_signal(pid):
+    return _request(pid, descriptor, DUMP_SIGNAL, _DUMP_END)
+
+
+def _request_unfinished(pid: int, descriptor: int) -> str:
+    """Ask a rank for NCCL's oldest unfinished operation; empty if it has none to tell, or does not answer."""
+    answer = _request(pid, descriptor, TRACE_SIGNAL, _ANSWER_END)
+    return answer.partition(TRACE_PREFIX)[2].strip()
+
+
+def _request(pid: int, descriptor: int, number: int, end: re.Pattern[bytes]) -> str:
+    """Signal the process and return what it writes, until that ends as `end` says."""
+    if process_state(pid) in "Tt?Z" or not handles_signal(pid, number):
         return ""
     start = os.fstat(descriptor).st_size
     with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, DUMP_SIGNAL)
+        os.kill(pid, number)
     dump, quiet, deadline = b"", 0.0, time.monotonic() + DUMP_TIMEOUT_S
-    while time.monotonic() < deadline and (quiet < DUMP_QUIET_S or not _DUMP_END.search(dump)):
+    while time.monotonic() < deadline and (quiet < DUMP_QUIET_S or not end.search(dump)):
         time.sleep(0.01)
         current = os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
         dump, quiet = current, 0.0 if current != dump else quiet + 0.01

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from entrypoint import ExitCode, gauges, preload_mapped_files
+from entrypoint import TRACE_SIGNAL, ExitCode, gauges, preload_mapped_files
 from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
@@ -21,7 +21,7 @@ from train.config import checks
 from train.config.batches import compute_batch_sizes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
-from train.distributed import runtime, shared_folder
+from train.distributed import nccl_trace, runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
 from train.evaluation.results import describe_best
@@ -61,6 +61,8 @@ def train_on_rank(
     signals, folder = context.signals, context.folder
     signals.deadline = deadline.read_deadline(environ, now=started_at, clock=time.monotonic())
     rank_runtime = _start_runtime(config, context, environ, variables)
+    if rank_runtime.device.type == "cuda" and rank_runtime.cpu_group is not None:
+        _answer_about_nccl(context, environ)
     holder_token = context.lock.token() if context.lock else None
     config = _resume_after_restart(config, rank_runtime, folder, environ, holder_token)
     tracker_classes = load_tracker_classes(config.log.trackers)
@@ -104,6 +106,13 @@ def train_on_rank(
     code = _finish(trainer, typed=environ.get(TYPED_COMMAND_VARIABLE) or "train")
     rank_runtime.close()
     return code
+
+
+def _answer_about_nccl(context: RankContext, environ: Mapping[str, str]) -> None:
+    """Tell the parent of a hanging run which collective operations have not ended."""
+    context.signals.call_on(
+        TRACE_SIGNAL, lambda: context.heartbeat.answer(nccl_trace.save_and_describe(context.world.rank, environ))
+    )
 
 
 def _start_runtime(

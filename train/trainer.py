@@ -375,7 +375,7 @@ class Trainer:
     def log_step(self) -> None:
         """Read the sums since the last log point, on all ranks; write and print their means."""
         state, loop = self.state, self.loop
-        self.heartbeat.beat("step", step=state.step)
+        self.heartbeat.beat("step", "device", step=state.step)
         means = self.check_finite_loss()
         loop.running_mean.clear()
         if means is None:
@@ -397,7 +397,7 @@ class Trainer:
 
     def end_epoch(self) -> None:
         """Close the epoch's statistics. If it ends with an evaluation, its line is printed after that."""
-        self.heartbeat.beat("step", step=self.state.step)
+        self.heartbeat.beat("step", "device", step=self.state.step)
         self.check_finite_loss()
         self.loop.finished_epoch = self.loop.epoch_stats.close(
             self.state.step, self.loop.stopwatch.seconds, epoch=self.steps.per_epoch

@@ -145,6 +145,28 @@ def test_where_all_wait_for_each_other_no_rank_is_accused() -> None:
     assert "node01, node02" in told
 
 
+GPU_WAIT = replace(SILENT, point="device", unfinished="all_reduce 42 of 80 numbers")
+
+
+def test_where_all_wait_for_their_gpus_no_rank_is_accused() -> None:
+    both = (GPU_WAIT, replace(GPU_WAIT, rank=1))
+    culprit = find_blocking_rank(both)
+    assert culprit is not None
+    told = describe_hang(culprit, both, 2)
+    assert told.startswith("all 2 ranks wait for their GPUs after step 812: the network or a device on node01 does not")
+
+
+def test_the_gpu_that_has_not_begun_what_the_others_wait_in_is_accused() -> None:
+    late = replace(GPU_WAIT, rank=1, gpu=1, unfinished="all_reduce 42 of 80 numbers, not begun", silent_s=31)
+    culprit = find_blocking_rank((GPU_WAIT, late))
+    assert culprit is late
+    told = describe_hang(late, (GPU_WAIT, late), 2)
+    assert told == (
+        "rank 1 of 2 (node01, GPU 1) last finished step 812: its GPU has not begun NCCL's all_reduce 42 of 80 numbers, "
+        "in which the GPUs of other ranks wait"
+    )
+
+
 def test_a_stopped_rank_is_said_to_be() -> None:
     told = describe_hang(replace(SILENT, state="T", step=None, gpu=None, waits=False), [SILENT], 1)
     assert told.startswith("rank 0 of 1 (node01) has finished no step, is stopped and sits in the backward pass")

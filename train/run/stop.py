@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -51,6 +51,7 @@ class StopSignals:
         self._interrupted_at: float | None = None
         self._exit: Callable[[Failure], None] = lambda failure: os._exit(failure.code)
         self._exits, self._deferred = False, False
+        self._actions: dict[int, Callable[[], None]] = {}
 
     def install(self) -> None:
         """Handle this process's stop signals from now on. In the main thread only, as Python demands.
@@ -65,6 +66,11 @@ class StopSignals:
         start_daemon_thread(partial(self._exit_for_main_thread, read_end))
         for number in STOP_SIGNALS:
             signal.signal(number, self.handle)
+
+    def call_on(self, number: int, action: Callable[[], None]) -> None:
+        """Call `action` in the second thread at each signal of this number, whatever the main thread does."""
+        self._actions[number] = action
+        signal.signal(number, lambda *_: None)  # without a handler nothing would reach the second thread
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         """The handler."""
@@ -106,6 +112,9 @@ class StopSignals:
         """In the second thread: exit if the main thread does not."""
         while written := os.read(read_end, 1):
             number = written[0]
+            if number in self._actions:
+                with suppress(Exception):  # this thread has to live on for the stop signals
+                    self._actions[number]()
             if number in STOP_SIGNALS:
                 time.sleep(0 if self._deferred else REACTION_TIME_S)
                 if self._exits:
