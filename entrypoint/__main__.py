@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NoReturn
 
@@ -221,6 +221,7 @@ def plan_as_json(planned: Plan) -> dict[str, Any]:
         "world": asdict(planned.world),
         "hosts": list(planned.hosts),
         "spawn": planned.spawn,
+        "cores": [format_cores(cores) for cores in planned.cores],
         "device": planned.device,
         "sources": dict(planned.sources),
         "warnings": list(planned.warnings),
@@ -234,9 +235,27 @@ def plan_as_table(planned: Plan) -> str:
     rows += [(name, str(value), planned.sources.get(name, "")) for name, value in world.items()]
     rows += [("hosts", ",".join(planned.hosts) or "not known", planned.sources.get("hosts", ""))]
     rows += [("spawn", str(planned.spawn), "ranks that this task starts")]
+    by_cores: dict[str, list[str]] = {}
+    for rank, cores in enumerate(planned.cores, start=planned.world.local_rank):
+        by_cores.setdefault(format_cores(cores), []).append(str(rank))
+    rows += [
+        ("cores", text, f"near the GPU{'s' * (len(ranks) > 1)} of local rank {', '.join(ranks)}")
+        for text, ranks in by_cores.items()
+    ]
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<17} {value:<{width}}  {source}".rstrip() for name, value, source in rows]
     return "\n".join([*lines, *(f"WARNING: {warning}" for warning in planned.warnings)])
+
+
+def format_cores(cores: Collection[int]) -> str:
+    """`0-15,32-47`."""
+    parts: list[list[int]] = []
+    for core in sorted(cores):
+        if parts and core == parts[-1][-1] + 1:
+            parts[-1][1:] = [core]
+        else:
+            parts.append([core])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 if __name__ == "__main__":

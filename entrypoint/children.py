@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.errors import ExitCode, Failure, resource_limit_failure
@@ -73,13 +73,23 @@ def start_rank(
     tee: Tee,
     heartbeat: HeartbeatChannel | None = None,
     resources: ResourcePage | None = None,
+    cores: Collection[int] | None = None,
 ) -> Child:
     """Start one rank in a new session: a terminal's Ctrl-C reaches it only through the parent.
+
+    cores: those that it may run on; None: this process's.
 
     Raises:
         Failure: NO_INPUT if the command cannot be started, RESOURCE if a process limit is reached.
     """
     parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(signal.SIGKILL, parent)
+        if cores:
+            with contextlib.suppress(OSError):  # the scheduler has taken them back: slower, not wrong
+                os.sched_setaffinity(0, cores)
+
     heartbeat_variables = {HEARTBEAT_VARIABLE: heartbeat.variable} if heartbeat else {}
     resource_variables = {RESOURCES_VARIABLE: str(resources.descriptor)} if resources else {}
     descriptors = (
@@ -95,7 +105,7 @@ def start_rank(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
+            preexec_fn=prepare,
         )
     except (OSError, ValueError) as error:
         tee.close()

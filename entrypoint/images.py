@@ -8,8 +8,11 @@ Source: NVIDIA, "CUDA Compatibility" (minor version compatibility) and "CUDA C++
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 Capability = tuple[int, int]  # (9, 0) is an H100's
@@ -78,3 +81,28 @@ def image_with_torch(version: str, cuda: tuple[int, int]) -> Image | None:
     """The image that holds this torch; None for another one, whose architectures are not known."""
     identity = (version.partition("+")[0], cuda)
     return next((image for image in IMAGES.values() if (image.torch, image.cuda) == identity), None)
+
+
+def installed_torch_versions(package: Path | None = None) -> tuple[str, str | None] | None:
+    """The installed torch's version and its CUDA version (None for a CPU build); None without torch.
+
+    torch is not imported. package: torch's folder, by default the installed one.
+    """
+    if package is None:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        package = Path(spec.origin).parent
+    try:
+        text = (package / "version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    version = re.search(r"^__version__ = '([^']+)'", text, re.M)
+    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.M)
+    return (version[1], cuda[1] if cuda else None) if version else None
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """`13.2` as (13, 2)."""
+    major, _, minor = text.partition(".")
+    return int(major), int(minor.partition(".")[0] or 0)

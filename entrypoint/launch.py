@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from entrypoint import environment, gauges, heartbeat, network, preload
+from entrypoint import cuda_compat, environment, gauges, heartbeat, network, preload
 from entrypoint.children import Child, die_with_parent, start_rank
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
@@ -180,11 +180,11 @@ def _start_all_ranks(
             policy.errors.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     try:
-        for world in planned.worlds():
+        for world, cores in itertools.zip_longest(planned.worlds(), planned.cores):
             tee = Tee(log=open_log(log_dir, world.rank), console=console if world.rank == 0 else None)
             channel = heartbeat.HeartbeatChannel() if policy else None
             resources = gauges.ResourcePage() if policy and policy.gauges_every_s else None
-            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources))
+            children.append(start_rank(command, rank_environ(shared, world), world, tee, channel, resources, cores))
     except Failure:
         for child in children:
             child.kill_group()
@@ -224,6 +224,8 @@ def _shared_variables(
         # Read from the terminal: an exported COLUMNS may be the width of another one.
         variables["COLUMNS"] = str(terminal_columns(console.err) or shutil.get_terminal_size().columns)
     variables |= _interface_variables(planned, environ) | _flight_recorder_variables(planned, policy, environ)
+    if planned.device == "cuda":
+        variables |= cuda_compat.rank_variables(environ)
     added = (name for name in variables if not name.startswith("ENTRYPOINT_") and not environ.get(name))
     return variables | {"ENTRYPOINT_SET": ",".join(added)}
 

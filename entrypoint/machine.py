@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,8 +95,11 @@ class Machine:
         hostname: the kernel's node name, short form (HOSTNAME may be another machine's under
             Slurm).
         cores: cores that this process can keep busy.
+        core_ids: the kernel's numbers of the cores that this process may run on.
         machine_cores: cores that the machine has, or that its quota gives.
         gpus: UUIDs of the GPUs that this process may use, in CUDA's order.
+        gpu_cores: for each of `gpus` the numbers of the cores near it (its NUMA node's), empty where the
+            driver does not say; empty for a single GPU.
         idle: UUIDs of GPUs that it was given and cannot use, because one of `gpus` is a MIG
             instance.
         amd: what shows that this machine has AMD GPUs, such as "/dev/kfd"; empty if nothing does.
@@ -109,8 +112,10 @@ class Machine:
 
     hostname: str
     cores: int
+    core_ids: frozenset[int]
     machine_cores: int
     gpus: tuple[str, ...]
+    gpu_cores: tuple[frozenset[int], ...]
     idle: tuple[str, ...]
     amd: str
     amd_accelerators: bool
@@ -127,8 +132,10 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath
     return Machine(
         hostname=os.uname().nodename.split(".")[0],
         cores=num_usable_cores(root),
+        core_ids=frozenset(os.sched_getaffinity(0)),
         machine_cores=cores_within_quota(os.cpu_count() or 1, root),  # a machine's tasks usually share a group
         gpus=usable,
+        gpu_cores=read_gpu_cores(usable) if len(usable) > 1 else (),
         idle=tuple(name for name in _selected_gpus(all_gpus, visible) if name not in usable),
         amd=AMD_DEVICE if look_for_amd and os.path.exists(os.path.join(root, AMD_DEVICE.lstrip("/"))) else "",
         amd_accelerators=look_for_amd and has_amd_accelerators(root),
@@ -172,6 +179,41 @@ def nvml_gpus() -> tuple[tuple[str, tuple[str, ...]], ...]:
         return tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) if (gpu := _read_gpu_uuids(index)))
     finally:
         pynvml.nvmlShutdown()
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver supports, such as (12, 2); None without a driver."""
+    pynvml = import_pynvml()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return version // 1000, version % 1000 // 10
+
+
+def read_gpu_cores(gpus: Sequence[str]) -> tuple[frozenset[int], ...]:
+    """For each GPU the numbers of the cores near it; empty where the driver does not say."""
+    pynvml = import_pynvml()
+    words = max(os.sched_getaffinity(0)) // 64 + 1
+    pynvml.nvmlInit()
+    try:
+        return tuple(_near_cores(pynvml, uuid, words) for uuid in gpus)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _near_cores(pynvml: Any, uuid: str, words: int) -> frozenset[int]:
+    try:
+        masks = pynvml.nvmlDeviceGetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(uuid), words)
+    except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
+        return frozenset()
+    return frozenset(64 * index + bit for index, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1)
 
 
 def import_pynvml() -> Any:

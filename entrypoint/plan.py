@@ -64,7 +64,8 @@ class Plan:
     """What this task will start. `world` is that of its first rank; the others count up from it.
 
     ports: where rank 0 may listen, in order. agent_store: torchrun's own store already listens on ports[0].
-    threads: OMP_NUM_THREADS of each rank. launch_id: the Allocation's, the same on all tasks.
+    threads: OMP_NUM_THREADS of each rank. cores: the cores that each rank is bound to; empty: those of this task.
+    launch_id: the Allocation's, the same on all tasks.
     """
 
     launcher: str
@@ -77,6 +78,7 @@ class Plan:
     launch_id: str
     agent_store: bool
     threads: int
+    cores: tuple[frozenset[int], ...]
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
 
@@ -136,6 +138,7 @@ def plan_allocation(
         launch_id=allocation.launch_id,
         agent_store=allocation.agent_store,
         threads=_threads_per_rank(machine, spawn, ranks_on_node),
+        cores=_cores_near_gpus(machine, spawn) if device == "cuda" else (),
         sources={"master_port": "launch key" if not allocation.master_port else "given", **allocation.sources},
         warnings=allocation.warnings + _gpu_warnings(allocation, machine, device, spawn),
     )
@@ -148,6 +151,22 @@ def _threads_per_rank(machine: Machine, spawn: int, ranks_on_node: int) -> int:
     cores (mpirun's default: one NUMA node) would otherwise each use all of them.
     """
     return max(1, min(machine.cores // spawn, machine.machine_cores // ranks_on_node))
+
+
+def _cores_near_gpus(machine: Machine, spawn: int) -> tuple[frozenset[int], ...]:
+    """Each rank's cores, if one task starts several: those of its GPU's NUMA node. Empty: ranks are not bound.
+
+    A rank on another socket pins its memory there, and each copy to its GPU crosses the link between the sockets.
+    Ranks stay unbound where one of them would get fewer cores than its share: where GPUs sit on few of the nodes, or
+    where the scheduler's own binding does not fit theirs.
+    """
+    if spawn < 2 or len(machine.gpu_cores) < spawn:
+        return ()
+    near = tuple(cores & machine.core_ids for cores in machine.gpu_cores[:spawn])
+    sharing = [sum(not cores.isdisjoint(other) for other in near) for cores in near]
+    share = len(machine.core_ids) // spawn
+    has_share = all(cores and len(cores) // ranks >= share for cores, ranks in zip(near, sharing, strict=True))
+    return near if has_share and any(cores != machine.core_ids for cores in near) else ()
 
 
 def choose_device(options: LaunchOptions, machine: Machine, environ: Mapping[str, str]) -> Literal["cpu", "cuda"]:

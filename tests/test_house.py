@@ -34,6 +34,7 @@ LAYERS = {
         "hostlist",
         "machine",
         "images",
+        "cuda_compat",
         "mounts",
         "options",
         "network",

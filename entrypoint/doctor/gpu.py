@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from entrypoint import images
+from entrypoint import cuda_compat, images
 from entrypoint.doctor import reading
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.doctor.nvml import Gpu, NvmlSnapshot, read_nvml
@@ -18,7 +18,10 @@ _DRIVER_FINDING = "driver"
 
 
 def torch_findings(
-    snapshot: NvmlSnapshot, gpus: tuple[Gpu, ...], torch: tuple[str, str | None] | None
+    snapshot: NvmlSnapshot,
+    gpus: tuple[Gpu, ...],
+    torch: tuple[str, str | None] | None,
+    environ: Mapping[str, str] | None = None,
 ) -> list[Finding]:
     """Whether the installed torch (its version, its CUDA) runs on the driver and on the used GPUs."""
     if snapshot.cuda is None:
@@ -29,9 +32,11 @@ def torch_findings(
     version, torch_cuda = torch
     if torch_cuda is None:
         return [fail(_DRIVER_FINDING, f"{driver}, but torch {version} is a build for the CPU only", _CUDA_BUILD_FIX)]
-    needed = _parse_version(torch_cuda)
+    needed = images.parse_version(torch_cuda)
     text = f"{driver}; torch {version} was built for CUDA {torch_cuda}"
-    if snapshot.cuda[0] < needed[0]:
+    if folder := cuda_compat.compat_folder(environ or {}, snapshot.cuda, needed):
+        text = f"{text}: the driver is too old by itself, and {cuda_compat.COMPAT_VARIABLE}={folder} is used"
+    elif snapshot.cuda[0] < needed[0]:
         return [fail(_DRIVER_FINDING, f"{text}: the driver is too old", _other_image_fix(snapshot.cuda, gpus))]
     enough = ": it runs, one major version is enough" if snapshot.cuda < needed else ""
     findings = [ok(_DRIVER_FINDING, text + enough)]
@@ -81,11 +86,6 @@ def _other_image_fix(driver_cuda: tuple[int, int], gpus: tuple[Gpu, ...]) -> str
     )
 
 
-def _parse_version(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    return int(major), int(minor.partition(".")[0] or 0)
-
-
 def _format_version(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
@@ -109,7 +109,7 @@ def check(context: CheckContext) -> list[Finding]:
     gpus = select_used_gpus(snapshot, nvml_gpus(), context.environ.get("CUDA_VISIBLE_DEVICES"))
     return [
         *gpu_findings(snapshot, gpus),
-        *torch_findings(snapshot, gpus, reading.installed_torch_versions()),
+        *torch_findings(snapshot, gpus, images.installed_torch_versions(), context.environ),
         *rtx_40_findings(snapshot, gpus, context.environ),
     ]
 

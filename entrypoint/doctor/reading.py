@@ -5,7 +5,6 @@ The facts that a plan needs are read in machine.py.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -79,22 +78,6 @@ def host_driver_version(root: StrPath = "/") -> str | None:
     """
     match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", read_text(root, "proc/driver/nvidia/version"))
     return match[1] if match else None
-
-
-def installed_torch_versions(package: Path | None = None) -> tuple[str, str | None] | None:
-    """The installed torch's version and its CUDA version (None for a CPU build); None without torch.
-
-    torch is not imported. package: torch's folder, by default the installed one.
-    """
-    if package is None:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            return None
-        package = Path(spec.origin).parent
-    text = read_text(package, "version.py")
-    version = re.search(r"^__version__ = '([^']+)'", text, re.M)
-    cuda = re.search(r"^cuda\b[^=]*= '([^']+)'", text, re.M)
-    return (version[1], cuda[1] if cuda else None) if version else None
 
 
 def list_fabric_devices(root: StrPath = "/") -> tuple[FabricDevice, ...]:

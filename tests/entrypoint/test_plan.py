@@ -97,6 +97,38 @@ def test_tasks_that_may_use_the_same_cores_share_them(cores: int, there: int, ta
     assert planned(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": str(tasks)}, here).threads == threads
 
 
+FIRST, SECOND = frozenset(range(8)), frozenset(range(8, 16))
+
+
+def cores(near: tuple[frozenset[int], ...], allowed: frozenset[int] = FIRST | SECOND) -> tuple[frozenset[int], ...]:
+    here = machine(cores=len(allowed), core_ids=allowed, gpus=fake_gpus(len(near)), gpu_cores=near)
+    return planned({}, here).cores
+
+
+def test_ranks_run_on_the_cores_near_their_gpus() -> None:
+    near = (FIRST, FIRST, SECOND, SECOND)
+    assert cores(near) == near
+
+
+@pytest.mark.parametrize(
+    ("near", "allowed"),
+    [
+        ((FIRST, FIRST, FIRST, SECOND), FIRST | SECOND),
+        ((FIRST, SECOND), FIRST),
+        ((FIRST, frozenset()), FIRST | SECOND),
+        ((FIRST | SECOND, FIRST | SECOND), FIRST | SECOND),
+    ],
+    ids=["a rank would get less than its share", "the scheduler gave one node only", "not known", "one node"],
+)
+def test_ranks_are_not_bound_where_that_helps_nobody(near: tuple[frozenset[int], ...], allowed: frozenset[int]) -> None:
+    assert cores(near, allowed) == ()
+
+
+def test_a_rank_of_its_own_task_keeps_the_cores_that_the_scheduler_gave_it() -> None:
+    here = machine(hostname="node02", gpus=fake_gpus(2), gpu_cores=(frozenset(range(4)), frozenset(range(4, 8))))
+    assert planned(captured("per-gpu/task-3@node02"), here).cores == ()
+
+
 def test_the_device_asked_for_wins_over_gpus_that_are_there() -> None:
     assert planned({}, machine(gpus=fake_gpus(2)), device="cpu").device == "cpu"
 

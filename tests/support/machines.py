@@ -14,6 +14,7 @@ ENVIRONS = REPOSITORY / "tests" / "environs"
 def machine(**changes: Any) -> Machine:
     """A node of 8 cores, all of them given, without GPUs, changed as asked."""
     gpus: dict[str, Any] = {"gpus": (), "idle": (), "machine_cores": changes.get("cores", 8)}
+    gpus |= {"core_ids": frozenset(range(changes.get("cores", 8))), "gpu_cores": ()}
     gpus |= {"amd": "", "amd_accelerators": False}
     rest: dict[str, Any] = {"container": "none", "hidden_job": {}, "host_files": {}}
     return Machine(**({"hostname": "node01", "cores": 8, **gpus, **rest} | changes))

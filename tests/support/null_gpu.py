@@ -69,7 +69,8 @@ def environment(folder: Path, gpus: int = 1, **faults: str) -> dict[str, str]:
     """The variables of a process that sees so many null GPUs.
 
     faults, each NULL_GPU_... without its prefix: CAPABILITY=90, NAME, BYTES, DRIVER, DRIVER_CUDA=12080, SAME_UUID,
-    FAIL=RANK:LAUNCHES:CODE, HANG=RANK:LAUNCHES, NCCL_INIT=CODE, NCCL_FAIL=COLLECTIVES:CODE, NCCL_LAST_ERROR.
+    APART=1 (each GPU near the core with its index only), FAIL=RANK:LAUNCHES:CODE, HANG=RANK:LAUNCHES,
+    NCCL_INIT=CODE, NCCL_FAIL=COLLECTIVES:CODE, NCCL_LAST_ERROR.
     """
     return {
         "LD_PRELOAD": str(folder / "libnullgpu.so"),

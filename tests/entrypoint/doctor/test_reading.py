@@ -66,17 +66,6 @@ def test_the_hosts_driver_is_read(tmp_path: Path) -> None:
     assert reading.host_driver_version(tmp_path / "none") is None
 
 
-def test_a_cpu_build_of_torch_has_no_cuda(tmp_path: Path) -> None:
-    said = "__version__ = '2.15.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
-    assert reading.installed_torch_versions(lay(tmp_path, version_DOT_py=said)) == ("2.15.0+cpu", None)
-
-
-def test_the_installed_torch_is_read_as_it_tells_itself() -> None:
-    import torch
-
-    assert reading.installed_torch_versions() == (torch.__version__, torch.version.cuda)
-
-
 def test_a_fabric_is_up_where_one_of_its_ports_is(tmp_path: Path) -> None:
     lay(tmp_path, sys__class__infiniband__mlx5_0__ports__1__state="4: ACTIVE\n")
     lay(tmp_path, sys__class__infiniband__mlx5_1__ports__1__state="1: DOWN\n")

@@ -1,6 +1,7 @@
 /* A stand-in of libnvidia-ml.so.1. What it does not have, pynvml takes for what this driver cannot answer. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int gpus[64];
 
@@ -27,6 +28,17 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) { *handle = &gpus[0]; return 0; }
 int nvmlDeviceGetUUID(void *handle, char *to, unsigned size) {
   snprintf(to, size, "GPU-11111111-1111-1111-1111-1111111111%02x", index_of(handle));
+  return 0;
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+  *handle = &gpus[strtol(uuid + strlen(uuid) - 2, NULL, 16)];
+  return 0;
+}
+/* With NULL_GPU_APART each GPU has a NUMA node of its own, of one core: that with its index. */
+int nvmlDeviceGetCpuAffinity(void *handle, unsigned words, unsigned long *cores) {
+  for (unsigned word = 0; word < words; word++) cores[word] = 0;
+  if (!*text("NULL_GPU_APART", "")) return 3; /* not supported */
+  cores[index_of(handle) / 64] = 1ul << index_of(handle) % 64;
   return 0;
 }
 int nvmlDeviceGetName(void *handle, char *to, unsigned size) {
