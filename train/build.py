@@ -102,7 +102,11 @@ def build_trainer(
     resume_notes = resume.restore(config, runtime, checkpoints, resume_point, state, dataset.fingerprint)
 
     heartbeat.beat("start")  # the model is compiled in this phase, however long the data took
-    compiled = _warm_up_or_compile(config, runtime, model, state.network, batches, splits, progress, bitwise=bitwise)
+    compiled = _warm_up_or_compile(
+        config, runtime, model, state.network, batches, splits, progress, heartbeat, bitwise=bitwise
+    )
+    if compiled is not None:
+        loader = loader.compiled(batches.micro)
     resume_notes += resume.start_over(config, runtime, folder, record_start)
     notes = (
         *splits.notes,
@@ -226,6 +230,7 @@ def _warm_up_or_compile(
     batches: BatchSizes,
     splits: DataSplits,
     progress: Progress,
+    heartbeat: Heartbeat,
     *,
     bitwise: BitwiseReducer | None,
 ) -> Compiled | None:
@@ -249,6 +254,8 @@ def _warm_up_or_compile(
             samples=samples,
             accumulation=batches.accumulation,
             repeatable=checks.is_repeatable(config.train),
+            heartbeat=heartbeat,
+            say=progress.say,
         )
     else:
         runtime.warm_up(model, training)

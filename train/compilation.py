@@ -8,8 +8,11 @@ about other ways).
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -17,7 +20,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, Heartbeat, ProcessMeter, start_daemon_thread
 from train.data.shape import Shape
 from train.distributed.device import failure_from_error
 from train.distributed.runtime import Runtime
@@ -26,6 +29,11 @@ from train.evaluation import evaluate
 BACKEND: Final = "inductor"
 CUDA_GRAPHS_MODE: Final = "reduce-overhead"
 CUDA_GRAPH_RUNS: Final = 3  # a CUDA graph is replayed from the third run on: one to warm up, one to record
+# A large network takes minutes on a busy node: densenet121 took 281 s on two cores, and launch.timeouts.start is 600 s.
+BUSY_CHECK_S: Final = 10.0
+MIN_BUSY_S: Final = 1.0  # seconds of CPU time between two checks, of this process and its compile workers
+REPORT_EVERY_S: Final = 60.0
+MAX_COMPILING_S: Final = 3600.0  # a compiler that loops for ever is busy too
 Mode = Literal["default", "reduce-overhead"] | bool
 
 
@@ -74,10 +82,13 @@ def compile_model(
     samples: SampleImages,
     accumulation: int,
     repeatable: bool,
+    heartbeat: Heartbeat,
+    say: Callable[[str], None],
 ) -> Compiled:
     """Compile `network`, which `model` wraps, by computing with it once.
 
     repeatable: choose no kernel by timing, so that the same run again has the same bits.
+    heartbeat, say: get a sign of life while the compiler works.
 
     Raises:
         Failure: USAGE for a model that torch cannot compile, or if there is no compiler.
@@ -86,10 +97,11 @@ def compile_model(
     began, before = time.monotonic(), count_compiled()
     uses_cuda_graphs = mode == CUDA_GRAPHS_MODE and runtime.device.type == "cuda"
     _set_up_compiler(network, str(mode), runtime, repeatable)
-    for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
-        _explain_errors(partial(runtime.warm_up, model, samples.training, always=True))
-        if samples.evaluation is not None:
-            _explain_errors(partial(_evaluate, runtime, network, samples.evaluation))
+    with signs_of_life(heartbeat, say):
+        for _ in range(CUDA_GRAPH_RUNS if uses_cuda_graphs else 1):
+            _explain_errors(partial(runtime.warm_up, model, samples.training, always=True))
+            if samples.evaluation is not None:
+                _explain_errors(partial(_evaluate, runtime, network, samples.evaluation))
     _stop_compile_workers()
     counts = {name: number - before[name] for name, number in count_compiled().items()}
     if not counts["graphs"]:
@@ -106,6 +118,38 @@ def compile_model(
         seconds=seconds,
         **counts,
     )
+
+
+@contextmanager
+def signs_of_life(
+    heartbeat: Heartbeat, say: Callable[[str], None], cpu_seconds: Callable[[], float] | None = None
+) -> Iterator[None]:
+    """Beat while the compiler uses the CPU, and say once a minute that it still works.
+
+    A compiler that hangs uses none: then the parent ends the run after launch.timeouts.start.
+
+    cpu_seconds: what this process and its compile workers have used so far.
+    """
+    ended, meter = threading.Event(), ProcessMeter(os.getpid())
+    read = cpu_seconds or (lambda: meter.measure(time.monotonic())[1])
+
+    def report() -> None:
+        began = reported = time.monotonic()
+        before = read()
+        while not ended.wait(BUSY_CHECK_S):
+            now, used = time.monotonic(), read()
+            if used - before >= MIN_BUSY_S and now - began < MAX_COMPILING_S:
+                heartbeat.beat("start")
+            before = used
+            if now - reported >= REPORT_EVERY_S:
+                say(f"train.compile: torch has compiled for {(now - began) / 60:.0f} min, and works on")
+                reported = now
+
+    start_daemon_thread(report)
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def black_images(count: int, shape: Shape, device: torch.device) -> Tensor:

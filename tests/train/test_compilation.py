@@ -5,9 +5,11 @@ Mostly with torch's tracing alone ("eager" makes no code): C++ takes a minute to
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from jobs import after, built
 from processes import python
 from torch import nn
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, Heartbeat
+from entrypoint.heartbeat import Phase, Point
 from train import compilation, worker
 from train.config import load
 from train.data import augment
@@ -98,8 +101,46 @@ def prepared(network: nn.Module, folder: Path) -> compilation.Compiled:
     with built(folder) as trainer:
         rehearsed = compilation.SampleImages(training=torch.zeros(2, 3), evaluation=None)
         return compilation.compile_model(
-            "default", trainer.runtime, network, network, samples=rehearsed, accumulation=1, repeatable=True
+            "default",
+            trainer.runtime,
+            network,
+            network,
+            samples=rehearsed,
+            accumulation=1,
+            repeatable=True,
+            heartbeat=Heartbeat(),
+            say=print,
         )
+
+
+class Beats(Heartbeat):
+    """Counts its beats."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def beat(self, phase: Phase, point: Point = "", *, step: int | None = None) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize(("seconds_per_check", "beats"), [(2.0, True), (0.1, False)], ids=["busy", "hanging"])
+def test_a_compiler_gives_a_sign_of_life_while_it_uses_the_cpu(
+    seconds_per_check: float, beats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "BUSY_CHECK_S", 0.001)
+    monkeypatch.setattr(compilation, "REPORT_EVERY_S", 0.0)
+    heartbeat, cpu_seconds, said_three = Beats(), itertools.count(0.0, seconds_per_check), threading.Barrier(2)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 3:
+            said_three.wait(60)
+
+    with compilation.signs_of_life(heartbeat, say, lambda: next(cpu_seconds)):
+        said_three.wait(60)
+    assert (heartbeat.count > 0) is beats
+    assert "works on" in said[0]
 
 
 class Marked(nn.Linear):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +62,7 @@ class BatchLoader:
 
     description: where the images are kept, or how many workers read them. workers: processes that read. broken: the
     files that this rank has skipped so far. paths: the training files, if the samples are files. notes: about
-    data.cache.
+    data.cache. transform: augment.apply, or the same compiled.
     """
 
     training: SplitReader
@@ -75,6 +76,21 @@ class BatchLoader:
     paths: Sequence[str] | None = None
     workers: int = 0
     notes: tuple[str, ...] = ()
+    transform: Callable[..., Tensor] = augment.apply
+
+    def compiled(self, batch: int) -> BatchLoader:
+        """A loader that augments batches of this size by one compiled function: 3 kernels instead of 25.
+
+        Only for images that lie on a GPU, whose batches all have one shape.
+        """
+        on_gpu = isinstance(self.training, DeviceDataset) and self.training.pixels.device.type == "cuda"
+        if not on_gpu or augment.is_identity(self.data.augment):
+            return self
+        loader = replace(self, transform=torch.compile(augment.apply, dynamic=False))
+        first = MicroBatch(step=0, number=0, epoch=0, samples=np.zeros(batch, np.int64))
+        for _ in loader.train([first]):  # makes the code
+            pass
+        return loader
 
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
@@ -102,7 +118,7 @@ class BatchLoader:
             mirror=self.mirror,
         )
         shifts = to_device(moves.packed(), rows.device)
-        return augment.apply(pixels, rows, shifts, gray=moves.gray)
+        return self.transform(pixels, rows, shifts, gray=moves.gray)
 
 
 def open_loader(
