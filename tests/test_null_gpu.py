@@ -6,11 +6,14 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import null_gpu
 import pytest
+from processes import free_port
 
 from train.logging.metrics_logger import METRICS_FILE, read_events
 
@@ -60,16 +63,34 @@ def test_two_gpus_train_together_and_leave_a_checkpoint(start: Start, tmp_path: 
     assert (tmp_path / "runs/run/checkpoints/step-00000006/manifest.json").is_file()
 
 
-def steps(start: Start, tmp_path: Path, **variables: str) -> list[dict[str, int]]:
-    done = start(str(SUPPORT / "null_gpu_steps.py"), str(tmp_path / "run"), PYTHONPATH=str(SUPPORT), **variables)
+def steps(start: Start, tmp_path: Path, *settings: str, **variables: str) -> list[dict[str, int]]:
+    words = (str(SUPPORT / "null_gpu_steps.py"), str(tmp_path / "run"), *settings)
+    done = start(*words, PYTHONPATH=str(SUPPORT), **variables)
     assert done.returncode == 0, done.stderr
-    counts: list[dict[str, int]] = json.loads(done.stdout)
+    counts: list[dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
     return counts
 
 
 def test_between_two_log_points_a_step_waits_for_nothing_and_takes_no_memory(start: Start, tmp_path: Path) -> None:
     names = ("synchronizations", "device_to_host", "allocations", "pinned_allocations")
     assert [[step[name] for name in names] for step in steps(start, tmp_path)] == [[0] * len(names)] * 4
+
+
+@pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="machine: cores 0 and 1 are not both there")
+def test_each_rank_runs_on_the_cores_near_its_gpu_and_show_names_them(start: Start, tmp_path: Path) -> None:
+    on_two_cores = "import os, sys; os.sched_setaffinity(0, {0, 1}); python = sys.executable; "
+    on_two_cores += "os.execv(python, [python, *sys.argv[1:]])"
+
+    def entrypoint(*words: str) -> str:
+        done = start("-c", on_two_cores, "-m", "entrypoint", *words, faults={"APART": "1"}, **TWO_GPUS)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    entrypoint("run", "--", sys.executable, "-c", "import os; print(os.sched_getaffinity(0))")
+    assert [(tmp_path / f"logs/rank-000{rank}.log").read_text() for rank in (0, 1)] == ["{0}\n", "{1}\n"]
+    assert [line.split() for line in entrypoint("show").splitlines() if line.startswith("cores")] == [
+        ["cores", core, "near", "the", "GPU", "of", "local", "rank", core] for core in ("0", "1")
+    ]
 
 
 def test_a_start_does_not_wait_for_nvidia_smi(start: Start, tmp_path: Path) -> None:
@@ -154,6 +175,63 @@ def replaced(settings: Mapping[str, str]) -> list[str]:
     """TRAIN with other values."""
     names = [word.partition("=")[0] for word in TRAIN]
     return [f"{name}={settings[name]}" if name in settings else word for name, word in zip(names, TRAIN, strict=True)]
+
+
+@pytest.mark.slow
+def test_with_cuda_graphs_few_launches_are_left_for_input_optimizer_and_loss(start: Start, tmp_path: Path) -> None:
+    step = steps(start, tmp_path, "train.compile=reduce-overhead")[-1]
+    # Counted in November 2026; the input took 28 of 41 before it was compiled.
+    assert (step["graph_launches"], step["launches"] <= 16) == (2, True), step
+
+
+@pytest.mark.slow
+def test_if_all_gpus_hang_no_rank_is_blamed_and_the_unfinished_collective_is_named(
+    start: Start, tmp_path: Path
+) -> None:
+    done = start(*replaced({"train.epochs": "200"}), "launch.timeouts.step=5", faults={"HANG": "-1:3000"}, **TWO_GPUS)
+    assert done.returncode == 91, done.stderr
+    assert "all 2 ranks wait for their GPUs after step" in done.stderr
+    assert re.search(r"not ended in NCCL: all_reduce \d+ of [\d,]+ numbers", done.stderr)
+    assert {path.name for path in (tmp_path / "runs/run/errors").glob("nccl-*")} == {"nccl-rank-0", "nccl-rank-1"}
+
+
+# The code that torch's compiler and ptxas make, for one GPU of each architecture: T4, A100, H100, B200, RTX 50.
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["75", "80", "90", "100", "120"])
+def test_code_is_made_for_each_architecture(start: Start, capability: str) -> None:
+    done = start(*replaced({"train.epochs": "1"}), "train.compile=default", faults={"CAPABILITY": capability})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"graphs: \d+", done.stdout + done.stderr)
+
+
+# One or two of each family.
+MODELS = (
+    *("small_cnn", "wide_resnet", "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s"),
+    *("googlenet", "inception_v3", "maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf"),
+    *("resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_0", "swin_t", "swin_v2_t", "vgg11", "vit_b_32"),
+)
+NOT_REPEATABLE = {"alexnet", "vgg11"}
+
+
+@pytest.mark.slow
+def test_all_families_of_models_but_two_have_repeatable_kernels(start: Start) -> None:
+    done = start(str(SUPPORT / "null_gpu_models.py"), *MODELS)
+    assert done.returncode == 0, done.stderr
+    refused = {name for name, text in json.loads(done.stdout.splitlines()[-1]).items() if text}
+    assert refused == NOT_REPEATABLE
+
+
+@pytest.mark.slow
+def test_two_tasks_that_see_one_gpu_each_train_together(start: Start, tmp_path: Path) -> None:
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+    def start_task(rank: str) -> subprocess.CompletedProcess[str]:
+        return start(*TRAIN, gpus=2, CUDA_VISIBLE_DEVICES=rank, RANK=rank, LOCAL_RANK=rank, **shared)
+
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(start_task, "01")
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert json.loads((tmp_path / "runs/run/run.json").read_text())["world"]["world_size"] == 2
 
 
 @pytest.mark.slow

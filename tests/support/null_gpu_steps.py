@@ -29,11 +29,11 @@ def read_counters() -> dict[str, int]:
     return counters
 
 
-def main(folder: Path, *settings: str) -> None:
-    """Train, and print the counts."""
+def count_steps(folder: Path, *settings: str) -> list[dict[str, int]]:
+    """Train, and count in each of the last steps."""
     environ = {**os.environ, "ENTRYPOINT_DEVICE": "cuda"}
     counts = []
-    with built(folder, *SETTINGS, *settings, environ=environ) as trainer:
+    with built(folder, *settings, environ=environ) as trainer:
         trainer.begin()
         stream = trainer.loader.train(trainer.sampler.micro_batches(0))
         for step in range(WARM_UP + STEPS):
@@ -41,8 +41,8 @@ def main(folder: Path, *settings: str) -> None:
             trainer.train_step(stream)
             if step >= WARM_UP:
                 counts.append({name: value - before[name] for name, value in read_counters().items()})
-    print(json.dumps(counts))
+    return counts
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    print(json.dumps(count_steps(Path(sys.argv[1]), *SETTINGS, *sys.argv[2:])))
