@@ -1,13 +1,14 @@
 #!/bin/bash
-# Rows 1-3, 6, 10 and 14 of docs/performance.md on one GPU, in less than 9 minutes and without a network: one table.
+# What a GPU shows of this program, in less than 9 minutes and without a network (docs/gpu-first-run.md): a training of
+# a few steps, then rows 1-3, 6, 10, 11 and 14 of docs/performance.md.
 #
 #   bench/gpu.sh [DIR] [options of python -m bench]
 #
 # From a checkout, with any python3 that has torch 2.10 or newer, torchvision, Pillow and accelerate
 # (PYTHON=/path/to/python3). With SIF=train.sif it measures what the image holds; this folder is
-# mounted into it. DIR (bench-gpu) gets bench.json, bench.md and plots. LIMIT_S (480) ends all of it,
-# and what was measured until then is shown. The first GPU is taken, or those in
-# CUDA_VISIBLE_DEVICES: more of them take longer.
+# mounted into it. DIR (bench-gpu) gets first.txt, bench.json (after each row), bench.md and plots. A row that
+# fails says why, and the next one runs. LIMIT_S (480) ends all of it, and what was measured until
+# then is shown. The first GPU is taken, or those in CUDA_VISIBLE_DEVICES: more of them take longer.
 set -euo pipefail
 
 readonly limit=${LIMIT_S:-480}
@@ -20,14 +21,13 @@ export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
 
 if [[ -n ${SIF:-} ]]; then
   # Only this folder: `train` and `entrypoint` are the image's.
-  measure=(apptainer exec --nv --bind "$top/bench:/mnt/bench:ro" --env PYTHONPATH=/mnt)
-  measure+=("$SIF" python -m bench)
+  python=(apptainer exec --nv --bind "$top/bench:/mnt/bench:ro" --env PYTHONPATH=/mnt "$SIF" python)
 else
-  python=$(command -v "${PYTHON:-python3}") || { printf 'ERROR[66] no %s\n  fix: PYTHON=/path/to/python3, or SIF=train.sif\n' "${PYTHON:-python3}" >&2; exit 66; }
-  [[ $python == /* ]] || python=$PWD/$python # not resolved: a virtual environment is known by its link
+  program=$(command -v "${PYTHON:-python3}") || { printf 'ERROR[66] no %s\n  fix: PYTHON=/path/to/python3, or SIF=train.sif\n' "${PYTHON:-python3}" >&2; exit 66; }
+  [[ $program == /* ]] || program=$PWD/$program # not resolved: a virtual environment is known by its link
   cd -P "$(dirname "$out")" && out=$PWD/$(basename "$out")
   export PYTHONPATH=$top${PYTHONPATH:+:$PYTHONPATH}
-  timeout "$limit" "$python" - <<'CHECK'
+  timeout "$limit" "$program" - <<'CHECK'
 import sys
 wanted = ["torch", "accelerate", "numpy", "safetensors", "torchvision", "PIL", "yaml", "tqdm", "pynvml"]
 missing = []
@@ -43,13 +43,19 @@ if missing:
     print(f"ERROR[66] this python lacks {', '.join(missing)}\n  fix: PYTHON=/path/to/python3, or SIF=train.sif", file=sys.stderr)
     sys.exit(66)
 CHECK
-  measure=("$python" -m bench)
+  python=("$program")
 fi
+
+# Within half a minute: does it start, and do all ranks keep the same parameters, bit by bit?
+rm -rf "$out/first"
+timeout --kill-after 20 120 "${python[@]}" -m train --device cuda run.name=first "run.output_dir=$out" \
+  train.max_steps=5 train.check_replicas_every_steps=1 log.every_steps=1 2>&1 | tee "$out/first.txt" ||
+  printf 'the first training failed: %s says why\n' "$out/first.txt" >&2
 
 code=0
 left=$((limit > SECONDS ? limit - SECONDS : 1)) # the imports above may have taken long
 # What needs the riskiest peer comes last.
-timeout --kill-after 20 "$left" "${measure[@]}" step,scaling --device cuda --rows 3,6,10,1 --output "$out" "$@" || code=$?
+timeout --kill-after 20 "$left" "${python[@]}" -m bench step,scaling,checkpoint --device cuda --rows 3,6,10,1 --output "$out" "$@" || code=$?
 if [[ $code == 124 ]]; then
   echo "stopped after $limit s: what was measured until then is in $out" >&2
   if [[ -e $out/bench.md ]]; then cat "$out/bench.md"; fi
