@@ -48,9 +48,11 @@ fi
 
 # Within half a minute: does it start, and do all ranks keep the same parameters, bit by bit?
 rm -rf "$out/first"
+code=0
 timeout --kill-after 20 120 "${python[@]}" -m train --device cuda run.name=first "run.output_dir=$out" \
-  train.max_steps=5 train.check_replicas_every_steps=1 log.every_steps=1 2>&1 | tee "$out/first.txt" ||
-  printf 'the first training failed: %s says why\n' "$out/first.txt" >&2
+  train.max_steps=5 train.check_replicas_every_steps=1 log.every_steps=1 2>&1 | tee "$out/first.txt" || code=$?
+if [[ $code == 72 || $code == 78 ]]; then exit "$code"; fi # no GPU, or one that this image does not fit
+if [[ $code != 0 ]]; then printf 'the first training failed, and %s says why\n' "$out/first.txt" >&2; fi
 
 code=0
 left=$((limit > SECONDS ? limit - SECONDS : 1)) # the imports above may have taken long

@@ -5,12 +5,14 @@
 #   bench/gpus.sh [DIR]                                                   one node with two or more GPUs
 #   sbatch --nodes=2 --ntasks-per-node=1 --gpus-per-node=1 bench/gpus.sh [DIR]      two nodes, one GPU each
 #
-# SIF=train.sif (there by default) is the image; with SIF= (empty) the `train` on the PATH is taken.
+# SIF names the image: train.sif, if it is there. With SIF= (empty), or without an image, the `train`
+# on the PATH is taken.
 # DIR (gpus-out), on a file system that all nodes share, gets the output of each part.
 set -uo pipefail
 
 out=${1:-gpus-out}
 sif=${SIF-train.sif}
+if [[ -z ${SIF+set} && ! -e $sif ]]; then sif=; fi
 mkdir -p "$out" || exit 73
 train=(train)
 [[ -n $sif ]] && train=(apptainer exec --nv "$sif" train)
@@ -22,7 +24,7 @@ part() { # NAME EXPECTED_CODE COMMAND...: runs one part, keeps its output, and s
   shift 2
   local begun=$SECONDS
   timeout --kill-after 30 "${LIMIT_S:-180}" "$@" >"$out/$name.txt" 2>&1 || code=$?
-  printf '%-10s exit code %s, expected %s, %s s\n' "$name" "$code" "$expected" $((SECONDS - begun)) | tee -a "$out/summary.txt"
+  printf '%-16s exit code %s, expected %s, %s s\n' "$name" "$code" "$expected" $((SECONDS - begun)) | tee -a "$out/summary.txt"
   [[ $code == "$expected" ]] || { failed=1; tail -n 15 "$out/$name.txt"; }
 }
 
@@ -43,5 +45,5 @@ for fault in killed:kill9:69 hanging:sleep:91 stopped:term:75; do
   FAULT=step:1:60:$action part "$name" "$code" "${words[@]}"
   part "$name-resumed" 0 "${words[@]}" # continues at the last checkpoint
 done
-cat "$out/summary.txt"
+printf 'everything is in %s\n' "$out"
 exit "$failed"

@@ -141,12 +141,12 @@ def test_a_driver_or_gpu_that_does_not_fit_is_refused_before_torch_is_loaded(
     assert not (tmp_path / "runs").exists()
 
 
-# Not train.reproducible=none: cuDNN times its engines then, and the stand-in has none.
 MODES = {
     "fp32": "train.precision=fp32",
     "fp16": "train.precision=fp16",
     "accumulation": "train.micro_batch_size=8",
     "clipping and EMA": "train.clip_grad_norm=1.0 train.ema_decay=0.9",
+    "fastest kernels": "train.reproducible=none",
     "bitwise": "train.reproducible=bitwise train.micro_batch_size=8 model.args.norm=group",
     "AdamW": "optim.name=adamw optim.lr=0.001",
     "gradients in bf16": "train.gradient_exchange=bf16",
@@ -193,6 +193,36 @@ def test_if_all_gpus_hang_no_rank_is_blamed_and_the_unfinished_collective_is_nam
     assert "all 2 ranks wait for their GPUs after step" in done.stderr
     assert re.search(r"not ended in NCCL: all_reduce \d+ of [\d,]+ numbers", done.stderr)
     assert {path.name for path in (tmp_path / "runs/run/errors").glob("nccl-*")} == {"nccl-rank-0", "nccl-rank-1"}
+
+
+def run_script(stand_in: Path, folder: Path, name: str, *words: str, gpus: int) -> subprocess.CompletedProcess[str]:
+    """A script of bench/ on null GPUs, whose `train` is this checkout's."""
+    train = folder / "bin" / "train"
+    train.parent.mkdir()
+    train.write_text(f'#!/bin/sh\nexec {null_gpu.python(stand_in)} -m train "$@"\n')
+    train.chmod(0o755)
+    environ = {"PATH": f"{train.parent}:{os.environ['PATH']}", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    environ |= {"PYTHON": null_gpu.python(stand_in), "LIMIT_S": f"{LIMIT_S:.0f}"} | null_gpu.environment(stand_in, gpus)
+    script = Path(__file__).parents[1] / "bench" / name
+    return subprocess.run([script, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+@pytest.mark.slow
+def test_the_script_for_one_gpu_trains_and_measures_its_rows(stand_in: Path, tmp_path: Path) -> None:
+    done = run_script(stand_in, tmp_path, "gpu.sh", "out", "--quick", "--rows", "3", gpus=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 steps in" in (tmp_path / "out/first.txt").read_text()
+    rows = json.loads((tmp_path / "out/bench.json").read_text())["rows"]
+    missing = {row["row"]: row["missing"] for row in rows if row["value"] is None}
+    assert missing == {"14 DataParallel": "needs two GPUs"}
+    assert {"3a", "3b", "14", "11a"} <= {row["row"] for row in rows}
+
+
+@pytest.mark.slow
+def test_the_script_for_several_gpus_sees_each_end_that_it_expects(stand_in: Path, tmp_path: Path) -> None:
+    done = run_script(stand_in, tmp_path, "gpus.sh", gpus=2)
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"exit code (\d+), expected \1,", done.stdout)) == 8
 
 
 # The code that torch's compiler and ptxas make, for one GPU of each architecture: T4, A100, H100, B200, RTX 50.

@@ -22,8 +22,8 @@ def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 def test_without_a_gpu_it_is_refused_with_a_fix(tmp_path: Path) -> None:
     ended = run(tmp_path, "out")
     assert ended.returncode == 78, ended.stderr
-    assert "no GPU can be used here" in ended.stderr
-    assert list((tmp_path / "out").iterdir()) == []
+    assert "no GPU can be used here" in ended.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["first.txt"]
 
 
 def test_what_this_python_lacks_is_named(tmp_path: Path) -> None:
@@ -39,6 +39,7 @@ def test_what_this_python_lacks_is_named(tmp_path: Path) -> None:
 STAND_IN = """\
 #!/bin/bash
 [[ $1 == - ]] && {{ cat >/dev/null; exit 0; }}
+[[ $2 == train ]] && {{ echo "a first training"; exit {first}; }}
 echo "asked: $* GPU ${{CUDA_VISIBLE_DEVICES}}"
 while [[ $1 != --output ]]; do shift; done
 echo "| a row |" >"$2/bench.md"
@@ -46,9 +47,9 @@ echo "| a row |" >"$2/bench.md"
 """
 
 
-def stand_in(folder: Path, then: str) -> None:
+def stand_in(folder: Path, then: str, first: int = 0) -> None:
     (folder / "bin").mkdir()
-    (folder / "bin" / "python").write_text(STAND_IN.format(then=then))
+    (folder / "bin" / "python").write_text(STAND_IN.format(then=then, first=first))
     (folder / "bin" / "python").chmod(0o755)
 
 
@@ -57,6 +58,16 @@ def test_a_python_is_found_by_a_relative_path_wherever_the_output_goes(tmp_path:
     ended = run(tmp_path, "deep/out", "--pairs", "2", PYTHON="bin/python", CUDA_VISIBLE_DEVICES="3")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"--rows 3,6,10,1 --output {tmp_path}/deep/out --pairs 2 GPU 3" in ended.stdout
+
+
+@pytest.mark.parametrize(("code", "measured"), [(70, True), (72, False), (78, False)])
+def test_rows_are_measured_after_a_failed_first_training_unless_there_is_no_gpu_for_it(
+    tmp_path: Path, code: int, measured: bool
+) -> None:
+    stand_in(tmp_path, "", first=code)
+    ended = run(tmp_path, "out", PYTHON="bin/python")
+    assert (ended.returncode, "asked: -m bench" in ended.stdout) == (0 if measured else code, measured), ended.stderr
+    assert (tmp_path / "out/first.txt").read_text() == "a first training\n"
 
 
 def test_at_the_limit_it_prints_what_it_has(tmp_path: Path) -> None:

@@ -111,11 +111,19 @@ def reported_row(name: str, what: str, estimate: Estimate, *, unit: str = "", **
     return Row(number=name, target=Target(what=what, unit=unit), estimate=estimate, facts=facts)
 
 
+ERROR_LINE: Final = re.compile(r"ERROR\[\d+\]|[\w.]*(?:Error|Exception): ")
+
+
 def failed_row(number: str, failure: Failure, target: Target) -> Row:
-    """A row that this machine could have measured if a process had not failed."""
+    """A row that this machine could have measured if a process had not failed. Its facts hold the end of the log.
+
+    The parent of a rank ends its log with who failed first: the rank's own last error says more.
+    """
     lines = (failure.found or "").strip().splitlines()
-    first_and_last = dict.fromkeys(lines[:1] + lines[-1:])  # the reason, and the end of the process's log
-    return Row(number=number, target=target, missing="; ".join([failure.what, *first_and_last]), failed=True)
+    errors = [line for line in lines if ERROR_LINE.match(line)]
+    first_and_last = dict.fromkeys(lines[:1] + (errors or lines)[-1:])
+    missing = "; ".join([failure.what, *first_and_last])
+    return Row(number=number, target=target, missing=missing, failed=True, facts={"log": failure.found or ""})
 
 
 def as_json(measurements: Sequence[Measurement], machine: Mapping[str, Any]) -> dict[str, Any]:

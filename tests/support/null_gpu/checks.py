@@ -55,8 +55,14 @@ def _accept_replicas(module: Any) -> None:
     module.find_suspects = lambda replicas: []
 
 
+def _choose_no_fastest_engine(module: Any) -> None:
+    """torch.backends.cudnn.benchmark stays off: the stand-in has no engines to time."""
+    module.CudnnModule.benchmark = property(lambda self: False, lambda self, value: None)
+
+
 # By the module that is changed once it is loaded.
 CHANGES: Final[Mapping[str, Callable[[Any], None]]] = {
+    "torch.backends.cudnn": _choose_no_fastest_engine,
     "torch.nn.parallel.distributed": _skip_shape_comparison,
     "train.distributed.replica_check": _accept_replicas,
     "train.evaluation.confusion": _fill_counts,

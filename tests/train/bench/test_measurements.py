@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import targets
+from entrypoint import ExitCode, Failure
 from train.bench import measurements
 from train.bench.estimates import Estimate, estimate_median, exact
 from train.bench.measurements import Series, Target, reported_row
@@ -35,6 +36,13 @@ def test_what_was_not_measured_reaches_nothing_and_fails_nothing() -> None:
     row = targets.unmeasured("1", "needs a GPU")
     assert row.is_reached is None
     assert row.as_json()["missing"] == "needs a GPU"
+
+
+def test_a_failed_row_shows_the_rank_s_error_and_keeps_the_end_of_its_log() -> None:
+    log = "exit codes [1]\n  File x.py, line 1\nRuntimeError: no engine\nrank 0 of 1 (vm, pid 7) was the first to fail"
+    row = measurements.failed_row("x", Failure("it has ended", found=log, fix="", code=ExitCode.PEER), Target(what="w"))
+    assert row.missing == "it has ended; exit codes [1]; RuntimeError: no engine"
+    assert row.as_json()["facts"] == {"log": log}
 
 
 def test_a_figure_without_a_target_is_reported() -> None:
