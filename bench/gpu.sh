@@ -10,6 +10,7 @@
 # fails says why, and the next one runs. LIMIT_S (480) ends all of it, and what was measured until
 # then is shown. The first GPU is taken, or those in CUDA_VISIBLE_DEVICES: more of them take longer.
 set -euo pipefail
+cd -P . # Apptainer mounts the current folder only if its path has no symbolic link
 
 readonly limit=${LIMIT_S:-480}
 top=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -52,11 +53,12 @@ code=0
 timeout --kill-after 20 120 "${python[@]}" -m train --device cuda run.name=first "run.output_dir=$out" \
   train.max_steps=5 train.check_replicas_every_steps=1 log.every_steps=1 2>&1 | tee "$out/first.txt" || code=$?
 if [[ $code == 72 || $code == 78 ]]; then exit "$code"; fi # no GPU, or one that this image does not fit
-if [[ $code != 0 ]]; then printf 'the first training failed, and %s says why\n' "$out/first.txt" >&2; fi
+if [[ $code == 124 ]]; then echo 'the first training took more than 120 s' >&2
+elif [[ $code != 0 ]]; then printf 'the first training failed, and %s says why\n' "$out/first.txt" >&2; fi
 
 code=0
 left=$((limit > SECONDS ? limit - SECONDS : 1)) # the imports above may have taken long
-# What needs the riskiest peer comes last.
+# Of the rows, that with the riskiest peer comes last.
 timeout --kill-after 20 "$left" "${python[@]}" -m bench step,scaling,checkpoint --device cuda --rows 3,6,10,1 --output "$out" "$@" || code=$?
 if [[ $code == 124 ]]; then
   echo "stopped after $limit s: what was measured until then is in $out" >&2
