@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as base
 
 from entrypoint import ExitCode, Failure
 from train import plugin
@@ -101,6 +102,9 @@ def without_compiler(optimizer_type: type[Optimizer]) -> type[Optimizer]:
     Importing torch._dynamo takes about a second of the start of each process. torch's wrappers around these methods
     need it only for code that is being compiled, and an optimizer step is not compiled here (torch 2.15: `_compile.py`,
     and `_use_grad_for_differentiable` in `optim/optimizer.py`). Classes of other packages may need their wrappers.
+
+    torch also records each step for a profiler and calls hooks (`profile_hook_step`): only where there is one. It is
+    half of what our loop would add to a step by hand (row 4 of docs/performance.md).
     """
     step = inspect.unwrap(optimizer_type.step)
 
@@ -109,9 +113,23 @@ def without_compiler(optimizer_type: type[Optimizer]) -> type[Optimizer]:
         with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
             return step(self, *arguments)
 
+    recorded_step = Optimizer.profile_hook_step(step_without_compiler)
+
+    @functools.wraps(step)
+    def own_step(self: Optimizer, *arguments: Any) -> Any:
+        return recorded_step(self, *arguments) if _is_observed(self) else step_without_compiler(self, *arguments)
+
+    own_step.hooked = True  # type: ignore[attr-defined]  # so that torch does not wrap it once more
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer_type, name)) for name in COMPILER_LOADING_METHODS}
-    methods |= {"step": step_without_compiler, "__module__": optimizer_type.__module__}
+    methods |= {"step": own_step, "__module__": optimizer_type.__module__}
     return type(optimizer_type.__name__, (optimizer_type,), methods)
+
+
+def _is_observed(optimizer: Optimizer) -> bool:
+    """Whether a profiler runs, or somebody has a hook on the steps of this optimizer or of all."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    of_all = base._global_optimizer_pre_hooks or base._global_optimizer_post_hooks
+    return bool(own or of_all) or torch.autograd._profiler_enabled()
 
 
 def _build_custom(

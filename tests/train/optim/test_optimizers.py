@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,13 @@ def trained_weight(optimizer_type: type[torch.optim.Optimizer]) -> torch.Tensor:
 def test_an_optimizer_without_the_compiler_steps_as_torchs_own_to_the_bit(name: str) -> None:
     own = getattr(torch.optim, name)
     assert torch.equal(trained_weight(optimizer.without_compiler(own)), trained_weight(own))
+
+
+def test_where_nobody_looks_torch_records_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[str] = []
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", lambda name: nullcontext(recorded.append(name)))
+    trained_weight(optimizer.without_compiler(torch.optim.SGD))
+    assert [name for name in recorded if name.startswith("Optimizer.step")] == []
 
 
 def test_hooks_and_a_profiler_see_each_step() -> None:
