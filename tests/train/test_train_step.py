@@ -57,7 +57,7 @@ def test_a_rank_says_at_each_point_of_a_step_where_it_is(tmp_path: Path) -> None
         trainer.fit()
     points = [point for phase, point, _ in heard.beats if phase == "step" and point]
     assert points[:6] == ["agreement", *["reads data", "forward", "backward"] * 2][:6]
-    assert ("step", "", 1) in heard.beats
+    assert ("step", "device", 1) in heard.beats  # the loss is fetched
     assert {phase for phase, _, _ in heard.beats} == {"step", "evaluation", "save"}
 
 
