@@ -142,7 +142,7 @@ def signs_of_life(
                 heartbeat.beat("start")
             before = used
             if now - reported >= REPORT_EVERY_S:
-                say(f"train.compile: torch has compiled for {(now - began) / 60:.0f} min, and works on")
+                say(f"train.compile: still compiling after {(now - began) / 60:.0f} min")
                 reported = now
 
     start_daemon_thread(report)
