@@ -23,6 +23,7 @@ from entrypoint import (
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode
 
+UNKNOWN: Final = "not known yet"  # until ranks start
 DEFAULT_COLUMNS: Final = 80  # for a terminal that does not report its width
 _EXAMPLES = """examples:
   entrypoint show                        what would be started here, and why
@@ -34,7 +35,8 @@ _EXAMPLES = """examples:
 SHOW_DESCRIPTION = """One line per value: its name, the value and its source. A source in capitals is the variable that
 was read; `given` is one of your options or variables; `launch key` is derived from job, step and
 restart; `this process`, `no launcher found` and `one node: loopback` mean that nothing had to be
-read. A value without a source was counted here or follows from the others. `spawn` is the number
+read; `PMI` and `a file in the run's folder` are where tasks tell each other their hosts before ranks
+start. A value without a source was counted here or follows from the others. `spawn` is the number
 of ranks that this task starts.
 """.replace("\n", " ")
 
@@ -232,8 +234,8 @@ def plan_as_table(planned: Plan) -> str:
     """The plan as an aligned table of name, value and source."""
     world = asdict(planned.world)
     rows: list[tuple[str, str, str]] = [("launcher", planned.launcher, ""), ("device", planned.device, "")]
-    rows += [(name, str(value), planned.sources.get(name, "")) for name, value in world.items()]
-    rows += [("hosts", ",".join(planned.hosts) or "not known", planned.sources.get("hosts", ""))]
+    rows += [(name, str(value) or UNKNOWN, planned.sources.get(name, "")) for name, value in world.items()]
+    rows += [("hosts", ",".join(planned.hosts) or UNKNOWN, planned.sources.get("hosts", ""))]
     rows += [("spawn", str(planned.spawn), "ranks that this task starts")]
     by_cores: dict[str, list[str]] = {}
     for rank, cores in enumerate(planned.cores, start=planned.world.local_rank):

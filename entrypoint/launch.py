@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from entrypoint import cuda_compat, environment, gauges, heartbeat, network, preload
 from entrypoint.children import Child, die_with_parent, start_rank
@@ -29,6 +30,8 @@ from entrypoint.plan import Plan
 from entrypoint.supervise import SignalInbox, Supervision, supervise
 from entrypoint.tee import Console, Tee, open_log
 from entrypoint.world import World, world_to_environ
+
+START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
 
 
 def run_plan(
@@ -58,6 +61,8 @@ def run_plan(
         inbox.arrived.extend(dict.fromkeys(stop_signals))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
+        if planned.exchanges_hosts:
+            planned = _exchange_hosts(planned, environ, log_dir, care, inbox)
         if planned.world.num_nodes > 1:
             network.resolve(planned.world.master_addr)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
@@ -76,6 +81,24 @@ def run_plan(
             care.failed(code)
             console.say(f"restart {attempt + 1} of {care.restarts}, in place (launch.max_restarts)")
     raise AssertionError("unreachable")
+
+
+def _exchange_hosts(
+    planned: Plan, environ: Mapping[str, str], folder: Path, care: SupervisionPolicy | None, inbox: SignalInbox
+) -> Plan:
+    """The plan with all tasks' hosts. A signal ends the waiting."""
+    from entrypoint import exchange  # only here: most launchers say which host has rank 0
+
+    def check() -> None:
+        if inbox.arrived:
+            raise Failure(
+                f"told to stop (signal {inbox.arrived[0]}) before all tasks were there",
+                fix="none needed; start it again when you want",
+                code=ExitCode.STOPPED,
+            )
+
+    timeout_s = care.limits.start if care else START_TIMEOUT_S
+    return exchange.exchange_hosts(planned, environ, folder, timeout_s, check)
 
 
 def _run_attempt(

@@ -10,7 +10,8 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from entrypoint.errors import ExitCode, Failure
 
@@ -166,6 +167,26 @@ def _candidate_interfaces(hosts: Sequence[str]) -> Iterator[str | None]:
             continue
     yield interface_towards(_DEFAULT_ROUTE_ADDRESS)
     yield from (name for _, name in socket.if_nameindex() if _ipv4_address(name) and _is_running(name))
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """The address at which other hosts reach this one.
+
+    It is that of ENTRYPOINT_INTERFACE, or the one that this host's name resolves to, or that of the default
+    route, or that of the first interface that is up; loopback if there is none.
+    """
+    chosen = _ipv4_address(environ.get("ENTRYPOINT_INTERFACE", ""))
+    if chosen:
+        return chosen
+    with suppress(Failure):
+        address = resolve(socket.gethostname())
+        if not _is_loopback(address) and is_own_address(address):
+            return address
+    routed = _source_address(_DEFAULT_ROUTE_ADDRESS)
+    if routed is not None:
+        return routed
+    names = (name for _, name in socket.if_nameindex() if name != LOOPBACK_INTERFACE and _is_running(name))
+    return next((own for name in names if (own := _ipv4_address(name))), "127.0.0.1")
 
 
 def _is_loopback(host: str) -> bool:

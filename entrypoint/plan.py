@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.launchers import detect_allocation, mpi
+from entrypoint.launchers import detect_allocation, per_rank
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine, read_machine
 from entrypoint.options import LaunchOptions
@@ -65,7 +65,7 @@ class Plan:
 
     ports: where rank 0 may listen, in order. agent_store: torchrun's own store already listens on ports[0].
     threads: OMP_NUM_THREADS of each rank. cores: the cores that each rank is bound to; empty: those of this task.
-    launch_id: the Allocation's, the same on all tasks.
+    launch_id: the Allocation's, the same on all tasks. exchanges_hosts: the Allocation's.
     """
 
     launcher: str
@@ -81,6 +81,7 @@ class Plan:
     cores: tuple[frozenset[int], ...]
     sources: Mapping[str, str]
     warnings: tuple[str, ...]
+    exchanges_hosts: bool = False
 
     @property
     def one_host(self) -> bool:
@@ -139,9 +140,25 @@ def plan_allocation(
         agent_store=allocation.agent_store,
         threads=_threads_per_rank(machine, spawn, ranks_on_node),
         cores=_cores_near_gpus(machine, spawn) if device == "cuda" else (),
-        sources={"master_port": "launch key" if not allocation.master_port else "given", **allocation.sources},
+        sources={
+            "master_port": "launch key" if not allocation.master_port else "given",
+            **allocation.sources,
+            **_exchange_sources(allocation, environ),
+        },
         warnings=allocation.warnings + _gpu_warnings(allocation, machine, device, spawn),
+        exchanges_hosts=allocation.exchanges_hosts,
     )
+
+
+def _exchange_sources(allocation: Allocation, environ: Mapping[str, str]) -> dict[str, str]:
+    """By what the tasks will tell each other their hosts; empty if they need not."""
+    if not allocation.exchanges_hosts:
+        return {}
+    from entrypoint import pmi  # only here: `show` starts faster without it
+
+    source = "PMI" if pmi.is_available(environ) else "a file in the run's folder"
+    names = ["hosts"] if allocation.master_addr else ["hosts", "master_addr"]
+    return dict.fromkeys(names, source)
 
 
 def _threads_per_rank(machine: Machine, spawn: int, ranks_on_node: int) -> int:
@@ -249,7 +266,7 @@ def _num_ranks_to_start(allocation: Allocation, options: LaunchOptions, machine:
         spawn = procs_per_node
     else:
         num_devices = len(machine.gpus) if device == "cuda" else 1
-        spawn = 1 if allocation.launcher in mpi.VARIABLE_TABLES and allocation.num_tasks > 1 else num_devices
+        spawn = 1 if allocation.launcher in per_rank.NAMES and allocation.num_tasks > 1 else num_devices
     _refuse_too_few_gpus(allocation, machine, device, spawn)
     return spawn
 

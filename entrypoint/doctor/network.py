@@ -90,6 +90,8 @@ def _check_one_host(plan: Plan) -> list[Finding]:
 def _check_master(plan: Plan) -> list[Finding]:
     """Check name, route and port of rank 0, which may be on another machine."""
     host = plan.world.master_addr
+    if not host:
+        return [ok("master", f"not known yet: the tasks tell each other their hosts ({plan.sources['master_addr']})")]
     try:
         address = network.resolve(host)
     except Failure as failure:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.launchers import local, mpi, slurm, torchrun, unsupported
-from entrypoint.launchers.allocation import Allocation
+from entrypoint.launchers import batch_script, local, per_node, per_rank, slurm, torchrun
+from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
 from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
-from entrypoint.world import TORCHRUN_VARIABLES, parse_port, parse_whole_number
+from entrypoint.world import MAX_DIGITS, TORCHRUN_VARIABLES, parse_port, parse_whole_number
 
 LAUNCH_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
 JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's variables, if that was us
@@ -22,41 +22,98 @@ JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's va
 def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
     """The Allocation that the innermost launcher gave this task.
 
-    Order: command line > torchrun > Open MPI > PMI (unless srun set it) > a real srun step > PET_* > a shell in a job >
-    no launcher. A job of several nodes under another scheduler is refused: see `unsupported`.
+    Order: command line > torchrun > one process per rank (unless srun set its variables) > a real srun step > PET_* >
+    one task per node > a shell in a job > no launcher. A job script that runs on the first of several nodes is
+    refused: see `batch_script`.
 
     Raises:
         Failure: LAUNCH_CONFLICT if the environment is incomplete or contradicts itself.
     """
-    return _with_master_port(environ, _read_innermost_launcher(environ, options, machine))
-
-
-def _read_innermost_launcher(environ: Mapping[str, str], options: LaunchOptions, machine: Machine) -> Allocation:
     if options.nodes is not None:
-        return local.manual_allocation(options, machine)
+        return _with_master_port(environ, local.manual_allocation(options, machine))
+    allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
+    if JOB_VARIABLE not in environ:  # a rank of ours: its parent has looked
+        _refuse_smaller_world(environ, machine, allocation)
+    return allocation
+
+
+def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Allocation:
     if torchrun.has_rank_variables(environ):
         _refuse_inherited_variables(environ)
         return torchrun.read_allocation(environ, machine)
-    if name := mpi.detect_family(environ):
-        return _override_master_addr(environ, mpi.read_allocation(environ, machine, name))
+    if starter := per_rank.find_launcher(environ):
+        return _override_master_addr(environ, per_rank.read_allocation(environ, machine, starter))
     if slurm.in_step(environ):
         return _override_master_addr(environ, slurm.read_step_allocation(environ))
     if environ.get("PET_NNODES"):
-        return local.pet_allocation(environ, machine)
+        return per_node.pet_allocation(environ, machine)
+    if platform := per_node.find_launcher(environ):
+        allocation = per_node.read_allocation(environ, machine, platform)
+        return allocation if allocation.num_nodes == 1 else _override_master_addr(environ, allocation)
     if slurm.in_job(environ):
         slurm.check_job_shell(environ, machine)
-    mpi.refuse_unknown_launcher(environ)
+    per_rank.refuse_unknown_launcher(environ)
+    per_rank.refuse_unknown_ranks(environ)
+    per_node.refuse_unknown_number_of_nodes(environ)
     _refuse_hidden_job(machine)
-    return local.single_node_allocation(machine, unsupported.refuse_several_nodes(environ, machine))
+    return local.single_node_allocation(machine, batch_script.refuse_several_nodes(environ, machine))
+
+
+def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocation: Allocation) -> None:
+    """Refuse a world that is smaller than another launcher around it says: its other tasks would train on their own.
+
+    A scheduler's number of nodes counts only against a single task: a job may use some of its nodes.
+    """
+    sizes = _sizes_of_launchers(environ)
+    if allocation.num_tasks == 1:
+        sizes |= _sizes_of_jobs(environ, machine)
+    name, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
+    if size > allocation.num_tasks:
+        variable = allocation.sources.get("world_size") or allocation.sources.get("num_nodes", "")
+        own = f"{variable}={environ[variable]}" if variable in environ else f"tasks: {allocation.num_tasks}"
+        raise Failure(
+            f"{allocation.launcher} starts {allocation.num_tasks} of this training's tasks, and {name} says that there "
+            f"are {size}: the others would train on their own",
+            found=f"{own} {name}={environ.get(name, size)}",
+            fix=f"start it with one launcher, on all nodes; {THIS_NODE_ONLY_FIX}",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
+
+
+def _sizes_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
+    """Variable -> a number of tasks or nodes that a launcher has set, also if its rank is gone."""
+    fields = ("world_size", "local_world_size", "num_nodes")
+    names = [name for launcher in per_rank.RANK_LAUNCHERS for field in fields if (name := getattr(launcher, field))]
+    platform = per_node.find_launcher(environ)
+    names += ["PET_NNODES"] + ([platform.num_nodes] if platform else [])
+    sizes = {name: int(environ[name]) for name in names if _is_number(environ.get(name, ""))}
+    if platform and not platform.num_nodes:
+        sizes[platform.hosts] = len(platform.split(environ[platform.hosts]))
+    return sizes
+
+
+def _sizes_of_jobs(environ: Mapping[str, str], machine: Machine) -> dict[str, int]:
+    """Variable -> the number of nodes of the job, or of tasks of Slurm's step."""
+    names = ("SLURM_STEP_NUM_TASKS",) if slurm.in_step(environ) else ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    sizes = {name: int(environ[name]) for name in names if _is_number(environ.get(name, ""))}
+    nodes, source = batch_script.count_nodes(environ, machine)
+    return sizes | ({source: nodes} if source else {})
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def _override_master_addr(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
     """Use MASTER_ADDR if it is set: many job scripts export it before srun, like MASTER_PORT."""
     addr = environ.get("MASTER_ADDR")
-    return (
-        replace(allocation, master_addr=addr, sources={**allocation.sources, "master_addr": "MASTER_ADDR"})
-        if addr
-        else allocation
+    if not addr:
+        return allocation
+    return replace(
+        allocation,
+        master_addr=addr,
+        exchanges_hosts=allocation.exchanges_hosts and not allocation.places_are_known,
+        sources={**allocation.sources, "master_addr": "MASTER_ADDR"},
     )
 
 
@@ -73,7 +130,7 @@ def current_job_key(environ: Mapping[str, str]) -> str:
     """The scheduler's job (and Slurm's step) of this process; empty outside of a job."""
     if slurm.in_job(environ):
         return slurm.job_key(environ)
-    return mpi.batch_job_id(environ)
+    return batch_script.job_id(environ)
 
 
 def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
@@ -113,9 +170,7 @@ def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, 
         "ENTRYPOINT_DEVICE",
         *environ.get("ENTRYPOINT_SET", "").split(","),
     ]
-    mpi_variables = [
-        variable for tables in mpi.VARIABLE_TABLES.values() for table in tables for variable in table.values()
-    ]
+    mpi_variables = [variable for launcher in per_rank.RANK_LAUNCHERS for variable in launcher.variables.values()]
     torchelastic_variables = [variable for variable in environ if variable.startswith("TORCHELASTIC_")]
     names = dict.fromkeys(
         variable for variable in (*our_variables, *mpi_variables, *torchelastic_variables) if variable in environ
@@ -162,7 +217,6 @@ def _refuse_hidden_job(machine: Machine) -> None:
             f"a parent process is in Slurm job {hidden['SLURM_JOB_ID']}, but the SLURM_* variables were removed: each "
             "of the job's tasks would train alone",
             found=f"a job with {tasks} tasks; SLURM_JOB_ID is not set here",
-            fix="leave out --cleanenv (-e) and --containall (-C) of apptainer; for this node alone: --nodes 1 "
-            "--node-rank 0 --master-addr 127.0.0.1",
+            fix=f"leave out --cleanenv (-e) and --containall (-C) of apptainer; {THIS_NODE_ONLY_FIX}",
             code=ExitCode.LAUNCH_CONFLICT,
         )

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+LOOPBACK: Final = "127.0.0.1"
+THIS_NODE_ONLY_FIX: Final = "for a training of this node alone: --nodes 1 --node-rank 0 --master-addr 127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,10 @@ class Allocation:
         launch_id: equal on all tasks of this launch, and another for every other launch as far as
             the launcher tells them apart; the ports derive from it.
         agent_store: the launcher's own store already listens on the port (torchrun).
+        exchanges_hosts: the tasks tell each other their hosts before ranks start
+            (entrypoint.exchange), because the launcher does not say where rank 0 is.
+        places_are_known: whether the numbers within a node are the launcher's; otherwise they are
+            guesses until the exchange.
         sources: field of the world -> the variable or fact that it came from.
     """
 
@@ -38,5 +46,7 @@ class Allocation:
     launch_id: str
     procs_per_node: int | None = None
     agent_store: bool = False
+    exchanges_hosts: bool = False
+    places_are_known: bool = True
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -135,7 +135,7 @@ def _without_srun_failure(environ: Mapping[str, str], variables: str, why: str) 
 
 
 def _require_step_variables(environ: Mapping[str, str]) -> None:
-    missing = [name for name in STEP_VARIABLES.values() if not environ.get(name)]
+    missing = [name for name in ("SLURM_JOB_ID", *STEP_VARIABLES.values()) if not environ.get(name)]
     if missing:
         raise Failure(
             f"a Slurm job step without {', '.join(missing)}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.launchers import per_node
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
 from entrypoint.world import MAX_DIGITS, TORCHRUN_VARIABLES, parse_port, parse_whole_number
@@ -19,8 +20,8 @@ _SIZE_VARIABLE_BY_RANK = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE"
 def has_rank_variables(environ: Mapping[str, str]) -> bool:
     """Whether torchrun's variables are set.
 
-    Kubeflow sets RANK to the node's number and WORLD_SIZE to the number of nodes or ranks, together
-    with PET_* variables for torchrun; there the PET_* variables count.
+    Kubeflow and others set RANK to the node's number and WORLD_SIZE to the number of nodes or ranks,
+    without LOCAL_RANK: those are no ranks.
 
     Raises:
         Failure: LAUNCH_CONFLICT if only some are set, with the missing ones.
@@ -41,11 +42,13 @@ def has_rank_variables(environ: Mapping[str, str]) -> bool:
 
 
 def _is_rank_a_node_rank(environ: Mapping[str, str]) -> bool:
-    """Whether RANK is a node's number and WORLD_SIZE describes the nodes of PET_*.
+    """Whether RANK is a node's number: WORLD_SIZE describes the nodes of PET_*, or those of another platform.
 
     Source: the training operator's pkg/controller.v1/pytorch/envvar.go, WORLD_SIZE = replicas x nprocPerNode.
     """
     nodes, procs = environ.get("PET_NNODES", ""), environ.get("PET_NPROC_PER_NODE", "")
+    if not nodes:
+        return per_node.counts_nodes_in_world_size(environ)
     sizes = {nodes}
     if _is_number(nodes) and _is_number(procs):
         sizes.add(str(int(nodes) * int(procs)))

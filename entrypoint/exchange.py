@@ -1,0 +1,208 @@
+"""Tasks tell each other their hosts, where the launcher does not say which host has rank 0.
+
+They do it over PMI-1 if the launcher speaks it, otherwise through files in the run's folder, which
+all nodes must share. Afterwards each task knows all hosts, and its own place among the tasks of its
+host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from entrypoint import network, pmi
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.launchers.allocation import LOOPBACK
+from entrypoint.plan import Plan, hash_to_uint64
+
+MAX_POLL_INTERVAL_S = 1.0  # between looks into the folder; the first ones are shorter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHost:
+    """Where one task runs. nonce: another one for each start, so that no earlier start is believed."""
+
+    host: str
+    address: str
+    nonce: str
+
+
+def exchange_hosts(
+    planned: Plan, environ: Mapping[str, str], folder: Path, timeout_s: float, check: Callable[[], None]
+) -> Plan:
+    """The plan with hosts, node and address of rank 0 filled in, after all tasks have told theirs.
+
+    Args:
+        folder: shared by all nodes; used if the launcher does not speak PMI-1.
+        timeout_s: how long to wait for the other tasks.
+        check: called about twice per second while this waits; may raise.
+
+    Raises:
+        Failure: PEER if tasks are missing after timeout_s; LAUNCH_CONFLICT if they cannot share the
+            hosts as they do.
+    """
+    me = TaskHost(host=planned.hostname, address=network.own_address(environ), nonce=uuid.uuid4().hex)
+    task, num_tasks = planned.world.rank // planned.spawn, planned.world.world_size // planned.spawn
+    deadline = time.monotonic() + timeout_s
+    if pmi.is_available(environ):
+        tasks = _exchange_over_pmi(environ, me, task, num_tasks, deadline, check)
+    else:
+        key = f"hosts-{hash_to_uint64(planned.launch_id.encode()):016x}"
+        tasks = _exchange_through_files(folder / key, me, task, num_tasks, deadline, check)
+    return place_task(planned, tasks, task, environ.get("MASTER_ADDR") or None)
+
+
+def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int, master_addr: str | None) -> Plan:
+    """The plan of `task`, when the hosts of all tasks are known. master_addr: the user's, which wins.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT if tasks that each start several ranks share a host.
+    """
+    places = [(each.host, each.address) for each in tasks]  # pods of one machine have addresses of their own
+    nodes = list(dict.fromkeys(places))
+    mine = places[task]
+    tasks_on_node = places.count(mine)
+    if planned.spawn > 1 and len(nodes) < len(places):
+        shared = next(host for host, address in nodes if places.count((host, address)) > 1)
+        raise Failure(
+            f"several tasks are on {shared}, and each would start {planned.spawn} ranks there",
+            found=f"{len(places)} tasks on {len(nodes)} hosts",
+            expected="one task per host, or one rank per task",
+            fix="ask the scheduler for whole hosts, or for one GPU per task; or --procs-per-node 1",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
+    world = replace(
+        planned.world,
+        local_rank=places[:task].count(mine) * planned.spawn,
+        local_world_size=tasks_on_node * planned.spawn,
+        node_rank=nodes.index(mine),
+        num_nodes=len(nodes),
+        master_addr=LOOPBACK if len(nodes) == 1 else master_addr or tasks[0].address,
+    )
+    return replace(
+        planned,
+        world=world,
+        hosts=tuple(host for host, _ in nodes),
+        launch_id=f"{planned.launch_id}:{tasks[0].nonce}",
+        exchanges_hosts=False,
+    )
+
+
+def _exchange_over_pmi(
+    environ: Mapping[str, str],
+    me: TaskHost,
+    task: int,
+    num_tasks: int,
+    deadline: float,
+    check: Callable[[], None],
+) -> list[TaskHost]:
+    client = pmi.PmiClient(environ, deadline, check)
+    client.put(f"train-host-{task}", f"{me.host},{me.address},{me.nonce}")
+    client.barrier()
+    values = [client.get(f"train-host-{other}").split(",") for other in range(num_tasks)]
+    client.close()
+    return [TaskHost(host=host, address=address, nonce=nonce) for host, address, nonce in values]
+
+
+def _exchange_through_files(
+    folder: Path, me: TaskHost, task: int, num_tasks: int, deadline: float, check: Callable[[], None]
+) -> list[TaskHost]:
+    """Each task writes a file; task 0 reads them all and writes what it read; each task confirms that.
+
+    A file of an earlier start may still be there. So a task believes task 0 only if its own nonce
+    is in what task 0 read, and task 0 waits until every task has confirmed task 0's nonce.
+    """
+    own, all_tasks = folder / f"task-{task}.json", folder / "all.json"
+    _write_json(own, asdict(me))
+    interval_s = 0.01
+    while True:
+        _refuse_another_start(own, me)
+        if task == 0:
+            files = [_read_json(folder / f"task-{other}.json") for other in range(num_tasks)]
+            hosts = [_task_host(file) for file in files]
+            missing = [other for other, host in enumerate(hosts) if host is None]
+            complete = [host for host in hosts if host is not None]
+            if not missing:
+                _write_json(all_tasks, {"tasks": [asdict(host) for host in complete]})
+                missing = [other for other, file in enumerate(files) if other and file.get("confirms") != me.nonce]
+        else:
+            complete = [host for file in _read_json(all_tasks).get("tasks", []) if (host := _task_host(file))]
+            missing = [] if len(complete) == num_tasks and complete[task] == me else [0]
+        if not missing:
+            break
+        if time.monotonic() > deadline:
+            raise _missing_tasks_failure(folder, missing, num_tasks)
+        check()
+        time.sleep(interval_s)
+        interval_s = min(interval_s * 1.5, MAX_POLL_INTERVAL_S)
+    if task == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        _write_json(own, asdict(me) | {"confirms": complete[0].nonce})
+    return complete
+
+
+def _refuse_another_start(own: Path, me: TaskHost) -> None:
+    """Refuse if another process has written this task's file since."""
+    other = _task_host(_read_json(own))
+    if other is not None and other.nonce != me.nonce:
+        raise Failure(
+            "another start of this training is under way in the same folder",
+            found=f"{own}, written by {other.host} too",
+            fix="wait until it has ended, or give this one its own run.name",
+            code=ExitCode.OUTPUT,
+        )
+
+
+def _missing_tasks_failure(folder: Path, missing: Sequence[int], num_tasks: int) -> Failure:
+    names = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    return Failure(
+        f"tasks did not tell their hosts in time: missing {names} of {num_tasks}",
+        found=f"no file of theirs in {folder}",
+        fix="look at the output of these tasks; if the nodes do not share this folder, set run.output_dir to one that "
+        "they do, or set MASTER_ADDR to the host of rank 0 for all tasks",
+        code=ExitCode.PEER,
+    )
+
+
+def _task_host(values: Mapping[str, Any]) -> TaskHost | None:
+    with suppress(KeyError, TypeError):
+        return TaskHost(host=str(values["host"]), address=str(values["address"]), nonce=str(values["nonce"]))
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; empty if it is not there or not whole."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write the file in one piece.
+
+    Raises:
+        Failure: OUTPUT if the folder cannot be written.
+    """
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(value))
+        partial.replace(path)
+    except OSError as error:
+        raise Failure(
+            f"{path.parent} cannot be written: {error.strerror}",
+            found="the tasks tell each other their hosts through files there",
+            fix="set run.output_dir (entrypoint run: --logs) to a folder that all nodes share and can write",
+            code=ExitCode.OUTPUT,
+        ) from error

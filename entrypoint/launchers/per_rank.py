@@ -1,0 +1,285 @@
+"""Launchers that start one process per rank: mpirun, mpiexec, flux run, jsrun.
+
+RANK_LAUNCHERS is the table; an entry holds all that is known about one of them. Most do not say
+which host has rank 0. Then the tasks tell each other (entrypoint.exchange).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from entrypoint.errors import ExitCode, Failure
+from entrypoint.hostlist import expand_hosts
+from entrypoint.launchers import batch_script, slurm
+from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation
+from entrypoint.machine import Machine
+from entrypoint.world import MAX_DIGITS, parse_whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLauncher:
+    """The variables that one launcher sets for each rank. An empty name: it sets none.
+
+    Attributes:
+        name: in `entrypoint show`.
+        rank, world_size, local_rank, local_world_size: the variables with these numbers.
+        num_nodes: the variable with the number of nodes, where there is no local_world_size.
+        launch_ids: variables with an id of one start, equal on all hosts; the first that is set counts.
+        passes_job_id: whether the id of the batch job reaches all hosts, and can stand for launch_ids.
+        export: the option that hands MASTER_ADDR to all ranks.
+    """
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str = ""
+    local_world_size: str = ""
+    num_nodes: str = ""
+    launch_ids: tuple[str, ...] = ()
+    passes_job_id: bool = False
+    export: str = "-genv MASTER_ADDR HOST"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Field of World -> the variable, for those that it sets."""
+        fields = ("rank", "world_size", "local_rank", "local_world_size", "num_nodes")
+        return {field: getattr(self, field) for field in fields if getattr(self, field)}
+
+
+# If a process has the rank variables of several, the first entry counts.
+RANK_LAUNCHERS: Final = (
+    # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; ran: 4.1.4, 5.0.7
+    RankLauncher(
+        name="openmpi",
+        rank="OMPI_COMM_WORLD_RANK",
+        world_size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        launch_ids=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        export="-x MASTER_ADDR=HOST",
+    ),
+    # flux-environment(7); it sets PMI_RANK and PMI_SIZE too
+    RankLauncher(
+        name="flux",
+        rank="FLUX_TASK_RANK",
+        world_size="FLUX_JOB_SIZE",
+        local_rank="FLUX_TASK_LOCAL_ID",
+        num_nodes="FLUX_JOB_NNODES",
+        launch_ids=("FLUX_JOB_ID",),
+        export="--env=MASTER_ADDR=HOST",
+    ),
+    # IBM's Job Step Manager, on Summit and Sierra: its manual, jsrun(1)
+    RankLauncher(
+        name="jsrun",
+        rank="JSM_NAMESPACE_RANK",
+        world_size="JSM_NAMESPACE_SIZE",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_world_size="JSM_NAMESPACE_LOCAL_SIZE",
+        launch_ids=("PMIX_NAMESPACE",),
+        export="-E MASTER_ADDR=HOST",
+    ),
+    # MVAPICH2's user guide, "Environment variables set by mpirun_rsh"
+    RankLauncher(
+        name="mvapich",
+        rank="MV2_COMM_WORLD_RANK",
+        world_size="MV2_COMM_WORLD_SIZE",
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        local_world_size="MV2_COMM_WORLD_LOCAL_SIZE",
+        launch_ids=("MPISPAWN_MPIRUN_ID", "PMI_JOBID"),
+    ),
+    # PALS, on HPE Cray's machines with PBS: ALCF's pages on Polaris and Aurora
+    RankLauncher(
+        name="pals",
+        rank="PMI_RANK",
+        world_size="PMI_SIZE",
+        local_rank="PMI_LOCAL_RANK",
+        local_world_size="PMI_LOCAL_SIZE",
+        launch_ids=("PALS_APID", "PMI_JOBID"),
+        export="--env MASTER_ADDR=HOST",
+    ),
+    # The mpiexec of MPICH and Intel MPI; ran: MPICH 4.0.2. PMI_PORT differs between hosts.
+    RankLauncher(
+        name="hydra",
+        rank="PMI_RANK",
+        world_size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_world_size="MPI_LOCALNRANKS",
+        launch_ids=("PMI_JOBID",),
+        passes_job_id=True,
+    ),
+    # What every launcher that speaks PMI-1 sets
+    RankLauncher(name="pmi", rank="PMI_RANK", world_size="PMI_SIZE", launch_ids=("PMI_JOBID",)),
+)
+NAMES: Final = frozenset(launcher.name for launcher in RANK_LAUNCHERS)
+# Variables of launchers that set a rank, but no number of ranks that goes with it.
+RANK_ONLY_VARIABLES: Final = {
+    "PMIX_RANK": "PMIx (prterun)",
+    "PALS_RANKID": "PALS",
+    "PMI_ID": "MPICH's mpiexec -pmi-port",
+}
+
+
+def find_launcher(environ: Mapping[str, str]) -> RankLauncher | None:
+    """The launcher of this table that started this process, or None.
+
+    `srun --mpi=pmi2` sets PMI_* to the step's own numbers. Slurm's variables then say the same and
+    more, and are used instead, also in an interactive shell, which is one task.
+    """
+    found = [launcher for launcher in RANK_LAUNCHERS if environ.get(launcher.rank)]
+    found = [launcher for launcher in found if not _repeats_slurm(environ, launcher)]
+    # Flux sets PMI_RANK too: the first rank variable wins. Of those that share it, the one whose variables are there.
+    same_rank = [launcher for launcher in found if launcher.rank == found[0].rank]
+
+    def fit(launcher: RankLauncher) -> tuple[int, int]:
+        num_set = sum(bool(environ.get(variable)) for variable in launcher.variables.values())
+        return num_set, -len(launcher.variables)
+
+    return max(same_rank, key=fit, default=None)
+
+
+def _repeats_slurm(environ: Mapping[str, str], launcher: RankLauncher) -> bool:
+    if launcher.rank not in ("PMI_RANK", "MV2_COMM_WORLD_RANK"):
+        return False
+    numbers = (environ[launcher.rank], environ.get(launcher.world_size))
+    if slurm.in_step(environ):
+        return numbers == (environ["SLURM_PROCID"], environ["SLURM_STEP_NUM_TASKS"])
+    return numbers == ("0", "1") and _is_launched_by_slurm(environ)
+
+
+def _is_launched_by_slurm(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm's own plugin (pmi2, cray_shasta, pmix) set the launch id."""
+    job = environ.get("SLURM_JOB_ID")
+    names = {"PMI_JOBID": f"{job}.", "PALS_APID": f"{job}.", "PMIX_NAMESPACE": f"slurm.pmix.{job}."}
+    return bool(job) and any(environ.get(name, "").startswith(start) for name, start in names.items())
+
+
+def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
+    """Refuse a launcher that sets a rank but no world size: each task would train alone.
+
+    Call this when no other launcher was detected.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT if a variable of such a launcher is set.
+    """
+    name = next((name for name in RANK_ONLY_VARIABLES if environ.get(name)), None)
+    if name and not _is_launched_by_slurm(environ):
+        raise Failure(
+            f"{name} shows that {RANK_ONLY_VARIABLES[name]} started this, and nothing tells how many ranks there are",
+            found=f"{name}={environ[name][:200]}",
+            expected="the variables of srun, torchrun, flux run, Open MPI's mpirun or MPICH's mpiexec",
+            fix="start it with one of these, or one task on each node with --nodes --node-rank --master-addr "
+            f"--master-port; for a training of this process alone: unset {name}",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
+
+
+_RANK_NAME: Final = re.compile(r"(\w+)_(?:RANK|PROCID|TASK_ID)")
+_SIZE_ENDINGS: Final = ("SIZE", "WORLD_SIZE", "NRANKS", "NPROCS", "NTASKS")
+
+
+def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
+    """Refuse a rank and a size of one unknown prefix, such as ACME_RANK=1 and ACME_SIZE=8.
+
+    Call this when no other launcher was detected.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT if there is such a pair, with a size above 1.
+    """
+    for rank, prefix in [(name, match[1]) for name in environ if (match := _RANK_NAME.fullmatch(name))]:
+        for size in (f"{prefix}_{ending}" for ending in _SIZE_ENDINGS):
+            numbers = [environ.get(name, "") for name in (rank, size)]
+            if all(text.isascii() and text.isdigit() and len(text) < MAX_DIGITS for text in numbers) and (
+                int(numbers[0]) < int(numbers[1]) > 1
+            ):
+                raise Failure(
+                    f"{rank} and {size} look like those of a launcher that is not known here: this would train alone",
+                    found=f"{rank}={numbers[0]} {size}={numbers[1]}",
+                    fix=f"if it started {numbers[1]} tasks, give each: --nodes {numbers[1]} --node-rank ${rank} "
+                    f"--master-addr HOST --master-port PORT; {THIS_NODE_ONLY_FIX}, or unset {rank}",
+                    code=ExitCode.LAUNCH_CONFLICT,
+                )
+
+
+def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: RankLauncher) -> Allocation:
+    """The Allocation of one rank.
+
+    Raises:
+        Failure: LAUNCH_CONFLICT for a missing variable or impossible numbers.
+    """
+    variables = launcher.variables
+    values = {
+        field: parse_whole_number(variable, environ[variable])
+        for field, variable in variables.items()
+        if environ.get(variable)
+    }
+    _require_all_variables(launcher, values)
+    size, rank = values["world_size"], values["rank"]
+    # Without a variable these are guesses, until the tasks have told each other their hosts.
+    nodes = values.get("num_nodes") or -(-size // (values.get("local_world_size") or 1))
+    local_size = values.get("local_world_size", -(-size // nodes))
+    local_rank = values.get("local_rank", 0)
+    _refuse_out_of_range(launcher, {**values, "local_world_size": local_size, "local_rank": local_rank})
+    hosts, hosts_source = _read_hosts(environ, machine, nodes)
+    node_name = environ.get("SLURMD_NODENAME") or machine.hostname
+    places_are_known = {"local_rank", "local_world_size"} <= values.keys() or (nodes == 1 and "num_nodes" in values)
+    return Allocation(
+        launcher=launcher.name,
+        task=rank,
+        num_tasks=size,
+        local_task=local_rank,
+        tasks_on_node=local_size,
+        node_rank=hosts.index(node_name) if node_name in hosts else rank // local_size,
+        num_nodes=nodes,
+        hosts=hosts,
+        one_task_per_node=local_size == 1,
+        master_addr=LOOPBACK if nodes == 1 else next(iter(hosts), ""),
+        master_port=None,
+        launch_id=_launch_id(environ, launcher),
+        exchanges_hosts=size > 1 and not (places_are_known and hosts),
+        places_are_known=places_are_known,
+        sources=variables | {"master_addr": hosts_source},
+    )
+
+
+def _require_all_variables(launcher: RankLauncher, values: Mapping[str, int]) -> None:
+    missing = [variable for field, variable in launcher.variables.items() if field not in values]
+    if missing:
+        raise Failure(
+            f"started by {launcher.name}, but {', '.join(missing)} is not set",
+            found=", ".join(f"{launcher.variables[field]}={value}" for field, value in values.items()),
+            fix="let the launcher set all of its variables: do not unset or export them",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
+
+
+def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> None:
+    for rank, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("local_rank", "world_size")):
+        if values[rank] >= values[size]:
+            names = [launcher.variables.get(field, field) for field in (rank, size)]
+            raise Failure(
+                f"{names[0]} must be below {names[1]}",
+                found=f"{names[0]}={values[rank]} {names[1]}={values[size]}",
+                fix="do not set these variables by hand; the launcher sets them",
+                code=ExitCode.LAUNCH_CONFLICT,
+            )
+
+
+def _read_hosts(environ: Mapping[str, str], machine: Machine, nodes: int) -> tuple[tuple[str, ...], str]:
+    """The job's first `nodes` hosts and their source; no hosts if nothing lists them."""
+    if nodes == 1:
+        return (machine.hostname,), "this host"
+    if names := environ.get("SLURM_NODELIST"):  # mpirun's daemons change SLURM_JOB_NODELIST
+        return expand_hosts(names, "SLURM_NODELIST")[:nodes], "SLURM_NODELIST"
+    source, hosts = batch_script.job_hosts(environ, machine)
+    return (hosts[:nodes], source) if len(hosts) >= nodes else ((), "")
+
+
+def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
+    """The launch_id of this start: the launcher's own id if there is one, and the Slurm job."""
+    start_id = next((environ[name] for name in launcher.launch_ids if environ.get(name)), "")
+    if not start_id and launcher.passes_job_id:
+        start_id = batch_script.job_id(environ)
+    return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{start_id}"

@@ -1,0 +1,101 @@
+"""A client of PMI-1, the protocol in which MPICH's mpiexec, Intel MPI and Flux let their tasks exchange values.
+
+Each message is a line of `key=value` words, and each request has one answer. Source: the Flux
+project's RFC 13, "Simple Process Manager Interface v1"; ran with MPICH 4.0.2.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+import time
+from collections.abc import Callable, Mapping
+
+from entrypoint.errors import ExitCode, Failure
+
+POLL_INTERVAL_S = 0.5
+
+
+def is_available(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher offers PMI-1 here: an inherited socket (PMI_FD), or a port (PMI_PORT)."""
+    number = environ.get("PMI_FD", "")
+    if number.isascii() and number.isdigit() and len(number) < 10:
+        try:
+            return stat.S_ISSOCK(os.fstat(int(number)).st_mode)
+        except OSError:  # a container may have closed it
+            return False
+    return ":" in environ.get("PMI_PORT", "") and bool(environ.get("PMI_ID"))
+
+
+class PmiClient:
+    """One task's connection to its launcher. `check` is called while it waits; it may raise."""
+
+    def __init__(self, environ: Mapping[str, str], deadline: float, check: Callable[[], None]) -> None:
+        self._deadline, self._check, self._received = deadline, check, b""
+        if environ.get("PMI_FD"):
+            self._socket = socket.socket(fileno=os.dup(int(environ["PMI_FD"])))
+        else:
+            host, _, port = environ["PMI_PORT"].rpartition(":")
+            self._socket = socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), 1.0))
+            self.request(f"cmd=initack pmiid={environ['PMI_ID']}", "initack")
+        self._socket.setblocking(True)
+        self.request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+        self._store = self.request("cmd=get_my_kvsname", "my_kvsname")["kvsname"]
+
+    def close(self) -> None:
+        """Tell the launcher that this task ends as planned."""
+        self.request("cmd=finalize", "finalize_ack")
+        self._socket.close()
+
+    def put(self, key: str, value: str) -> None:
+        """Publish a value: printable ASCII without spaces."""
+        self.request(f"cmd=put kvsname={self._store} key={key} value={value}", "put_result")
+
+    def get(self, key: str) -> str:
+        """The value that a task has put before the last barrier."""
+        return self.request(f"cmd=get kvsname={self._store} key={key}", "get_result")["value"]
+
+    def barrier(self) -> None:
+        """Wait until all tasks are here."""
+        self.request("cmd=barrier_in", "barrier_out")
+
+    def request(self, message: str, answer: str) -> dict[str, str]:
+        """Send a message; returns the words of the answer.
+
+        Raises:
+            Failure: PEER if the launcher refuses, is gone, or answers too late.
+        """
+        try:
+            self._socket.sendall(f"{message}\n".encode())
+            while True:
+                words = dict(word.split("=", 1) for word in self._read_line().split() if "=" in word)
+                if words.get("cmd") == "set":  # after initack: numbers that are known already
+                    continue
+                if words.get("cmd") != answer or words.get("rc", "0") != "0":
+                    raise self._failure(message, f"it answered {' '.join(f'{k}={v}' for k, v in words.items())}")
+                return words
+        except OSError as error:
+            raise self._failure(message, str(error)) from error
+
+    def _read_line(self) -> str:
+        while b"\n" not in self._received:
+            self._check()
+            if select.select([self._socket], [], [], POLL_INTERVAL_S)[0]:
+                data = self._socket.recv(65536)
+                if not data:
+                    raise OSError("the launcher has closed the connection")
+                self._received += data
+            elif time.monotonic() > self._deadline:
+                raise OSError("no answer in time: not all tasks have come")
+        line, _, self._received = self._received.partition(b"\n")
+        return line.decode("ascii", "replace")
+
+    def _failure(self, message: str, reason: str) -> Failure:
+        return Failure(
+            "the launcher did not tell where rank 0 is, over PMI-1",
+            found=f"{message.split(' kvsname=')[0]}: {reason}",
+            fix="set MASTER_ADDR to the host of rank 0 for all ranks: mpiexec -genv MASTER_ADDR HOST ...",
+            code=ExitCode.PEER,
+        )

@@ -1,0 +1,73 @@
+"""Job scripts that run on the first node only: refused for several nodes, never a world of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from machines import machine
+from synthetic import FLUX_SCRIPT, NODEFILE, ONE_NODE_SCRIPTS, PBS, SCRIPTS
+
+from entrypoint.errors import Failure
+from entrypoint.launchers import detect_allocation
+from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
+from entrypoint.launchers.batch_script import BATCH_SCHEDULERS
+from entrypoint.machine import read_machine
+from entrypoint.options import LaunchOptions
+
+
+def detected(environ: dict[str, str], files: dict[str, str], options: LaunchOptions | None = None) -> Allocation:
+    return detect_allocation(environ, options or LaunchOptions(), machine(host_files=files))
+
+
+@pytest.mark.parametrize(("environ", "files", "command"), SCRIPTS.values(), ids=SCRIPTS)
+def test_the_script_of_a_job_of_several_nodes_is_refused_with_the_command(
+    environ: dict[str, str], files: dict[str, str], command: str
+) -> None:
+    with pytest.raises(Failure, match="this node would train alone") as caught:
+        detected(environ, files)
+    assert caught.value.code == 76
+    assert command in caught.value.fix
+    assert THIS_NODE_ONLY_FIX in caught.value.fix
+
+
+@pytest.mark.parametrize(("environ", "files"), ONE_NODE_SCRIPTS.values(), ids=ONE_NODE_SCRIPTS)
+def test_a_job_of_one_node_is_a_world_of_its_own(environ: dict[str, str], files: dict[str, str]) -> None:
+    found = detected(environ, files)
+    assert (found.launcher, found.num_nodes, found.warnings) == ("local", 1, ())
+
+
+@pytest.mark.parametrize(("environ", "files", "_"), SCRIPTS.values(), ids=SCRIPTS)
+def test_machines_named_by_hand_win(environ: dict[str, str], files: dict[str, str], _: str) -> None:
+    found = detected(environ, files, LaunchOptions(nodes=2, node_rank=1, master_addr="a"))
+    assert (found.node_rank, found.num_nodes) == (1, 2)
+
+
+def test_a_job_script_that_cannot_read_its_list_of_hosts_runs_and_is_warned() -> None:
+    found = detected(PBS, {})
+    assert found.num_nodes == 1
+    assert "PBS_NODEFILE=/var/spool/pbs/aux/7.pbs cannot be read here" in found.warnings[0]
+    assert "--bind /var/spool/pbs/aux" in found.warnings[0]
+
+
+def test_a_script_in_a_flux_instance_runs_and_is_told_of_flux_run() -> None:
+    found = detected(FLUX_SCRIPT, {})
+    assert found.num_nodes == 1
+    assert "flux run -N NODES" in found.warnings[0]
+
+
+def test_the_hosts_are_read_from_the_file_that_the_variable_names(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(NODEFILE)
+    found = read_machine(PBS | {"PBS_NODEFILE": str(file), "PE_HOSTFILE": str(tmp_path)}, gpus=False)
+    assert found.host_files == {"PBS_NODEFILE": NODEFILE}
+
+
+def test_a_number_of_nodes_that_is_none_is_refused_by_its_variable() -> None:
+    with pytest.raises(Failure, match="NHOSTS is not a whole number"):
+        detected({"NHOSTS": "two"}, {})
+
+
+def test_every_variable_that_tells_of_a_scheduler_has_a_case_here() -> None:
+    told = {name for environ, _, _ in SCRIPTS.values() for name in environ} | set(FLUX_SCRIPT)
+    assert {name for scheduler in BATCH_SCHEDULERS for name in scheduler.detection_variables} <= told

@@ -1,0 +1,227 @@
+"""Tasks tell each other their hosts: over PMI-1 and through files; right, or a clear error."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from machines import machine
+from pmi_server import PmiServer
+from synthetic import HTCONDOR, PER_RANK
+
+from entrypoint import network
+from entrypoint.errors import Failure
+from entrypoint.exchange import TaskHost, exchange_hosts, place_task
+from entrypoint.launchers import detect_allocation
+from entrypoint.options import LaunchOptions
+from entrypoint.plan import Plan, hash_to_uint64, plan_allocation
+
+CPU = LaunchOptions(device="cpu")
+Exchange = Callable[[int], Plan]
+
+
+def nothing() -> None:
+    """Nobody asks the waiting task to stop."""
+
+
+def planned(task: int, tasks: int = 2, host: str = "", procs: int | None = None) -> Plan:
+    """The plan of one task of a launcher that tells no hosts."""
+    environ = HTCONDOR | {"_CONDOR_PROCNO": str(task), "_CONDOR_NPROCS": str(tasks)}
+    here, options = machine(hostname=host or f"node{task + 1:02}"), replace(CPU, procs_per_node=procs)
+    return plan_allocation(detect_allocation(environ, options, here), options, here, environ)
+
+
+def hosts(*names: str) -> list[TaskHost]:
+    return [TaskHost(host=name, address=f"10.0.0.{name[-1]}", nonce=f"nonce-{task}") for task, name in enumerate(names)]
+
+
+def together(tasks: int, run: Exchange, delays: list[float] | None = None) -> list[Plan]:
+    """Run the exchange of all tasks at once; each starts after its delay in seconds."""
+
+    def start(task: int) -> Plan:
+        time.sleep(delays[task] if delays else 0.0)
+        return run(task)
+
+    with ThreadPoolExecutor(tasks) as pool:
+        waiting: list[Future[Plan]] = [pool.submit(start, task) for task in range(tasks)]
+        return [future.result(60) for future in waiting]
+
+
+def agree(plans: list[Plan]) -> bool:
+    """Whether all tasks have the same hosts, address of rank 0 and launch id, and places of their own."""
+    shared = {(plan.hosts, plan.world.master_addr, plan.launch_id, plan.world.num_nodes) for plan in plans}
+    places = {(plan.world.node_rank, plan.world.local_rank) for plan in plans}
+    return len(shared) == 1 and len(places) == len(plans)
+
+
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each task is on a host of its own, although all run here."""
+    monkeypatch.setattr(network, "own_address", lambda environ: environ.get("ADDRESS", "10.0.0.1"))
+
+
+def through_files(folder: Path, tasks: int = 2, timeout_s: float = 60.0) -> Exchange:
+    def run(task: int) -> Plan:
+        environ = {"ADDRESS": f"10.0.0.{task + 1}"}
+        return exchange_hosts(planned(task, tasks), environ, folder, timeout_s, nothing)
+
+    return run
+
+
+def over_pmi(server: PmiServer, folder: Path, timeout_s: float = 60.0) -> Exchange:
+    def run(task: int) -> Plan:
+        environ = {"ADDRESS": f"10.0.0.{task + 1}", "PMI_FD": str(server.descriptors[task])}
+        return exchange_hosts(planned(task, len(server.descriptors)), environ, folder, timeout_s, nothing)
+
+    return run
+
+
+def test_each_task_learns_its_place_and_the_address_of_rank_0() -> None:
+    names = hosts("node1", "node2", "node1", "node2")
+    plans = [place_task(planned(task, 4, names[task].host), names, task, None) for task in range(4)]
+    assert [(plan.world.node_rank, plan.world.local_rank) for plan in plans] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert {(plan.hosts, plan.world.master_addr) for plan in plans} == {(("node1", "node2"), "10.0.0.1")}
+    assert {plan.world.local_world_size for plan in plans} == {2}
+
+
+def test_tasks_of_one_host_meet_on_loopback() -> None:
+    world = place_task(planned(1, 2, "node1"), hosts("node1", "node1"), 1, None).world
+    assert (world.master_addr, world.num_nodes, world.local_rank) == ("127.0.0.1", 1, 1)
+
+
+def test_the_users_address_wins() -> None:
+    assert place_task(planned(1), hosts("node1", "node2"), 1, "ib-node1").world.master_addr == "ib-node1"
+
+
+def test_two_containers_with_one_name_are_two_hosts_if_their_addresses_differ() -> None:
+    names = [replace(each, address=f"10.0.0.{task}") for task, each in enumerate(hosts("pod", "pod"))]
+    assert place_task(planned(1), names, 1, None).world.num_nodes == 2
+
+
+def test_tasks_that_start_several_ranks_each_may_not_share_a_host() -> None:
+    with pytest.raises(Failure, match="several tasks are on node1") as caught:
+        place_task(planned(0, 2, "node1", procs=2), hosts("node1", "node1"), 0, None)
+    assert caught.value.code == 76
+
+
+def test_tasks_exchange_hosts_through_files_and_remove_them(tmp_path: Path) -> None:
+    plans = together(3, through_files(tmp_path, 3))
+    assert agree(plans)
+    assert plans[2].hosts == ("node01", "node02", "node03")
+    assert not [path for path in tmp_path.glob("hosts-*/*") if path.name != "task-1.json" and "task-2" not in path.name]
+
+
+def test_tasks_exchange_hosts_over_pmi_and_leave_no_file(tmp_path: Path) -> None:
+    with PmiServer(3) as server:
+        plans = together(3, over_pmi(server, tmp_path))
+        assert server.finalized == 3
+    assert agree(plans)
+    assert plans[2].hosts == ("node01", "node02", "node03")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_fifty_starts_through_files_agree_whatever_an_earlier_start_left(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    leave_files_of_a_dead_start(tmp_path, draw)
+    plans = together(2, through_files(tmp_path), [draw.uniform(0, 0.2) for _ in range(2)])
+    assert agree(plans)
+    assert plans[0].world.master_addr == "10.0.0.1"
+
+
+def leave_files_of_a_dead_start(folder: Path, draw: random.Random) -> None:
+    """What a start that was killed may have left: files of some tasks, of task 0, or half a file."""
+    key = f"hosts-{hash_to_uint64(planned(0).launch_id.encode()):016x}"
+    (folder / key).mkdir()
+    dead = [{"host": f"dead{task}", "address": "10.9.9.9", "nonce": f"dead-{task}"} for task in range(2)]
+    confirmed = dead[1] | {"confirms": "dead-0"}
+    files = {"task-0.json": dead[0], "task-1.json": draw.choice([dead[1], confirmed]), "all.json": {"tasks": dead}}
+    for name in draw.sample(sorted(files), draw.randint(0, 3)):
+        text = json.dumps(files[name])
+        (folder / key / name).write_text(text[: draw.choice([len(text), len(text) // 2, 0])])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_fifty_starts_over_pmi_agree(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    with PmiServer(2) as server:
+        plans = together(2, over_pmi(server, tmp_path), [draw.uniform(0, 0.1) for _ in range(2)])
+    assert agree(plans)
+
+
+def test_a_second_start_after_a_dead_one_is_another_launch(tmp_path: Path) -> None:
+    with pytest.raises(Failure):
+        through_files(tmp_path, timeout_s=0.0)(1)
+    first, second = (together(2, through_files(tmp_path))[0].launch_id for _ in range(2))
+    assert first != second
+
+
+def test_missing_tasks_are_named_with_the_folder_that_all_must_share(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="missing 1, 2 of 3") as caught:
+        through_files(tmp_path, 3, timeout_s=0.0)(0)
+    assert caught.value.code == 69
+    assert str(tmp_path) in (caught.value.found or "")
+
+
+def test_a_task_that_never_hears_of_task_0_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="missing 0 of 2"):
+        through_files(tmp_path, timeout_s=0.0)(1)
+
+
+def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    def another_start() -> None:
+        file = next(tmp_path.glob("hosts-*/task-0.json"))
+        file.write_text(json.dumps({"host": "other", "address": "10.0.0.9", "nonce": "other"}))
+
+    with pytest.raises(Failure, match="another start of this training") as caught:
+        exchange_hosts(planned(0), {}, tmp_path, 60.0, another_start)
+    assert caught.value.code == 73
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Failure, match="cannot be written") as caught:
+        through_files(tmp_path / "file")(0)
+    assert "run.output_dir" in caught.value.fix
+
+
+def test_a_launcher_that_dies_while_tasks_wait_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    with PmiServer(2) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(over_pmi(server, tmp_path), 0)
+        assert server.waiting.wait(30)
+        server.stop()
+        with pytest.raises(Failure, match="over PMI-1") as caught:
+            waiting.result(30)
+    assert "mpiexec -genv MASTER_ADDR" in caught.value.fix
+
+
+def test_tasks_that_do_not_come_in_time_are_an_error_over_pmi_too(tmp_path: Path) -> None:
+    with PmiServer(2) as server, pytest.raises(Failure, match="over PMI-1") as caught:
+        over_pmi(server, tmp_path, timeout_s=0.0)(0)
+    assert "not all tasks have come" in (caught.value.found or "")
+
+
+def test_a_request_to_stop_ends_the_waiting(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise Failure("told to stop", fix="none", code=75)  # type: ignore[arg-type]
+
+    with pytest.raises(Failure, match="told to stop"):
+        exchange_hosts(planned(0), {}, tmp_path, 60.0, stop)
+
+
+def test_a_closed_descriptor_means_files(tmp_path: Path) -> None:
+    plans = together(2, lambda task: exchange_hosts(planned(task), {"PMI_FD": "987654"}, tmp_path, 60.0, nothing))
+    assert len({plan.launch_id for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("name", PER_RANK)
+def test_show_says_by_what_hosts_will_be_exchanged(name: str) -> None:
+    environ = {variable: value for variable, value in PER_RANK[name].items() if variable != "PMI_FD"}
+    found = plan_allocation(detect_allocation(environ, CPU, machine()), CPU, machine(), environ)
+    assert (found.world.master_addr, found.sources["master_addr"]) == ("", "a file in the run's folder")
