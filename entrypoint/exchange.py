@@ -68,8 +68,8 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int, master_addr:
     """
     places = [(each.host, each.address) for each in tasks]  # pods of one machine have addresses of their own
     nodes = list(dict.fromkeys(places))
-    mine = places[task]
-    tasks_on_node = places.count(mine)
+    own_place = places[task]
+    tasks_on_node = places.count(own_place)
     if planned.spawn > 1 and len(nodes) < len(places):
         shared = next(host for host, address in nodes if places.count((host, address)) > 1)
         raise Failure(
@@ -81,9 +81,9 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int, master_addr:
         )
     world = replace(
         planned.world,
-        local_rank=places[:task].count(mine) * planned.spawn,
+        local_rank=places[:task].count(own_place) * planned.spawn,
         local_world_size=tasks_on_node * planned.spawn,
-        node_rank=nodes.index(mine),
+        node_rank=nodes.index(own_place),
         num_nodes=len(nodes),
         master_addr=LOOPBACK if len(nodes) == 1 else master_addr or tasks[0].address,
     )
@@ -104,11 +104,12 @@ def _exchange_over_pmi(
     deadline: float,
     check: Callable[[], None],
 ) -> list[TaskHost]:
-    client = pmi.PmiClient(environ, deadline, check)
-    client.put(f"train-host-{task}", f"{me.host},{me.address},{me.nonce}")
-    client.barrier()
-    values = [client.get(f"train-host-{other}").split(",") for other in range(num_tasks)]
-    client.close()
+    with pmi.PmiClient(environ, deadline, check) as client:
+        client.initialize()
+        client.put(f"train-host-{task}", f"{me.host},{me.address},{me.nonce}")
+        client.barrier()
+        values = [client.get(f"train-host-{other}").split(",") for other in range(num_tasks)]
+        client.finalize()
     return [TaskHost(host=host, address=address, nonce=nonce) for host, address, nonce in values]
 
 

@@ -34,20 +34,34 @@ class PmiClient:
 
     def __init__(self, environ: Mapping[str, str], deadline: float, check: Callable[[], None]) -> None:
         self._deadline, self._check, self._received = deadline, check, b""
+        self._id = "" if environ.get("PMI_FD") else environ["PMI_ID"]  # over a port the launcher asks who it is
         if environ.get("PMI_FD"):
             self._socket = socket.socket(fileno=os.dup(int(environ["PMI_FD"])))
         else:
             host, _, port = environ["PMI_PORT"].rpartition(":")
-            self._socket = socket.create_connection((host, int(port)), timeout=max(deadline - time.monotonic(), 1.0))
-            self.request(f"cmd=initack pmiid={environ['PMI_ID']}", "initack")
+            try:
+                self._socket = socket.create_connection((host, int(port)), max(deadline - time.monotonic(), 1.0))
+            except (OSError, ValueError) as error:
+                raise self._failure(f"PMI_PORT={environ['PMI_PORT']}", str(error)) from error
         self._socket.setblocking(True)
+        self._store = ""
+
+    def initialize(self) -> None:
+        """Agree on the protocol's version, and learn the name of the tasks' common store."""
+        if self._id:
+            self.request(f"cmd=initack pmiid={self._id}", "initack")
         self.request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
         self._store = self.request("cmd=get_my_kvsname", "my_kvsname")["kvsname"]
 
-    def close(self) -> None:
-        """Tell the launcher that this task ends as planned."""
-        self.request("cmd=finalize", "finalize_ack")
+    def __enter__(self) -> PmiClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
+
+    def finalize(self) -> None:
+        """Tell the launcher that this task needs it no longer; without that its end would be a crash."""
+        self.request("cmd=finalize", "finalize_ack")
 
     def put(self, key: str, value: str) -> None:
         """Publish a value: printable ASCII without spaces."""

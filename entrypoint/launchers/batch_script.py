@@ -126,8 +126,8 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
         Failure: LAUNCH_CONFLICT if the job has several nodes.
     """
     nodes, source = count_nodes(environ, machine)
-    found = (each for each in BATCH_SCHEDULERS if any(environ.get(name) for name in each.detection_variables))
-    scheduler = next(found, None)
+    schedulers = (each for each in BATCH_SCHEDULERS if any(environ.get(name) for name in each.detection_variables))
+    scheduler = next(schedulers, None)
     if scheduler is None or (source and nodes == 1):
         return ()
     if source:

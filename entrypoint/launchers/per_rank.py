@@ -128,10 +128,10 @@ def find_launcher(environ: Mapping[str, str]) -> RankLauncher | None:
     `srun --mpi=pmi2` sets PMI_* to the step's own numbers. Slurm's variables then say the same and
     more, and are used instead, also in an interactive shell, which is one task.
     """
-    found = [launcher for launcher in RANK_LAUNCHERS if environ.get(launcher.rank)]
-    found = [launcher for launcher in found if not _repeats_slurm(environ, launcher)]
+    present = [launcher for launcher in RANK_LAUNCHERS if environ.get(launcher.rank)]
+    present = [launcher for launcher in present if not _repeats_slurm(environ, launcher)]
     # Flux sets PMI_RANK too: the first rank variable wins. Of those that share it, the one whose variables are there.
-    same_rank = [launcher for launcher in found if launcher.rank == found[0].rank]
+    same_rank = [launcher for launcher in present if launcher.rank == present[0].rank]
 
     def fit(launcher: RankLauncher) -> tuple[int, int]:
         num_set = sum(bool(environ.get(variable)) for variable in launcher.variables.values())

@@ -161,7 +161,7 @@ ROWS: dict[str, Row] = {
         OPENMPI,
         {"OMPI_COMM_WORLD_LOCAL_RANK": None},
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        "mpirun",
+        "do not unset",
     ),
     "mpi-rank-beyond": (
         "32",
@@ -177,9 +177,22 @@ ROWS: dict[str, Row] = {
         ("OMPI_COMM_WORLD_LOCAL_SIZE=0",),
         "by hand",
     ),
-    "mpi-no-host": ("33", OPENMPI, {}, ("nothing tells which host has rank 0", "MASTER_ADDR"), "-x MASTER_ADDR=HOST"),
-    "pmi-no-host": ("33", PMI, {"MPI_LOCALNRANKS": "1"}, ("nothing tells which host",), "-genv MASTER_ADDR HOST"),
-    "pmi-without-local": ("33", PMI, {"MPI_LOCALRANKID": None}, ("MPI_LOCALRANKID is not set", "PMI_RANK=0"), "mpirun"),
+    "pmi-without-local": ("33", PMI, {"MPI_LOCALRANKID": None}, ("MPI_LOCALRANKID is not set",), "do not unset"),
+    "flux-without-size": ("33", {}, {"FLUX_TASK_RANK": "1"}, ("FLUX_JOB_SIZE",), "do not unset"),
+    "unknown-launcher": (
+        "33",
+        {},
+        {"ACME_RANK": "1", "ACME_SIZE": "8"},
+        ("ACME_RANK and ACME_SIZE", "ACME_RANK=1 ACME_SIZE=8"),
+        "--nodes 8 --node-rank $ACME_RANK",
+    ),
+    "torchrun-smaller-than-mpi": (
+        "34",
+        TORCHRUN,
+        {"PMI_RANK": "1", "PMI_SIZE": "4"},
+        ("torchrun starts 2", "PMI_SIZE says that there are 4"),
+        "one launcher",
+    ),
     "pmix-alone": ("33", {}, {"PMIX_RANK": "1"}, ("PMIX_RANK shows that PMIx (prterun)",), "unset PMIX_RANK"),
     "pmi-size-0": ("32", PMI, {"PMI_SIZE": "0"}, ("PMI_RANK must be below PMI_SIZE",), "by hand"),
     "pet-other-size": (
@@ -197,9 +210,9 @@ ROWS: dict[str, Row] = {
     "skypilot": (
         "73",
         {},
-        {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
-        ("no launcher connects the 2 nodes of this SkyPilot job",),
-        "--nodes 2 --node-rank 1",
+        {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "2"},
+        ("SKYPILOT_NODE_RANK must be below 2, in a SkyPilot job",),
+        "--nodes 1 --node-rank 0",
     ),
     "pet-port": ("32", PET, {"PET_MASTER_PORT": "70000"}, ("PET_MASTER_PORT=70000",), "PET_MASTER_PORT"),
 }
