@@ -91,7 +91,7 @@ def build_parser(words: Sequence[str]) -> EntrypointParser:
         add_launch_arguments(command)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command")
     script = commands.add_parser(
-        "job-script", help="write a Slurm job script for your site", formatter_class=TerminalHelpFormatter
+        "job-script", help="write a job script for your site (--scheduler)", formatter_class=TerminalHelpFormatter
     )
     if "job-script" in words:
         from entrypoint import job_script  # only here: `show` starts faster without it

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 # Scheduler -> field of JobInfo -> environment variable. Only `id` is required. A field without a
-# variable is absent: a scheduler that does not restart jobs needs no line for `restart`.
+# variable is absent: a scheduler that does not restart jobs needs no line for `restart`. `task` is
+# the number in an array of jobs, a part of the id; `sign` must be set too, where `id` is a common
+# name. Where no variable has the end of the job, job scripts set ENTRYPOINT_DEADLINE.
 SCHEDULER_VARIABLES: Final[Mapping[str, Mapping[str, str]]] = {
     # Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
     "slurm": {
@@ -22,7 +24,21 @@ SCHEDULER_VARIABLES: Final[Mapping[str, Mapping[str, str]]] = {
         "cluster": "SLURM_CLUSTER_NAME",
         "node": "SLURMD_NODENAME",
     },
+    # qsub(1B): the id holds the number in an array, as 7[1].server
+    "pbs": {"id": "PBS_JOBID"},
+    # https://www.ibm.com/docs/en/spectrum-lsf, "Environment variables set for job execution"
+    "lsf": {"id": "LSB_JOBID", "task": "LSB_JOBINDEX"},
+    # qsub(1) of Grid Engine, "ENVIRONMENTAL VARIABLES"
+    "gridengine": {"id": "JOB_ID", "task": "SGE_TASK_ID", "restart": "RESTARTED", "sign": "SGE_TASK_ID"},
+    "flux": {"id": "FLUX_JOB_ID"},  # flux-environment(7)
+    # The sources of the others stand in entrypoint/launchers/per_node.py.
+    "htcondor": {"id": "_CONDOR_REMOTE_SPOOL_DIR"},
+    "skypilot": {"id": "SKYPILOT_TASK_ID"},
+    "dstack": {"id": "DSTACK_RUN_ID"},
+    "sagemaker": {"id": "TRAINING_JOB_NAME"},
+    "vertex": {"id": "CLOUD_ML_JOB_ID"},
 }
+_NO_TASK: Final = ("0", "undefined")  # the task of a job that is no array: LSF's and Grid Engine's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +66,11 @@ def job_info_from_environ(environ: Mapping[str, str]) -> JobInfo | None:
     """Return the job that `environ` belongs to; None outside a job. Unreadable numbers are absent."""
     for launcher, variables in SCHEDULER_VARIABLES.items():
         values = {field: environ.get(variable) or None for field, variable in variables.items()}
-        if job_id := values["id"]:
+        if (job_id := values["id"]) and values.get("sign", "none needed"):
+            task = values.get("task")
             return JobInfo(
                 launcher=launcher,
-                id=job_id,
+                id=job_id if task is None or task in _NO_TASK else f"{job_id}.{task}",
                 restart=_whole_number(values.get("restart")) or 0,
                 ends_at=_whole_number(values.get("ends_at")),
                 cluster=values.get("cluster"),

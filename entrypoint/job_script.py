@@ -1,8 +1,8 @@
-"""Writes Slurm job scripts: the ones in launch/, and others for a user's site.
+"""Writes job scripts: the ones in launch/, and others for a user's site.
 
-A job script holds what a user reads and edits: the #SBATCH lines, the site's lines, the image and
-one srun. Its functions come out of the image (job_functions.sh), because Slurm copies only the
-batch script to the node.
+A Slurm job script holds what a user reads and edits: the #SBATCH lines, the site's lines, the image
+and one srun. Its functions come out of the image (job_functions.sh), because Slurm copies only the
+batch script to the node. The scripts of other schedulers are filled-in job_templates.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from entrypoint import job_templates
 from entrypoint.errors import ExitCode, Failure
 
 FUNCTIONS_FILE: Final = os.path.join(os.path.dirname(__file__), "job_functions.sh")
@@ -69,6 +70,13 @@ SHAPES: Final = {
     ),
 }
 CPUS_PER_GPU: Final = 8
+IMAGE: Final = "train.sif"
+DEFAULT_TIME: Final = "04:00:00"
+# What `entrypoint job-script` can be asked for.
+_OPTIONS: Final = (
+    *("shape", "nodes", "gpus_per_node", "cpus_per_gpu", "time", "mem", "partition", "account", "qos", "constraint"),
+    *("module", "bind", "image"),
+)
 COMMENT_COLUMN: Final = 38
 
 _SITE_LINES = """
@@ -128,16 +136,24 @@ srun --kill-on-bad-exit=1 bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' bash \
 def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `entrypoint job-script`."""
     parser.add_argument("shape", nargs="?", metavar="NAME", help=f"{', '.join(SHAPES)} (default: by nodes and GPUs)")
+    parser.add_argument(
+        "--scheduler",
+        metavar="NAME",
+        default="slurm",
+        help=f"slurm, {', '.join(job_templates.TEMPLATES)} (default: slurm)",
+    )
     parser.add_argument("--nodes", metavar="N", help="number of nodes")
     parser.add_argument("--gpus-per-node", metavar="N", help="GPUs of each node")
     parser.add_argument("--cpus-per-gpu", metavar="N", help=f"CPUs for each GPU (default: {CPUS_PER_GPU})")
-    parser.add_argument("--time", metavar="D-HH:MM:SS", default="04:00:00", help="time limit (default: 04:00:00)")
+    parser.add_argument(
+        "--time", metavar="D-HH:MM:SS", default=DEFAULT_TIME, help=f"time limit (default: {DEFAULT_TIME})"
+    )
     parser.add_argument("--mem", metavar="SIZE", help="memory of a node, such as 200G; 0 is all of it")
     for name in ("partition", "account", "qos", "constraint"):
         parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
     parser.add_argument("--module", metavar="NAME", action="append", default=[], help="module to load; repeatable")
     parser.add_argument("--bind", metavar="PATH", action="append", default=[], help="folder to bind; repeatable")
-    parser.add_argument("--image", metavar="FILE", default="train.sif", help="the image (default: train.sif)")
+    parser.add_argument("--image", metavar="FILE", help=f"the image (default: {IMAGE})")
 
 
 def write_job_script(arguments: argparse.Namespace) -> str:
@@ -147,6 +163,8 @@ def write_job_script(arguments: argparse.Namespace) -> str:
         Failure: USAGE, with the argument and its value.
     """
     _check_values(arguments)
+    if arguments.scheduler != "slurm":
+        return _fill_template(arguments)
     nodes, gpus = _parse_count(arguments, "nodes"), _parse_count(arguments, "gpus_per_node")
     name = arguments.shape or _choose_shape(nodes, gpus)
     if name not in SHAPES:
@@ -178,8 +196,66 @@ def write_job_script(arguments: argparse.Namespace) -> str:
         *_sbatch_lines(arguments, shape, nodes, gpus, cpus_per_gpu),
     ]
     text = "\n".join(lines) + "\n"
-    text += _SITE_LINES.format(site="\n".join(site), image=arguments.image, prepare=shape.prepare)
+    text += _SITE_LINES.format(site="\n".join(site), image=arguments.image or IMAGE, prepare=shape.prepare)
     return text + (_TORCHRUN if shape.torchrun else _SRUN) + _END
+
+
+def _fill_template(arguments: argparse.Namespace) -> str:
+    """The job script of another scheduler than Slurm."""
+    name = arguments.scheduler
+    if name not in job_templates.TEMPLATES:
+        names = ", ".join(("slurm", *job_templates.TEMPLATES))
+        raise Failure(f"no scheduler is called {name!r} here", fix=f"one of {names}", code=ExitCode.USAGE)
+    template = job_templates.TEMPLATES[name]
+    requested = [option for option in _OPTIONS if getattr(arguments, option) not in (None, [], DEFAULT_TIME)]
+    if unused := [option for option in requested if option not in template.options]:
+        option = f"--{unused[0].replace('_', '-')}" if unused[0] != "shape" else repr(arguments.shape)
+        raise Failure(f"a script for {name} has no place for {option}", fix=f"leave out {option}", code=ExitCode.USAGE)
+    nodes, gpus = _parse_count(arguments, "nodes") or 2, _parse_count(arguments, "gpus_per_node") or 4
+    cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
+    seconds = _seconds(arguments.time)
+    site = [f"module load {module}" for module in arguments.module] or ["# module load apptainer openmpi"]
+    bind = f"export APPTAINER_BIND={','.join(arguments.bind or ('/scratch', '/project'))}"
+    site.append(f"{'' if arguments.bind else '# '}{bind} # folders that the container shall see")
+    values = {
+        "NODES": nodes,
+        "GPUS": gpus,
+        "RANKS": nodes * gpus,
+        "CPUS": gpus * cpus_per_gpu,
+        "CPUS_PER_GPU": cpus_per_gpu,
+        "TIME": f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}",
+        "MINUTES": -(-seconds // 60),
+        "SECONDS": seconds,
+        "IMAGE": arguments.image or template.image,
+        "SITE": "\n".join(site),
+        "CODES": (", " if name in ("kubernetes", "htcondor") else " ").join(
+            str(int(code)) for code in ExitCode if code.requeue
+        ),
+    }
+    optional = {name.upper(): getattr(arguments, name) for name in ("partition", "account")}
+    lines = []
+    for line in template.text.splitlines():
+        missing = [key for key, value in optional.items() if f"@{key}@" in line and value is None]
+        if missing:  # shown, for a user who needs it
+            example = {"PARTITION": "gpu", "ACCOUNT": "my_project"}[missing[0]]
+            line = line.replace(f"@{missing[0]}@", example)
+            # Flux reads `## flux:` too.
+            line = line.replace("# flux:", "# if needed, flux:") if name == "flux" else f"#{line}"
+        lines.append(re.sub(r"@([A-Z_]+)@", lambda match: str((values | optional)[match[1]]), line))
+    return "\n".join(lines) + "\n"
+
+
+def _seconds(time: str) -> int:
+    """Slurm's D-HH:MM:SS, HH:MM:SS, MM:SS or minutes as seconds."""
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, minutes, seconds = (0, *parts, 0)[:3]
+    return int(days or 0) * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
 def _sbatch_lines(

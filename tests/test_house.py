@@ -26,6 +26,7 @@ LAYERS = {
         "redaction",
         "errors",
         "requeue",
+        "job_templates",
         "job_script",
         "threads",
         "console",

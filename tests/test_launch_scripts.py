@@ -7,15 +7,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from machines import machine
 
-from entrypoint import ExitCode, Failure
+from entrypoint import ExitCode, Failure, LaunchOptions, job_templates
 from entrypoint import __main__ as main
 from entrypoint import job_script as job_scripts
+from entrypoint.launchers import detect_allocation
 from train.config import load
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
-SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in NO_JOBS)
+OTHERS = {template.file: name for name, template in job_templates.TEMPLATES.items()}  # not Slurm's
+SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in (*NO_JOBS, *OTHERS))
 SETTINGS = sorted([LAUNCH / "site.env.example", *LAUNCH.glob("fabric/*.env")])
 # The tasks of one node and their share of it; what is not here belongs to the site or to the user.
 SHAPES = {
@@ -47,7 +51,7 @@ def test_every_script_that_was_promised_is_there() -> None:
     assert {path.stem for path in SCRIPTS} == set(SHAPES)
 
 
-@pytest.mark.parametrize("script", sorted(LAUNCH.glob("*.sh")), ids=name_of)
+@pytest.mark.parametrize("script", [*sorted(LAUNCH.glob("*.sh")), *(LAUNCH / name for name in OTHERS)], ids=name_of)
 def test_no_line_of_a_script_is_longer_than_100_columns(script: Path) -> None:
     assert [line for line in script.read_text().splitlines() if len(line) > 100] == []
 
@@ -169,3 +173,80 @@ def test_a_script_that_could_not_run_is_not_written(words: str) -> None:
     with pytest.raises(Failure) as caught:
         job_script(*re.split(r" (?=--)", words))
     assert caught.value.code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_a_script_of_another_scheduler_is_what_job_script_writes(file: str) -> None:
+    assert (LAUNCH / file).read_text() == job_script("--scheduler", OTHERS[file])
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_a_script_of_another_scheduler_starts_again_after_the_codes_that_are_requeued(file: str) -> None:
+    text = (LAUNCH / file).read_text()
+    codes = [str(int(code)) for code in ExitCode if code.requeue]
+    listed = [separator.join(codes) for separator in (" ", ", ")]
+    assert "entrypoint requeue" in text or any(codes in text for codes in listed) or file == "skypilot.yaml"
+
+
+@pytest.mark.parametrize("file", [name for name in OTHERS if name.endswith(".sh")])
+def test_a_script_of_another_scheduler_can_be_read_by_bash(file: str) -> None:
+    done = subprocess.run(["bash", "-n", str(LAUNCH / file)], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", job_templates.TEMPLATES)
+def test_the_users_numbers_stand_in_every_script(name: str) -> None:
+    text = job_script("--scheduler", name, "--nodes", "3", "--gpus-per-node", "7")
+    assert re.search(r"\b(3|21)\b", text)
+    assert re.search(r"\b(7|21)\b", text)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("pbs", "#PBS -q gpu-a100"),
+        ("flux", "# flux: --queue=gpu-a100"),
+        ("gridengine", "#$ -q gpu-a100"),
+        ("lsf", "#BSUB -q gpu-a100"),
+    ],
+)
+def test_a_partition_is_the_queue_of_other_schedulers(scheduler: str, line: str) -> None:
+    assert line in job_script("--scheduler", scheduler, "--partition", "gpu-a100").splitlines()
+
+
+def test_flux_reads_no_line_that_is_only_shown() -> None:
+    active = re.findall(r"^\W*flux:.*$", (LAUNCH / "flux.sh").read_text(), re.M | re.I)
+    assert not [line for line in active if "queue" in line or "bank" in line]
+
+
+@pytest.mark.parametrize(
+    ("time", "limit"),
+    [("30", "00:30:00"), ("30:15", "00:30:15"), ("4:00:00", "04:00:00"), ("1-6", "30:00:00"), ("2-00:30", "48:30:00")],
+)
+def test_a_time_is_read_as_slurm_reads_it(time: str, limit: str) -> None:
+    assert f"#PBS -l walltime={limit}" in job_script("--scheduler", "pbs", "--time", time)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--scheduler", "cobalt"), "no scheduler is called 'cobalt'"),
+        (("--scheduler", "kubernetes", "--partition", "gpu"), "has no place for --partition"),
+        (("multigpu", "--scheduler", "pbs"), "has no place for 'multigpu'"),
+        (("--scheduler", "pbs", "--qos", "high"), "has no place for --qos"),
+    ],
+)
+def test_what_a_scheduler_does_not_have_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(Failure, match=message) as caught:
+        job_script(*words)
+    assert caught.value.code == ExitCode.USAGE
+
+
+def test_the_pods_of_the_manifest_are_one_training_of_all_nodes() -> None:
+    service, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    environ = {each["name"]: each.get("value", "1") for each in container["env"]}
+    found = detect_allocation(environ, LaunchOptions(), machine())
+    assert (found.node_rank, found.num_nodes, found.master_port) == (1, job["spec"]["completions"], 23456)
+    assert found.master_addr == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]

@@ -44,6 +44,31 @@ def test_a_captured_task_of_a_requeued_job_has_all_facts() -> None:
     assert None not in (info.ends_at, info.cluster)
 
 
+@pytest.mark.parametrize(
+    ("environ", "launcher", "number"),
+    [
+        ({"PBS_JOBID": "7[1].pbs"}, "pbs", "7[1].pbs"),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, "lsf", "7"),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "2"}, "lsf", "7.2"),
+        ({"JOB_ID": "7", "SGE_TASK_ID": "undefined"}, "gridengine", "7"),
+        ({"JOB_ID": "7", "SGE_TASK_ID": "3"}, "gridengine", "7.3"),
+        ({"FLUX_JOB_ID": "f2cGjy7Q"}, "flux", "f2cGjy7Q"),
+        ({"SKYPILOT_TASK_ID": "sky-1"}, "skypilot", "sky-1"),
+    ],
+)
+def test_the_jobs_of_other_schedulers_have_an_id(environ: dict[str, str], launcher: str, number: str) -> None:
+    assert job_info_from_environ(environ) == JobInfo(launcher=launcher, id=number)
+
+
+def test_grid_engine_says_that_a_job_was_restarted() -> None:
+    environ = {"JOB_ID": "7", "SGE_TASK_ID": "undefined", "RESTARTED": "1"}
+    assert job_info_from_environ(environ) == JobInfo(launcher="gridengine", id="7", restart=1)
+
+
+def test_a_variable_of_the_common_name_job_id_is_no_job() -> None:
+    assert job_info_from_environ({"JOB_ID": "7"}) is None
+
+
 def test_a_scheduler_with_an_id_and_an_end_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {**job.SCHEDULER_VARIABLES, "made-up": {"id": "MADE_UP_JOB", "ends_at": "MADE_UP_END"}}
     monkeypatch.setattr(job, "SCHEDULER_VARIABLES", table)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -97,7 +98,8 @@ def _job_marker_path(run_folder: Path, environ: Mapping[str, str]) -> Path | Non
     if job is None or cache is None:
         return None
     digest = hashlib.sha256(os.fsencode(f"{job.cluster or ''} {run_folder}")).hexdigest()
-    return cache / "jobs" / f"{job.id}-{digest[:16]}.json"
+    name = re.sub(r"[^\w.-]", "_", job.id, flags=re.ASCII)  # HTCondor's is a path
+    return cache / "jobs" / f"{name[-100:]}-{digest[:16]}.json"
 
 
 def _read_job_marker(path: Path | None) -> dict[str, str] | None:

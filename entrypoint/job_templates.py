@@ -1,0 +1,302 @@
+"""Job scripts for schedulers other than Slurm, with `@NAME@` where a user's values go.
+
+Each holds what a user reads and edits, one command that starts `train` on all nodes, and what starts
+the job again after the exit codes that `ExitCode` requeues. They were written from manuals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTemplate:
+    """A job script of one scheduler.
+
+    Attributes:
+        file: its name in launch/.
+        text: with `@NAME@` for a value, and lines that end in ` @PARTITION@` or `@ACCOUNT@` left
+            out if the user gives none.
+        options: the values of `entrypoint job-script` that it can use.
+        image: the default; an Apptainer image's file or the name of an OCI image.
+    """
+
+    file: str
+    text: str
+    options: frozenset[str]
+    image: str = "train.sif"
+
+
+_HEAD: Final = """
+# Your site: remove the # and change the values.
+@SITE@
+set -euo pipefail # after the site's lines: modules read variables that are not set
+
+# Nothing below needs a change.
+image=${IMAGE:-@IMAGE@}
+config=${CONFIG:?name your configuration: @SUBMIT@}
+"""
+# The exit code of mpiexec is that of a rank; all ranks end with the same code after a stop.
+_RESUBMIT: Final = """
+# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there.
+# `train` itself ends with 93 after three starts without progress.
+if [[ $(apptainer exec "$image" entrypoint requeue "$code") == *requeue* ]]; then
+  @AGAIN@
+fi
+exit "$code"
+"""
+
+_PBS: Final = (
+    """#!/bin/bash
+# Train on all GPUs of several nodes of a PBS cluster. More: docs/clusters.md
+#   qsub -v CONFIG=cfg.yaml launch/pbs.sh
+
+#PBS -N train
+#PBS -l select=@NODES@:ncpus=@CPUS@:ngpus=@GPUS@:mpiprocs=@GPUS@
+#PBS -l place=scatter
+#PBS -l walltime=@TIME@
+#PBS -j oe
+#PBS -q @PARTITION@
+#PBS -A @ACCOUNT@
+
+cd "$PBS_O_WORKDIR"
+export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # PBS does not tell a job when it ends
+"""
+    + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/pbs.sh")
+    + """
+# One process per GPU. The file with the job's hosts must be seen in the container.
+code=0
+mpiexec -n @RANKS@ --ppn @GPUS@ \\
+  apptainer exec --nv --bind "$PBS_NODEFILE" "$image" train --config "$config" || code=$?
+"""
+    + _RESUBMIT.replace("@AGAIN@", 'qsub -v CONFIG="$config",IMAGE="$image" launch/pbs.sh')
+)
+
+_FLUX: Final = (
+    """#!/bin/bash
+# Train on all GPUs of several nodes of a Flux cluster. More: docs/clusters.md
+#   CONFIG=cfg.yaml flux batch launch/flux.sh
+
+# flux: --job-name=train
+# flux: --nodes=@NODES@
+# flux: --exclusive
+# flux: --time-limit=@MINUTES@m
+# flux: --output=flux-{{id}}.out
+# flux: --queue=@PARTITION@
+# flux: --bank=@ACCOUNT@
+
+export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # a task does not know when its job ends
+"""
+    + _HEAD.replace("@SUBMIT@", "CONFIG=cfg.yaml flux batch launch/flux.sh")
+    + """
+# One process per GPU.
+code=0
+flux run --nodes=@NODES@ --tasks-per-node=@GPUS@ --gpus-per-task=1 --cores-per-task=@CPUS_PER_GPU@ \\
+  apptainer exec --nv "$image" train --config "$config" || code=$?
+"""
+    + _RESUBMIT.replace("@AGAIN@", "CONFIG=$config IMAGE=$image flux --parent batch launch/flux.sh")
+)
+
+_GRID_ENGINE: Final = (
+    """#!/bin/bash
+# Train on all GPUs of several nodes of a Grid Engine cluster. More: docs/clusters.md
+#   qsub -v CONFIG=cfg.yaml launch/gridengine.sh
+
+#$ -N train
+#$ -cwd
+#$ -pe mpi @RANKS@
+#$ -l gpu=1
+#$ -l h_rt=@TIME@
+#$ -j y
+#$ -r y
+#$ -notify
+#$ -q @PARTITION@
+#$ -P @ACCOUNT@
+# The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
+# your site's: qconf -spl, qconf -sc. -notify: a signal a minute before the job is killed.
+
+export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # Grid Engine does not tell when a job ends
+"""
+    + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/gridengine.sh")
+    + """
+# One process per slot, which is one per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
+code=0
+mpirun -n "$NSLOTS" -x ENTRYPOINT_DEADLINE \\
+  apptainer exec --nv "$image" train --config "$config" || code=$?
+
+# 75 and the like: saved, or a node was lost. Grid Engine starts a job again that ends with 99.
+# `train` itself ends with 93 after three starts without progress.
+[[ $(apptainer exec "$image" entrypoint requeue "$code") != *requeue* ]] || exit 99
+exit "$code"
+"""
+)
+
+_LSF: Final = (
+    """#!/bin/bash
+# Train on all GPUs of several nodes of an LSF cluster. More: docs/clusters.md
+#   CONFIG=cfg.yaml bsub < launch/lsf.sh
+
+#BSUB -J train
+#BSUB -n @RANKS@
+#BSUB -R "span[ptile=@GPUS@] affinity[core(@CPUS_PER_GPU@)]"
+#BSUB -gpu "num=@GPUS@/host"
+#BSUB -W @MINUTES@
+#BSUB -o lsf-%J.out
+#BSUB -r
+#BSUB -Q "@CODES@"
+#BSUB -q @PARTITION@
+#BSUB -P @ACCOUNT@
+# -Q: exit codes after which LSF starts the job again: saved, or a node was lost. `train` itself
+# ends with 93 after three starts without progress.
+
+export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # LSF does not tell a job when it ends
+"""
+    + _HEAD.replace("@SUBMIT@", "CONFIG=cfg.yaml bsub < launch/lsf.sh")
+    + """
+# One process per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
+mpirun -n @RANKS@ -x ENTRYPOINT_DEADLINE \\
+  apptainer exec --nv "$image" train --config "$config"
+"""
+)
+
+_HTCONDOR: Final = """# Train on all GPUs of several machines of an HTCondor pool.
+#   condor_submit launch/htcondor.sub CONFIG=cfg.yaml
+# The machines must share the folder that you submit from. More: docs/clusters.md
+
+universe = parallel
+machine_count = @NODES@
+request_gpus = @GPUS@
+request_cpus = @CPUS@
+request_memory = 64GB
++MaxWallTime = @SECONDS@
+# accounting_group = @ACCOUNT@
+
+executable = /usr/bin/apptainer
+transfer_executable = false
+should_transfer_files = no
+arguments = exec --nv @IMAGE@ train --config $(CONFIG)
+
+# Told to leave, the job gets SIGTERM and two minutes to save. Then it starts again, and after the
+# loss of a machine too. `train` itself ends with 93 after three starts without progress.
+kill_sig = SIGTERM
+job_max_vacate_time = 120
+on_exit_remove = ExitBySignal == false && !stringListIMember(string(ExitCode), "@CODES@")
+
+log = train-$(Cluster).log
+output = train-$(Cluster)-$(Node).out
+error = train-$(Cluster)-$(Node).out
+queue
+"""
+
+_KUBERNETES: Final = """# Train on all GPUs of several Kubernetes nodes, one pod on each. More: docs/clusters.md
+#   kubectl apply -f launch/kubernetes.yaml
+# Edit: the image, the claim of the volume (it must be ReadWriteMany), and the configuration.
+apiVersion: v1
+kind: Service # gives each pod a name: train-0.train is the one with rank 0
+metadata:
+  name: train
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    job-name: train
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: train
+spec:
+  completionMode: Indexed
+  completions: @NODES@
+  parallelism: @NODES@
+  backoffLimit: 0
+  podFailurePolicy:
+    rules:
+      # 75 and the like: saved, or a node was lost. These pods start again.
+      - action: Ignore
+        onExitCodes:
+          containerName: train
+          operator: In
+          values: [@CODES@]
+      - action: Ignore # preempted, drained
+        onPodConditions:
+          - type: DisruptionTarget
+  template:
+    spec:
+      subdomain: train
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 120
+      containers:
+        - name: train
+          image: @IMAGE@
+          args: [train, --config, cfg.yaml]
+          workingDir: /work
+          env:
+            - {name: PET_NNODES, value: "@NODES@"}
+            - {name: PET_MASTER_ADDR, value: train-0.train}
+            - {name: PET_MASTER_PORT, value: "23456"}
+            - name: PET_NODE_RANK
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+          resources:
+            limits:
+              nvidia.com/gpu: @GPUS@
+              cpu: @CPUS@
+          volumeMounts:
+            - {name: work, mountPath: /work}
+            - {name: shm, mountPath: /dev/shm}
+      volumes:
+        - name: work
+          persistentVolumeClaim:
+            claimName: work
+        - name: shm # workers of the data loader pass images through it
+          emptyDir:
+            medium: Memory
+"""
+
+_SKYPILOT: Final = """# Train on all GPUs of several cloud machines with SkyPilot. More: docs/clusters.md
+#   sky jobs launch launch/skypilot.yaml --env CONFIG=cfg.yaml
+# Edit: the kind of GPU, the image in your registry, and the bucket that keeps the run.
+name: train
+num_nodes: @NODES@
+resources:
+  accelerators: A100:@GPUS@
+  image_id: docker:@IMAGE@
+  use_spot: true
+workdir: .
+file_mounts:
+  /runs:
+    name: my-training-runs
+    store: s3
+    mode: MOUNT_CACHED
+envs:
+  CONFIG: cfg.yaml
+# A preempted machine is replaced, and the training continues from the bucket.
+run: |
+  train --config "$CONFIG" run.output_dir=/runs
+"""
+
+_OCI_IMAGE: Final = "registry.example.com/train:latest"
+_BATCH_OPTIONS: Final = frozenset(("nodes", "gpus_per_node", "cpus_per_gpu", "time", "partition", "account", "image"))
+_SCRIPT_OPTIONS: Final = _BATCH_OPTIONS | {"module", "bind"}
+TEMPLATES: Final = {
+    "pbs": JobTemplate(file="pbs.sh", text=_PBS, options=_SCRIPT_OPTIONS),
+    "flux": JobTemplate(file="flux.sh", text=_FLUX, options=_SCRIPT_OPTIONS),
+    "gridengine": JobTemplate(file="gridengine.sh", text=_GRID_ENGINE, options=_SCRIPT_OPTIONS),
+    "lsf": JobTemplate(file="lsf.sh", text=_LSF, options=_SCRIPT_OPTIONS),
+    "htcondor": JobTemplate(file="htcondor.sub", text=_HTCONDOR, options=_BATCH_OPTIONS - {"partition"}),
+    "kubernetes": JobTemplate(
+        file="kubernetes.yaml",
+        text=_KUBERNETES,
+        options=_BATCH_OPTIONS - {"partition", "account", "time"},
+        image=_OCI_IMAGE,
+    ),
+    "skypilot": JobTemplate(
+        file="skypilot.yaml",
+        text=_SKYPILOT,
+        options=frozenset(("nodes", "gpus_per_node", "image")),
+        image=_OCI_IMAGE,
+    ),
+}
