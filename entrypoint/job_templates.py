@@ -49,7 +49,7 @@ exit "$code"
 
 _PBS: Final = (
     """#!/bin/bash
-# Train on all GPUs of several nodes of a PBS cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of a PBS cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/pbs.sh
 
 #PBS -N train
@@ -75,7 +75,7 @@ mpiexec -n @RANKS@ --ppn @GPUS@ \\
 
 _FLUX: Final = (
     """#!/bin/bash
-# Train on all GPUs of several nodes of a Flux cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of a Flux cluster. More: docs/schedulers.md
 #   CONFIG=cfg.yaml flux batch launch/flux.sh
 
 # flux: --job-name=train
@@ -100,7 +100,7 @@ flux run --nodes=@NODES@ --tasks-per-node=@GPUS@ --gpus-per-task=1 --cores-per-t
 
 _GRID_ENGINE: Final = (
     """#!/bin/bash
-# Train on all GPUs of several nodes of a Grid Engine cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of a Grid Engine cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/gridengine.sh
 
 #$ -N train
@@ -134,7 +134,7 @@ exit "$code"
 
 _LSF: Final = (
     """#!/bin/bash
-# Train on all GPUs of several nodes of an LSF cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of an LSF cluster. More: docs/schedulers.md
 #   CONFIG=cfg.yaml bsub < launch/lsf.sh
 
 #BSUB -J train
@@ -162,7 +162,7 @@ mpirun -n @RANKS@ -x ENTRYPOINT_DEADLINE \\
 
 _HTCONDOR: Final = """# Train on all GPUs of several machines of an HTCondor pool.
 #   condor_submit launch/htcondor.sub CONFIG=cfg.yaml
-# The machines must share the folder that you submit from. More: docs/clusters.md
+# The machines must share the folder that you submit from. More: docs/schedulers.md
 
 universe = parallel
 machine_count = @NODES@
@@ -189,7 +189,7 @@ error = train-$(Cluster)-$(Node).out
 queue
 """
 
-_KUBERNETES: Final = """# Train on all GPUs of several Kubernetes nodes, one pod on each. More: docs/clusters.md
+_KUBERNETES: Final = """# Train on all GPUs of several Kubernetes nodes, one pod on each. More: docs/schedulers.md
 #   kubectl apply -f launch/kubernetes.yaml
 # Edit: the image, the claim of the volume (it must be ReadWriteMany), and the configuration.
 apiVersion: v1
@@ -256,7 +256,7 @@ spec:
             medium: Memory
 """
 
-_SKYPILOT: Final = """# Train on all GPUs of several cloud machines with SkyPilot. More: docs/clusters.md
+_SKYPILOT: Final = """# Train on all GPUs of several cloud machines with SkyPilot. More: docs/schedulers.md
 #   sky jobs launch launch/skypilot.yaml --env CONFIG=cfg.yaml
 # Edit: the kind of GPU, the image in your registry, and the bucket that keeps the run.
 name: train

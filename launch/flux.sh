@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on all GPUs of several nodes of a Flux cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of a Flux cluster. More: docs/schedulers.md
 #   CONFIG=cfg.yaml flux batch launch/flux.sh
 
 # flux: --job-name=train

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on all GPUs of several nodes of a Grid Engine cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of a Grid Engine cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/gridengine.sh
 
 #$ -N train

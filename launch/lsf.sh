@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on all GPUs of several nodes of an LSF cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of an LSF cluster. More: docs/schedulers.md
 #   CONFIG=cfg.yaml bsub < launch/lsf.sh
 
 #BSUB -J train

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on all GPUs of several nodes of a PBS cluster. More: docs/clusters.md
+# Train on all GPUs of several nodes of a PBS cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/pbs.sh
 
 #PBS -N train
