@@ -218,7 +218,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
     _require_all_variables(launcher, values)
     size, rank = values["world_size"], values["rank"]
     # Without a variable these are guesses, until the tasks have told each other their hosts.
-    nodes = values.get("num_nodes") or -(-size // (values.get("local_world_size") or 1))
+    nodes = max(1, values.get("num_nodes") or -(-size // (values.get("local_world_size") or 1)))
     local_size = values.get("local_world_size", -(-size // nodes))
     local_rank = values.get("local_rank", 0)
     _refuse_out_of_range(launcher, {**values, "local_world_size": local_size, "local_rank": local_rank})

@@ -143,6 +143,7 @@ def test_half_of_a_launchers_variables_are_refused_by_the_missing_one(environ: d
         ({"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_RANK is not a whole number"),
         ({"OMPI_COMM_WORLD_SIZE": "-2"}, "OMPI_COMM_WORLD_SIZE is not a whole number"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "OMPI_COMM_WORLD_LOCAL_RANK must be below"),
+        ({"OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_RANK must be below"),
     ],
 )
 def test_impossible_numbers_are_refused_by_name(change: dict[str, str], named: str) -> None:
