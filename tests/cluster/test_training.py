@@ -11,6 +11,8 @@ from runs import TEN_STEPS, Run
 
 TRAIN = "apptainer --quiet exec /shared/train.sif train --config config.yaml"
 TORCHRUN = TRAIN.replace("sif train", "sif torchrun --nproc-per-node 2 -m train")
+# Slurm only starts mpiexec's helpers on the nodes: a rank sees what it would see without Slurm.
+WITHOUT_SLURM = "bash -c 'unset ${!SLURM_@}; exec \"$@\"' bash"
 # sbatch's words; the batch script, if not among them; ranks of a task that starts them; launcher, ranks, nodes.
 WAYS = {
     "singlegpu.sh": ("singlegpu.sh", None, None, ("slurm-node", 1, 1)),
@@ -21,6 +23,15 @@ WAYS = {
     "torchrun.sh": ("--gpus-per-node=2 torchrun.sh", None, None, ("torchrun", 4, 2)),
     "torchrun without srun": ("-N1 --gpus-per-node=2", TORCHRUN, None, ("torchrun", 2, 1)),
     "mpirun": ("-N2 --ntasks-per-node=2", f"mpirun {TRAIN}", None, ("openmpi", 4, 2)),
+    "mpirun outside Slurm": ("-N2 --ntasks-per-node=2", f"mpirun {WITHOUT_SLURM} {TRAIN}", None, ("openmpi", 4, 2)),
+    "mpiexec of MPICH": (
+        *("-N2 --ntasks-per-node=2", f"mpiexec.hydra -n 4 -ppn 2 {WITHOUT_SLURM} {TRAIN}", None),
+        ("hydra", 4, 2),
+    ),
+    "mpiexec of MPICH, one rank per node": (
+        *("-N2 --ntasks-per-node=1", f"mpiexec.hydra -n 2 -ppn 1 {WITHOUT_SLURM} {TRAIN}", None),
+        ("hydra", 2, 2),
+    ),
 }
 SETTINGS = """
 export SBATCH_PARTITION=urgent SBATCH_ACCOUNT=physics
