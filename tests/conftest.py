@@ -21,6 +21,7 @@ FOLDERS = {"image", "cluster", "reliability"}
 # these words.
 EXCUSED = ("gpu:", "shared data:", "machine:")
 LAUNCHERS = ("SLURM", "OMPI_", "PMI", "PET_", "MPI_", "TORCHELASTIC", "ENTRYPOINT_", "ACCELERATE_", "GROUP_", "ROLE_")
+LAUNCHERS += ("FLUX_", "JSM_", "PALS_", "MV2_", "SKYPILOT_", "DSTACK_", "SM_", "_CONDOR_", "PBS_", "PE_", "LSB_")
 # Set by libraries when they are first used, whichever test that is; taken back, or a later test's processes would have
 # them too.
 LIBRARIES_OWN = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}

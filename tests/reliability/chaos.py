@@ -7,6 +7,7 @@ chaos.py          all rows; ROWS=1,2,9 some of them; SEEDS=5; FIRST=1 the first 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -59,6 +60,7 @@ def run(rows: Iterable[int], seeds: Iterable[int], jobs: int = 1) -> Iterator[Tr
 
 def main() -> int:
     """`make chaos`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `make chaos &` ignores it, and so would the trainings
     asked = [int(row) for row in os.environ.get("ROWS", "").split(",") if row]
     count, first = int(os.environ.get("SEEDS") or 5), int(os.environ.get("FIRST") or 1)
     jobs = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
