@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -116,14 +115,14 @@ def _exchange_over_pmi(
 def _exchange_through_files(
     folder: Path, me: TaskHost, task: int, num_tasks: int, deadline: float, check: Callable[[], None]
 ) -> list[TaskHost]:
-    """Each task writes a file; task 0 reads them all and writes what it read; each task confirms that.
+    """Each task writes a file; task 0 writes what it read of all; each task confirms it; task 0 says that it is final.
 
-    A file of an earlier start may still be there. So a task believes task 0 only if its own nonce
-    is in what task 0 read, and task 0 waits until every task has confirmed task 0's nonce.
+    Files of an earlier start may still be there. So a task confirms only a list of task 0 that holds its own nonce, and
+    believes it only when task 0 says that all tasks of that list have confirmed it.
     """
     own, all_tasks = folder / f"task-{task}.json", folder / "all.json"
     _write_json(own, asdict(me))
-    interval_s = 0.01
+    confirmed, interval_s = "", 0.01
     while True:
         _refuse_another_start(own, me)
         if task == 0:
@@ -132,23 +131,31 @@ def _exchange_through_files(
             missing = [other for other, host in enumerate(hosts) if host is None]
             complete = [host for host in hosts if host is not None]
             if not missing:
-                _write_json(all_tasks, {"tasks": [asdict(host) for host in complete]})
-                missing = [other for other, file in enumerate(files) if other and file.get("confirms") != me.nonce]
+                digest = _digest(complete)
+                missing = [other for other, file in enumerate(files) if other and file.get("confirms") != digest]
+                _write_json(all_tasks, {"tasks": [asdict(host) for host in complete], "final": not missing})
         else:
-            complete = [host for file in _read_json(all_tasks).get("tasks", []) if (host := _task_host(file))]
-            missing = [] if len(complete) == num_tasks and complete[task] == me else [0]
+            answer = _read_json(all_tasks)
+            complete = [host for file in answer.get("tasks", []) if (host := _task_host(file))]
+            missing = [0]
+            if len(complete) == num_tasks and complete[task] == me:
+                if (digest := _digest(complete)) != confirmed:
+                    _refuse_another_start(own, me)
+                    _write_json(own, asdict(me) | {"confirms": digest})
+                    confirmed = digest
+                missing = [] if answer.get("final") else [0]
         if not missing:
-            break
+            return complete
         if time.monotonic() > deadline:
             raise _missing_tasks_failure(folder, missing, num_tasks)
         check()
         time.sleep(interval_s)
         interval_s = min(interval_s * 1.5, MAX_POLL_INTERVAL_S)
-    if task == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        _write_json(own, asdict(me) | {"confirms": complete[0].nonce})
-    return complete
+
+
+def _digest(tasks: Sequence[TaskHost]) -> str:
+    """Of the nonces of all tasks: another one whenever a task was started again."""
+    return f"{hash_to_uint64(' '.join(each.nonce for each in tasks).encode()):016x}"
 
 
 def _refuse_another_start(own: Path, me: TaskHost) -> None:

@@ -92,7 +92,7 @@ export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # a task does not know w
     + """
 # One process per GPU.
 code=0
-flux run --nodes=@NODES@ --tasks-per-node=@GPUS@ --gpus-per-task=1 --cores-per-task=@CPUS_PER_GPU@ \\
+flux run --nodes=@NODES@ --ntasks=@RANKS@ --gpus-per-task=1 --cores-per-task=@CPUS_PER_GPU@ \\
   apptainer exec --nv "$image" train --config "$config" || code=$?
 """
     + _RESUBMIT.replace("@AGAIN@", "CONFIG=$config IMAGE=$image flux --parent batch launch/flux.sh")
@@ -122,6 +122,7 @@ export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # Grid Engine does not t
     + """
 # One process per slot, which is one per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
 code=0
+trap : USR1 USR2 # of -notify: mpirun passes them on, and bash would die of them
 mpirun -n "$NSLOTS" -x ENTRYPOINT_DEADLINE \\
   apptainer exec --nv "$image" train --config "$config" || code=$?
 

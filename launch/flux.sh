@@ -23,7 +23,7 @@ config=${CONFIG:?name your configuration: CONFIG=cfg.yaml flux batch launch/flux
 
 # One process per GPU.
 code=0
-flux run --nodes=2 --tasks-per-node=4 --gpus-per-task=1 --cores-per-task=8 \
+flux run --nodes=2 --ntasks=8 --gpus-per-task=1 --cores-per-task=8 \
   apptainer exec --nv "$image" train --config "$config" || code=$?
 
 # 75 and the like: saved, or a node was lost. The job submits its successor, which continues there.

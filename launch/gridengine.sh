@@ -28,6 +28,7 @@ config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/grideng
 
 # One process per slot, which is one per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
 code=0
+trap : USR1 USR2 # of -notify: mpirun passes them on, and bash would die of them
 mpirun -n "$NSLOTS" -x ENTRYPOINT_DEADLINE \
   apptainer exec --nv "$image" train --config "$config" || code=$?
 

@@ -89,7 +89,7 @@ BATCH_SCHEDULERS: Final = (
         command="mpirun -n RANKS, or jsrun -n NODES -a GPUS -g GPUS",
     ),
     # flux-environment(7): a batch script has no variable with the number of nodes
-    BatchScheduler(title="Flux job", unknown=("FLUX_URI",), command="flux run -N NODES --tasks-per-node GPUS"),
+    BatchScheduler(title="Flux job", unknown=("FLUX_URI",), command="flux run -N NODES -n RANKS --gpus-per-task=1"),
 )
 
 

@@ -221,7 +221,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
     nodes = max(1, values.get("num_nodes") or -(-size // (values.get("local_world_size") or 1)))
     local_size = values.get("local_world_size", -(-size // nodes))
     local_rank = values.get("local_rank", 0)
-    _refuse_out_of_range(launcher, {**values, "local_world_size": local_size, "local_rank": local_rank})
+    _refuse_out_of_range(launcher, values)
     hosts, hosts_source = _read_hosts(environ, machine, nodes)
     node_name = environ.get("SLURMD_NODENAME") or machine.hostname
     places_are_known = {"local_rank", "local_world_size"} <= values.keys() or (nodes == 1 and "num_nodes" in values)
@@ -257,7 +257,7 @@ def _require_all_variables(launcher: RankLauncher, values: Mapping[str, int]) ->
 
 def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> None:
     for rank, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("local_rank", "world_size")):
-        if values[rank] >= values[size]:
+        if rank in values and size in values and values[rank] >= values[size]:
             names = [launcher.variables.get(field, field) for field in (rank, size)]
             raise Failure(
                 f"{names[0]} must be below {names[1]}",
