@@ -268,13 +268,16 @@ def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> N
 
 
 def _read_hosts(environ: Mapping[str, str], machine: Machine, nodes: int) -> tuple[tuple[str, ...], str]:
-    """The job's first `nodes` hosts and their source; no hosts if nothing lists them."""
+    """The job's first `nodes` hosts and their source; no hosts if nothing lists them for all tasks.
+
+    PBS_NODEFILE and the like are not read: they may be there on the first node only, list the node of the job script,
+    or hold more than this launcher uses.
+    """
     if nodes == 1:
         return (machine.hostname,), "this host"
     if names := environ.get("SLURM_NODELIST"):  # mpirun's daemons change SLURM_JOB_NODELIST
         return expand_hosts(names, "SLURM_NODELIST")[:nodes], "SLURM_NODELIST"
-    source, hosts = batch_script.job_hosts(environ, machine)
-    return (hosts[:nodes], source) if len(hosts) >= nodes else ((), "")
+    return (), ""
 
 
 def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
