@@ -25,42 +25,51 @@ from entrypoint.plan import Plan, hash_to_uint64
 MAX_POLL_INTERVAL_S = 1.0  # between looks into the folder; the first ones are shorter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TaskHost:
-    """Where one task runs. nonce: another one for each start, so that no earlier start is believed."""
+    """Where one task runs.
+
+    nonce: another one for each start, so that no earlier start is believed. master_addr: MASTER_ADDR, if the task has
+    it; mpirun may hand it to some of the hosts only.
+    """
 
     host: str
     address: str
     nonce: str
+    master_addr: str = ""
 
 
 def exchange_hosts(
-    planned: Plan, environ: Mapping[str, str], folder: Path, timeout_s: float, check: Callable[[], None]
+    planned: Plan, environ: Mapping[str, str], folder: Path, deadline: float, check: Callable[[], None]
 ) -> Plan:
     """The plan with hosts, node and address of rank 0 filled in, after all tasks have told theirs.
 
     Args:
         folder: shared by all nodes; used if the launcher does not speak PMI-1.
-        timeout_s: how long to wait for the other tasks.
+        deadline: until when to wait for the other tasks, in seconds of time.monotonic().
         check: called about twice per second while this waits; may raise.
 
     Raises:
-        Failure: PEER if tasks are missing after timeout_s; LAUNCH_CONFLICT if they cannot share the
+        Failure: PEER if tasks are missing at the deadline; LAUNCH_CONFLICT if they cannot share the
             hosts as they do.
     """
-    me = TaskHost(host=planned.hostname, address=network.own_address(environ), nonce=uuid.uuid4().hex)
+    me = TaskHost(
+        host=planned.hostname,
+        address=network.own_address(environ),
+        nonce=uuid.uuid4().hex,
+        master_addr=environ.get("MASTER_ADDR", ""),
+    )
     task, num_tasks = planned.world.rank // planned.spawn, planned.world.world_size // planned.spawn
-    deadline = time.monotonic() + timeout_s
-    if pmi.is_available(environ):
+    if pmi.is_available(environ, task, num_tasks):
         tasks = _exchange_over_pmi(environ, me, task, num_tasks, deadline, check)
     else:
         key = f"hosts-{hash_to_uint64(planned.launch_id.encode()):016x}"
         tasks = _exchange_through_files(folder / key, me, task, num_tasks, deadline, check)
-    return place_task(planned, tasks, task, environ.get("MASTER_ADDR") or None)
+    return place_task(planned, tasks, task)
 
 
-def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int, master_addr: str | None) -> Plan:
-    """The plan of `task`, when the hosts of all tasks are known. master_addr: the user's, which wins.
+def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
+    """The plan of `task`, when the hosts of all tasks are known. A MASTER_ADDR that a task has wins.
 
     Raises:
         Failure: LAUNCH_CONFLICT if tasks that each start several ranks share a host.
@@ -68,6 +77,7 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int, master_addr:
     places = [(each.host, each.address) for each in tasks]  # pods of one machine have addresses of their own
     nodes = list(dict.fromkeys(places))
     own_place = places[task]
+    master_addr = next((each.master_addr for each in tasks if each.master_addr), tasks[0].address)
     tasks_on_node = places.count(own_place)
     if planned.spawn > 1 and len(nodes) < len(places):
         shared = next(host for host, address in nodes if places.count((host, address)) > 1)
@@ -84,7 +94,7 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int, master_addr:
         local_world_size=tasks_on_node * planned.spawn,
         node_rank=nodes.index(own_place),
         num_nodes=len(nodes),
-        master_addr=LOOPBACK if len(nodes) == 1 else master_addr or tasks[0].address,
+        master_addr=LOOPBACK if len(nodes) == 1 else master_addr,
     )
     return replace(
         planned,
@@ -105,11 +115,11 @@ def _exchange_over_pmi(
 ) -> list[TaskHost]:
     with pmi.PmiClient(environ, deadline, check) as client:
         client.initialize()
-        client.put(f"train-host-{task}", f"{me.host},{me.address},{me.nonce}")
+        client.put(f"train-host-{task}", f"{me.host},{me.address},{me.nonce},{me.master_addr}")
         client.barrier()
-        values = [client.get(f"train-host-{other}").split(",") for other in range(num_tasks)]
+        values = [client.get(f"train-host-{other}").split(",", 3) for other in range(num_tasks)]
         client.finalize()
-    return [TaskHost(host=host, address=address, nonce=nonce) for host, address, nonce in values]
+    return [TaskHost(*words) for words in values]
 
 
 def _exchange_through_files(
@@ -126,13 +136,13 @@ def _exchange_through_files(
     while True:
         _refuse_another_start(own, me)
         if task == 0:
-            files = [_read_json(folder / f"task-{other}.json") for other in range(num_tasks)]
-            hosts = [_task_host(file) for file in files]
+            hosts = [_task_host(_read_json(folder / f"task-{other}.json")) for other in range(num_tasks)]
             missing = [other for other, host in enumerate(hosts) if host is None]
             complete = [host for host in hosts if host is not None]
             if not missing:
                 digest = _digest(complete)
-                missing = [other for other, file in enumerate(files) if other and file.get("confirms") != digest]
+                confirms = [_read_json(folder / f"confirm-{other}.json") for other in range(1, num_tasks)]
+                missing = [other for other, file in enumerate(confirms, 1) if file.get("confirms") != digest]
                 _write_json(all_tasks, {"tasks": [asdict(host) for host in complete], "final": not missing})
         else:
             answer = _read_json(all_tasks)
@@ -140,8 +150,7 @@ def _exchange_through_files(
             missing = [0]
             if len(complete) == num_tasks and complete[task] == me:
                 if (digest := _digest(complete)) != confirmed:
-                    _refuse_another_start(own, me)
-                    _write_json(own, asdict(me) | {"confirms": digest})
+                    _write_json(folder / f"confirm-{task}.json", {"confirms": digest})
                     confirmed = digest
                 missing = [] if answer.get("final") else [0]
         if not missing:
@@ -183,7 +192,7 @@ def _missing_tasks_failure(folder: Path, missing: Sequence[int], num_tasks: int)
 
 def _task_host(values: Mapping[str, Any]) -> TaskHost | None:
     with suppress(KeyError, TypeError):
-        return TaskHost(host=str(values["host"]), address=str(values["address"]), nonce=str(values["nonce"]))
+        return TaskHost(**{name: str(values[name]) for name in ("host", "address", "nonce", "master_addr")})
     return None
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from entrypoint.children import Child, die_with_parent, start_rank
 from entrypoint.console import terminal_columns, use_color
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import HangWatch, SupervisionPolicy
-from entrypoint.launchers import JOB_VARIABLE, LAUNCH_ID_VARIABLE, current_job_key
+from entrypoint.launchers import JOB_VARIABLE, LAUNCH_ID_VARIABLE, current_job_key, per_node
 from entrypoint.machine import count_oom_kills
 from entrypoint.monitor import MonitoredRank, ResourceMonitor
 from entrypoint.plan import Plan
@@ -32,6 +33,7 @@ from entrypoint.tee import Console, Tee, open_log
 from entrypoint.world import World, world_to_environ
 
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
+NAME_INTERVAL_S: Final = 1.0  # between two questions for the name of rank 0's host
 
 
 def run_plan(
@@ -61,14 +63,15 @@ def run_plan(
         inbox.arrived.extend(dict.fromkeys(stop_signals))
         if planned.launcher == "torchrun":  # torchrun leaves its workers behind when it is killed
             die_with_parent(signal.SIGTERM, os.getppid())
+        deadline = time.monotonic() + (care.limits.start if care else START_TIMEOUT_S)
         if planned.exchanges_hosts:
-            planned = _exchange_hosts(planned, environ, log_dir, care, inbox)
+            planned = _exchange_hosts(planned, environ, log_dir, deadline, inbox)
         if planned.world.num_nodes > 1:
-            network.resolve(planned.world.master_addr)
+            _resolve_master(planned, deadline, inbox, console)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
         _report_notes(planned, (*notes, *_restart_notes(planned, care), *_address_notes(planned, foreign)), console)
-        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE):  # of an outer run
-            base.pop(name, None)
+        for name in (heartbeat.HEARTBEAT_VARIABLE, gauges.RESOURCES_VARIABLE, "PMI_FD"):
+            base.pop(name, None)  # of an outer run; and mpiexec's socket, which ranks do not inherit
         shared = base | _shared_variables(planned, environ, console, care) | _master_port_variable(planned, foreign)
         for attempt in itertools.count():
             code, stop = _run_attempt(
@@ -84,21 +87,36 @@ def run_plan(
 
 
 def _exchange_hosts(
-    planned: Plan, environ: Mapping[str, str], folder: Path, care: SupervisionPolicy | None, inbox: SignalInbox
+    planned: Plan, environ: Mapping[str, str], folder: Path, deadline: float, inbox: SignalInbox
 ) -> Plan:
     """The plan with all tasks' hosts. A signal ends the waiting."""
     from entrypoint import exchange  # only here: most launchers say which host has rank 0
 
-    def check() -> None:
-        if inbox.arrived:
-            raise Failure(
-                f"told to stop (signal {inbox.arrived[0]}) before all tasks were there",
-                fix="none needed; start it again when you want",
-                code=ExitCode.STOPPED,
-            )
+    return exchange.exchange_hosts(planned, environ, folder, deadline, lambda: _raise_if_stopped(inbox))
 
-    timeout_s = care.limits.start if care else START_TIMEOUT_S
-    return exchange.exchange_hosts(planned, environ, folder, timeout_s, check)
+
+def _resolve_master(planned: Plan, deadline: float, inbox: SignalInbox, console: Console) -> None:
+    """Check that the name of rank 0's host resolves. The name of a pod does so only when that pod has started."""
+    for attempt in itertools.count():
+        try:
+            network.resolve(planned.world.master_addr)
+            return
+        except Failure:
+            if planned.launcher not in per_node.NAMES or time.monotonic() > deadline:
+                raise
+        if attempt == 0:
+            console.say(f"waiting for rank 0: {planned.world.master_addr!r} does not resolve yet")
+        _raise_if_stopped(inbox)
+        time.sleep(NAME_INTERVAL_S)
+
+
+def _raise_if_stopped(inbox: SignalInbox) -> None:
+    if inbox.arrived:
+        raise Failure(
+            f"told to stop (signal {inbox.arrived[0]}) before all tasks were there",
+            fix="none needed; start it again when you want",
+            code=ExitCode.STOPPED,
+        )
 
 
 def _run_attempt(

@@ -156,7 +156,7 @@ def _exchange_sources(allocation: Allocation, environ: Mapping[str, str]) -> dic
         return {}
     from entrypoint import pmi  # only here: `show` starts faster without it
 
-    source = "PMI" if pmi.is_available(environ) else "a file in the run's folder"
+    source = "PMI" if pmi.is_available(environ, allocation.task, allocation.num_tasks) else "a file in the run's folder"
     names = ["hosts"] if allocation.master_addr else ["hosts", "master_addr"]
     return dict.fromkeys(names, source)
 

@@ -12,21 +12,31 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from entrypoint.errors import ExitCode, Failure
 
 POLL_INTERVAL_S = 0.5
 
 
-def is_available(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher offers PMI-1 here: an inherited socket (PMI_FD), or a port (PMI_PORT)."""
+def is_available(environ: Mapping[str, str], task: int, num_tasks: int) -> bool:
+    """Whether the launcher offers PMI-1 here: an inherited socket (PMI_FD), or a port (PMI_PORT).
+
+    Its numbers must be those of this task: another launcher, inside that one, may have started it.
+    """
+    if (environ.get("PMI_RANK", str(task)), environ.get("PMI_SIZE", str(num_tasks))) != (str(task), str(num_tasks)):
+        return False
+    return bool(inherited_sockets(environ)) or (":" in environ.get("PMI_PORT", "") and bool(environ.get("PMI_ID")))
+
+
+def inherited_sockets(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """The descriptor of PMI_FD, if it is an open socket. A child that shall use it must inherit it."""
     number = environ.get("PMI_FD", "")
     if number.isascii() and number.isdigit() and len(number) < 10:
-        try:
-            return stat.S_ISSOCK(os.fstat(int(number)).st_mode)
-        except OSError:  # a container may have closed it
-            return False
-    return ":" in environ.get("PMI_PORT", "") and bool(environ.get("PMI_ID"))
+        with suppress(OSError):  # a container may have closed it
+            if stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                return (int(number),)
+    return ()
 
 
 class PmiClient:
@@ -34,17 +44,23 @@ class PmiClient:
 
     def __init__(self, environ: Mapping[str, str], deadline: float, check: Callable[[], None]) -> None:
         self._deadline, self._check, self._received = deadline, check, b""
-        self._id = "" if environ.get("PMI_FD") else environ["PMI_ID"]  # over a port the launcher asks who it is
-        if environ.get("PMI_FD"):
-            self._socket = socket.socket(fileno=os.dup(int(environ["PMI_FD"])))
-        else:
-            host, _, port = environ["PMI_PORT"].rpartition(":")
-            try:
-                self._socket = socket.create_connection((host, int(port)), max(deadline - time.monotonic(), 1.0))
-            except (OSError, ValueError) as error:
-                raise self._failure(f"PMI_PORT={environ['PMI_PORT']}", str(error)) from error
+        sockets = inherited_sockets(environ)
+        self._id = "" if sockets else environ["PMI_ID"]  # over a port the launcher asks who it is
+        self._socket = socket.socket(fileno=os.dup(sockets[0])) if sockets else self._connect(environ["PMI_PORT"])
         self._socket.setblocking(True)
         self._store = ""
+
+    def _connect(self, address: str) -> socket.socket:
+        host, _, port = address.rpartition(":")
+        while True:
+            self._check()
+            try:
+                return socket.create_connection((host, int(port)), POLL_INTERVAL_S)
+            except TimeoutError as error:
+                if time.monotonic() > self._deadline:
+                    raise self._failure(f"PMI_PORT={address}", str(error)) from error
+            except (OSError, ValueError) as error:
+                raise self._failure(f"PMI_PORT={address}", str(error)) from error
 
     def initialize(self) -> None:
         """Agree on the protocol's version, and learn the name of the tasks' common store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from entrypoint import pmi
 from entrypoint.doctor import fabric, reading
 from entrypoint.doctor.context import CheckContext, Finding, fail, ok, warn
 from entrypoint.errors import ExitCode
@@ -60,7 +62,10 @@ def check_allreduce(context: CheckContext, words: Sequence[str], launch: LaunchF
     if context.plan is None:
         return []  # the plan's own finding tells why
     launch = launch or launch_allreduce
-    outcome = launch(words, context.environ, ALL_RANKS_TIMEOUT_S)
+    shared = _exchange_folder(context)
+    outcome = launch([*words, *(("--logs", str(shared)) if shared else ())], context.environ, ALL_RANKS_TIMEOUT_S)
+    if shared and outcome.code == 0 and context.plan.world.rank == 0:
+        shutil.rmtree(shared, ignore_errors=True)
     findings = [*allreduce_findings(outcome, context.plan), *_transport_findings(outcome, context)]
     starts_all_ranks = context.plan.spawn == context.plan.world.world_size
     if outcome.hung and context.plan.device == "cuda" and starts_all_ranks and context.plan.spawn > 2:
@@ -68,6 +73,12 @@ def check_allreduce(context: CheckContext, words: Sequence[str], launch: LaunchF
             check_gpu_pairs(read_machine(context.environ).gpus[: context.plan.spawn], context.environ, launch)
         )
     return findings
+
+
+def _exchange_folder(context: CheckContext) -> Path | None:
+    """Where tasks tell each other their hosts, if they must: a folder that they share, unlike a temporary one."""
+    exchanges = context.plan is not None and context.plan.exchanges_hosts
+    return context.output.absolute() / "doctor" if exchanges else None
 
 
 def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: float) -> LaunchResult:
@@ -79,7 +90,8 @@ def launch_allreduce(words: Sequence[str], environ: Mapping[str, str], limit_s: 
         code, console = _run_with_timeout(
             command, {**environ, **_nccl_debug_variables(folder, environ)}, limit_s + _GRACE_S
         )
-        logs = [reading.read_text(file) for file in sorted(Path(folder, "logs").glob("*.log"))]
+        log_dir = Path(words[words.index("--logs") + 1] if "--logs" in words else f"{folder}/logs")
+        logs = [reading.read_text(file) for file in sorted(log_dir.glob("*.log"))]
         nccl_logs = [reading.read_text(file) for file in Path(folder).glob("nccl.*")]
         result_data = json.loads(result.read_text()) if result.exists() else None
         return LaunchResult(
@@ -178,7 +190,7 @@ def _run_with_timeout(command: Sequence[str], environ: Mapping[str, str], limit_
     """The exit code (None after a timeout) and the output."""
     process = subprocess.Popen(
         command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        start_new_session=True,
+        start_new_session=True, pass_fds=pmi.inherited_sockets(environ),
     )  # fmt: skip
     try:
         text, _ = process.communicate(timeout=limit_s)

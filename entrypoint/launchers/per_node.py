@@ -110,6 +110,7 @@ NODE_LAUNCHERS: Final = (
         job_id="CLOUD_ML_JOB_ID",
     ),
 )
+NAMES: Final = frozenset(("pet", *(launcher.name for launcher in NODE_LAUNCHERS)))
 
 
 def find_launcher(environ: Mapping[str, str]) -> NodeLauncher | None:

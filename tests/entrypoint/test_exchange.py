@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 def through_files(folder: Path, tasks: int = 2, timeout_s: float = 60.0) -> Exchange:
     def run(task: int) -> Plan:
         environ = {"ADDRESS": f"10.0.0.{task + 1}"}
-        return exchange_hosts(planned(task, tasks), environ, folder, timeout_s, nothing)
+        return exchange_hosts(planned(task, tasks), environ, folder, time.monotonic() + timeout_s, nothing)
 
     return run
 
@@ -77,36 +78,44 @@ def through_files(folder: Path, tasks: int = 2, timeout_s: float = 60.0) -> Exch
 def over_pmi(server: PmiServer, folder: Path, timeout_s: float = 60.0) -> Exchange:
     def run(task: int) -> Plan:
         environ = {"ADDRESS": f"10.0.0.{task + 1}", "PMI_FD": str(server.descriptors[task])}
-        return exchange_hosts(planned(task, len(server.descriptors)), environ, folder, timeout_s, nothing)
+        return exchange_hosts(
+            planned(task, len(server.descriptors)), environ, folder, time.monotonic() + timeout_s, nothing
+        )
 
     return run
 
 
 def test_each_task_learns_its_place_and_the_address_of_rank_0() -> None:
     names = hosts("node1", "node2", "node1", "node2")
-    plans = [place_task(planned(task, 4, names[task].host), names, task, None) for task in range(4)]
+    plans = [place_task(planned(task, 4, names[task].host), names, task) for task in range(4)]
     assert [(plan.world.node_rank, plan.world.local_rank) for plan in plans] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert {(plan.hosts, plan.world.master_addr) for plan in plans} == {(("node1", "node2"), "10.0.0.1")}
     assert {plan.world.local_world_size for plan in plans} == {2}
 
 
 def test_tasks_of_one_host_meet_on_loopback() -> None:
-    world = place_task(planned(1, 2, "node1"), hosts("node1", "node1"), 1, None).world
+    world = place_task(planned(1, 2, "node1"), hosts("node1", "node1"), 1).world
     assert (world.master_addr, world.num_nodes, world.local_rank) == ("127.0.0.1", 1, 1)
 
 
-def test_the_users_address_wins() -> None:
-    assert place_task(planned(1), hosts("node1", "node2"), 1, "ib-node1").world.master_addr == "ib-node1"
+@pytest.mark.parametrize("has_it", [(0,), (1,), (0, 1)])
+def test_the_users_address_wins_on_all_tasks_even_if_only_some_have_it(has_it: tuple[int, ...]) -> None:
+    """Open MPI's mpirun without -x hands a variable to the tasks of its own host only."""
+    names = [
+        replace(each, master_addr="ib-node1" if task in has_it else "")
+        for task, each in enumerate(hosts("node1", "node2"))
+    ]
+    assert {place_task(planned(task), names, task).world.master_addr for task in (0, 1)} == {"ib-node1"}
 
 
 def test_two_containers_with_one_name_are_two_hosts_if_their_addresses_differ() -> None:
     names = [replace(each, address=f"10.0.0.{task}") for task, each in enumerate(hosts("pod", "pod"))]
-    assert place_task(planned(1), names, 1, None).world.num_nodes == 2
+    assert place_task(planned(1), names, 1).world.num_nodes == 2
 
 
 def test_tasks_that_start_several_ranks_each_may_not_share_a_host() -> None:
     with pytest.raises(Failure, match="several tasks are on node1") as caught:
-        place_task(planned(0, 2, "node1", procs=2), hosts("node1", "node1"), 0, None)
+        place_task(planned(0, 2, "node1", procs=2), hosts("node1", "node1"), 0)
     assert caught.value.code == 76
 
 
@@ -142,8 +151,9 @@ def leave_files_of_a_dead_start(folder: Path, draw: random.Random, tasks: int) -
     (folder / key).mkdir()
     dead = [{"host": f"dead{task}", "address": "10.9.9.9", "nonce": f"dead-{task}"} for task in range(tasks)]
     files: dict[str, object] = {
-        f"task-{task}.json": draw.choice([each, each | {"confirms": "0" * 16}]) for task, each in enumerate(dead)
+        f"task-{task}.json": each | {"master_addr": draw.choice(["", "dead0"])} for task, each in enumerate(dead)
     }
+    files |= {f"confirm-{task}.json": {"confirms": "0" * 16} for task in range(1, tasks)}
     files["all.json"] = {"tasks": dead, "final": draw.choice([True, False])}
     for name in draw.sample(sorted(files), draw.randint(0, len(files))):
         text = json.dumps(files[name])
@@ -180,10 +190,10 @@ def test_a_task_that_never_hears_of_task_0_says_so(tmp_path: Path) -> None:
 def test_a_second_start_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     def another_start() -> None:
         file = next(tmp_path.glob("hosts-*/task-0.json"))
-        file.write_text(json.dumps({"host": "other", "address": "10.0.0.9", "nonce": "other"}))
+        file.write_text(json.dumps(asdict(replace(hosts("other9")[0], nonce="other"))))
 
     with pytest.raises(Failure, match="another start of this training") as caught:
-        exchange_hosts(planned(0), {}, tmp_path, 60.0, another_start)
+        exchange_hosts(planned(0), {}, tmp_path, time.monotonic() + 60, another_start)
     assert caught.value.code == 73
 
 
@@ -215,11 +225,41 @@ def test_a_request_to_stop_ends_the_waiting(tmp_path: Path) -> None:
         raise Failure("told to stop", fix="none", code=75)  # type: ignore[arg-type]
 
     with pytest.raises(Failure, match="told to stop"):
-        exchange_hosts(planned(0), {}, tmp_path, 60.0, stop)
+        exchange_hosts(planned(0), {}, tmp_path, time.monotonic() + 60, stop)
+
+
+def test_the_socket_of_a_launcher_outside_of_ours_is_not_used(tmp_path: Path) -> None:
+    """mpiexec -n 1 may run a script that starts our tasks in another way."""
+    with PmiServer(1) as server:
+        outer = {"PMI_FD": str(server.descriptors[0]), "PMI_RANK": "0", "PMI_SIZE": "1"}
+        deadline = time.monotonic() + 60
+        plans = together(2, lambda task: exchange_hosts(planned(task), outer, tmp_path, deadline, nothing))
+        assert server.finalized == 0
+    assert len({plan.launch_id for plan in plans}) == 1
+
+
+def test_a_port_of_pmi_that_does_not_answer_may_be_interrupted(tmp_path: Path) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.create_connection(full.getsockname(), 5)]  # with it the queue is full: the next one waits
+        environ = {"PMI_PORT": f"127.0.0.1:{full.getsockname()[1]}", "PMI_ID": "0"}
+        calls: list[float] = []
+
+        def stop() -> None:
+            calls.append(time.monotonic())
+            if len(calls) > 2:
+                raise Failure("told to stop", fix="none", code=75)  # type: ignore[arg-type]
+
+        with pytest.raises(Failure, match="told to stop"):
+            exchange_hosts(planned(0), environ, tmp_path, time.monotonic() + 60, stop)
+        waiting[0].close()
 
 
 def test_a_closed_descriptor_means_files(tmp_path: Path) -> None:
-    plans = together(2, lambda task: exchange_hosts(planned(task), {"PMI_FD": "987654"}, tmp_path, 60.0, nothing))
+    plans = together(
+        2, lambda task: exchange_hosts(planned(task), {"PMI_FD": "987654"}, tmp_path, time.monotonic() + 60, nothing)
+    )
     assert len({plan.launch_id for plan in plans}) == 1
 
 

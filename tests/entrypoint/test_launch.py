@@ -13,7 +13,7 @@ from machines import captured, machine
 from processes import candidates, free_port, python
 
 from entrypoint import network
-from entrypoint.errors import Failure
+from entrypoint.errors import ExitCode, Failure
 from entrypoint.hang import HangTimeouts, SupervisionPolicy
 from entrypoint.launch import _flight_recorder_variables, run_plan
 from entrypoint.launchers import detect_allocation
@@ -124,6 +124,31 @@ def test_a_master_whose_name_does_not_resolve_is_refused_before_any_start(tmp_pa
         run_plan(found, ["touch", str(tmp_path / "started")], dict(os.environ), log_dir=tmp_path, foreign=True)
     assert caught.value.code == 69
     assert not (tmp_path / "started").exists()
+
+
+def test_a_pod_waits_until_the_name_of_rank_0s_pod_resolves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def resolve(host: str) -> str:
+        asked.append(host)
+        if len(asked) < 3:
+            raise Failure(f"{host} does not resolve", fix="start that pod", code=ExitCode.PEER)
+        return "127.0.0.1"
+
+    monkeypatch.setattr(network, "resolve", resolve)
+    monkeypatch.setattr("entrypoint.launch.NAME_INTERVAL_S", 0.01)
+    pet = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "train-0.train"}
+    assert run_plan(planned(pet), ["true"], dict(os.environ), log_dir=tmp_path, foreign=True) == 0
+    assert "waiting for rank 0: 'train-0.train' does not resolve yet" in capfd.readouterr().err
+
+
+def test_the_rank_that_mpiexec_started_does_not_get_its_closed_socket(tmp_path: Path) -> None:
+    environ = {**os.environ, "PMI_FD": "7"}
+    command = ["sh", "-c", f"echo ${{PMI_FD:-none}} > {tmp_path}/seen"]
+    run_plan(planned({}), command, environ, log_dir=tmp_path, foreign=True)
+    assert (tmp_path / "seen").read_text() == "none\n"
 
 
 def test_a_taken_port_given_for_a_foreign_command_is_refused(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from machines import fake_gpus, machine
 from network import joined, missing
+from processes import python
+from synthetic import HTCONDOR
 
 from entrypoint.doctor import full
 from entrypoint.doctor.context import CheckContext
@@ -183,3 +187,18 @@ def test_a_hang_of_several_gpus_tries_their_pairs(monkeypatch: pytest.MonkeyPatc
 def test_ranks_that_never_end_are_ended() -> None:
     code, text = full._run_with_timeout([sys.executable, "-c", "import threading; threading.Event().wait()"], {}, 0.5)
     assert (code, text) == (None, "")
+
+
+def test_the_full_check_of_two_tasks_that_do_not_know_rank_0_meets_in_the_output_folder(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+
+    def check(task: int) -> subprocess.CompletedProcess[str]:
+        environ = HTCONDOR | {"_CONDOR_PROCNO": str(task), "HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+        line = ("-m", "entrypoint", "doctor", "--full", "--device", "cpu", "--output", str(tmp_path / "runs"))
+        return python(*line, environ=environ, cwd=tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(check, (0, 1))
+    assert "2 ranks over gloo" in first.stdout, first.stdout + first.stderr
+    assert "the all-reduce of this task's ranks worked" in second.stdout
+    assert not list((tmp_path / "runs").glob("doctor"))
