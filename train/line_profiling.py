@@ -43,7 +43,7 @@ OWN: Final[Mapping[str, Sequence[str]]] = {
         )
     ),
     "train.distributed.vote": ("StopVote.result", "StopVote.propose"),
-    "train.data.loader": ("BatchLoader.train", "BatchLoader._augmented", "BatchLoader._plain"),
+    "train.data.loader": ("BatchLoader.train", "BatchLoader._draw_ahead", "BatchLoader._plain"),
     "train.data.in_memory": ("DeviceDataset.read", "HostDataset.read"),
     "train.data.workers": ("WorkerLoader.read",),
     "train.optim.loss": ("Criterion.__call__",),

@@ -63,7 +63,10 @@ def test_a_step_launches_no_more_kernels_than_it_did(start: Start, tmp_path: Pat
     step = steps(start, tmp_path)[-1]
     # Counted in November 2026 for small_cnn, 64 images in bf16; fewer is fine.
     assert step["launches"] <= 134
-    assert step["host_to_device"] <= 2
+
+
+def test_the_samples_of_many_small_steps_are_copied_to_the_gpu_at_once(start: Start, tmp_path: Path) -> None:
+    assert [step["host_to_device"] for step in steps(start, tmp_path)] == [0] * 4
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_the_examples_are_there_to_copy_without_what_running_them_left(image: Im
 def test_the_sif_is_small_enough_to_copy(image: Image) -> None:
     done = call(str(BUILD), "sif", seconds=580)
     assert done.returncode == 0, done.stdout
-    assert Path(done.stdout.splitlines()[-1]).stat().st_size <= 3.5e9
+    assert Path(done.stdout.splitlines()[-1]).stat().st_size <= {"13": 3.5e9, "12": 4.7e9}[CUDA]
 
 
 def test_the_user_is_not_root_and_may_write_only_where_everyone_may(image: Image) -> None:

@@ -69,7 +69,6 @@ def main() -> None:
         "launches",
         "graph replays",
         "convolutions, products",
-        "copies to the GPU",
         "bytes moved",
     )
     print(f"| {' | '.join(names)} |\n|{' --- |' * len(names)}")
@@ -79,7 +78,7 @@ def main() -> None:
         num_bytes = counts["generated_bytes"] if mode == "default" else num_bytes
         products = counts["convolutions"] + counts["matrix_products"]
         moved = f"{counts['generated_bytes'] / 1e9:.2f} GB" if counts["generated_bytes"] else "not known"
-        cells = (mode, counts["launches"], counts["graph_launches"], products, counts["host_to_device"], moved)
+        cells = (mode, counts["launches"], counts["graph_launches"], products, moved)
         print("|", " | ".join(map(str, cells)), "|", flush=True)
     print("\n| GPU | convolutions, products | generated kernels | together |\n| --- | --- | --- | --- |")
     for name, (tflops, tbs) in GPUS.items():

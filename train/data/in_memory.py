@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from entrypoint import Failure, Heartbeat
 from train.data.splits import SampleIndices
-from train.data.workers import PixelBatch, Request, Split, to_device
+from train.data.workers import PixelBatch, Request, Split, in_blocks, to_device
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
 
 IMAGES_PER_CHUNK: Final = 128  # decoded by one thread between two heartbeats
@@ -41,10 +42,13 @@ class DeviceDataset:
         return "memory" if self.pixels.device.type == "cpu" else "memory, on the GPU"
 
     def read(self, requests: Iterable[tuple[Request, SampleIndices]]) -> Iterator[tuple[Request, PixelBatch]]:
-        """Yield the pixels of all images for each request, and the rows of its samples."""
-        for request, samples in _readable_requests(requests, self.readable):
-            rows = to_device(samples, self.pixels.device)
-            yield request, (self.pixels, rows, self.labels.index_select(0, rows))
+        """Yield the pixels of all images for each request, and the rows of its samples, copied for several at once."""
+        for block in in_blocks(_readable_requests(requests, self.readable), itemgetter(1)):
+            copied = to_device(np.concatenate([samples for _, samples in block]), self.pixels.device)
+            for (request, _), rows in zip(
+                block, torch.split(copied, [len(samples) for _, samples in block]), strict=True
+            ):
+                yield request, (self.pixels, rows, self.labels.index_select(0, rows))
 
 
 @dataclass(frozen=True, slots=True)

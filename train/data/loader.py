@@ -5,10 +5,12 @@ Before training it checks that shared memory is large enough for the workers' ba
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -31,6 +33,7 @@ from train.data.workers import (
     Split,
     UnreadableLog,
     WorkerLoader,
+    in_blocks,
     to_device,
 )
 from train.distributed.shared_memory import SINGLE_RANK, HostRanks
@@ -95,9 +98,15 @@ class BatchLoader:
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
         unchanged = augment.is_identity(self.data.augment)
-        requests = ((micro_batch, micro_batch.samples) for micro_batch in micro_batches)
-        for micro_batch, (pixels, rows, labels) in self.training.read(requests):
-            images = self._plain(pixels, rows) if unchanged else self._augmented(micro_batch, pixels, rows)
+        read, drawn = itertools.tee(micro_batches)
+        augmentations: Iterator[tuple[Tensor, bool]] | None = None
+        for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in read):
+            if unchanged:
+                images = self._plain(pixels, rows)
+            else:
+                augmentations = augmentations or self._draw_ahead(drawn, rows.device)
+                shifts, gray = next(augmentations)
+                images = self.transform(pixels, rows, shifts, gray=gray)
             yield micro_batch, Batch(images=images, labels=labels)
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
@@ -108,17 +117,26 @@ class BatchLoader:
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
         return augment.normalize(pixels.index_select(0, rows))
 
-    def _augmented(self, micro_batch: MicroBatch, pixels: Tensor, rows: Tensor) -> Tensor:
-        moves = augment.draw_parameters(
-            self.data.augment,
-            micro_batch.samples,
-            shape=self.shape,
-            seed=self.seed,
-            epoch=micro_batch.epoch,
-            mirror=self.mirror,
-        )
-        shifts = to_device(moves.packed(), rows.device)
-        return self.transform(pixels, rows, shifts, gray=moves.gray)
+    def _draw_ahead(self, micro_batches: Iterable[MicroBatch], device: torch.device) -> Iterator[tuple[Tensor, bool]]:
+        """The `shifts` and `gray` of `augment.apply` for each micro batch.
+
+        Those of several small micro batches are drawn and copied at once: most of the time would go into calls.
+        """
+        for epoch, of_epoch in itertools.groupby(micro_batches, attrgetter("epoch")):
+            for block in in_blocks(of_epoch, lambda micro_batch: micro_batch.samples):
+                parameters = augment.draw_parameters(
+                    self.data.augment,
+                    np.concatenate([micro_batch.samples for micro_batch in block]),
+                    shape=self.shape,
+                    seed=self.seed,
+                    epoch=epoch,
+                    mirror=self.mirror,
+                )
+                ends = np.cumsum([len(micro_batch.samples) for micro_batch in block])[:-1]
+                parts = np.split(parameters.packed(), ends, axis=1)
+                flat = to_device(np.concatenate([part.ravel() for part in parts]), device)
+                for part, shifts in zip(parts, torch.split(flat, [part.size for part in parts]), strict=True):
+                    yield shifts.view(part.shape), parameters.gray
 
 
 def open_loader(

@@ -29,7 +29,9 @@ from train import rng
 from train.data.splits import SampleIndices, SampleSource
 
 SampleReader = Callable[[SampleIndices], Tensor]
+Item = TypeVar("Item")
 MAX_LISTED_IMAGES: Final = 10
+SAMPLES_PER_BLOCK: Final = 4096  # whose numbers are drawn and copied to the device at once
 DEAD_WORKER_FIX: Final = (
     "start the same command again; if nobody killed it: give more memory or shared memory "
     "(docker run --shm-size=8g or --ipc=host), or lower data.workers"
@@ -264,6 +266,19 @@ def to_device(numbers: Tensor | npt.NDArray[np.int64], device: torch.device) -> 
     """Copy without waiting: CUDA may wait for its stream if the memory is not pinned."""
     tensor = numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)  # as_tensor takes 2 µs longer
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def in_blocks(items: Iterable[Item], samples: Callable[[Item], SampleIndices]) -> Iterator[list[Item]]:
+    """Blocks of items that have SAMPLES_PER_BLOCK samples together, or one item that has more."""
+    block, count = list[Item](), 0
+    for item in items:
+        block.append(item)
+        count += len(samples(item))
+        if count >= SAMPLES_PER_BLOCK:
+            yield block
+            block, count = [], 0
+    if block:
+        yield block
 
 
 class _SplitDataset(Dataset[Any]):
