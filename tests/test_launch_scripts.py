@@ -185,7 +185,7 @@ def test_a_script_of_another_scheduler_starts_again_after_the_codes_that_are_req
     text = (LAUNCH / file).read_text()
     codes = [str(int(code)) for code in ExitCode if code.requeue]
     listed = [separator.join(codes) for separator in (" ", ", ")]
-    assert "entrypoint requeue" in text or any(codes in text for codes in listed) or file == "skypilot.yaml"
+    assert "may_start_again" in text or any(codes in text for codes in listed) or file == "skypilot.yaml"
 
 
 @pytest.mark.parametrize("file", [name for name in OTHERS if name.endswith(".sh")])
