@@ -137,9 +137,9 @@ _GRID_ENGINE: Final = (
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
 # your site's: qconf -spl, qconf -sc. -notify: a signal a minute before the job is killed.
 
-# Grid Engine does not tell when the job ends. Apptainer sets the variable on all nodes, which not
-# every mpirun does.
-variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@))
+# What Grid Engine does not tell: when the job ends, and that its starts continue one another.
+# Apptainer sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$JOB_ID.$SGE_TASK_ID
 """
     + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/gridengine.sh")
     + _WATCH
@@ -169,9 +169,9 @@ _LSF: Final = (
 #BSUB -q @PARTITION@
 #BSUB -P @ACCOUNT@
 
-# LSF does not tell when the job ends. Apptainer sets the variable on all nodes, which not every
-# mpirun does.
-variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@))
+# What LSF does not tell: when the job ends, and that its starts continue one another. Apptainer
+# sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$LSB_JOBID.$LSB_JOBINDEX
 """
     + _HEAD.replace("@SUBMIT@", "CONFIG=cfg.yaml bsub < launch/lsf.sh")
     + _WATCH
@@ -200,6 +200,8 @@ allowed_job_duration = @SECONDS_AND_TEN_MINUTES@
 executable = /usr/bin/apptainer
 transfer_executable = false
 should_transfer_files = no
+# The starts of a job continue one another.
+environment = "ENTRYPOINT_JOB_CHAIN=$(Cluster)"
 arguments = exec --nv @IMAGE@ train --config $(CONFIG) --time-limit @TIME@
 
 # Told to leave, the job gets SIGTERM and two minutes to save. Then it starts again, and after the

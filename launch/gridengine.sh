@@ -15,9 +15,9 @@
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
 # your site's: qconf -spl, qconf -sc. -notify: a signal a minute before the job is killed.
 
-# Grid Engine does not tell when the job ends. Apptainer sets the variable on all nodes, which not
-# every mpirun does.
-variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400))
+# What Grid Engine does not tell: when the job ends, and that its starts continue one another.
+# Apptainer sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$JOB_ID.$SGE_TASK_ID
 
 # Your site: remove the # and change the values.
 # module load apptainer openmpi

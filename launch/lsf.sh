@@ -13,9 +13,9 @@
 ##BSUB -q gpu
 ##BSUB -P my_project
 
-# LSF does not tell when the job ends. Apptainer sets the variable on all nodes, which not every
-# mpirun does.
-variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400))
+# What LSF does not tell: when the job ends, and that its starts continue one another. Apptainer
+# sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$LSB_JOBID.$LSB_JOBINDEX
 
 # Your site: remove the # and change the values.
 # module load apptainer openmpi

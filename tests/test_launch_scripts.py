@@ -277,6 +277,11 @@ def test_all_pods_of_the_manifest_have_the_job_s_id() -> None:
     assert label == "metadata.labels['batch.kubernetes.io/controller-uid']"  # set since Kubernetes 1.27
 
 
+def test_a_line_of_a_submit_file_ends_with_its_value() -> None:
+    lines = (LAUNCH / "htcondor.sub").read_text().splitlines()
+    assert not [line for line in lines if "#" in line.lstrip("#")]
+
+
 def test_htcondor_holds_no_job_that_stops_at_its_time_limit() -> None:
     text = job_script("--scheduler", "htcondor", "--time", "1-6")
     limit = re.search(r"--time-limit (\S+)", text)

@@ -162,6 +162,11 @@ def test_a_successor_knows_the_first_job_of_its_chain(run_script: RunScript, sch
     assert (ended.submitted[-1], ended.variables["ENTRYPOINT_JOB_CHAIN"]) == ("1", "1")
 
 
+@pytest.mark.parametrize(("scheduler", "job"), [("gridengine", "7.undefined"), ("lsf", "7.0")])
+def test_the_starts_of_a_job_that_keeps_its_id_are_a_chain(run_script: RunScript, scheduler: str, job: str) -> None:
+    assert run_script(scheduler, exits=0).variables["ENTRYPOINT_JOB_CHAIN"] == job
+
+
 @pytest.mark.parametrize("scheduler", JOBS)
 def test_the_tasks_know_when_the_job_ends(run_script: RunScript, scheduler: str) -> None:
     assert int(run_script(scheduler, exits=0).variables["ENTRYPOINT_DEADLINE"]) > 1_700_000_000
