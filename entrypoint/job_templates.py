@@ -309,6 +309,7 @@ envs:
   CONFIG: cfg.yaml
 # A preempted machine is replaced, and the training continues from the bucket.
 run: |
+  export ENTRYPOINT_JOB_CHAIN=$SKYPILOT_TASK_ID # a recovered job keeps it
   train --config "$CONFIG" run.output_dir=/runs
 """
 
