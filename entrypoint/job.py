@@ -15,6 +15,7 @@ from typing import Final
 # variable is absent: a scheduler that does not restart jobs needs no line for `restart`. `task` is
 # the number in an array of jobs, a part of the id; `sign` must be set too, where `id` is a common
 # name. Where no variable has the end of the job, job scripts set ENTRYPOINT_DEADLINE.
+CHAIN_VARIABLE: Final = "ENTRYPOINT_JOB_CHAIN"
 SCHEDULER_VARIABLES: Final[Mapping[str, Mapping[str, str]]] = {
     # Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
     "slurm": {
@@ -37,6 +38,7 @@ SCHEDULER_VARIABLES: Final[Mapping[str, Mapping[str, str]]] = {
     "dstack": {"id": "DSTACK_RUN_ID"},
     "sagemaker": {"id": "TRAINING_JOB_NAME"},
     "vertex": {"id": "CLOUD_ML_JOB_ID"},
+    "kubernetes": {"id": CHAIN_VARIABLE, "sign": "KUBERNETES_SERVICE_HOST"},  # a pod knows no id of its Job
 }
 _NO_TASK: Final = ("0", "undefined")  # the task of a job that is no array: LSF's and Grid Engine's
 
@@ -47,8 +49,10 @@ class JobInfo:
 
     Attributes:
         launcher: the scheduler, as the table names it.
-        id: unique within the cluster; a requeued job keeps it.
+        id: unique within the cluster; a requeued job keeps it. Jobs that submit their successor share
+            the first one's, and the pods of a Kubernetes Job share the Job's (ENTRYPOINT_JOB_CHAIN).
         restart: how often the scheduler has put this job back into its queue.
+        is_chain: whether ENTRYPOINT_JOB_CHAIN gave the id. Every start but the first is then a restart.
         ends_at: when the job's time is up, in seconds since 1970; None if the scheduler does not say.
         cluster: the cluster that gave the id; None if the scheduler does not say.
         node: the scheduler's name of this node; None if it does not say.
@@ -57,6 +61,7 @@ class JobInfo:
     launcher: str
     id: str
     restart: int = 0
+    is_chain: bool = False
     ends_at: int | None = None
     cluster: str | None = None
     node: str | None = None
@@ -64,14 +69,16 @@ class JobInfo:
 
 def job_info_from_environ(environ: Mapping[str, str]) -> JobInfo | None:
     """Return the job that `environ` belongs to; None outside a job. Unreadable numbers are absent."""
+    chain = environ.get(CHAIN_VARIABLE) or None
     for launcher, variables in SCHEDULER_VARIABLES.items():
         values = {field: environ.get(variable) or None for field, variable in variables.items()}
         if (job_id := values["id"]) and values.get("sign", "none needed"):
             task = values.get("task")
             return JobInfo(
                 launcher=launcher,
-                id=job_id if task is None or task in _NO_TASK else f"{job_id}.{task}",
+                id=chain or (job_id if task is None or task in _NO_TASK else f"{job_id}.{task}"),
                 restart=_whole_number(values.get("restart")) or 0,
+                is_chain=chain is not None,
                 ends_at=_whole_number(values.get("ends_at")),
                 cluster=values.get("cluster"),
                 node=values.get("node"),

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Functions of the job scripts in launch/, which read them out of the image:
 #   source <(apptainer exec "$image" entrypoint job-functions)
-# They use the script's variable `image` and its function `fail CODE MESSAGE FIX`. They run on the
-# host, where sbatch, srun and scontrol are.
+# They run on the host, where sbatch and srun are, and use the script's variable `image`. Slurm's
+# scripts also have the function `fail CODE MESSAGE FIX`.
 : "${image:?}"
 
 # prepare_job [sbatch options] CONFIG [section.key=value ...]
@@ -39,17 +39,33 @@ prepare_sweep() {
   _submit_or_begin
 }
 
-# requeue_or_exit CODE: exit with the run's exit code; requeue the job first if the next start may
-# succeed. CODE is srun's, which is not always the run's: the rank that leaves first has the others
-# killed. The files that this start left in the run's errors/ say why it ended.
-requeue_or_exit() {
-  local code=$1 decision=exit nodes='' job files
+# watch_run --config CONFIG [section.key=value ...]: note which files say how starts of this run
+# ended. They were left by an earlier start, or by another one that still trains.
+watch_run() {
+  run_folder=$(apptainer exec "$image" train where "$@")
+  error_files_before=$(_list_error_files)
+}
+
+# may_start_again CODE: whether the next start may succeed. Sets `code` to the run's exit code, and
+# `nodes` to those to leave out. CODE is the launcher's, which is not always the run's: srun kills
+# the other ranks when one leaves, and MPICH's mpiexec ORs their codes. The files that this start
+# left in the run's errors/ say why it ended.
+may_start_again() {
+  local decision files
   mapfile -t files < <(_list_error_files | grep -vxFe "$error_files_before" | cut -d' ' -f3-)
   read -r code decision nodes < <(apptainer exec "$image" entrypoint requeue "$1" -- "${files[@]}") ||
     { code=$1 decision=exit; }
+  [[ $decision == requeue ]]
+}
+
+# requeue_or_exit CODE: exit with the run's exit code; requeue the job first if the next start may
+# succeed. CODE is srun's.
+requeue_or_exit() {
+  local code nodes='' job again=no
+  if may_start_again "$1"; then again=yes; fi
 
   # Whoever cancelled the job does not want it back; a preempted job is requeued by Slurm.
-  if [[ $decision != requeue || $received_term == yes ]]; then exit "$code"; fi
+  if [[ $again == no || $received_term == yes ]]; then exit "$code"; fi
   if ((${SLURM_RESTART_COUNT:-0} >= 10#$MAX_REQUEUES)); then
     echo "exit code $code: not requeued, MAX_REQUEUES=$MAX_REQUEUES"
     exit "$code"
@@ -116,9 +132,7 @@ _submit_or_begin() {
   trap 'received_term=yes' TERM
   trap : USR1 USR2
 
-  # Files that are there already were left by an earlier start, or by another one that still trains.
-  run_folder=$(apptainer exec "$image" train where "${train_args[@]}")
-  error_files_before=$(_list_error_files)
+  watch_run "${train_args[@]}"
 }
 
 # Print the image's sha256. For 3 GB that takes seconds, so it is kept beside the image.

@@ -226,6 +226,7 @@ def _fill_template(arguments: argparse.Namespace) -> str:
         "TIME": f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}",
         "MINUTES": -(-seconds // 60),
         "SECONDS": seconds,
+        "SECONDS_AND_TEN_MINUTES": seconds + 600,
         "IMAGE": arguments.image or template.image,
         "SITE": "\n".join(site),
         "CODES": (", " if name in ("kubernetes", "htcondor") else " ").join(

@@ -37,13 +37,27 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 image=${IMAGE:-@IMAGE@}
 config=${CONFIG:?name your configuration: @SUBMIT@}
 """
-# The exit code of mpiexec is that of a rank; all ranks end with the same code after a stop.
+_WATCH: Final = """
+# The image brings two functions, which read why the ranks ended: launchers mix their exit codes.
+source <(apptainer exec "$image" entrypoint job-functions)
+watch_run --config "$config"
+"""
+_TRAIN: Final = """  apptainer exec --nv --env "$variables" "$image" train --config "$config" || code=$?
+"""
 _RESUBMIT: Final = """
-# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there.
+# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there,
+# with $0, its own copy of this script. What else you gave to @COMMAND@ is lost: write it above.
 # `train` itself ends with 93 after three starts without progress.
-if [[ $(apptainer exec "$image" entrypoint requeue "$code") == *requeue* ]]; then
-  @AGAIN@
+if may_start_again "$code"; then
+  export CONFIG=$config IMAGE=$image
+  @AGAIN@ || echo "@COMMAND@ failed: no successor" >&2
 fi
+exit "$code"
+"""
+_EXIT_99: Final = """
+# 75 and the like: saved, or a node was lost. @SCHEDULER@ starts a job again that ends with 99.
+# `train` itself ends with 93 after three starts without progress.
+if may_start_again "$code"; then exit 99; fi
 exit "$code"
 """
 
@@ -61,16 +75,20 @@ _PBS: Final = (
 #PBS -A @ACCOUNT@
 
 cd "$PBS_O_WORKDIR"
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # PBS does not tell a job when it ends
+# What PBS does not tell: when the job ends, and which job it continues. Apptainer sets these
+# variables on all nodes, which not every mpiexec does.
+export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$PBS_JOBID}
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 """
     + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/pbs.sh")
+    + _WATCH
     + """
-# One process per GPU. The file with the job's hosts must be seen in the container.
+# One process per GPU. PALS, MPICH and Intel MPI have --ppn; for Open MPI write -N instead.
 code=0
 mpiexec -n @RANKS@ --ppn @GPUS@ \\
-  apptainer exec --nv --bind "$PBS_NODEFILE" "$image" train --config "$config" || code=$?
 """
-    + _RESUBMIT.replace("@AGAIN@", 'qsub -v CONFIG="$config",IMAGE="$image" launch/pbs.sh')
+    + _TRAIN
+    + _RESUBMIT.replace("@COMMAND@", "qsub").replace("@AGAIN@", 'qsub -v CONFIG,IMAGE,ENTRYPOINT_JOB_CHAIN "$0"')
 )
 
 _FLUX: Final = (
@@ -86,16 +104,19 @@ _FLUX: Final = (
 # flux: --queue=@PARTITION@
 # flux: --bank=@ACCOUNT@
 
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # a task does not know when its job ends
+# What Flux does not tell: when the job ends, and which job it continues.
+export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$(flux getattr jobid)}
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 """
     + _HEAD.replace("@SUBMIT@", "CONFIG=cfg.yaml flux batch launch/flux.sh")
+    + _WATCH
     + """
 # One process per GPU.
 code=0
 flux run --nodes=@NODES@ --ntasks=@RANKS@ --gpus-per-task=1 --cores-per-task=@CPUS_PER_GPU@ \\
-  apptainer exec --nv "$image" train --config "$config" || code=$?
 """
-    + _RESUBMIT.replace("@AGAIN@", "CONFIG=$config IMAGE=$image flux --parent batch launch/flux.sh")
+    + _TRAIN
+    + _RESUBMIT.replace("@COMMAND@", "flux batch").replace("@AGAIN@", 'flux --parent batch "$0"')
 )
 
 _GRID_ENGINE: Final = (
@@ -116,21 +137,20 @@ _GRID_ENGINE: Final = (
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
 # your site's: qconf -spl, qconf -sc. -notify: a signal a minute before the job is killed.
 
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # Grid Engine does not tell when a job ends
+# What Grid Engine does not tell: when the job ends, and that its starts continue one another.
+# Apptainer sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$JOB_ID.$SGE_TASK_ID
 """
     + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/gridengine.sh")
+    + _WATCH
     + """
-# One process per slot, which is one per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
+# One process per slot, which is one per GPU.
 code=0
 trap : USR1 USR2 # of -notify: mpirun passes them on, and bash would die of them
-mpirun -n "$NSLOTS" -x ENTRYPOINT_DEADLINE \\
-  apptainer exec --nv "$image" train --config "$config" || code=$?
-
-# 75 and the like: saved, or a node was lost. Grid Engine starts a job again that ends with 99.
-# `train` itself ends with 93 after three starts without progress.
-[[ $(apptainer exec "$image" entrypoint requeue "$code") != *requeue* ]] || exit 99
-exit "$code"
+mpirun -n "$NSLOTS" \\
 """
+    + _TRAIN
+    + _EXIT_99.replace("@SCHEDULER@", "Grid Engine")
 )
 
 _LSF: Final = (
@@ -145,20 +165,23 @@ _LSF: Final = (
 #BSUB -W @MINUTES@
 #BSUB -o lsf-%J.out
 #BSUB -r
-#BSUB -Q "@CODES@"
+#BSUB -Q 99
 #BSUB -q @PARTITION@
 #BSUB -P @ACCOUNT@
-# -Q: exit codes after which LSF starts the job again: saved, or a node was lost. `train` itself
-# ends with 93 after three starts without progress.
 
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)) # LSF does not tell a job when it ends
+# What LSF does not tell: when the job ends, and that its starts continue one another. Apptainer
+# sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$LSB_JOBID.$LSB_JOBINDEX
 """
     + _HEAD.replace("@SUBMIT@", "CONFIG=cfg.yaml bsub < launch/lsf.sh")
+    + _WATCH
     + """
-# One process per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
-mpirun -n @RANKS@ -x ENTRYPOINT_DEADLINE \\
-  apptainer exec --nv "$image" train --config "$config"
+# One process per GPU.
+code=0
+mpirun -n @RANKS@ \\
 """
+    + _TRAIN
+    + _EXIT_99.replace("@SCHEDULER@", "LSF")
 )
 
 _HTCONDOR: Final = """# Train on all GPUs of several machines of an HTCondor pool.
@@ -170,13 +193,16 @@ machine_count = @NODES@
 request_gpus = @GPUS@
 request_cpus = @CPUS@
 request_memory = 64GB
-+MaxWallTime = @SECONDS@
+# `train` stops in time before @TIME@. A job that runs 10 minutes longer is held.
+allowed_job_duration = @SECONDS_AND_TEN_MINUTES@
 # accounting_group = @ACCOUNT@
 
 executable = /usr/bin/apptainer
 transfer_executable = false
 should_transfer_files = no
-arguments = exec --nv @IMAGE@ train --config $(CONFIG)
+# The starts of a job continue one another.
+environment = "ENTRYPOINT_JOB_CHAIN=$(Cluster)"
+arguments = exec --nv @IMAGE@ train --config $(CONFIG) --time-limit @TIME@
 
 # Told to leave, the job gets SIGTERM and two minutes to save. Then it starts again, and after the
 # loss of a machine too. `train` itself ends with 93 after three starts without progress.
@@ -214,7 +240,8 @@ spec:
   backoffLimit: 0
   podFailurePolicy:
     rules:
-      # 75 and the like: saved, or a node was lost. These pods start again.
+      # 75 and the like: saved, or a node was lost. These pods start again. `train` itself ends
+      # with 93 after three starts without progress.
       - action: Ignore
         onExitCodes:
           containerName: train
@@ -237,6 +264,10 @@ spec:
             - {name: PET_NNODES, value: "@NODES@"}
             - {name: PET_MASTER_ADDR, value: train-0.train}
             - {name: PET_MASTER_PORT, value: "23456"}
+            - name: ENTRYPOINT_JOB_CHAIN # all pods of the Job: their starts without progress count
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.labels['batch.kubernetes.io/controller-uid']
             - name: PET_NODE_RANK
               valueFrom:
                 fieldRef:
@@ -260,6 +291,8 @@ spec:
 _SKYPILOT: Final = """# Train on all GPUs of several cloud machines with SkyPilot. More: docs/schedulers.md
 #   sky jobs launch launch/skypilot.yaml --env CONFIG=cfg.yaml
 # Edit: the kind of GPU, the image in your registry, and the bucket that keeps the run.
+# SkyPilot installs itself in the image, as root or with sudo without a password. This image's user
+# is 1000: push one built with `FROM train` and `USER root`.
 name: train
 num_nodes: @NODES@
 resources:
@@ -276,6 +309,7 @@ envs:
   CONFIG: cfg.yaml
 # A preempted machine is replaced, and the training continues from the bucket.
 run: |
+  export ENTRYPOINT_JOB_CHAIN=$SKYPILOT_TASK_ID # a recovered job keeps it
   train --config "$CONFIG" run.output_dir=/runs
 """
 

@@ -10,7 +10,9 @@
 # if needed, flux: --queue=gpu
 # if needed, flux: --bank=my_project
 
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)) # a task does not know when its job ends
+# What Flux does not tell: when the job ends, and which job it continues.
+export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$(flux getattr jobid)}
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 
 # Your site: remove the # and change the values.
 # module load apptainer openmpi
@@ -21,14 +23,20 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: CONFIG=cfg.yaml flux batch launch/flux.sh}
 
+# The image brings two functions, which read why the ranks ended: launchers mix their exit codes.
+source <(apptainer exec "$image" entrypoint job-functions)
+watch_run --config "$config"
+
 # One process per GPU.
 code=0
 flux run --nodes=2 --ntasks=8 --gpus-per-task=1 --cores-per-task=8 \
-  apptainer exec --nv "$image" train --config "$config" || code=$?
+  apptainer exec --nv --env "$variables" "$image" train --config "$config" || code=$?
 
-# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there.
+# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there,
+# with $0, its own copy of this script. What else you gave to flux batch is lost: write it above.
 # `train` itself ends with 93 after three starts without progress.
-if [[ $(apptainer exec "$image" entrypoint requeue "$code") == *requeue* ]]; then
-  CONFIG=$config IMAGE=$image flux --parent batch launch/flux.sh
+if may_start_again "$code"; then
+  export CONFIG=$config IMAGE=$image
+  flux --parent batch "$0" || echo "flux batch failed: no successor" >&2
 fi
 exit "$code"

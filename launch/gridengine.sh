@@ -15,7 +15,9 @@
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
 # your site's: qconf -spl, qconf -sc. -notify: a signal a minute before the job is killed.
 
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)) # Grid Engine does not tell when a job ends
+# What Grid Engine does not tell: when the job ends, and that its starts continue one another.
+# Apptainer sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$JOB_ID.$SGE_TASK_ID
 
 # Your site: remove the # and change the values.
 # module load apptainer openmpi
@@ -26,13 +28,17 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/gridengine.sh}
 
-# One process per slot, which is one per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
+# The image brings two functions, which read why the ranks ended: launchers mix their exit codes.
+source <(apptainer exec "$image" entrypoint job-functions)
+watch_run --config "$config"
+
+# One process per slot, which is one per GPU.
 code=0
 trap : USR1 USR2 # of -notify: mpirun passes them on, and bash would die of them
-mpirun -n "$NSLOTS" -x ENTRYPOINT_DEADLINE \
-  apptainer exec --nv "$image" train --config "$config" || code=$?
+mpirun -n "$NSLOTS" \
+  apptainer exec --nv --env "$variables" "$image" train --config "$config" || code=$?
 
 # 75 and the like: saved, or a node was lost. Grid Engine starts a job again that ends with 99.
 # `train` itself ends with 93 after three starts without progress.
-[[ $(apptainer exec "$image" entrypoint requeue "$code") != *requeue* ]] || exit 99
+if may_start_again "$code"; then exit 99; fi
 exit "$code"

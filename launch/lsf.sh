@@ -9,13 +9,13 @@
 #BSUB -W 240
 #BSUB -o lsf-%J.out
 #BSUB -r
-#BSUB -Q "69 75 78 91"
+#BSUB -Q 99
 ##BSUB -q gpu
 ##BSUB -P my_project
-# -Q: exit codes after which LSF starts the job again: saved, or a node was lost. `train` itself
-# ends with 93 after three starts without progress.
 
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)) # LSF does not tell a job when it ends
+# What LSF does not tell: when the job ends, and that its starts continue one another. Apptainer
+# sets these variables on all nodes, which not every mpirun does.
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$LSB_JOBID.$LSB_JOBINDEX
 
 # Your site: remove the # and change the values.
 # module load apptainer openmpi
@@ -26,6 +26,16 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: CONFIG=cfg.yaml bsub < launch/lsf.sh}
 
-# One process per GPU. -x is Open MPI's; MPICH and Intel MPI need no option.
-mpirun -n 8 -x ENTRYPOINT_DEADLINE \
-  apptainer exec --nv "$image" train --config "$config"
+# The image brings two functions, which read why the ranks ended: launchers mix their exit codes.
+source <(apptainer exec "$image" entrypoint job-functions)
+watch_run --config "$config"
+
+# One process per GPU.
+code=0
+mpirun -n 8 \
+  apptainer exec --nv --env "$variables" "$image" train --config "$config" || code=$?
+
+# 75 and the like: saved, or a node was lost. LSF starts a job again that ends with 99.
+# `train` itself ends with 93 after three starts without progress.
+if may_start_again "$code"; then exit 99; fi
+exit "$code"

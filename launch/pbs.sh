@@ -11,7 +11,10 @@
 ##PBS -A my_project
 
 cd "$PBS_O_WORKDIR"
-export ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)) # PBS does not tell a job when it ends
+# What PBS does not tell: when the job ends, and which job it continues. Apptainer sets these
+# variables on all nodes, which not every mpiexec does.
+export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$PBS_JOBID}
+variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 
 # Your site: remove the # and change the values.
 # module load apptainer openmpi
@@ -22,14 +25,20 @@ set -euo pipefail # after the site's lines: modules read variables that are not 
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/pbs.sh}
 
-# One process per GPU. The file with the job's hosts must be seen in the container.
+# The image brings two functions, which read why the ranks ended: launchers mix their exit codes.
+source <(apptainer exec "$image" entrypoint job-functions)
+watch_run --config "$config"
+
+# One process per GPU. PALS, MPICH and Intel MPI have --ppn; for Open MPI write -N instead.
 code=0
 mpiexec -n 8 --ppn 4 \
-  apptainer exec --nv --bind "$PBS_NODEFILE" "$image" train --config "$config" || code=$?
+  apptainer exec --nv --env "$variables" "$image" train --config "$config" || code=$?
 
-# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there.
+# 75 and the like: saved, or a node was lost. The job submits its successor, which continues there,
+# with $0, its own copy of this script. What else you gave to qsub is lost: write it above.
 # `train` itself ends with 93 after three starts without progress.
-if [[ $(apptainer exec "$image" entrypoint requeue "$code") == *requeue* ]]; then
-  qsub -v CONFIG="$config",IMAGE="$image" launch/pbs.sh
+if may_start_again "$code"; then
+  export CONFIG=$config IMAGE=$image
+  qsub -v CONFIG,IMAGE,ENTRYPOINT_JOB_CHAIN "$0" || echo "qsub failed: no successor" >&2
 fi
 exit "$code"

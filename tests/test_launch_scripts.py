@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from machines import machine
@@ -15,11 +17,13 @@ from entrypoint import __main__ as main
 from entrypoint import job_script as job_scripts
 from entrypoint.launchers import detect_allocation
 from train.config import load
+from train.run import time_limit
 
 LAUNCH = Path(__file__).parents[1] / "launch"
 NO_JOBS = ("workstation.sh", "scaling.sh")  # started by hand, and never as a job
 OTHERS = {template.file: name for name, template in job_templates.TEMPLATES.items()}  # not Slurm's
 SCRIPTS = sorted(path for path in LAUNCH.glob("*.sh") if path.name not in (*NO_JOBS, *OTHERS))
+KUBERNETES = json.loads((Path(__file__).parent / "data" / "kubernetes.json").read_text())
 SETTINGS = sorted([LAUNCH / "site.env.example", *LAUNCH.glob("fabric/*.env")])
 # The tasks of one node and their share of it; what is not here belongs to the site or to the user.
 SHAPES = {
@@ -185,7 +189,7 @@ def test_a_script_of_another_scheduler_starts_again_after_the_codes_that_are_req
     text = (LAUNCH / file).read_text()
     codes = [str(int(code)) for code in ExitCode if code.requeue]
     listed = [separator.join(codes) for separator in (" ", ", ")]
-    assert "entrypoint requeue" in text or any(codes in text for codes in listed) or file == "skypilot.yaml"
+    assert "may_start_again" in text or any(codes in text for codes in listed) or file == "skypilot.yaml"
 
 
 @pytest.mark.parametrize("file", [name for name in OTHERS if name.endswith(".sh")])
@@ -250,3 +254,38 @@ def test_the_pods_of_the_manifest_are_one_training_of_all_nodes() -> None:
     assert (found.node_rank, found.num_nodes, found.master_port) == (1, job["spec"]["completions"], 23456)
     assert found.master_addr == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+
+
+@pytest.mark.parametrize("kind", ["core.v1.Service", "batch.v1.Job"])
+def test_the_manifest_follows_the_schema_of_kubernetes(kind: str) -> None:
+    documents = {each["kind"]: each for each in yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())}
+    schema = jsonschema.Draft202012Validator({**KUBERNETES, "$ref": f"#/$defs/io.k8s.api.{kind}"})
+    assert [error.message for error in schema.iter_errors(documents[kind.rpartition(".")[2]])] == []
+
+
+def test_a_key_that_kubernetes_does_not_know_is_found() -> None:
+    _, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
+    job["spec"]["template"]["spec"]["containers"][0]["comand"] = ["train"]
+    schema = jsonschema.Draft202012Validator({**KUBERNETES, "$ref": "#/$defs/io.k8s.api.batch.v1.Job"})
+    assert any("comand" in error.message for error in schema.iter_errors(job))
+
+
+def test_all_pods_of_the_manifest_have_the_job_s_id() -> None:
+    _, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
+    variables = {each["name"]: each for each in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    label = variables["ENTRYPOINT_JOB_CHAIN"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert label == "metadata.labels['batch.kubernetes.io/controller-uid']"  # set since Kubernetes 1.27
+
+
+def test_a_line_of_a_submit_file_ends_with_its_value() -> None:
+    lines = (LAUNCH / "htcondor.sub").read_text().splitlines()
+    assert not [line for line in lines if "#" in line.lstrip("#")]
+
+
+def test_htcondor_holds_no_job_that_stops_at_its_time_limit() -> None:
+    text = job_script("--scheduler", "htcondor", "--time", "1-6")
+    limit = re.search(r"--time-limit (\S+)", text)
+    held = re.search(r"allowed_job_duration = (\d+)", text)
+    assert limit
+    assert held
+    assert time_limit.parse_time_limit(limit[1]) + 600 == int(held[1])

@@ -141,7 +141,7 @@ def refuse_unknown_number_of_nodes(environ: Mapping[str, str]) -> None:
             "nothing tells how many nodes this Kubernetes indexed Job has: this node would train alone",
             found=f"{name}={environ[name][:200]}",
             fix="set PET_NNODES, PET_NODE_RANK and PET_MASTER_ADDR in the manifest, as launch/kubernetes.yaml does; "
-            f"{THIS_NODE_ONLY_FIX}",
+            f"for a Job of one pod PET_NNODES=1 is enough; {THIS_NODE_ONLY_FIX}",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 

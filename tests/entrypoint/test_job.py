@@ -65,6 +65,23 @@ def test_grid_engine_says_that_a_job_was_restarted() -> None:
     assert job_info_from_environ(environ) == JobInfo(launcher="gridengine", id="7", restart=1)
 
 
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({"PBS_JOBID": "8.pbs"}, "pbs"),
+        ({"FLUX_JOB_ID": "f2cGjy7Q"}, "flux"),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "kubernetes"),
+    ],
+)
+def test_jobs_and_pods_of_a_chain_share_the_first_one_s_id(environ: dict[str, str], launcher: str) -> None:
+    info = job_info_from_environ({**environ, "ENTRYPOINT_JOB_CHAIN": "7.pbs"})
+    assert info == JobInfo(launcher=launcher, id="7.pbs", is_chain=True)
+
+
+def test_a_pod_that_is_told_of_no_chain_has_no_job() -> None:
+    assert job_info_from_environ({"KUBERNETES_SERVICE_HOST": "10.96.0.1", "ENTRYPOINT_JOB_CHAIN": ""}) is None
+
+
 def test_a_variable_of_the_common_name_job_id_is_no_job() -> None:
     assert job_info_from_environ({"JOB_ID": "7"}) is None
 

@@ -75,8 +75,13 @@ def test_a_rank_with_a_local_rank_is_a_process_also_in_a_pod() -> None:
 def test_a_pod_of_an_indexed_job_is_refused_since_nothing_tells_how_many_there_are(index: str) -> None:
     with pytest.raises(Failure, match="nothing tells how many nodes") as caught:
         detected({"JOB_COMPLETION_INDEX": index, "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-    assert "PET_NNODES" in caught.value.fix
+    assert "for a Job of one pod PET_NNODES=1 is enough" in caught.value.fix
     assert THIS_NODE_ONLY_FIX in caught.value.fix
+
+
+def test_a_pod_of_an_indexed_job_with_one_completion_trains_alone_once_it_is_told_so() -> None:
+    environ = {"JOB_COMPLETION_INDEX": "0", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "PET_NNODES": "1"}
+    assert detected(environ).num_nodes == 1
 
 
 def test_a_pet_set_is_one_task_on_each_node() -> None:

@@ -210,7 +210,7 @@ def _raise_locked(path: Path, holder: LockHolder | None, me: LockHolder | None) 
         )
     job = holder.job if holder else ""
     kill = f"kill {holder.pid} on {holder.host}" if holder else "end it"
-    end_command = f"scancel {job}" if job else kill
+    end_command = kill if not job else f"scancel {job}" if job.isdecimal() else f"cancel job {job}"
     raise Failure(
         f"another start of this run is at work in {path.parent}",
         found=_describe_holder(holder),
@@ -228,7 +228,8 @@ def _describe_holder(holder: LockHolder | None) -> str:
     """`process 12 on node01 (Slurm job 7, start 2), since 2026-...`."""
     if holder is None:
         return "a process that has not said its name"
-    job = f" (Slurm job {holder.job}, start {holder.restart + 1})" if holder.job else ""
+    scheduler = "Slurm " if holder.job.isdecimal() else ""
+    job = f" ({scheduler}job {holder.job}, start {holder.restart + 1})" if holder.job else ""
     return f"{holder}{job}, since {holder.since}"
 
 

@@ -297,7 +297,9 @@ def is_restart_of_run(run_folder: Path, environ: Mapping[str, str], holder_token
         return False
     last, job = starts[-1], scheduler_job(environ)
     same_job = "job" in job and last.get("job") == job["job"]
-    requeued = same_job and last.get("restart") != job.get("restart")
+    info = job_info_from_environ(environ)
+    counted = last.get("restart") != job.get("restart")
+    requeued = same_job and (counted or (info is not None and info.is_chain))
     return requeued or (holder_token is not None and last.get("launch") == holder_token)
 
 

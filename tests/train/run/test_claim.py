@@ -84,6 +84,13 @@ def test_a_living_start_of_this_machine_is_named_at_once_with_its_job(tmp_path: 
     assert "scancel 12" in failure.fix
 
 
+def test_the_job_of_another_scheduler_is_not_called_slurm_s(tmp_path: Path) -> None:
+    left_by(tmp_path, starter("theirs", PBS_JOBID="12.pbs"))
+    failure = refusal(tmp_path)
+    assert "(job 12.pbs, start 1)" in (failure.found or "")
+    assert "or end it (cancel job 12.pbs)" in failure.fix
+
+
 def test_a_refused_start_leaves_the_folder_as_it_is(tmp_path: Path) -> None:
     left_by(tmp_path, starter("theirs"))
     before = [(path.name, path.stat().st_mtime_ns) for path in tmp_path.iterdir()]

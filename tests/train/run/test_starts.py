@@ -83,6 +83,13 @@ def test_a_new_job_is_not_refused(tmp_path: Path) -> None:
     begin(tmp_path, SLURM_JOB_ID="8")
 
 
+def test_the_jobs_of_a_chain_are_one_job(tmp_path: Path) -> None:
+    for number in range(7, 10):
+        begin(tmp_path, PBS_JOBID=f"{number}.pbs", ENTRYPOINT_JOB_CHAIN="7.pbs")
+    with pytest.raises(Failure, match="no progress"):
+        begin(tmp_path, PBS_JOBID="10.pbs", ENTRYPOINT_JOB_CHAIN="7.pbs")
+
+
 def test_starts_by_hand_are_never_refused(tmp_path: Path) -> None:
     for number in range(5):
         begin(tmp_path, holder_token=f"by hand {number}")
@@ -206,6 +213,12 @@ def test_a_run_that_this_job_has_begun_anew_goes_on(
 ) -> None:
     begin(tmp_path, holder_token="a", SLURM_JOB_ID="7")
     assert record.is_restart_of_run(tmp_path, environ, holder_token) is again
+
+
+def test_a_run_that_an_earlier_job_of_the_chain_has_begun_anew_goes_on(tmp_path: Path) -> None:
+    begin(tmp_path, holder_token="a", PBS_JOBID="7.pbs", ENTRYPOINT_JOB_CHAIN="7.pbs")
+    environ = {"PBS_JOBID": "8.pbs", "ENTRYPOINT_JOB_CHAIN": "7.pbs"}
+    assert record.is_restart_of_run(tmp_path, environ, "b")
 
 
 def test_a_start_that_never_knew_its_step_has_begun_nothing(tmp_path: Path) -> None:
