@@ -67,7 +67,8 @@ def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocati
     Tasks are compared with tasks, and nodes with nodes.
     """
     own = {"tasks": _count_tasks(environ, allocation), "nodes": _max_nodes(allocation)}
-    sizes = {"tasks": _tasks_of_launchers(environ), "nodes": _nodes_of_launchers(environ, machine)}
+    sizes = {"tasks": _tasks_of_launchers(environ), "nodes": {}}
+    sizes["nodes"] |= _nodes_of_launchers(environ, machine, is_alone=allocation.num_tasks == 1)
     launcher = per_rank.LAUNCHERS_BY_NAME.get(allocation.launcher)
     if not (launcher and launcher.chooses_nodes):
         in_step = slurm.in_step(environ) and not slurm.is_shell(environ)
@@ -112,12 +113,17 @@ def _tasks_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
     return _read_sizes(environ, names)
 
 
-def _nodes_of_launchers(environ: Mapping[str, str], machine: Machine) -> dict[str, int]:
+def _nodes_of_launchers(environ: Mapping[str, str], machine: Machine, is_alone: bool) -> dict[str, int]:
     """Variable or file -> the number of nodes that a launcher tells."""
     sizes = _read_sizes(environ, ["PET_NNODES", *(each.num_nodes for each in per_rank.RANK_LAUNCHERS)])
     if platform := per_node.find_launcher(environ):
-        nodes, source = per_node.count_nodes(environ, machine, platform)
-        sizes[source] = nodes
+        try:
+            nodes, source = per_node.count_nodes(environ, machine, platform)
+        except Failure:
+            if is_alone:
+                raise
+        else:
+            sizes[source] = nodes
     return sizes
 
 

@@ -6,7 +6,6 @@ about one platform. The PET_* variables of Kubeflow are torchrun's flags and are
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,8 @@ class Hosts:
 
 def _read_resource_config(text: str) -> Hosts:
     """SageMaker's resourceconfig.json: `{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}`."""
+    import json  # only here: `show` starts faster without it
+
     config = json.loads(text)
     return Hosts(names=tuple(map(str, config["hosts"])), own=str(config["current_host"]))
 
@@ -42,6 +43,8 @@ def _read_cluster_spec(text: str) -> Hosts:
 
     Pools 0 and 1 train; the other two are parameter servers and evaluators.
     """
+    import json
+
     spec = json.loads(text)
     pools = {
         pool: [str(name).rpartition(":")[0] or str(name) for name in names] for pool, names in spec["cluster"].items()

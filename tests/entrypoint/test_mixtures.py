@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from machines import captured, machine
-from synthetic import PER_NODE, PER_RANK, PET, SCRIPTS
+from synthetic import PER_NODE, PER_RANK, PET, SAGEMAKER_BARE, SCRIPTS, torchrun_rank
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation
@@ -64,19 +64,6 @@ def test_a_mixture_of_two_launchers_is_never_a_world_of_one(seed: int) -> None:
     assert found != 1 or not says_more_than_one(environ, files), names
 
 
-def agent(rank: int, per_node: int, nodes: int) -> dict[str, str]:
-    """One rank of torchrun, with `per_node` ranks in each of `nodes` agents."""
-    numbers = {
-        "RANK": rank,
-        "LOCAL_RANK": rank % per_node,
-        "WORLD_SIZE": per_node * nodes,
-        "LOCAL_WORLD_SIZE": per_node,
-    }
-    numbers |= {"GROUP_RANK": rank // per_node, "GROUP_WORLD_SIZE": nodes, "MASTER_PORT": 29500}
-    texts = {"MASTER_ADDR": "node01", "TORCHELASTIC_RUN_ID": "none"}
-    return {name: str(number) for name, number in numbers.items()} | texts
-
-
 ONE_PER_NODE = {
     "skypilot": PER_NODE["skypilot"],
     "pet": {"PET_NNODES": "2"},
@@ -89,8 +76,8 @@ ONE_PER_NODE = {
 @pytest.mark.parametrize("outer", ONE_PER_NODE.values(), ids=ONE_PER_NODE)
 @pytest.mark.parametrize("per_node", [1, 4])
 def test_a_torchrun_on_each_of_two_nodes_is_refused_if_it_knows_one(outer: dict[str, str], per_node: int) -> None:
-    assert num_tasks(outer | agent(0, per_node, nodes=2), {}) == 2 * per_node
-    assert num_tasks(outer | agent(0, per_node, nodes=1), {}) is None
+    assert num_tasks(outer | torchrun_rank(0, 2 * per_node, per_node), {}) == 2 * per_node
+    assert num_tasks(outer | torchrun_rank(0, 1 * per_node, per_node), {}) is None
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (2, 8), (8, 8)])
@@ -116,8 +103,13 @@ def test_a_torchrun_set_by_hand_without_its_ranks_per_node_may_be_on_all_nodes()
 
 def test_a_torchrun_in_an_interactive_shell_of_several_tasks_is_one_world() -> None:
     shell = captured("exclusive/task-0@node01") | {"SLURM_PTY_PORT": "39433"}
-    assert num_tasks(shell | agent(1, 2, nodes=1), {}) == 2
-    assert num_tasks(captured("exclusive/task-0@node01") | agent(1, 2, nodes=1), {}) is None
+    assert num_tasks(shell | torchrun_rank(1, 2, 2), {}) == 2
+    assert num_tasks(captured("exclusive/task-0@node01") | torchrun_rank(1, 2, 2), {}) is None
+
+
+def test_a_platform_whose_nodes_cannot_be_read_stops_only_a_task_alone() -> None:
+    assert num_tasks(torchrun_rank(0, 8, 4) | SAGEMAKER_BARE, {}) == 8
+    assert num_tasks(torchrun_rank(0, 1, 1) | SAGEMAKER_BARE, {}) is None
 
 
 FLUX_ALONE = {"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "1", "FLUX_JOB_NNODES": "1", "FLUX_TASK_RANK": "0"}

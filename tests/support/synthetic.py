@@ -5,6 +5,15 @@ Where nothing else is said, a task is rank 3 of 4 on the second of two nodes, or
 
 from __future__ import annotations
 
+
+def torchrun_rank(rank: int, size: int, per_node: int = 1) -> dict[str, str]:
+    """One rank of torchrun, whose agents start `per_node` ranks each."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank % per_node, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": per_node}
+    numbers |= {"GROUP_RANK": rank // per_node, "GROUP_WORLD_SIZE": size // per_node, "MASTER_PORT": 29500}
+    texts = {"MASTER_ADDR": "node01", "TORCHELASTIC_RUN_ID": "none"}
+    return {name: str(number) for name, number in numbers.items()} | texts
+
+
 # --- One process per rank ---
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",
