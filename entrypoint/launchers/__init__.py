@@ -189,15 +189,14 @@ def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
 def _is_torchrun_inside_task(environ: Mapping[str, str]) -> bool:
     """Whether a torchrun agent inside each task may have set the variables.
 
-    Slurm then counts the agents, which `_refuse_smaller_world` compares.
-
-    Each agent starts at least one rank, so a world with fewer ranks than the step has tasks is not
-    this step's.
+    Slurm then counts the agents. A step may have one of several agents, if each node has an srun of
+    its own. A world with fewer ranks than the step has tasks, or with more agents than its several
+    tasks, is not this step's. (`_refuse_smaller_world` refuses one with fewer agents.)
     """
-    size, tasks = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
-    return bool(environ.get("TORCHELASTIC_RUN_ID")) and parse_whole_number(size, environ[size]) >= parse_whole_number(
-        tasks, environ[tasks]
-    )
+    names = ("WORLD_SIZE", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    ranks, agents, tasks = (parse_whole_number(name, environ.get(name) or "0") for name in names)
+    has_more_agents = agents > tasks > 1 and not slurm.is_shell(environ)
+    return bool(environ.get("TORCHELASTIC_RUN_ID")) and ranks >= tasks and not has_more_agents
 
 
 def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_rank.RankLauncher) -> None:

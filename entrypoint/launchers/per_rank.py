@@ -29,7 +29,6 @@ class RankLauncher:
         num_nodes: the variable with the number of nodes, where there is no local_world_size.
         launch_ids: variables with an id of one start, equal on all hosts; the first that is set counts.
         passes_job_id: whether the id of the batch job reaches all hosts, and can stand for launch_ids.
-        export: the option that hands MASTER_ADDR to all ranks.
         chooses_nodes: whether it is a scheduler of its own inside another one's job, whose lists and sizes do not
             describe its ranks.
     """
@@ -42,7 +41,6 @@ class RankLauncher:
     num_nodes: str = ""
     launch_ids: tuple[str, ...] = ()
     passes_job_id: bool = False
-    export: str = "-genv MASTER_ADDR HOST"
     chooses_nodes: bool = False
 
     @property
@@ -62,7 +60,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         launch_ids=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-        export="-x MASTER_ADDR=HOST",
     ),
     # flux-environment(7); it sets PMI_RANK and PMI_SIZE too
     RankLauncher(
@@ -72,7 +69,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="FLUX_TASK_LOCAL_ID",
         num_nodes="FLUX_JOB_NNODES",
         launch_ids=("FLUX_JOB_ID",),
-        export="--env=MASTER_ADDR=HOST",
         chooses_nodes=True,
     ),
     # IBM's Job Step Manager, on Summit and Sierra: its manual, jsrun(1)
@@ -83,7 +79,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
         local_world_size="JSM_NAMESPACE_LOCAL_SIZE",
         launch_ids=("PMIX_NAMESPACE",),
-        export="-E MASTER_ADDR=HOST",
     ),
     # MVAPICH2's user guide, "Environment variables set by mpirun_rsh"
     RankLauncher(
@@ -102,7 +97,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="PMI_LOCAL_RANK",
         local_world_size="PMI_LOCAL_SIZE",
         launch_ids=("PALS_APID", "PMI_JOBID"),
-        export="--env MASTER_ADDR=HOST",
     ),
     # The mpiexec of MPICH and Intel MPI; ran: MPICH 4.0.2. PMI_PORT differs between hosts.
     RankLauncher(

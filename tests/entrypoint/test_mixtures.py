@@ -101,6 +101,14 @@ def test_a_torchrun_set_by_hand_without_its_ranks_per_node_may_be_on_all_nodes()
     assert num_tasks(by_hand | PER_NODE["skypilot"], {}) == 4
 
 
+def test_a_torchrun_with_more_agents_than_the_step_has_tasks_is_another_jobs() -> None:
+    assert num_tasks(captured("per-node/task-0@node01") | torchrun_rank(0, 8, 2), {}) is None
+
+
+def test_a_torchrun_may_have_an_srun_of_its_own_on_each_node() -> None:
+    assert num_tasks(captured("one-task/task-0@node01") | torchrun_rank(0, 8, 2), {}) == 8
+
+
 def test_a_torchrun_in_an_interactive_shell_of_several_tasks_is_one_world() -> None:
     shell = captured("exclusive/task-0@node01") | {"SLURM_PTY_PORT": "39433"}
     assert num_tasks(shell | torchrun_rank(1, 2, 2), {}) == 2
