@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,14 @@ MAX_POLL_INTERVAL_S = 1.0  # between looks into the folder; the first ones are s
 class TaskHost:
     """Where one task runs.
 
-    nonce: another one for each start, so that no earlier start is believed. master_addr: MASTER_ADDR, if the task has
-    it; mpirun may hand it to some of the hosts only.
+    nonce: another one for each start, so that no earlier start is believed. ports: where rank 0 may listen, separated
+    by "/". master_addr: MASTER_ADDR, if the task has it. mpirun may hand such variables to some of the hosts only.
     """
 
     host: str
     address: str
     nonce: str
+    ports: str
     master_addr: str = ""
 
 
@@ -57,6 +58,7 @@ def exchange_hosts(
         host=planned.hostname,
         address=network.own_address(environ),
         nonce=uuid.uuid4().hex,
+        ports="/".join(map(str, planned.ports)),
         master_addr=environ.get("MASTER_ADDR", ""),
     )
     task, num_tasks = planned.world.rank // planned.spawn, planned.world.world_size // planned.spawn
@@ -69,7 +71,7 @@ def exchange_hosts(
 
 
 def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
-    """The plan of `task`, when the hosts of all tasks are known. A MASTER_ADDR that a task has wins.
+    """The plan of `task`, when the hosts of all tasks are known: with the ports of task 0, and any task's MASTER_ADDR.
 
     Raises:
         Failure: LAUNCH_CONFLICT if tasks that each start several ranks share a host.
@@ -77,6 +79,7 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
     places = [(each.host, each.address) for each in tasks]  # pods of one machine have addresses of their own
     nodes = list(dict.fromkeys(places))
     own_place = places[task]
+    ports = tuple(map(int, tasks[0].ports.split("/")))
     master_addr = next((each.master_addr for each in tasks if each.master_addr), tasks[0].address)
     tasks_on_node = places.count(own_place)
     if planned.spawn > 1 and len(nodes) < len(places):
@@ -95,11 +98,13 @@ def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:
         node_rank=nodes.index(own_place),
         num_nodes=len(nodes),
         master_addr=LOOPBACK if len(nodes) == 1 else master_addr,
+        master_port=ports[0],
     )
     return replace(
         planned,
         world=world,
         hosts=tuple(host for host, _ in nodes),
+        ports=ports,
         launch_id=f"{planned.launch_id}:{tasks[0].nonce}",
         exchanges_hosts=False,
     )
@@ -115,9 +120,9 @@ def _exchange_over_pmi(
 ) -> list[TaskHost]:
     with pmi.PmiClient(environ, deadline, check) as client:
         client.initialize()
-        client.put(f"train-host-{task}", f"{me.host},{me.address},{me.nonce},{me.master_addr}")
+        client.put(f"train-host-{task}", ",".join(astuple(me)))
         client.barrier()
-        values = [client.get(f"train-host-{other}").split(",", 3) for other in range(num_tasks)]
+        values = [client.get(f"train-host-{other}").split(",", 4) for other in range(num_tasks)]
         client.finalize()
     return [TaskHost(*words) for words in values]
 
@@ -185,14 +190,14 @@ def _missing_tasks_failure(folder: Path, missing: Sequence[int], num_tasks: int)
         f"tasks did not tell their hosts in time: missing {names} of {num_tasks}",
         found=f"no file of theirs in {folder}",
         fix="look at the output of these tasks; if the nodes do not share this folder, set run.output_dir to one that "
-        "they do, or set MASTER_ADDR to the host of rank 0 for all tasks",
+        "they do; or start one task per node with --nodes --node-rank --master-addr --master-port",
         code=ExitCode.PEER,
     )
 
 
 def _task_host(values: Mapping[str, Any]) -> TaskHost | None:
     with suppress(KeyError, TypeError):
-        return TaskHost(**{name: str(values[name]) for name in ("host", "address", "nonce", "master_addr")})
+        return TaskHost(**{name: str(values[name]) for name in ("host", "address", "nonce", "ports", "master_addr")})
     return None
 
 

@@ -80,8 +80,10 @@ _AMD_VERSION_LINE = re.compile(r"^gfx_target_version (\d+)$", re.M)
 # Integrated GPUs and those for displays have other numbers. Source: kfd_device.c in the kernel.
 INSTINCT_VERSIONS = ("90008", "90010", "90400", "90401", "90402", "90500")
 ContainerEngine = Literal["apptainer", "docker", "none"]
-# Variables of PBS, Grid Engine and LSF that name a file with a job's hosts.
-HOST_FILE_VARIABLES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE")
+# Variables of PBS, Grid Engine, LSF and OAR that name a file with a job's hosts.
+HOST_FILE_VARIABLES = ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE")
+# The same in a fixed place. Source: "How Amazon SageMaker AI Provides Training Information".
+SAGEMAKER_HOST_FILE = "/opt/ml/input/config/resourceconfig.json"
 _SLURMSTEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 # The step `extern` holds ssh sessions to a node of the job: they are no task of it.
 _SLURM_STEP_CGROUP = re.compile(r"/job_(\d+)/step_(?!extern)(\w+)")
@@ -107,7 +109,8 @@ class Machine:
         container: which engine this process runs in.
         hidden_job: SLURM_* variables of this process's job if its own were removed (`--cleanenv`),
             otherwise empty.
-        host_files: the text of each of HOST_FILE_VARIABLES that is set and can be read here.
+        host_files: the text of each file with the job's hosts that can be read here, by its variable
+            (HOST_FILE_VARIABLES) or its path (SAGEMAKER_HOST_FILE).
     """
 
     hostname: str
@@ -141,7 +144,7 @@ def read_machine(environ: Mapping[str, str], *, gpus: bool = True, root: StrPath
         amd_accelerators=look_for_amd and has_amd_accelerators(root),
         container=container_engine(),
         hidden_job={} if "SLURM_JOB_ID" in environ else slurm_job_of_parents(os.getppid()),
-        host_files=_read_host_files(environ),
+        host_files=_read_host_files(environ, root),
     )
 
 
@@ -154,12 +157,13 @@ def has_amd_accelerators(root: StrPath = "/") -> bool:
     return not versions.isdisjoint(INSTINCT_VERSIONS)
 
 
-def _read_host_files(environ: Mapping[str, str]) -> dict[str, str]:
+def _read_host_files(environ: Mapping[str, str], root: StrPath) -> dict[str, str]:
     """The text of the host files. Only regular files are read.
 
     Opening a pipe would wait for its writer.
     """
     paths = {name: environ[name] for name in HOST_FILE_VARIABLES if environ.get(name)}
+    paths[SAGEMAKER_HOST_FILE] = os.path.join(root, SAGEMAKER_HOST_FILE.lstrip("/"))
     texts = {name: _read_text(path) for name, path in paths.items() if os.path.isfile(path)}
     return {name: text for name, text in texts.items() if text.strip()}
 

@@ -126,6 +126,7 @@ class PmiClient:
         return Failure(
             "the launcher did not tell where rank 0 is, over PMI-1",
             found=f"{message.split(' kvsname=')[0]}: {reason}",
-            fix="set MASTER_ADDR to the host of rank 0 for all ranks: mpiexec -genv MASTER_ADDR HOST ...",
+            fix="look at the output of the other tasks and of the launcher; without its variables the tasks use a "
+            "shared folder instead: mpiexec ... env -u PMI_FD -u PMI_PORT train ...",
             code=ExitCode.PEER,
         )

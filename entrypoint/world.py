@@ -84,13 +84,18 @@ def parse_port(variable: str, text: str) -> int:
     return number
 
 
+def is_whole_number(text: str) -> bool:
+    """Whether `text` is a number of 0 or more, of at most MAX_DIGITS digits."""
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+
+
 def parse_whole_number(variable: str, text: str) -> int:
     """`text` as a whole number of at least 0.
 
     Raises:
         Failure: LAUNCH_CONFLICT, naming the variable and its value.
     """
-    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+    if not is_whole_number(text):
         raise Failure(
             f"{variable} is not a whole number of 0 or more",
             found=f"{variable}={text[:200]}",

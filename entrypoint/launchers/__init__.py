@@ -5,15 +5,16 @@ It refuses variables that contradict each other or that were inherited from anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from entrypoint.errors import ExitCode, Failure
+from entrypoint.hostlist import expand_counts
 from entrypoint.launchers import batch_script, local, per_node, per_rank, slurm, torchrun
 from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
 from entrypoint.machine import Machine
 from entrypoint.options import LaunchOptions
-from entrypoint.world import MAX_DIGITS, TORCHRUN_VARIABLES, parse_port, parse_whole_number
+from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
 
 LAUNCH_ID_VARIABLE = "ENTRYPOINT_RUN_ID"
 JOB_VARIABLE = "ENTRYPOINT_JOB"  # the job of the process that set torchrun's variables, if that was us
@@ -32,7 +33,8 @@ def detect_allocation(environ: Mapping[str, str], options: LaunchOptions, machin
     if options.nodes is not None:
         return _with_master_port(environ, local.manual_allocation(options, machine))
     allocation = _with_master_port(environ, _read_innermost_launcher(environ, machine))
-    if JOB_VARIABLE not in environ:  # a rank of ours: its parent has looked
+    # The parent of a rank of ours has looked. Outside of a job the variable is empty, and proves nothing.
+    if not (allocation.launcher == "torchrun" and environ.get(JOB_VARIABLE)):
         _refuse_smaller_world(environ, machine, allocation)
     return allocation
 
@@ -42,14 +44,14 @@ def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Al
         _refuse_inherited_variables(environ)
         return torchrun.read_allocation(environ, machine)
     if starter := per_rank.find_launcher(environ):
+        _refuse_ranks_of_another_launch(environ, starter)
         return _override_master_addr(environ, per_rank.read_allocation(environ, machine, starter))
     if slurm.in_step(environ):
         return _override_master_addr(environ, slurm.read_step_allocation(environ))
     if environ.get("PET_NNODES"):
         return per_node.pet_allocation(environ, machine)
     if platform := per_node.find_launcher(environ):
-        allocation = per_node.read_allocation(environ, machine, platform)
-        return allocation if allocation.num_nodes == 1 else _override_master_addr(environ, allocation)
+        return per_node.read_allocation(environ, machine, platform)
     if slurm.in_job(environ):
         slurm.check_job_shell(environ, machine)
     per_rank.refuse_unknown_launcher(environ)
@@ -62,59 +64,90 @@ def _read_innermost_launcher(environ: Mapping[str, str], machine: Machine) -> Al
 def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocation: Allocation) -> None:
     """Refuse a world that is smaller than another launcher around it says: its other tasks would train on their own.
 
-    A scheduler's number of nodes counts only against a single task: a job may use some of its nodes.
+    Tasks are compared with tasks, and nodes with nodes.
     """
-    sizes = _sizes_of_launchers(environ)
-    if allocation.num_tasks == 1:
-        sizes |= _sizes_of_jobs(environ, machine)
-    name, size = max(sizes.items(), key=lambda item: item[1], default=("", 0))
-    if size > allocation.num_tasks:
-        variable = allocation.sources.get("world_size") or allocation.sources.get("num_nodes", "")
-        own = f"{variable}={environ[variable]}" if variable in environ else f"tasks: {allocation.num_tasks}"
+    own = {"tasks": _count_tasks(environ, allocation), "nodes": _max_nodes(allocation)}
+    sizes = {"tasks": _tasks_of_launchers(environ), "nodes": {}}
+    sizes["nodes"] |= _nodes_of_launchers(environ, machine, is_alone=allocation.num_tasks == 1)
+    launcher = per_rank.LAUNCHERS_BY_NAME.get(allocation.launcher)
+    if not (launcher and launcher.chooses_nodes):
+        in_step = slurm.in_step(environ) and not slurm.is_shell(environ)
+        # Several ranks of mpirun may be in the step of its daemons, and a job may use some of its nodes.
+        if in_step and (allocation.num_tasks == 1 or not launcher):
+            sizes["tasks"] |= _read_sizes(environ, ["SLURM_STEP_NUM_TASKS"])
+        if allocation.num_tasks == 1:
+            sizes["nodes"] |= _nodes_of_job(environ, machine)
+    larger = [(size, name, unit) for unit in own for name, size in sizes[unit].items() if size > own[unit]]
+    if larger:
+        size, name, unit = max(larger)
+        variable = allocation.sources.get({"tasks": "world_size", "nodes": "num_nodes"}[unit]) or ""
+        found = f"{variable}={environ[variable]}" if variable in environ else f"{unit}: {own[unit]}"
+        verb = {"tasks": "starts", "nodes": "uses"}[unit]
         raise Failure(
-            f"{allocation.launcher} starts {allocation.num_tasks} of this training's tasks, and {name} says that there "
-            f"are {size}: the others would train on their own",
-            found=f"{own} {name}={environ.get(name, size)}",
+            f"{allocation.launcher} {verb} {own[unit]} of this training's {unit}, and {name} says that there are "
+            f"{size}: the others would train on their own",
+            found=f"{found} {name}={environ.get(name, size)}",
             fix=f"start it with one launcher, on all nodes; {THIS_NODE_ONLY_FIX}",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
 
-def _sizes_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
-    """Variable -> a number of tasks or nodes that a launcher has set, also if its rank is gone."""
-    fields = ("world_size", "local_world_size", "num_nodes")
-    names = [name for launcher in per_rank.RANK_LAUNCHERS for field in fields if (name := getattr(launcher, field))]
-    platform = per_node.find_launcher(environ)
-    names += ["PET_NNODES"] + ([platform.num_nodes] if platform else [])
-    sizes = {name: int(environ[name]) for name in names if _is_number(environ.get(name, ""))}
-    if platform and not platform.num_nodes:
-        sizes[platform.hosts] = len(platform.split(environ[platform.hosts]))
+def _count_tasks(environ: Mapping[str, str], allocation: Allocation) -> int:
+    """How many tasks of another launcher this world can have: each torchrun is one, whatever it starts."""
+    by_agents = allocation.launcher == "torchrun" and environ.get("TORCHELASTIC_RUN_ID")
+    return allocation.num_nodes if by_agents else allocation.num_tasks
+
+
+def _max_nodes(allocation: Allocation) -> int:
+    """The number of nodes; where it is a guess, the most that it can be: one for each task on another node."""
+    if allocation.sources.get("local_world_size") == "derived":
+        return allocation.num_tasks
+    if allocation.launcher in per_rank.LAUNCHERS_BY_NAME:
+        return max(allocation.num_nodes, 1 + allocation.num_tasks - allocation.tasks_on_node)
+    return allocation.num_nodes
+
+
+def _tasks_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
+    """Variable -> the number of tasks that a launcher of ranks has set, also if its rank is gone."""
+    names = [name for each in per_rank.RANK_LAUNCHERS for name in (each.world_size, each.local_world_size)]
+    return _read_sizes(environ, names)
+
+
+def _nodes_of_launchers(environ: Mapping[str, str], machine: Machine, is_alone: bool) -> dict[str, int]:
+    """Variable or file -> the number of nodes that a launcher tells."""
+    sizes = _read_sizes(environ, ["PET_NNODES", *(each.num_nodes for each in per_rank.RANK_LAUNCHERS)])
+    if platform := per_node.find_launcher(environ):
+        try:
+            nodes, source = per_node.count_nodes(environ, machine, platform)
+        except Failure:
+            if is_alone:
+                raise
+        else:
+            sizes[source] = nodes
     return sizes
 
 
-def _sizes_of_jobs(environ: Mapping[str, str], machine: Machine) -> dict[str, int]:
-    """Variable -> the number of nodes of the job, or of tasks of Slurm's step."""
-    names = ("SLURM_STEP_NUM_TASKS",) if slurm.in_step(environ) else ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-    sizes = {name: int(environ[name]) for name in names if _is_number(environ.get(name, ""))}
+def _nodes_of_job(environ: Mapping[str, str], machine: Machine) -> dict[str, int]:
+    """Variable -> the number of nodes of a scheduler's job."""
+    sizes = {} if slurm.in_step(environ) else _read_sizes(environ, ["SLURM_JOB_NUM_NODES", "SLURM_NNODES"])
     nodes, source = batch_script.count_nodes(environ, machine)
     return sizes | ({source: nodes} if source else {})
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+def _read_sizes(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, int]:
+    return {name: int(environ[name]) for name in names if is_whole_number(environ.get(name, ""))}
 
 
 def _override_master_addr(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
-    """Use MASTER_ADDR if it is set: many job scripts export it before srun, like MASTER_PORT."""
+    """Use MASTER_ADDR if it is set: many job scripts export it before srun, like MASTER_PORT.
+
+    It spares no exchange of hosts: mpirun without -x hands it to the tasks of the first host only, and either all
+    tasks exchange or none.
+    """
     addr = environ.get("MASTER_ADDR")
     if not addr:
         return allocation
-    return replace(
-        allocation,
-        master_addr=addr,
-        exchanges_hosts=allocation.exchanges_hosts and not allocation.places_are_known,
-        sources={**allocation.sources, "master_addr": "MASTER_ADDR"},
-    )
+    return replace(allocation, master_addr=addr, sources={**allocation.sources, "master_addr": "MASTER_ADDR"})
 
 
 def _with_master_port(environ: Mapping[str, str], allocation: Allocation) -> Allocation:
@@ -127,22 +160,26 @@ def _with_master_port(environ: Mapping[str, str], allocation: Allocation) -> All
 
 
 def current_job_key(environ: Mapping[str, str]) -> str:
-    """The scheduler's job (and Slurm's step) of this process; empty outside of a job."""
-    if slurm.in_job(environ):
-        return slurm.job_key(environ)
-    return batch_script.job_id(environ)
+    """The jobs, step, launch and platform of this process, separated by spaces; empty without any."""
+    keys = (
+        slurm.job_key(environ) if slurm.in_job(environ) else "",
+        batch_script.job_id(environ),
+        per_rank.launch_key(environ),
+        per_node.job_key(environ),
+    )
+    return " ".join(filter(None, keys))
 
 
 def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
     """Refuse torchrun's variables if they belong to another launch.
 
     sbatch and srun pass on the environment of the process that calls them, also that of a rank.
-    Variables that we set must name this job and step; variables set by hand must agree with srun's
-    numbers.
+    Variables that we set must name this job, step and launch; variables set by hand must agree with
+    srun's numbers.
     """
     current_job, original_job = current_job_key(environ), environ.get(JOB_VARIABLE)
     if original_job is not None:
-        if current_job and original_job != current_job:
+        if not set(current_job.split()) <= set(original_job.split()):
             raise _inherited_variables_failure(environ, original_job, current_job)
         return
     if slurm.in_step(environ) and not _is_torchrun_inside_task(environ):
@@ -152,15 +189,36 @@ def _refuse_inherited_variables(environ: Mapping[str, str]) -> None:
 def _is_torchrun_inside_task(environ: Mapping[str, str]) -> bool:
     """Whether a torchrun agent inside each task may have set the variables.
 
-    Slurm then counts the agents.
-
-    Each agent starts at least one rank, so a world with fewer ranks than the step has tasks is not
-    this step's.
+    Slurm then counts the agents. A step may have one of several agents, if each node has an srun of
+    its own. A world with fewer ranks than the step has tasks, or with more agents than its several
+    tasks, is not this step's. (`_refuse_smaller_world` refuses one with fewer agents.)
     """
-    size, tasks = "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"
-    return bool(environ.get("TORCHELASTIC_RUN_ID")) and parse_whole_number(size, environ[size]) >= parse_whole_number(
-        tasks, environ[tasks]
-    )
+    names = ("WORLD_SIZE", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    ranks, agents, tasks = (parse_whole_number(name, environ.get(name) or "0") for name in names)
+    has_more_agents = agents > tasks > 1 and not slurm.is_shell(environ)
+    return bool(environ.get("TORCHELASTIC_RUN_ID")) and ranks >= tasks and not has_more_agents
+
+
+def _refuse_ranks_of_another_launch(environ: Mapping[str, str], launcher: per_rank.RankLauncher) -> None:
+    """Refuse an MPI launcher's variables in a step with several tasks on a node: sbatch has passed them on.
+
+    mpirun inside a Slurm job starts one daemon on each node as a step of its own; in a step with several tasks on a
+    node each task would start an mpirun of its own. In a step with one task per node nothing shows which it is.
+    """
+    if launcher.chooses_nodes or not slurm.in_step(environ) or slurm.is_shell(environ):
+        return
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    if counts and max(expand_counts(counts, "SLURM_STEP_TASKS_PER_NODE")) > 1:
+        names = (launcher.rank, launcher.world_size, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+        present = [name for each in per_rank.RANK_LAUNCHERS for name in each.variables.values() if name in environ]
+        raise Failure(
+            f"{launcher.rank} and SLURM_PROCID contradict each other: {launcher.name} does not start several tasks of "
+            "a step on one node, so its variables are those of another launch, which sbatch passed on",
+            found=" ".join(f"{name}={environ[name]}" for name in names if name in environ),
+            expected="one launcher: srun, or mpirun in the job script without srun",
+            fix=f"first in the job script: unset {' '.join(dict.fromkeys(present))}; or leave out srun before mpirun",
+            code=ExitCode.LAUNCH_CONFLICT,
+        )
 
 
 def _inherited_variables_failure(environ: Mapping[str, str], original_job: str, current_job: str) -> Failure:

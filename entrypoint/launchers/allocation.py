@@ -26,9 +26,8 @@ class Allocation:
             the launcher tells them apart; the ports derive from it.
         agent_store: the launcher's own store already listens on the port (torchrun).
         exchanges_hosts: the tasks tell each other their hosts before ranks start
-            (entrypoint.exchange), because the launcher does not say where rank 0 is.
-        places_are_known: whether the numbers within a node are the launcher's; otherwise they are
-            guesses until the exchange.
+            (entrypoint.exchange), because the launcher does not say where rank 0 is. The
+            numbers of nodes and within a node are guesses until then.
         sources: field of the world -> the variable or fact that it came from.
     """
 
@@ -47,6 +46,5 @@ class Allocation:
     procs_per_node: int | None = None
     agent_store: bool = False
     exchanges_hosts: bool = False
-    places_are_known: bool = True
     sources: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Schedulers whose job script runs on the first node only: PBS, Grid Engine, LSF, Flux.
+"""Schedulers whose job script runs on the first node only: PBS, Grid Engine, LSF, OAR, Flux and others.
 
 Without mpiexec or the like a job of several nodes would train on the first one, so that is refused.
 BATCH_SCHEDULERS is the table; an entry holds all that is known about one of them. (Slurm's batch
@@ -27,6 +27,11 @@ def _words(text: str) -> Sequence[str]:
     return text.split()
 
 
+def _split_addresses(text: str) -> Sequence[str]:
+    """Addresses separated by commas or semicolons."""
+    return text.replace(";", " ").replace(",", " ").split()
+
+
 def _every_second_word(text: str) -> Sequence[str]:
     """Names from `host1 4 host2 4`."""
     return text.split()[::2]
@@ -42,7 +47,7 @@ class BatchScheduler:
             (HOST_FILE_VARIABLES), and how to read them.
         counts: variables with the number of nodes, used if no names can be read.
         unknown: variables that show a job of this scheduler without its number of nodes.
-        ids: the variables that together are the job's id.
+        ids: the variables that together are the job's id; they reach the tasks on all hosts.
         command: starts one process per GPU on all nodes.
     """
 
@@ -74,7 +79,7 @@ BATCH_SCHEDULERS: Final = (
         title="Grid Engine job",
         hosts={"PE_HOSTFILE": _first_word_of_lines},
         counts=("NHOSTS",),
-        ids=(),  # JOB_ID and SGE_TASK_ID: mpirun's daemons on other hosts may have their own
+        ids=("JOB_ID",),  # not SGE_TASK_ID: mpirun's daemons on other hosts may have their own
         command="mpirun -n RANKS",
     ),
     # https://www.ibm.com/docs/en/spectrum-lsf, "Environment variables set for job execution"
@@ -88,8 +93,29 @@ BATCH_SCHEDULERS: Final = (
         ids=("LSB_JOBID", "LSB_JOBINDEX"),
         command="mpirun -n RANKS, or jsrun -n NODES -a GPUS -g GPUS",
     ),
+    # OAR's user guide, "Environment variables"
+    BatchScheduler(
+        title="OAR job",
+        hosts={"OAR_NODEFILE": _first_word_of_lines},
+        ids=("OAR_JOB_ID",),
+        command="mpirun -n RANKS --machinefile $OAR_NODEFILE",
+    ),
+    # Fujitsu's Technical Computing Suite, on Fugaku: pjsub(1)
+    BatchScheduler(title="Fujitsu PJM job", counts=("PJM_NODE",), ids=("PJM_JOBID",), command="mpiexec -n RANKS"),
+    # https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables: of a multi-instance task, whose
+    # command runs on the primary node
+    BatchScheduler(
+        title="Azure Batch multi-instance task",
+        hosts={"AZ_BATCH_NODE_LIST": _split_addresses, "AZ_BATCH_HOST_LIST": _split_addresses},
+        command="mpirun -n RANKS --host $AZ_BATCH_HOST_LIST",
+    ),
     # flux-environment(7): a batch script has no variable with the number of nodes
-    BatchScheduler(title="Flux job", unknown=("FLUX_URI",), command="flux run -N NODES -n RANKS --gpus-per-task=1"),
+    BatchScheduler(
+        title="Flux job",
+        unknown=("FLUX_URI",),
+        ids=("FLUX_ENCLOSING_ID", "FLUX_JOB_ID"),
+        command="flux run -N NODES -n RANKS --gpus-per-task=1",
+    ),
 )
 
 

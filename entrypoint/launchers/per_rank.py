@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from entrypoint import pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hostlist import expand_hosts
 from entrypoint.launchers import batch_script, slurm
 from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation
 from entrypoint.machine import Machine
-from entrypoint.world import MAX_DIGITS, parse_whole_number
+from entrypoint.world import is_whole_number, parse_whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,8 @@ class RankLauncher:
         num_nodes: the variable with the number of nodes, where there is no local_world_size.
         launch_ids: variables with an id of one start, equal on all hosts; the first that is set counts.
         passes_job_id: whether the id of the batch job reaches all hosts, and can stand for launch_ids.
-        export: the option that hands MASTER_ADDR to all ranks.
+        chooses_nodes: whether it is a scheduler of its own inside another one's job, whose lists and sizes do not
+            describe its ranks.
     """
 
     name: str
@@ -40,7 +42,7 @@ class RankLauncher:
     num_nodes: str = ""
     launch_ids: tuple[str, ...] = ()
     passes_job_id: bool = False
-    export: str = "-genv MASTER_ADDR HOST"
+    chooses_nodes: bool = False
 
     @property
     def variables(self) -> dict[str, str]:
@@ -59,7 +61,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
         local_world_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         launch_ids=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-        export="-x MASTER_ADDR=HOST",
     ),
     # flux-environment(7); it sets PMI_RANK and PMI_SIZE too
     RankLauncher(
@@ -69,7 +70,7 @@ RANK_LAUNCHERS: Final = (
         local_rank="FLUX_TASK_LOCAL_ID",
         num_nodes="FLUX_JOB_NNODES",
         launch_ids=("FLUX_JOB_ID",),
-        export="--env=MASTER_ADDR=HOST",
+        chooses_nodes=True,
     ),
     # IBM's Job Step Manager, on Summit and Sierra: its manual, jsrun(1)
     RankLauncher(
@@ -79,7 +80,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
         local_world_size="JSM_NAMESPACE_LOCAL_SIZE",
         launch_ids=("PMIX_NAMESPACE",),
-        export="-E MASTER_ADDR=HOST",
     ),
     # MVAPICH2's user guide, "Environment variables set by mpirun_rsh"
     RankLauncher(
@@ -98,7 +98,6 @@ RANK_LAUNCHERS: Final = (
         local_rank="PMI_LOCAL_RANK",
         local_world_size="PMI_LOCAL_SIZE",
         launch_ids=("PALS_APID", "PMI_JOBID"),
-        export="--env MASTER_ADDR=HOST",
     ),
     # The mpiexec of MPICH and Intel MPI; ran: MPICH 4.0.2. PMI_PORT differs between hosts.
     RankLauncher(
@@ -113,7 +112,8 @@ RANK_LAUNCHERS: Final = (
     # What every launcher that speaks PMI-1 sets
     RankLauncher(name="pmi", rank="PMI_RANK", world_size="PMI_SIZE", launch_ids=("PMI_JOBID",)),
 )
-NAMES: Final = frozenset(launcher.name for launcher in RANK_LAUNCHERS)
+LAUNCHERS_BY_NAME: Final = {launcher.name: launcher for launcher in RANK_LAUNCHERS}
+NAMES: Final = frozenset(LAUNCHERS_BY_NAME)
 # Variables of launchers that set a rank, but no number of ranks that goes with it.
 RANK_ONLY_VARIABLES: Final = {
     "PMIX_RANK": "PMIx (prterun)",
@@ -176,8 +176,12 @@ def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
-_RANK_NAME: Final = re.compile(r"(\w+)_(?:RANK|PROCID|TASK_ID)")
-_SIZE_ENDINGS: Final = ("SIZE", "WORLD_SIZE", "NRANKS", "NPROCS", "NTASKS")
+_RANK_NAME: Final = re.compile(r"(?:(\w+)_)?(?:RANK|PROCID|TASK_ID|INDEX)")
+_SIZE_ENDINGS: Final = (
+    *("SIZE", "WORLD_SIZE", "NRANKS", "NPROCS", "NTASKS", "COUNT", "NUM", "TOTAL", "NNODES", "NUM_NODES"),
+)
+# Independent jobs with a number each: those of an array, and the shards of a test run.
+_NO_RANK_NAME: Final = re.compile(r"\w*ARRAY\w*|(?:CI|CIRCLE)_NODE_INDEX")
 
 
 def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
@@ -188,12 +192,13 @@ def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
     Raises:
         Failure: LAUNCH_CONFLICT if there is such a pair, with a size above 1.
     """
-    for rank, prefix in [(name, match[1]) for name in environ if (match := _RANK_NAME.fullmatch(name))]:
-        for size in (f"{prefix}_{ending}" for ending in _SIZE_ENDINGS):
+    ranks = {name: match[1] for name in environ if (match := _RANK_NAME.fullmatch(name)) and match[1]}
+    for rank, prefix in ranks.items():
+        for size in _size_names(prefix):
             numbers = [environ.get(name, "") for name in (rank, size)]
-            if all(text.isascii() and text.isdigit() and len(text) < MAX_DIGITS for text in numbers) and (
-                int(numbers[0]) < int(numbers[1]) > 1
-            ):
+            if _NO_RANK_NAME.fullmatch(rank) or not all(map(is_whole_number, numbers)):
+                continue
+            if int(numbers[0]) < int(numbers[1]) > 1:
                 raise Failure(
                     f"{rank} and {size} look like those of a launcher that is not known here: this would train alone",
                     found=f"{rank}={numbers[0]} {size}={numbers[1]}",
@@ -201,6 +206,13 @@ def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
                     f"--master-addr HOST --master-port PORT; {THIS_NODE_ONLY_FIX}, or unset {rank}",
                     code=ExitCode.LAUNCH_CONFLICT,
                 )
+
+
+def _size_names(prefix: str) -> list[str]:
+    """The sizes that go with ACME_NODE: ACME_NODE_COUNT, ACME_NUM_NODES and others; with NODE: NNODES, NUM_NODES."""
+    outer, _, _ = prefix.rpartition("_")
+    names = [f"{start}_{ending}" for start in (prefix, outer) if start for ending in _SIZE_ENDINGS]
+    return names if outer else [*names, "NNODES", "NUM_NODES"]
 
 
 def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: RankLauncher) -> Allocation:
@@ -216,15 +228,19 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
         if environ.get(variable)
     }
     _require_all_variables(launcher, values)
+    _refuse_out_of_range(launcher, values)
     size, rank = values["world_size"], values["rank"]
+    # Equal on all tasks, also if they have not the same variables or numbers of ranks on their nodes.
+    one_node = size == 1 or values.get("local_world_size") == size or values.get("num_nodes") == 1
+    hosts, hosts_source = _read_hosts(environ, machine, launcher, one_node)
     # Without a variable these are guesses, until the tasks have told each other their hosts.
-    nodes = max(1, values.get("num_nodes") or -(-size // (values.get("local_world_size") or 1)))
+    nodes = 1 if one_node else len(hosts) or values.get("num_nodes") or -(-size // values.get("local_world_size", 1))
     local_size = values.get("local_world_size", -(-size // nodes))
     local_rank = values.get("local_rank", 0)
-    _refuse_out_of_range(launcher, values)
-    hosts, hosts_source = _read_hosts(environ, machine, nodes)
     node_name = environ.get("SLURMD_NODENAME") or machine.hostname
-    places_are_known = {"local_rank", "local_world_size"} <= values.keys() or (nodes == 1 and "num_nodes" in values)
+    places_are_known = {"local_rank", "local_world_size"} <= values.keys()
+    # Two starts of mpiexec on one host, or in one job, are told apart by what they exchange.
+    lacks_id = size > 1 and not _start_id(environ, launcher) and pmi.is_available(environ, rank, size)
     return Allocation(
         launcher=launcher.name,
         task=rank,
@@ -238,8 +254,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
         master_addr=LOOPBACK if nodes == 1 else next(iter(hosts), ""),
         master_port=None,
         launch_id=_launch_id(environ, launcher),
-        exchanges_hosts=size > 1 and not (places_are_known and hosts),
-        places_are_known=places_are_known,
+        exchanges_hosts=lacks_id or (not one_node and not (places_are_known and hosts)),
         sources=variables | {"master_addr": hosts_source},
     )
 
@@ -256,33 +271,51 @@ def _require_all_variables(launcher: RankLauncher, values: Mapping[str, int]) ->
 
 
 def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> None:
-    for rank, size in (("rank", "world_size"), ("local_rank", "local_world_size"), ("local_rank", "world_size")):
-        if rank in values and size in values and values[rank] >= values[size]:
-            names = [launcher.variables.get(field, field) for field in (rank, size)]
+    rules = (  # field, the one that bounds it, by how much it must be smaller
+        ("rank", "world_size", 1),
+        ("local_rank", "local_world_size", 1),
+        ("local_rank", "world_size", 1),
+        ("local_world_size", "world_size", 0),
+    )
+    for small, large, gap in rules:
+        if small in values and large in values and values[small] + gap > values[large]:
+            names = [launcher.variables.get(field, field) for field in (small, large)]
             raise Failure(
-                f"{names[0]} must be below {names[1]}",
-                found=f"{names[0]}={values[rank]} {names[1]}={values[size]}",
+                f"{names[0]} must {'be below' if gap else 'not be above'} {names[1]}",
+                found=f"{names[0]}={values[small]} {names[1]}={values[large]}",
                 fix="do not set these variables by hand; the launcher sets them",
                 code=ExitCode.LAUNCH_CONFLICT,
             )
 
 
-def _read_hosts(environ: Mapping[str, str], machine: Machine, nodes: int) -> tuple[tuple[str, ...], str]:
-    """The job's first `nodes` hosts and their source; no hosts if nothing lists them for all tasks.
+def _read_hosts(
+    environ: Mapping[str, str], machine: Machine, launcher: RankLauncher, one_node: bool
+) -> tuple[tuple[str, ...], str]:
+    """The job's hosts and their source; no hosts if nothing lists them for all tasks.
 
     PBS_NODEFILE and the like are not read: they may be there on the first node only, list the node of the job script,
     or hold more than this launcher uses.
     """
-    if nodes == 1:
+    if one_node:
         return (machine.hostname,), "this host"
-    if names := environ.get("SLURM_NODELIST"):  # mpirun's daemons change SLURM_JOB_NODELIST
-        return expand_hosts(names, "SLURM_NODELIST")[:nodes], "SLURM_NODELIST"
-    return (), ""
+    names = environ.get("SLURM_NODELIST")  # mpirun's daemons change SLURM_JOB_NODELIST
+    hosts = expand_hosts(names, "SLURM_NODELIST") if names and not launcher.chooses_nodes else ()
+    return (hosts, "SLURM_NODELIST") if len(hosts) > 1 else ((), "")
+
+
+def launch_key(environ: Mapping[str, str]) -> str:
+    """The launcher of this rank, and its own id of the start; empty outside of a launch."""
+    launcher = find_launcher(environ)
+    return f"{launcher.name}:{_start_id(environ, launcher)}" if launcher else ""
 
 
 def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
     """The launch_id of this start: the launcher's own id if there is one, and the Slurm job."""
-    start_id = next((environ[name] for name in launcher.launch_ids if environ.get(name)), "")
+    start_id = _start_id(environ, launcher)
     if not start_id and launcher.passes_job_id:
         start_id = batch_script.job_id(environ)
     return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{start_id}"
+
+
+def _start_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
+    return next((environ[name] for name in launcher.launch_ids if environ.get(name)), "")

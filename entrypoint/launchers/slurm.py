@@ -12,7 +12,7 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.hostlist import expand_counts, expand_hosts
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
-from entrypoint.world import MAX_DIGITS, parse_whole_number
+from entrypoint.world import is_whole_number, parse_whole_number
 
 # Field -> Slurm's variable of the step; those of the job (SLURM_NODELIST, SLURM_NTASKS_PER_NODE)
 # may describe more nodes than the step has.
@@ -49,13 +49,12 @@ def in_step(environ: Mapping[str, str]) -> bool:
     SLURM_PROCID alone is not enough: the batch script has it too, as 0.
     """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
-    return (
-        step.isascii()
-        and step.isdigit()
-        and len(step) <= MAX_DIGITS
-        and int(step) < _FIRST_RESERVED_STEP_ID
-        and not _missing_task_variables(environ)
-    )
+    return is_whole_number(step) and int(step) < _FIRST_RESERVED_STEP_ID and not _missing_task_variables(environ)
+
+
+def is_shell(environ: Mapping[str, str]) -> bool:
+    """Whether this step is an interactive shell on one node (`srun --pty`); its other tasks have no input."""
+    return bool(environ.get("SLURM_PTY_PORT")) and environ.get(STEP_VARIABLES["num_nodes"]) == "1"
 
 
 def _missing_task_variables(environ: Mapping[str, str]) -> list[str]:

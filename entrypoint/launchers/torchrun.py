@@ -11,7 +11,7 @@ from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers import per_node
 from entrypoint.launchers.allocation import Allocation
 from entrypoint.machine import Machine
-from entrypoint.world import MAX_DIGITS, TORCHRUN_VARIABLES, parse_port, parse_whole_number
+from entrypoint.world import TORCHRUN_VARIABLES, is_whole_number, parse_port, parse_whole_number
 
 CORE_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _SIZE_VARIABLE_BY_RANK = {"RANK": "WORLD_SIZE", "LOCAL_RANK": "LOCAL_WORLD_SIZE", "GROUP_RANK": "GROUP_WORLD_SIZE"}
@@ -50,13 +50,9 @@ def _is_rank_a_node_rank(environ: Mapping[str, str]) -> bool:
     if not nodes:
         return per_node.counts_nodes_in_world_size(environ)
     sizes = {nodes}
-    if _is_number(nodes) and _is_number(procs):
+    if is_whole_number(nodes) and is_whole_number(procs):
         sizes.add(str(int(nodes) * int(procs)))
     return environ["WORLD_SIZE"] in sizes and environ.get("PET_NODE_RANK", environ["RANK"]) == environ["RANK"]
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def read_allocation(environ: Mapping[str, str], machine: Machine) -> Allocation:

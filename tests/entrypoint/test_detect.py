@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 from machines import captured, machine
+from synthetic import GRID_ENGINE, PER_NODE, PER_RANK
+from synthetic import PET as PET_OF_TWO
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import current_job_key, detect_allocation
@@ -102,6 +104,26 @@ def test_a_ranks_variables_from_anywhere_else_are_refused_in_a_step(made_in: str
 @pytest.mark.parametrize("job", [STEP, ONE_TASK, BATCH, {"PBS_JOBID": "7.pbs"}, {}])
 def test_what_a_rank_of_ours_starts_is_that_rank(job: dict[str, str]) -> None:
     assert launcher(OURS | job | {"ENTRYPOINT_JOB": current_job_key(job)}) == "torchrun"
+
+
+LAUNCHES = {**PER_RANK, **PER_NODE, "pet": PET_OF_TWO, "grid-engine": GRID_ENGINE, "flux-script": {"FLUX_JOB_ID": "f7"}}
+
+
+@pytest.mark.parametrize("name", sorted(LAUNCHES.keys() - {"kubernetes"}))  # a pod is started by nobody's rank
+def test_a_rank_of_ours_outside_of_a_job_is_no_rank_of_a_launch_that_it_starts(name: str) -> None:
+    with pytest.raises(Failure, match="of another launch"):
+        launcher(OURS | LAUNCHES[name] | {"ENTRYPOINT_JOB": ""})
+
+
+@pytest.mark.parametrize("environ", LAUNCHES.values(), ids=LAUNCHES)
+def test_what_a_rank_of_ours_starts_in_any_launch_is_that_rank(environ: dict[str, str]) -> None:
+    """Also a rank of --nodes 1 on a platform of several nodes: its parent has looked."""
+    assert launcher(OURS | environ | {"ENTRYPOINT_JOB": current_job_key(environ)}) == "torchrun"
+
+
+def test_a_variable_that_a_rank_of_ours_left_behind_hides_no_larger_job() -> None:
+    with pytest.raises(Failure, match="PMI_SIZE says that there are 4"):
+        launcher({"ENTRYPOINT_JOB": "", "PMI_SIZE": "4"})
 
 
 def test_a_rank_that_took_slurms_variables_away_is_that_rank() -> None:

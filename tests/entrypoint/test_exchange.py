@@ -39,7 +39,10 @@ def planned(task: int, tasks: int = 2, host: str = "", procs: int | None = None)
 
 
 def hosts(*names: str) -> list[TaskHost]:
-    return [TaskHost(host=name, address=f"10.0.0.{name[-1]}", nonce=f"nonce-{task}") for task, name in enumerate(names)]
+    return [
+        TaskHost(host=name, address=f"10.0.0.{name[-1]}", nonce=f"nonce-{task}", ports=f"2000{task}/21000")
+        for task, name in enumerate(names)
+    ]
 
 
 def together(tasks: int, run: Exchange, delays: list[float] | None = None) -> list[Plan]:
@@ -108,6 +111,11 @@ def test_the_users_address_wins_on_all_tasks_even_if_only_some_have_it(has_it: t
     assert {place_task(planned(task), names, task).world.master_addr for task in (0, 1)} == {"ib-node1"}
 
 
+def test_a_port_that_only_the_first_task_was_given_counts_for_all() -> None:
+    plans = [place_task(planned(task), hosts("node1", "node2"), task) for task in (0, 1)]
+    assert {(plan.ports, plan.world.master_port) for plan in plans} == {((20000, 21000), 20000)}
+
+
 def test_two_containers_with_one_name_are_two_hosts_if_their_addresses_differ() -> None:
     names = [replace(each, address=f"10.0.0.{task}") for task, each in enumerate(hosts("pod", "pod"))]
     assert place_task(planned(1), names, 1).world.num_nodes == 2
@@ -149,7 +157,10 @@ def leave_files_of_a_dead_start(folder: Path, draw: random.Random, tasks: int) -
     """What a start that was killed may have left: files of some tasks, of task 0, or half a file."""
     key = f"hosts-{hash_to_uint64(planned(0, tasks).launch_id.encode()):016x}"
     (folder / key).mkdir()
-    dead = [{"host": f"dead{task}", "address": "10.9.9.9", "nonce": f"dead-{task}"} for task in range(tasks)]
+    dead = [
+        {"host": f"dead{task}", "address": "10.9.9.9", "nonce": f"dead-{task}", "ports": "20000"}
+        for task in range(tasks)
+    ]
     files: dict[str, object] = {
         f"task-{task}.json": each | {"master_addr": draw.choice(["", "dead0"])} for task, each in enumerate(dead)
     }
@@ -166,6 +177,28 @@ def test_fifty_starts_over_pmi_agree(seed: int, tmp_path: Path) -> None:
     with PmiServer(2) as server:
         plans = together(2, over_pmi(server, tmp_path), [draw.uniform(0, 0.1) for _ in range(2)])
     assert agree(plans)
+
+
+def test_two_starts_of_mpiexec_on_one_host_are_two_launches(tmp_path: Path) -> None:
+    numbers = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+
+    def start(server: PmiServer) -> str:
+        def run(task: int) -> Plan:
+            own = numbers | {
+                "PMI_RANK": str(task),
+                "MPI_LOCALRANKID": str(task),
+                "PMI_FD": str(server.descriptors[task]),
+            }
+            found = plan_allocation(detect_allocation(own, CPU, machine()), CPU, machine(), own)
+            assert found.exchanges_hosts
+            return exchange_hosts(found, own, tmp_path, time.monotonic() + 60, nothing)
+
+        (plan,) = {plan.launch_id: plan for plan in together(2, run)}.values()
+        assert (plan.world.num_nodes, plan.world.master_addr) == (1, "127.0.0.1")
+        return plan.launch_id
+
+    with PmiServer(2) as one, PmiServer(2) as other:
+        assert start(one) != start(other)
 
 
 def test_a_second_start_after_a_dead_one_is_another_launch(tmp_path: Path) -> None:
@@ -211,7 +244,7 @@ def test_a_launcher_that_dies_while_tasks_wait_is_an_error_and_no_hang(tmp_path:
         server.stop()
         with pytest.raises(Failure, match="over PMI-1") as caught:
             waiting.result(30)
-    assert "mpiexec -genv MASTER_ADDR" in caught.value.fix
+    assert "env -u PMI_FD" in caught.value.fix
 
 
 def test_tasks_that_do_not_come_in_time_are_an_error_over_pmi_too(tmp_path: Path) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from machines import machine
-from synthetic import HTCONDOR, ONE_NODE_TASKS, PER_NODE, PET, SAGEMAKER, SKYPILOT, VOLCANO
+from synthetic import (
+    AWS_BATCH,
+    AWS_BATCH_MAIN,
+    BEAKER,
+    HTCONDOR,
+    ONE_NODE_TASKS,
+    PER_NODE,
+    PET,
+    RESOURCE_CONFIG,
+    SAGEMAKER,
+    SAGEMAKER_BARE,
+    SKYPILOT,
+    VERTEX,
+    VOLCANO,
+)
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, per_node
 from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX, Allocation
+from entrypoint.machine import SAGEMAKER_HOST_FILE, read_machine
 from entrypoint.options import LaunchOptions
 
 
@@ -32,9 +49,84 @@ def test_rank_0_is_on_the_first_node_or_the_tasks_tell_each_other(name: str) -> 
     assert (found.master_addr, found.exchanges_hosts) == (("", True) if name == "htcondor" else ("10.0.0.1", False))
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "vertex"])
-def test_the_platforms_port_is_used(name: str) -> None:
-    assert detected(PER_NODE[name]).master_port == int(PER_NODE[name]["MASTER_PORT"])
+def test_the_platforms_port_is_used() -> None:
+    assert detected(VOLCANO).master_port == 23456
+
+
+@pytest.mark.parametrize("name", [*PER_NODE, "pet"])
+def test_all_nodes_have_one_launch_id_also_if_the_master_calls_itself_localhost(name: str) -> None:
+    environ = PER_NODE.get(name, PET)
+    masters = {each: "localhost" for each in environ if "MASTER" in each and each.endswith("ADDR")}
+    assert detected(environ | masters).launch_id == detected(environ).launch_id
+
+
+def test_an_address_that_the_user_gives_replaces_the_platforms() -> None:
+    found = detected(SKYPILOT | {"MASTER_ADDR": "10.1.1.1"})
+    assert (found.master_addr, found.sources["master_addr"]) == ("10.1.1.1", "MASTER_ADDR")
+
+
+def test_sagemakers_file_names_the_hosts_without_its_training_toolkit() -> None:
+    found = detect_allocation(
+        SAGEMAKER_BARE, LaunchOptions(), machine(host_files={SAGEMAKER_HOST_FILE: RESOURCE_CONFIG})
+    )
+    assert (found.launcher, found.node_rank, found.num_nodes) == ("sagemaker", 1, 2)
+    assert (found.master_addr, found.sources["node_rank"]) == ("10.0.0.1", SAGEMAKER_HOST_FILE)
+
+
+def test_sagemakers_file_is_read_from_its_place(tmp_path: Path) -> None:
+    file = tmp_path / SAGEMAKER_HOST_FILE.lstrip("/")
+    file.parent.mkdir(parents=True)
+    file.write_text(RESOURCE_CONFIG)
+    assert read_machine({}, gpus=False, root=tmp_path).host_files == {SAGEMAKER_HOST_FILE: RESOURCE_CONFIG}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not JSON", "[]", '{"hosts": 1, "current_host": 1}'])
+def test_a_sagemaker_job_whose_hosts_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match="nodes cannot be read from SM_HOSTS or /opt/ml") as caught:
+        detect_allocation(SAGEMAKER_BARE, LaunchOptions(), machine(host_files={SAGEMAKER_HOST_FILE: text}))
+    assert THIS_NODE_ONLY_FIX in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"cluster": {"workerpool0": 7}}', "workerpool0", '{"cluster": {"workerpool0": []}, "task": {"type": "x"}}'],
+)
+def test_a_vertex_job_whose_machines_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(Failure, match="nodes cannot be read from CLUSTER_SPEC"):
+        detected({"CLUSTER_SPEC": text})
+
+
+def test_a_vertex_machine_that_is_no_trainer_is_refused() -> None:
+    spec = '{"cluster": {"workerpool0": ["a:1"], "workerpool2": ["b:1"]}, "task": {"type": "workerpool2", "index": 0}}'
+    with pytest.raises(Failure, match="CLUSTER_SPEC is not in pool 0 or 1"):
+        detected({"CLUSTER_SPEC": spec})
+
+
+def test_vertex_numbers_of_machines_are_read_where_they_are_set() -> None:
+    found = detected(VERTEX | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "2222"})
+    assert (found.launcher, found.node_rank, found.master_addr, found.master_port) == ("vertex", 1, "10.0.0.9", 2222)
+
+
+def test_another_programs_cluster_spec_means_nothing() -> None:
+    assert detected({"CLUSTER_SPEC": "/home/me/cluster.yaml"}).launcher == "local"
+
+
+def test_the_main_node_of_aws_batch_has_rank_0_and_knows_its_own_address() -> None:
+    main, other = detected(AWS_BATCH_MAIN), detected(AWS_BATCH)
+    assert (main.node_rank, main.master_addr, main.exchanges_hosts) == (0, "node01", False)
+    assert main.launch_id == other.launch_id
+    second = {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "1"}
+    assert [detected(environ | second).node_rank for environ in (AWS_BATCH | {"AWS_BATCH_JOB_NODE_INDEX": "1"},)] == [0]
+    assert detected(AWS_BATCH | second | {"AWS_BATCH_JOB_NODE_INDEX": "0"}).node_rank == 1
+
+
+def test_another_node_of_aws_batch_without_the_main_nodes_address_is_refused() -> None:
+    with pytest.raises(Failure, match="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set"):
+        detected(AWS_BATCH_MAIN | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
+
+
+def test_beakers_replicas_without_a_leader_tell_each_other_their_hosts() -> None:
+    assert detected(BEAKER | {"BEAKER_LEADER_REPLICA_HOSTNAME": ""}).exchanges_hosts
 
 
 @pytest.mark.parametrize("name", ONE_NODE_TASKS)
@@ -75,12 +167,23 @@ def test_a_rank_with_a_local_rank_is_a_process_also_in_a_pod() -> None:
 def test_a_pod_of_an_indexed_job_is_refused_since_nothing_tells_how_many_there_are(index: str) -> None:
     with pytest.raises(Failure, match="nothing tells how many nodes") as caught:
         detected({"JOB_COMPLETION_INDEX": index, "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-    assert "for a Job of one pod PET_NNODES=1 is enough" in caught.value.fix
+    assert "completions: 1), set PET_NNODES=1" in caught.value.fix
     assert THIS_NODE_ONLY_FIX in caught.value.fix
 
 
-def test_a_pod_of_an_indexed_job_with_one_completion_trains_alone_once_it_is_told_so() -> None:
-    environ = {"JOB_COMPLETION_INDEX": "0", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "PET_NNODES": "1"}
+def test_a_pod_of_an_indexed_job_of_one_pod_trains_as_its_fix_says() -> None:
+    assert detected({"JOB_COMPLETION_INDEX": "0", "PET_NNODES": "1"}).num_nodes == 1
+
+
+@pytest.mark.parametrize("roles", [{"VC_WORKER_NUM": "2"}, {"VC_MASTER_NUM": "1", "VC_WORKER_NUM": "1"}])
+def test_a_volcano_pod_that_only_counts_within_its_role_is_refused(roles: dict[str, str]) -> None:
+    with pytest.raises(Failure, match="which of the Volcano job's pods") as caught:
+        detected(roles | {"VC_TASK_INDEX": "0"})
+    assert "PET_NNODES" in caught.value.fix
+
+
+@pytest.mark.parametrize("environ", [{"VC_TASK_INDEX": "0"}, {"VC_TASK_INDEX": "0", "VC_WORKER_NUM": "1"}])
+def test_a_volcano_job_of_one_pod_trains(environ: dict[str, str]) -> None:
     assert detected(environ).num_nodes == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from machines import captured, machine
-from synthetic import FLUX, HYDRA, INTEL, MVAPICH, OPENMPI, PALS, PER_RANK
+from synthetic import FLUX, HYDRA, INTEL, MVAPICH, OPENMPI, OPENMPI_TWO_NODES, PALS, PER_RANK
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, per_rank
@@ -49,14 +49,40 @@ def test_one_node_meets_on_loopback() -> None:
     assert not read(OPENMPI).exchanges_hosts
 
 
-def test_an_address_that_the_user_gives_is_enough() -> None:
-    found = detect_allocation(INTEL | {"MASTER_ADDR": "node01"}, LaunchOptions(), machine())
-    assert (found.master_addr, found.exchanges_hosts) == ("node01", False)
+@pytest.mark.parametrize("environ", PER_RANK.values(), ids=PER_RANK)
+def test_an_address_that_only_some_tasks_may_have_decides_nothing_else(environ: dict[str, str]) -> None:
+    with_address, without = (
+        detect_allocation(environ | address, LaunchOptions(), machine()) for address in ({"MASTER_ADDR": "node01"}, {})
+    )
+    assert with_address.master_addr == "node01"
+    assert (with_address.exchanges_hosts, with_address.launch_id) == (without.exchanges_hosts, without.launch_id)
 
 
-def test_an_address_does_not_replace_the_places_that_a_launcher_does_not_tell() -> None:
-    environ = PER_RANK["pmi"] | {"MASTER_ADDR": "node01"}
-    assert detect_allocation(environ, LaunchOptions(), machine()).exchanges_hosts
+# Of four ranks three are on the first node and one is on the second.
+UNEVEN = {
+    rank: OPENMPI_TWO_NODES
+    | {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": local, "OMPI_COMM_WORLD_LOCAL_SIZE": size}
+    for rank, local, size in (("0", "0", "3"), ("2", "2", "3"), ("3", "0", "1"))
+}
+
+
+@pytest.mark.parametrize("environ", UNEVEN.values(), ids=UNEVEN)
+def test_every_task_of_an_uneven_launch_tells_its_host(environ: dict[str, str]) -> None:
+    assert read(environ).exchanges_hosts
+
+
+def test_inside_slurm_the_number_of_nodes_of_an_uneven_launch_is_that_of_the_list() -> None:
+    found = [read(environ | {"SLURM_NODELIST": "node[01-02]"}) for environ in UNEVEN.values()]
+    assert {(each.num_nodes, each.hosts, each.exchanges_hosts) for each in found} == {(2, ("node01", "node02"), False)}
+
+
+def test_a_list_of_one_host_says_nothing_of_ranks_on_several() -> None:
+    found = read(OPENMPI_TWO_NODES | {"SLURM_NODELIST": "node01"})
+    assert (found.num_nodes, found.exchanges_hosts) == (2, True)
+
+
+def test_flux_places_its_ranks_on_nodes_of_its_choice_inside_slurm() -> None:
+    assert read(FLUX | {"SLURM_NODELIST": "node[01-02]"}).exchanges_hosts
 
 
 @pytest.mark.parametrize("name", ["PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"])
@@ -136,6 +162,7 @@ def test_half_of_a_launchers_variables_are_refused_by_the_missing_one(environ: d
         ({"OMPI_COMM_WORLD_SIZE": "-2"}, "OMPI_COMM_WORLD_SIZE is not a whole number"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "0"}, "OMPI_COMM_WORLD_LOCAL_RANK must be below"),
         ({"OMPI_COMM_WORLD_SIZE": "0"}, "OMPI_COMM_WORLD_RANK must be below"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "OMPI_COMM_WORLD_LOCAL_SIZE must not be above OMPI_COMM_WORLD_SIZE"),
     ],
 )
 def test_impossible_numbers_are_refused_by_name(change: dict[str, str], named: str) -> None:
@@ -151,11 +178,26 @@ def test_a_rank_without_a_number_of_ranks_is_refused(name: str) -> None:
     assert f"unset {name}" in caught.value.fix
 
 
-@pytest.mark.parametrize("size", ["ACME_SIZE", "ACME_WORLD_SIZE", "ACME_NPROCS"])
-def test_a_rank_and_a_size_of_an_unknown_launcher_are_refused_with_the_way_out(size: str) -> None:
-    with pytest.raises(Failure, match=f"ACME_RANK and {size}") as caught:
-        detect_allocation({"ACME_RANK": "1", size: "8"}, LaunchOptions(), machine())
-    assert "--nodes 8 --node-rank $ACME_RANK" in caught.value.fix
+@pytest.mark.parametrize(
+    ("rank", "size"),
+    [
+        ("ACME_RANK", "ACME_SIZE"),
+        ("ACME_RANK", "ACME_WORLD_SIZE"),
+        ("ACME_RANK", "ACME_NPROCS"),
+        ("ACME_REPLICA_RANK", "ACME_REPLICA_COUNT"),
+        ("ACME_INDEX", "ACME_TOTAL"),
+        ("ACME_TASK_ID", "ACME_NUM"),
+        ("ACME_NODE_INDEX", "ACME_NUM_NODES"),
+        ("ACME_NODE_RANK", "ACME_NNODES"),
+        ("NODE_RANK", "NNODES"),
+        ("NODE_RANK", "NUM_NODES"),
+        ("NODE_RANK", "NODE_COUNT"),
+    ],
+)
+def test_a_rank_and_a_size_of_an_unknown_launcher_are_refused_with_the_way_out(rank: str, size: str) -> None:
+    with pytest.raises(Failure, match=f"{rank} and {size}") as caught:
+        detect_allocation({rank: "1", size: "8"}, LaunchOptions(), machine())
+    assert f"--nodes 8 --node-rank ${rank}" in caught.value.fix
     assert "--nodes 1" in caught.value.fix
 
 
@@ -166,8 +208,13 @@ def test_a_rank_and_a_size_of_an_unknown_launcher_are_refused_with_the_way_out(s
         {"ACME_SIZE": "8"},
         {"ACME_RANK": "0", "ACME_SIZE": "1"},
         {"ACME_RANK": "9", "ACME_SIZE": "8"},
+        {"NODE_RANK": "0", "NNODES": "1"},
+        {"NNODES": "8"},
+        {"AWS_BATCH_JOB_ARRAY_INDEX": "1", "AWS_BATCH_JOB_ARRAY_SIZE": "8"},
+        {"CI_NODE_INDEX": "1", "CI_NODE_TOTAL": "4"},
+        {"NODE_INDEX": "1", "SIZE": "8", "COUNT": "9"},
     ],
-    ids=["rank-only", "size-only", "one", "no-rank-of-it"],
+    ids=["rank-only", "size-only", "one", "no-rank-of-it", "one-node", "nodes-only", "array", "shards", "others"],
 )
 def test_a_laptops_odd_variables_are_nobodys_ranks(environ: dict[str, str]) -> None:
     assert detect_allocation(environ, LaunchOptions(), machine()).launcher == "local"
