@@ -124,6 +124,7 @@ _GRID_ENGINE: Final = (
 # Train on all GPUs of several nodes of a Grid Engine cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/gridengine.sh
 
+#$ -S /bin/bash
 #$ -N train
 #$ -cwd
 #$ -pe mpi @RANKS@
@@ -131,11 +132,11 @@ _GRID_ENGINE: Final = (
 #$ -l h_rt=@TIME@
 #$ -j y
 #$ -r y
-#$ -notify
 #$ -q @PARTITION@
 #$ -P @ACCOUNT@
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
-# your site's: qconf -spl, qconf -sc. -notify: a signal a minute before the job is killed.
+# your site's: qconf -spl, qconf -sc. Without -S a site may run this with another shell. No -notify:
+# its signal ends mpirun's daemons on other nodes, and the process that shows the image's files.
 
 # What Grid Engine does not tell: when the job ends, and that its starts continue one another.
 # Apptainer sets these variables on all nodes, which not every mpirun does.
@@ -146,7 +147,6 @@ variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=
     + """
 # One process per slot, which is one per GPU.
 code=0
-trap : USR1 USR2 # of -notify: mpirun passes them on, and bash would die of them
 mpirun -n "$NSLOTS" \\
 """
     + _TRAIN
