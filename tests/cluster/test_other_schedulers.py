@@ -54,7 +54,7 @@ WAYS = {
     "Grid Engine, MPICH": Way(
         scheduler="gridengine",
         script="gridengine.sh",
-        edits={"mpirun ": "mpiexec.hydra ", "-x ENTRYPOINT_DEADLINE ": ""},
+        edits={"mpirun ": "mpiexec.hydra "},
         submit=QSUB,
         jobs="qstat",
         remove="qdel -u user",
@@ -63,7 +63,8 @@ WAYS = {
     "HTCondor": Way(
         scheduler="htcondor",
         script="htcondor.sub",
-        submit="condor_submit -append environment=OMP_NUM_THREADS=1",
+        edits={"JOB_CHAIN=$(Cluster)": "JOB_CHAIN=$(Cluster) OMP_NUM_THREADS=1"},
+        submit="condor_submit",
         jobs="condor_q -nobatch -autoformat ClusterId",
         remove="condor_rm -all",
         seen=("htcondor", 2, 2),

@@ -18,9 +18,11 @@ Shape = tuple[int, bool]  # nodes, and whether a node has several ranks
 SHAPES: tuple[Shape, ...] = ((1, False), (1, True), (2, False), (2, True))
 SEVERAL = 2  # ranks on a node that has several
 # Where the trainings on real engines are told: launcher, ranks, nodes.
-ENGINES = (REPOSITORY / "tests" / "cluster" / "test_training.py").read_text()
+ENGINES = [REPOSITORY / "tests" / "cluster" / name for name in ("test_training.py", "test_other_schedulers.py")]
 REAL = {
-    (name, int(nodes), ranks != nodes) for name, ranks, nodes in re.findall(r'\("([\w-]+)", (\d+), (\d+)\)', ENGINES)
+    (name, int(nodes), ranks != nodes)
+    for path in ENGINES
+    for name, ranks, nodes in re.findall(r'\("([\w-]+)", (\d+), (\d+)\)', path.read_text())
 }
 
 
