@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bed import Cluster, Ended
+from bed import Cluster
 
 STARTS = int(os.environ.get("EXCHANGE_STARTS", "4"))  # 50 for a proof: minutes
-LIMIT_S = 60
+LIMITS_S = {"dead": 12, "live": 60}
 ADDRESSES = {"node01": "10.77.0.11", "node02": "10.77.0.12", "node03": "10.77.0.13"}
 TASKS = 3  # two on the first node, one on the second
 PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
@@ -29,14 +29,17 @@ import json, os, pathlib, sys
 told = dict(os.environ) | {{"HOST": os.uname().nodename}}
 pathlib.Path(sys.argv[1], told["RANK"] + ".json").write_text(json.dumps(told))' "$2"
 """
+# MPICH's mpiexec may not end by itself: a killed container leaves the process that shows the image's files, which
+# keeps the output open. A scheduler ends it then, as `timeout` does here.
 SCRIPT = """
 for ((start = 1; start <= STARTS; start++)); do
   for attempt in dead live; do
     mkdir -p "$start/$attempt"
-    code=0 SECONDS=0
-    timeout --kill-after=5 $LIMIT_S $LAUNCHER bash -c "$TASK" bash "$attempt" "$start/$attempt" "$start" \\
+    code=0 limit=$LIVE_S
+    [[ $attempt == live ]] || limit=$DEAD_S
+    timeout --kill-after=5 "$limit" $LAUNCHER bash -c "$TASK" bash "$attempt" "$start/$attempt" "$start" \\
       >"$start/$attempt.out" 2>&1 || code=$?
-    echo "$code $SECONDS" >"$start/$attempt.code"
+    echo "$code" >"$start/$attempt.code"
   done
 done
 """
@@ -47,39 +50,32 @@ def starts(cluster: Cluster, place: Callable[[str], str], request: pytest.Fixtur
     """The folders of all starts by one launcher."""
     work = place(f"exchange-{request.param}")
     script = SCRIPT.replace("$LAUNCHER", LAUNCHERS[request.param])
-    ended: Ended = cluster.submit(
-        "-N2",
-        "--ntasks-per-node=2",
-        "--cpus-per-task=1",
-        script=script,
-        cwd=work,
-        TASK=TASK,
-        STARTS=str(STARTS),
-        LIMIT_S=str(LIMIT_S),
-    ).wait(STARTS * LIMIT_S)
+    limits = {f"{name.upper()}_S": str(limit) for name, limit in LIMITS_S.items()}
+    words = ("-N2", "--ntasks-per-node=2", "--cpus-per-task=1")
+    job = cluster.submit(*words, script=script, cwd=work, TASK=TASK, STARTS=str(STARTS), **limits)
+    ended = job.wait(STARTS * sum(LIMITS_S.values()))
     assert ended.code == 0, ended.output
     assert len(list(cluster.here(work).glob("logs/hosts-*"))) == (request.param == "files")
     return [cluster.here(work) / str(start + 1) for start in range(STARTS)]
 
 
-def ended(start: Path, attempt: str) -> tuple[int, int, str]:
-    """An attempt's exit code, how many seconds it took, and what it said."""
-    code, seconds = (start / f"{attempt}.code").read_text().split()
-    return int(code), int(seconds), (start / f"{attempt}.out").read_text(errors="replace")
+def said(start: Path, attempt: str) -> tuple[int, str]:
+    """An attempt's exit code, and what it said."""
+    return int((start / f"{attempt}.code").read_text()), (start / f"{attempt}.out").read_text(errors="replace")
 
 
-def test_an_attempt_without_all_its_tasks_ends(starts: list[Path]) -> None:
+def test_no_rank_starts_while_a_task_is_missing(starts: list[Path]) -> None:
     for start in starts:
-        code, seconds, said = ended(start, "dead")
-        assert code != 0, (start.name, said)
-        assert seconds < LIMIT_S, (start.name, said)
+        code, text = said(start, "dead")
+        assert code != 0, (start.name, text)
+        assert not list((start / "dead").iterdir()), (start.name, text)
 
 
 def test_the_next_one_finds_its_own_rank_0(starts: list[Path]) -> None:
     ids = set()
     for start in starts:
-        code, _, said = ended(start, "live")
-        assert code == 0, (start.name, code, said)
+        code, text = said(start, "live")
+        assert code == 0, (start.name, code, text)
         told = [json.loads((start / "live" / f"{rank}.json").read_text()) for rank in range(TASKS)]
         places = [tuple(each[name] for name in PLACE) for each in told]
         assert places == [("0", "2", "0"), ("1", "2", "0"), ("0", "1", "1")], start.name
