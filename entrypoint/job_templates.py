@@ -66,6 +66,7 @@ _PBS: Final = (
 # Train on all GPUs of several nodes of a PBS cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/pbs.sh
 
+#PBS -S /bin/bash
 #PBS -N train
 #PBS -l select=@NODES@:ncpus=@CPUS@:ngpus=@GPUS@:mpiprocs=@GPUS@
 #PBS -l place=scatter
@@ -200,8 +201,8 @@ allowed_job_duration = @SECONDS_AND_TEN_MINUTES@
 executable = /usr/bin/apptainer
 transfer_executable = false
 should_transfer_files = no
-# The starts of a job continue one another.
-environment = "ENTRYPOINT_JOB_CHAIN=$(Cluster)"
+# The starts of a job continue one another. HTCondor would let each rank use all of request_cpus.
+environment = "ENTRYPOINT_JOB_CHAIN=$(Cluster) OMP_NUM_THREADS=@CPUS_PER_GPU@"
 arguments = exec --nv @IMAGE@ train --config $(CONFIG) --time-limit @TIME@
 
 # Told to leave, the job gets SIGTERM and two minutes to save. Then it starts again, and after the

@@ -50,7 +50,7 @@ _SEPARATE_RUNS_FIX = "a separate run for each (CUDA_VISIBLE_DEVICES=MIG-... and 
 # By which schedulers and users give a process GPUs, with the values that mean none. Slurm sets ROCR_VISIBLE_DEVICES on
 # NVIDIA nodes too.
 NO_GPU_VALUES = {
-    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles"),
+    "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles", "10000"),  # the last two: of Slurm and HTCondor
     "ROCR_VISIBLE_DEVICES": ("", "-1"),
     "HIP_VISIBLE_DEVICES": ("", "-1"),
     "SLURM_GPUS_ON_NODE": ("", "0"),

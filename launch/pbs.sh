@@ -2,6 +2,7 @@
 # Train on all GPUs of several nodes of a PBS cluster. More: docs/schedulers.md
 #   qsub -v CONFIG=cfg.yaml launch/pbs.sh
 
+#PBS -S /bin/bash
 #PBS -N train
 #PBS -l select=2:ncpus=32:ngpus=4:mpiprocs=4
 #PBS -l place=scatter

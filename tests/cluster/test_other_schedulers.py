@@ -63,7 +63,7 @@ WAYS = {
     "HTCondor": Way(
         scheduler="htcondor",
         script="htcondor.sub",
-        edits={"JOB_CHAIN=$(Cluster)": "JOB_CHAIN=$(Cluster) OMP_NUM_THREADS=1"},
+        edits={"OMP_NUM_THREADS=8": "OMP_NUM_THREADS=1"},
         submit="condor_submit",
         jobs="condor_q -nobatch -autoformat ClusterId",
         remove="condor_rm -all",

@@ -133,8 +133,9 @@ def test_the_device_asked_for_wins_over_gpus_that_are_there() -> None:
     assert planned({}, machine(gpus=fake_gpus(2)), device="cpu").device == "cpu"
 
 
-def test_gpus_hidden_on_purpose_leave_the_cpu() -> None:
-    assert planned({"CUDA_VISIBLE_DEVICES": ""}).device == "cpu"
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "10000"])
+def test_gpus_hidden_on_purpose_leave_the_cpu(value: str) -> None:
+    assert planned({"CUDA_VISIBLE_DEVICES": value}).device == "cpu"
 
 
 @pytest.mark.parametrize(
