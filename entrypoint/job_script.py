@@ -70,6 +70,11 @@ SHAPES: Final = {
     ),
 }
 CPUS_PER_GPU: Final = 8
+MODULE_EXAMPLE: Final = "# module load apptainer"
+MODULE_EXAMPLES: Final = {
+    "pbs": f"{MODULE_EXAMPLE} cray-pals",
+    **dict.fromkeys(("gridengine", "lsf"), f"{MODULE_EXAMPLE} openmpi"),
+}
 IMAGE: Final = "train.sif"
 DEFAULT_TIME: Final = "04:00:00"
 # What `entrypoint job-script` can be asked for.
@@ -149,7 +154,9 @@ def add_job_script_arguments(parser: argparse.ArgumentParser) -> None:
         "--time", metavar="D-HH:MM:SS", default=DEFAULT_TIME, help=f"time limit (default: {DEFAULT_TIME})"
     )
     parser.add_argument("--mem", metavar="SIZE", help="memory of a node, such as 200G; 0 is all of it")
-    for name in ("partition", "account", "qos", "constraint"):
+    parser.add_argument("--partition", metavar="NAME", help="partition or queue")
+    parser.add_argument("--account", metavar="NAME", help="account or project")
+    for name in ("qos", "constraint"):
         parser.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
     parser.add_argument("--module", metavar="NAME", action="append", default=[], help="module to load; repeatable")
     parser.add_argument("--bind", metavar="PATH", action="append", default=[], help="folder to bind; repeatable")
@@ -214,7 +221,7 @@ def _fill_template(arguments: argparse.Namespace) -> str:
     nodes, gpus = _parse_count(arguments, "nodes") or 2, _parse_count(arguments, "gpus_per_node") or 4
     cpus_per_gpu = _parse_count(arguments, "cpus_per_gpu") or CPUS_PER_GPU
     seconds = _seconds(arguments.time)
-    site = [f"module load {module}" for module in arguments.module] or ["# module load apptainer openmpi"]
+    site = [f"module load {module}" for module in arguments.module] or [MODULE_EXAMPLES.get(name, MODULE_EXAMPLE)]
     bind = f"export APPTAINER_BIND={','.join(arguments.bind or ('/scratch', '/project'))}"
     site.append(f"{'' if arguments.bind else '# '}{bind} # folders that the container shall see")
     values = {
@@ -236,6 +243,8 @@ def _fill_template(arguments: argparse.Namespace) -> str:
     optional = {name.upper(): getattr(arguments, name) for name in ("partition", "account")}
     lines = []
     for line in template.text.splitlines():
+        if line == job_templates.EXAMPLE_LINES and None not in optional.values():
+            continue
         missing = [key for key, value in optional.items() if f"@{key}@" in line and value is None]
         if missing:  # shown, for a user who needs it
             example = {"PARTITION": "gpu", "ACCOUNT": "my_project"}[missing[0]]

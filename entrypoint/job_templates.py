@@ -28,12 +28,14 @@ class JobTemplate:
     image: str = "train.sif"
 
 
+# Left out if the user gives a partition and an account.
+EXAMPLE_LINES: Final = "# A line that begins with ## is switched off: remove one # if your site needs it."
 _HEAD: Final = """
 # Your site: remove the # and change the values.
 @SITE@
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
-# Nothing below needs a change.
+# Below, at most the launcher's line needs a change. Its numbers follow from nodes and GPUs above.
 image=${IMAGE:-@IMAGE@}
 config=${CONFIG:?name your configuration: @SUBMIT@}
 """
@@ -74,17 +76,20 @@ _PBS: Final = (
 #PBS -j oe
 #PBS -q @PARTITION@
 #PBS -A @ACCOUNT@
+# A line that begins with ## is switched off: remove one # if your site needs it.
 
 cd "$PBS_O_WORKDIR"
 # What PBS does not tell: when the job ends, and which job it continues. Apptainer sets these
-# variables on all nodes, which not every mpiexec does.
+# variables on all nodes, which not every mpiexec does. @SECONDS@ is the time limit above in seconds:
+# change both, or `train` does not stop in time to save.
 export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$PBS_JOBID}
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 """
     + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/pbs.sh")
     + _WATCH
     + """
-# One process per GPU. PALS, MPICH and Intel MPI have --ppn; for Open MPI write -N instead.
+# One process per GPU: -n is nodes times GPUs, --ppn the GPUs of a node. PALS, MPICH and Intel MPI
+# have --ppn. With Open MPI, write -N instead.
 code=0
 mpiexec -n @RANKS@ --ppn @GPUS@ \\
 """
@@ -105,7 +110,8 @@ _FLUX: Final = (
 # flux: --queue=@PARTITION@
 # flux: --bank=@ACCOUNT@
 
-# What Flux does not tell: when the job ends, and which job it continues.
+# What Flux does not tell: when the job ends, and which job it continues. @SECONDS@ is the time limit
+# above in seconds: change both, or `train` does not stop in time to save.
 export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$(flux getattr jobid)}
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 """
@@ -135,12 +141,14 @@ _GRID_ENGINE: Final = (
 #$ -r y
 #$ -q @PARTITION@
 #$ -P @ACCOUNT@
+# A line that begins with ## is switched off: remove one # if your site needs it.
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
 # your site's: qconf -spl, qconf -sc. Without -S a site may run this with another shell. No -notify:
-# its signal ends mpirun's daemons on other nodes, and the process that shows the image's files.
+# its signal ends mpirun's daemons on other nodes, and squashfuse, which mounts the image.
 
 # What Grid Engine does not tell: when the job ends, and that its starts continue one another.
-# Apptainer sets these variables on all nodes, which not every mpirun does.
+# Apptainer sets these variables on all nodes, which not every mpirun does. @SECONDS@ is the time
+# limit above in seconds: change both, or `train` does not stop in time to save.
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$JOB_ID.$SGE_TASK_ID
 """
     + _HEAD.replace("@SUBMIT@", "qsub -v CONFIG=cfg.yaml launch/gridengine.sh")
@@ -169,9 +177,11 @@ _LSF: Final = (
 #BSUB -Q 99
 #BSUB -q @PARTITION@
 #BSUB -P @ACCOUNT@
+# A line that begins with ## is switched off: remove one # if your site needs it.
 
 # What LSF does not tell: when the job ends, and that its starts continue one another. Apptainer
-# sets these variables on all nodes, which not every mpirun does.
+# sets these variables on all nodes, which not every mpirun does. @SECONDS@ is the time limit above in
+# seconds: change both, or `train` does not stop in time to save.
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + @SECONDS@)),ENTRYPOINT_JOB_CHAIN=$LSB_JOBID.$LSB_JOBINDEX
 """
     + _HEAD.replace("@SUBMIT@", "CONFIG=cfg.yaml bsub < launch/lsf.sh")
@@ -201,7 +211,8 @@ allowed_job_duration = @SECONDS_AND_TEN_MINUTES@
 executable = /usr/bin/apptainer
 transfer_executable = false
 should_transfer_files = no
-# The starts of a job continue one another. HTCondor would let each rank use all of request_cpus.
+# The starts of a job continue one another. HTCondor would set OMP_NUM_THREADS to request_cpus,
+# which all ranks of a machine share.
 environment = "ENTRYPOINT_JOB_CHAIN=$(Cluster) OMP_NUM_THREADS=@CPUS_PER_GPU@"
 arguments = exec --nv @IMAGE@ train --config $(CONFIG) --time-limit @TIME@
 
@@ -219,7 +230,8 @@ queue
 
 _KUBERNETES: Final = """# Train on all GPUs of several Kubernetes nodes, one pod on each. More: docs/schedulers.md
 #   kubectl apply -f launch/kubernetes.yaml
-# Edit: the image, the claim of the volume (it must be ReadWriteMany), and the configuration.
+# Edit: the image, and the claim of the volume. The volume must be ReadWriteMany and writable for
+# user 1000, and holds cfg.yaml, the images and the runs.
 apiVersion: v1
 kind: Service # gives each pod a name: train-0.train is the one with rank 0
 metadata:
@@ -256,6 +268,7 @@ spec:
       subdomain: train
       restartPolicy: Never
       terminationGracePeriodSeconds: 120
+      securityContext: {fsGroup: 1000}
       containers:
         - name: train
           image: @IMAGE@
@@ -308,7 +321,9 @@ file_mounts:
     mode: MOUNT_CACHED
 envs:
   CONFIG: cfg.yaml
-# A preempted machine is replaced, and the training continues from the bucket.
+# A preempted machine is replaced, and the training continues from the newest checkpoint in the
+# bucket. Uploads run in the background, so the last one may be missing. All nodes must see a new
+# file within 35 seconds, or the start is refused. We did not try this.
 run: |
   export ENTRYPOINT_JOB_CHAIN=$SKYPILOT_TASK_ID # a recovered job keeps it
   train --config "$CONFIG" run.output_dir=/runs

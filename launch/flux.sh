@@ -10,16 +10,17 @@
 # if needed, flux: --queue=gpu
 # if needed, flux: --bank=my_project
 
-# What Flux does not tell: when the job ends, and which job it continues.
+# What Flux does not tell: when the job ends, and which job it continues. 14400 is the time limit
+# above in seconds: change both, or `train` does not stop in time to save.
 export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$(flux getattr jobid)}
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 
 # Your site: remove the # and change the values.
-# module load apptainer openmpi
+# module load apptainer
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
-# Nothing below needs a change.
+# Below, at most the launcher's line needs a change. Its numbers follow from nodes and GPUs above.
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: CONFIG=cfg.yaml flux batch launch/flux.sh}
 

@@ -12,12 +12,14 @@
 #$ -r y
 ##$ -q gpu
 ##$ -P my_project
+# A line that begins with ## is switched off: remove one # if your site needs it.
 # The names of the parallel environment (mpi) and of the resource for a GPU (gpu, for each slot) are
 # your site's: qconf -spl, qconf -sc. Without -S a site may run this with another shell. No -notify:
-# its signal ends mpirun's daemons on other nodes, and the process that shows the image's files.
+# its signal ends mpirun's daemons on other nodes, and squashfuse, which mounts the image.
 
 # What Grid Engine does not tell: when the job ends, and that its starts continue one another.
-# Apptainer sets these variables on all nodes, which not every mpirun does.
+# Apptainer sets these variables on all nodes, which not every mpirun does. 14400 is the time
+# limit above in seconds: change both, or `train` does not stop in time to save.
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$JOB_ID.$SGE_TASK_ID
 
 # Your site: remove the # and change the values.
@@ -25,7 +27,7 @@ variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$JOB
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
-# Nothing below needs a change.
+# Below, at most the launcher's line needs a change. Its numbers follow from nodes and GPUs above.
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/gridengine.sh}
 

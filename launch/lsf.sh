@@ -12,9 +12,11 @@
 #BSUB -Q 99
 ##BSUB -q gpu
 ##BSUB -P my_project
+# A line that begins with ## is switched off: remove one # if your site needs it.
 
 # What LSF does not tell: when the job ends, and that its starts continue one another. Apptainer
-# sets these variables on all nodes, which not every mpirun does.
+# sets these variables on all nodes, which not every mpirun does. 14400 is the time limit above in
+# seconds: change both, or `train` does not stop in time to save.
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$LSB_JOBID.$LSB_JOBINDEX
 
 # Your site: remove the # and change the values.
@@ -22,7 +24,7 @@ variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$LSB
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
-# Nothing below needs a change.
+# Below, at most the launcher's line needs a change. Its numbers follow from nodes and GPUs above.
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: CONFIG=cfg.yaml bsub < launch/lsf.sh}
 

@@ -10,19 +10,21 @@
 #PBS -j oe
 ##PBS -q gpu
 ##PBS -A my_project
+# A line that begins with ## is switched off: remove one # if your site needs it.
 
 cd "$PBS_O_WORKDIR"
 # What PBS does not tell: when the job ends, and which job it continues. Apptainer sets these
-# variables on all nodes, which not every mpiexec does.
+# variables on all nodes, which not every mpiexec does. 14400 is the time limit above in seconds:
+# change both, or `train` does not stop in time to save.
 export ENTRYPOINT_JOB_CHAIN=${ENTRYPOINT_JOB_CHAIN:-$PBS_JOBID}
 variables=ENTRYPOINT_DEADLINE=$(($(date +%s) + 14400)),ENTRYPOINT_JOB_CHAIN=$ENTRYPOINT_JOB_CHAIN
 
 # Your site: remove the # and change the values.
-# module load apptainer openmpi
+# module load apptainer cray-pals
 # export APPTAINER_BIND=/scratch,/project # folders that the container shall see
 set -euo pipefail # after the site's lines: modules read variables that are not set
 
-# Nothing below needs a change.
+# Below, at most the launcher's line needs a change. Its numbers follow from nodes and GPUs above.
 image=${IMAGE:-train.sif}
 config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/pbs.sh}
 
@@ -30,7 +32,8 @@ config=${CONFIG:?name your configuration: qsub -v CONFIG=cfg.yaml launch/pbs.sh}
 source <(apptainer exec "$image" entrypoint job-functions)
 watch_run --config "$config"
 
-# One process per GPU. PALS, MPICH and Intel MPI have --ppn; for Open MPI write -N instead.
+# One process per GPU: -n is nodes times GPUs, --ppn the GPUs of a node. PALS, MPICH and Intel MPI
+# have --ppn. With Open MPI, write -N instead.
 code=0
 mpiexec -n 8 --ppn 4 \
   apptainer exec --nv --env "$variables" "$image" train --config "$config" || code=$?

@@ -68,7 +68,7 @@ BATCH_SCHEDULERS: Final = (
     # qsub(1B) and pbsdsh(1B). PBS_NUM_NODES is Torque's; PBS_NNODES is set by some sites, and
     # counts cores on some: last.
     BatchScheduler(
-        title="PBS job",
+        title="a PBS job",
         hosts={"PBS_NODEFILE": _first_word_of_lines},
         counts=("PBS_NUM_NODES", "PBS_NNODES"),
         ids=("PBS_JOBID",),
@@ -76,7 +76,7 @@ BATCH_SCHEDULERS: Final = (
     ),
     # qsub(1) of Grid Engine, "ENVIRONMENTAL VARIABLES", and sge_pe(5) for the file
     BatchScheduler(
-        title="Grid Engine job",
+        title="a Grid Engine job",
         hosts={"PE_HOSTFILE": _first_word_of_lines},
         counts=("NHOSTS",),
         ids=("JOB_ID",),  # not SGE_TASK_ID: mpirun's daemons on other hosts may have their own
@@ -84,7 +84,7 @@ BATCH_SCHEDULERS: Final = (
     ),
     # https://www.ibm.com/docs/en/spectrum-lsf, "Environment variables set for job execution"
     BatchScheduler(
-        title="LSF job",
+        title="an LSF job",
         hosts={
             "LSB_MCPU_HOSTS": _every_second_word,
             "LSB_HOSTS": _words,
@@ -95,23 +95,23 @@ BATCH_SCHEDULERS: Final = (
     ),
     # OAR's user guide, "Environment variables"
     BatchScheduler(
-        title="OAR job",
+        title="an OAR job",
         hosts={"OAR_NODEFILE": _first_word_of_lines},
         ids=("OAR_JOB_ID",),
         command="mpirun -n RANKS --machinefile $OAR_NODEFILE",
     ),
     # Fujitsu's Technical Computing Suite, on Fugaku: pjsub(1)
-    BatchScheduler(title="Fujitsu PJM job", counts=("PJM_NODE",), ids=("PJM_JOBID",), command="mpiexec -n RANKS"),
+    BatchScheduler(title="a Fujitsu PJM job", counts=("PJM_NODE",), ids=("PJM_JOBID",), command="mpiexec -n RANKS"),
     # https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables: of a multi-instance task, whose
     # command runs on the primary node
     BatchScheduler(
-        title="Azure Batch multi-instance task",
+        title="an Azure Batch multi-instance task",
         hosts={"AZ_BATCH_NODE_LIST": _split_addresses, "AZ_BATCH_HOST_LIST": _split_addresses},
         command="mpirun -n RANKS --host $AZ_BATCH_HOST_LIST",
     ),
     # flux-environment(7): a batch script has no variable with the number of nodes
     BatchScheduler(
-        title="Flux job",
+        title="a Flux job",
         unknown=("FLUX_URI",),
         ids=("FLUX_ENCLOSING_ID", "FLUX_JOB_ID"),
         command="flux run -N NODES -n RANKS --gpus-per-task=1",
@@ -159,14 +159,16 @@ def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[
     if source:
         name = next(name for name in scheduler.detection_variables if environ.get(name))
         raise Failure(
-            f"the script of a {scheduler.title} runs on the first of its {nodes} nodes: this node would train alone",
+            f"the script of {scheduler.title} runs on the first of its {nodes} nodes: this node would train alone",
             found=f"{name}={environ[name][:200]}",
             fix=f"{scheduler.command} apptainer exec --nv train.sif train ..., which starts it on all nodes; "
             f"{THIS_NODE_ONLY_FIX}",
             code=ExitCode.LAUNCH_CONFLICT,
         )
     name = next(name for name in scheduler.detection_variables if environ.get(name))
-    what = f"whether this {scheduler.title} has other nodes, which would stay idle, is not known"
+    job = scheduler.title.partition(" ")[2]
+    what = f"this {job} may have other nodes, which would stay idle"
     if name in HOST_FILE_VARIABLES:
-        return (f"{what}: {name}={environ[name]} cannot be read here. fix: --bind {os.path.dirname(environ[name])}",)
-    return (f"{what}. fix: {scheduler.command}, if it has",)
+        folder = os.path.dirname(environ[name])
+        return (f"{what}: {name}={environ[name]} cannot be read. fix: export APPTAINER_BIND={folder}",)
+    return (f"{what}. fix: start train with {scheduler.command}",)

@@ -90,16 +90,24 @@ class NodeLauncher:
     split: Callable[[str], Sequence[str]] = _split_names
 
     def started(self, environ: Mapping[str, str]) -> bool:
-        """Whether the variables are this platform's. One that has a document is known by its sign alone."""
+        """Whether the variables are this platform's: also if only some of them are here that tell of other nodes."""
         counted = self.document or any(environ.get(name) for name in (self.num_nodes, self.hosts))
-        return bool(counted) and any(environ.get(name) and word in environ[name] for name, word in self.signs.items())
+        signed = any(environ.get(name) and word in environ[name] for name, word in self.signs.items())
+        return bool(counted and signed) or (not self.rank_counts_nodes and self._tells_of_others(environ))
+
+    def _tells_of_others(self, environ: Mapping[str, str]) -> bool:
+        rank, nodes = (
+            int(text) if is_whole_number(text := environ.get(name, "")) else 0
+            for name in (self.node_rank, self.num_nodes)
+        )
+        return rank > 0 or nodes > 1 or len(self.split(environ.get(self.hosts, ""))) > 1
 
 
 NODE_LAUNCHERS: Final = (
     # https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html
     NodeLauncher(
         name="skypilot",
-        title="SkyPilot job",
+        title="a SkyPilot job",
         signs={"SKYPILOT_NODE_RANK": ""},
         num_nodes="SKYPILOT_NUM_NODES",
         node_rank="SKYPILOT_NODE_RANK",
@@ -109,7 +117,7 @@ NODE_LAUNCHERS: Final = (
     # dstack's runner/internal/executor/executor.go, execJob
     NodeLauncher(
         name="dstack",
-        title="dstack task",
+        title="a dstack task",
         signs={"DSTACK_NODE_RANK": ""},
         num_nodes="DSTACK_NODES_NUM",
         node_rank="DSTACK_NODE_RANK",
@@ -121,7 +129,7 @@ NODE_LAUNCHERS: Final = (
     # there is the file.
     NodeLauncher(
         name="sagemaker",
-        title="SageMaker job",
+        title="a SageMaker job",
         signs={"SM_HOSTS": "", "TRAINING_JOB_ARN": ""},
         hosts="SM_HOSTS",
         own_host="SM_CURRENT_HOST",
@@ -132,7 +140,7 @@ NODE_LAUNCHERS: Final = (
     # HTCondor's src/condor_starter.V6.1/parallel_proc.cpp. Several tasks may share a machine.
     NodeLauncher(
         name="htcondor",
-        title="HTCondor parallel job",
+        title="an HTCondor parallel job",
         signs={"_CONDOR_NPROCS": ""},
         num_nodes="_CONDOR_NPROCS",
         node_rank="_CONDOR_PROCNO",
@@ -142,7 +150,7 @@ NODE_LAUNCHERS: Final = (
     # https://volcano.sh/en/docs/pytorch_plugin and https://www.alibabacloud.com/help/en/pai/general-environment-variables
     NodeLauncher(
         name="kubernetes",
-        title="Kubernetes job",
+        title="a Kubernetes job",
         signs={"KUBERNETES_SERVICE_HOST": ""},
         num_nodes="WORLD_SIZE",
         node_rank="RANK",
@@ -152,7 +160,7 @@ NODE_LAUNCHERS: Final = (
     # https://cloud.google.com/vertex-ai/docs/training/distributed-training. RANK and WORLD_SIZE are not always set.
     NodeLauncher(
         name="vertex",
-        title="Vertex AI job",
+        title="a Vertex AI job",
         signs={"CLUSTER_SPEC": "workerpool"},
         document="CLUSTER_SPEC",
         read_document=_read_cluster_spec,
@@ -162,7 +170,7 @@ NODE_LAUNCHERS: Final = (
     # https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html: a multi-node parallel job
     NodeLauncher(
         name="aws-batch",
-        title="AWS Batch job",
+        title="an AWS Batch job",
         signs={"AWS_BATCH_JOB_NODE_INDEX": ""},
         num_nodes="AWS_BATCH_JOB_NUM_NODES",
         node_rank="AWS_BATCH_JOB_NODE_INDEX",
@@ -174,7 +182,7 @@ NODE_LAUNCHERS: Final = (
     # https://beaker-docs.apps.allenai.org, "Distributed training"; the leader is known with leaderSelection only
     NodeLauncher(
         name="beaker",
-        title="Beaker experiment",
+        title="a Beaker experiment",
         signs={"BEAKER_REPLICA_RANK": ""},
         num_nodes="BEAKER_REPLICA_COUNT",
         node_rank="BEAKER_REPLICA_RANK",
@@ -341,9 +349,9 @@ def _read_master(
 def _conflict(environ: Mapping[str, str], launcher: NodeLauncher, what: str, variable: str) -> Failure:
     names = dict.fromkeys((variable, launcher.num_nodes, launcher.hosts, *launcher.signs))
     return Failure(
-        f"{what}, in a {launcher.title}",
+        f"{what}, in {launcher.title}",
         found=" ".join(f"{name}={environ[name][:200]}" for name in names if environ.get(name)),
-        fix=f"let the platform set {variable}; {THIS_NODE_ONLY_FIX}",
+        fix=f"pass {variable} into the container (docker run -e {variable}); {THIS_NODE_ONLY_FIX}",
         code=ExitCode.LAUNCH_CONFLICT,
     )
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from entrypoint import pmi
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.hostlist import expand_hosts
 from entrypoint.launchers import batch_script, slurm
@@ -200,10 +199,10 @@ def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
                 continue
             if int(numbers[0]) < int(numbers[1]) > 1:
                 raise Failure(
-                    f"{rank} and {size} look like those of a launcher that is not known here: this would train alone",
+                    f"{rank} and {size} look like variables of an unknown launcher: each task would train alone",
                     found=f"{rank}={numbers[0]} {size}={numbers[1]}",
-                    fix=f"if it started {numbers[1]} tasks, give each: --nodes {numbers[1]} --node-rank ${rank} "
-                    f"--master-addr HOST --master-port PORT; {THIS_NODE_ONLY_FIX}, or unset {rank}",
+                    fix="start one task per node, each with --nodes NODES --node-rank K --master-addr HOST "
+                    f"--master-port PORT; {THIS_NODE_ONLY_FIX}, or unset {rank}",
                     code=ExitCode.LAUNCH_CONFLICT,
                 )
 
@@ -240,7 +239,7 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
     node_name = environ.get("SLURMD_NODENAME") or machine.hostname
     places_are_known = {"local_rank", "local_world_size"} <= values.keys()
     # Two starts of mpiexec on one host, or in one job, are told apart by what they exchange.
-    lacks_id = size > 1 and not _start_id(environ, launcher) and pmi.is_available(environ, rank, size)
+    lacks_id = size > 1 and not _start_id(environ, launcher) and _offers_pmi(environ, rank, size)
     return Allocation(
         launcher=launcher.name,
         task=rank,
@@ -263,9 +262,10 @@ def _require_all_variables(launcher: RankLauncher, values: Mapping[str, int]) ->
     missing = [variable for field, variable in launcher.variables.items() if field not in values]
     if missing:
         raise Failure(
-            f"started by {launcher.name}, but {', '.join(missing)} is not set",
+            f"{launcher.name} started this, but these variables are missing: {', '.join(missing)}",
             found=", ".join(f"{launcher.variables[field]}={value}" for field, value in values.items()),
-            fix="let the launcher set all of its variables: do not unset or export them",
+            fix="apptainer exec without --cleanenv and --containall; docker run -e NAME for each; if a script exports "
+            f"the rank: unset {launcher.rank}",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
@@ -315,6 +315,14 @@ def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
     if not start_id and launcher.passes_job_id:
         start_id = batch_script.job_id(environ)
     return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{start_id}"
+
+
+def _offers_pmi(environ: Mapping[str, str], rank: int, size: int) -> bool:
+    if not (environ.get("PMI_FD") or environ.get("PMI_PORT")):
+        return False
+    from entrypoint import pmi  # only here: `show` starts faster without it
+
+    return pmi.is_available(environ, rank, size)
 
 
 def _start_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:

@@ -46,8 +46,8 @@ def test_machines_named_by_hand_win(environ: dict[str, str], files: dict[str, st
 def test_a_job_script_that_cannot_read_its_list_of_hosts_runs_and_is_warned() -> None:
     found = detected(PBS, {})
     assert found.num_nodes == 1
-    assert "PBS_NODEFILE=/var/spool/pbs/aux/7.pbs cannot be read here" in found.warnings[0]
-    assert "--bind /var/spool/pbs/aux" in found.warnings[0]
+    assert "PBS_NODEFILE=/var/spool/pbs/aux/7.pbs cannot be read" in found.warnings[0]
+    assert "APPTAINER_BIND=/var/spool/pbs/aux" in found.warnings[0]
 
 
 def test_a_script_in_a_flux_instance_runs_and_is_told_of_flux_run() -> None:

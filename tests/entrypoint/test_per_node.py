@@ -158,6 +158,32 @@ def test_numbers_that_contradict_each_other_are_refused_with_the_way_out(environ
     assert caught.value.code == 76
 
 
+PARTS = [
+    {name: environ[name]}
+    for launcher in per_node.NODE_LAUNCHERS
+    if not launcher.rank_counts_nodes
+    for environ in [PER_NODE[launcher.name]]
+    for name in (launcher.num_nodes, launcher.node_rank, launcher.hosts)
+    if name in environ
+]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: next(iter(part)))
+def test_one_variable_that_tells_of_other_nodes_is_refused_if_the_rest_is_missing(part: dict[str, str]) -> None:
+    """A container gets what its command passes on: docker run -e NAME."""
+    with pytest.raises(Failure) as caught:
+        detected(part)
+    assert caught.value.code == 76
+    assert "docker run -e" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "part", [{"SKYPILOT_NODE_RANK": "0"}, {"BEAKER_REPLICA_COUNT": "1"}, {"DSTACK_NODES_NUM": "x"}]
+)
+def test_a_variable_that_tells_of_no_other_node_trains(part: dict[str, str]) -> None:
+    assert detected(part).launcher == "local"
+
+
 def test_a_rank_with_a_local_rank_is_a_process_also_in_a_pod() -> None:
     found = detected(VOLCANO | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
     assert (found.launcher, found.task, found.num_nodes) == ("torchrun", 1, 1)

@@ -117,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         "mvapich", "MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE -"
     ),
     "PALS": _per_rank("pals", "PMI_RANK PMI_SIZE PMI_LOCAL_RANK PMI_LOCAL_SIZE -"),
-    "MPICH and Intel MPI": _per_rank("hydra", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS -"),
+    "MPICH (Intel MPI: the same)": _per_rank("hydra", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS -"),
     "other PMI": _per_rank("pmi", "PMI_RANK PMI_SIZE - - -"),
     "Kubeflow": _per_node("pet", PET | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, PET),
     **{
