@@ -63,11 +63,12 @@ def exchange_hosts(
     )
     task, num_tasks = planned.world.rank // planned.spawn, planned.world.world_size // planned.spawn
     if pmi.is_available(environ, task, num_tasks):
-        tasks = _exchange_over_pmi(environ, me, task, num_tasks, deadline, check)
-    else:
-        key = f"hosts-{hash_to_uint64(planned.launch_id.encode()):016x}"
-        tasks = _exchange_through_files(folder / key, me, task, num_tasks, deadline, check)
-    return place_task(planned, tasks, task)
+        with suppress(pmi.PmiClosedError):  # on all tasks alike: a command before this one has used it
+            return place_task(planned, _exchange_over_pmi(environ, me, task, num_tasks, deadline, check), task)
+        if planned.world.num_nodes == 1:
+            return replace(planned, exchanges_hosts=False)
+    key = f"hosts-{hash_to_uint64(planned.launch_id.encode()):016x}"
+    return place_task(planned, _exchange_through_files(folder / key, me, task, num_tasks, deadline, check), task)
 
 
 def place_task(planned: Plan, tasks: Sequence[TaskHost], task: int) -> Plan:

@@ -33,6 +33,7 @@ from entrypoint.tee import Console, Tee, open_log
 from entrypoint.world import World, world_to_environ
 
 START_TIMEOUT_S: Final = 600.0  # launch.timeouts.start, for a command that has no configuration
+WAITING_NOTE_AFTER_S: Final = 10.0
 NAME_INTERVAL_S: Final = 1.0  # between two questions for the name of rank 0's host
 
 
@@ -65,7 +66,7 @@ def run_plan(
             die_with_parent(signal.SIGTERM, os.getppid())
         deadline = time.monotonic() + (care.limits.start if care else START_TIMEOUT_S)
         if planned.exchanges_hosts:
-            planned = _exchange_hosts(planned, environ, log_dir, deadline, inbox)
+            planned = _exchange_hosts(planned, environ, log_dir, deadline, inbox, console)
         if planned.world.num_nodes > 1:
             _resolve_master(planned, deadline, inbox, console)
         base, notes = environment.clean_environ(environ, foreign=foreign, scratch=scratch)
@@ -87,12 +88,20 @@ def run_plan(
 
 
 def _exchange_hosts(
-    planned: Plan, environ: Mapping[str, str], folder: Path, deadline: float, inbox: SignalInbox
+    planned: Plan, environ: Mapping[str, str], folder: Path, deadline: float, inbox: SignalInbox, console: Console
 ) -> Plan:
     """The plan with all tasks' hosts. A signal ends the waiting."""
     from entrypoint import exchange  # only here: most launchers say which host has rank 0
 
-    return exchange.exchange_hosts(planned, environ, folder, deadline, lambda: _raise_if_stopped(inbox))
+    notes = iter([f"waiting for the other tasks' hosts, through {planned.sources.get('hosts')} ({folder})"])
+    note_at = time.monotonic() + WAITING_NOTE_AFTER_S
+
+    def check() -> None:
+        _raise_if_stopped(inbox)
+        if time.monotonic() > note_at and (note := next(notes, None)):
+            console.say(note)
+
+    return exchange.exchange_hosts(planned, environ, folder, deadline, check)
 
 
 def _resolve_master(planned: Plan, deadline: float, inbox: SignalInbox, console: Console) -> None:

@@ -19,6 +19,10 @@ from entrypoint.errors import ExitCode, Failure
 POLL_INTERVAL_S = 0.5
 
 
+class PmiClosedError(Exception):
+    """The launcher answers no task any more: an earlier command of these tasks has used the connection."""
+
+
 def is_available(environ: Mapping[str, str], task: int, num_tasks: int) -> bool:
     """Whether the launcher offers PMI-1 here: an inherited socket (PMI_FD), or a port (PMI_PORT).
 
@@ -48,7 +52,7 @@ class PmiClient:
         self._id = "" if sockets else environ["PMI_ID"]  # over a port the launcher asks who it is
         self._socket = socket.socket(fileno=os.dup(sockets[0])) if sockets else self._connect(environ["PMI_PORT"])
         self._socket.setblocking(True)
-        self._store = ""
+        self._store, self._answered = "", False
 
     def _connect(self, address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
@@ -96,6 +100,7 @@ class PmiClient:
 
         Raises:
             Failure: PEER if the launcher refuses, is gone, or answers too late.
+            PmiClosedError: if it does not take the first one.
         """
         try:
             self._socket.sendall(f"{message}\n".encode())
@@ -105,8 +110,11 @@ class PmiClient:
                     continue
                 if words.get("cmd") != answer or words.get("rc", "0") != "0":
                     raise self._failure(message, f"it answered {' '.join(f'{k}={v}' for k, v in words.items())}")
+                self._answered = True
                 return words
         except OSError as error:
+            if not self._answered and isinstance(error, ConnectionError):
+                raise PmiClosedError from error
             raise self._failure(message, str(error)) from error
 
     def _read_line(self) -> str:
@@ -115,7 +123,7 @@ class PmiClient:
             if select.select([self._socket], [], [], POLL_INTERVAL_S)[0]:
                 data = self._socket.recv(65536)
                 if not data:
-                    raise OSError("the launcher has closed the connection")
+                    raise ConnectionError("the launcher has closed the connection")
                 self._received += data
             elif time.monotonic() > self._deadline:
                 raise OSError("no answer in time: not all tasks have come")

@@ -87,7 +87,7 @@ def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocati
             f"{allocation.launcher} {verb} {own[unit]} of this training's {unit}, and {name} says that there are "
             f"{size}: the others would train on their own",
             found=f"{found} {name}={environ.get(name, size)}",
-            fix=f"start it with one launcher, on all nodes; {THIS_NODE_ONLY_FIX}",
+            fix=f"start it with one launcher, on all nodes; {THIS_NODE_ONLY_FIX}, without {allocation.launcher}",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
@@ -110,7 +110,10 @@ def _max_nodes(allocation: Allocation) -> int:
 def _tasks_of_launchers(environ: Mapping[str, str]) -> dict[str, int]:
     """Variable -> the number of tasks that a launcher of ranks has set, also if its rank is gone."""
     names = [name for each in per_rank.RANK_LAUNCHERS for name in (each.world_size, each.local_world_size)]
-    return _read_sizes(environ, names)
+    sizes = _read_sizes(environ, names)
+    if slurm.is_shell(environ):  # srun's plugin has set PMI_SIZE too
+        return {name: size for name, size in sizes.items() if str(size) != environ.get("SLURM_STEP_NUM_TASKS")}
+    return sizes
 
 
 def _nodes_of_launchers(environ: Mapping[str, str], machine: Machine, is_alone: bool) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Final
 from entrypoint.errors import ExitCode, Failure
 from entrypoint.launchers.allocation import THIS_NODE_ONLY_FIX
 from entrypoint.machine import HOST_FILE_VARIABLES, Machine
-from entrypoint.world import parse_whole_number
+from entrypoint.world import is_whole_number, parse_whole_number
 
 
 def _first_word_of_lines(text: str) -> Sequence[str]:
@@ -49,6 +49,8 @@ class BatchScheduler:
         unknown: variables that show a job of this scheduler without its number of nodes.
         ids: the variables that together are the job's id; they reach the tasks on all hosts.
         command: starts one process per GPU on all nodes.
+        first_task: variables with the number of a task -> the number in the job script; others were started on their
+            own, as by pbsdsh.
     """
 
     title: str
@@ -57,6 +59,7 @@ class BatchScheduler:
     unknown: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     command: str
+    first_task: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def detection_variables(self) -> tuple[str, ...]:
@@ -73,6 +76,7 @@ BATCH_SCHEDULERS: Final = (
         counts=("PBS_NUM_NODES", "PBS_NNODES"),
         ids=("PBS_JOBID",),
         command="mpiexec -n RANKS --ppn GPUS",
+        first_task={"PBS_NODENUM": 0, "PBS_TASKNUM": 1},
     ),
     # qsub(1) of Grid Engine, "ENVIRONMENTAL VARIABLES", and sge_pe(5) for the file
     BatchScheduler(
@@ -107,6 +111,7 @@ BATCH_SCHEDULERS: Final = (
     BatchScheduler(
         title="an Azure Batch multi-instance task",
         hosts={"AZ_BATCH_NODE_LIST": _split_addresses, "AZ_BATCH_HOST_LIST": _split_addresses},
+        ids=("AZ_BATCH_JOB_ID", "AZ_BATCH_TASK_ID"),
         command="mpirun -n RANKS --host $AZ_BATCH_HOST_LIST",
     ),
     # flux-environment(7): a batch script has no variable with the number of nodes
@@ -145,12 +150,27 @@ def count_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[int, str]
     return (parse_whole_number(name, environ[name]), name) if name else (1, "")
 
 
+def _refuse_later_tasks(environ: Mapping[str, str]) -> None:
+    for scheduler in BATCH_SCHEDULERS:
+        for name, first in scheduler.first_task.items():
+            number = environ.get(name, "")
+            if is_whole_number(number) and int(number) > first:
+                raise Failure(
+                    f"{name} shows that {scheduler.title} has other tasks, and no launcher connects them: this one "
+                    "would train alone",
+                    found=f"{name}={number}",
+                    fix=f"{scheduler.command} apptainer exec --nv train.sif train ...; {THIS_NODE_ONLY_FIX}",
+                    code=ExitCode.LAUNCH_CONFLICT,
+                )
+
+
 def refuse_several_nodes(environ: Mapping[str, str], machine: Machine) -> tuple[str, ...]:
     """Refuse a job of several nodes; return warnings. Call this when no launcher was detected.
 
     Raises:
         Failure: LAUNCH_CONFLICT if the job has several nodes.
     """
+    _refuse_later_tasks(environ)
     nodes, source = count_nodes(environ, machine)
     schedulers = (each for each in BATCH_SCHEDULERS if any(environ.get(name) for name in each.detection_variables))
     scheduler = next(schedulers, None)

@@ -179,6 +179,15 @@ NODE_LAUNCHERS: Final = (
         master_knows_itself=False,
         job_id="AWS_BATCH_JOB_ATTEMPT",  # AWS_BATCH_JOB_ID differs between the nodes
     ),
+    # https://lws.sigs.k8s.io, "Labels, annotations and environment variables" of LeaderWorkerSet
+    NodeLauncher(
+        name="leaderworkerset",
+        title="a LeaderWorkerSet group",
+        signs={"LWS_WORKER_INDEX": ""},
+        num_nodes="LWS_GROUP_SIZE",
+        node_rank="LWS_WORKER_INDEX",
+        master="LWS_LEADER_ADDRESS",
+    ),
     # https://beaker-docs.apps.allenai.org, "Distributed training"; the leader is known with leaderSelection only
     NodeLauncher(
         name="beaker",
@@ -227,7 +236,9 @@ def refuse_unknown_number_of_nodes(environ: Mapping[str, str]) -> None:
     index, what, way_out = "JOB_COMPLETION_INDEX", "nothing tells how many nodes this Kubernetes indexed Job has", ""
     if environ.get(index):
         way_out = "if it has one pod (completions: 1), set PET_NNODES=1; otherwise "
-    elif environ.get("VC_TASK_INDEX") and sum(int(environ[name]) for name in roles) > 1:
+    elif is_whole_number(number := environ.get("VC_TASK_INDEX", "")) and (
+        int(number) > 0 or sum(int(environ[name]) for name in roles) > 1
+    ):
         index, what = "VC_TASK_INDEX", "nothing tells which of the Volcano job's pods this is"
         way_out = "use Volcano's pytorch plugin, or "
     if way_out:

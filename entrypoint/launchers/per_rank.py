@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from entrypoint.errors import ExitCode, Failure
-from entrypoint.hostlist import expand_hosts
 from entrypoint.launchers import batch_script, slurm
 from entrypoint.launchers.allocation import LOOPBACK, THIS_NODE_ONLY_FIX, Allocation
 from entrypoint.machine import Machine
@@ -79,6 +78,7 @@ RANK_LAUNCHERS: Final = (
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
         local_world_size="JSM_NAMESPACE_LOCAL_SIZE",
         launch_ids=("PMIX_NAMESPACE",),
+        chooses_nodes=True,  # LSF's list of hosts holds the launch node too
     ),
     # MVAPICH2's user guide, "Environment variables set by mpirun_rsh"
     RankLauncher(
@@ -179,8 +179,11 @@ _RANK_NAME: Final = re.compile(r"(?:(\w+)_)?(?:RANK|PROCID|TASK_ID|INDEX)")
 _SIZE_ENDINGS: Final = (
     *("SIZE", "WORLD_SIZE", "NRANKS", "NPROCS", "NTASKS", "COUNT", "NUM", "TOTAL", "NNODES", "NUM_NODES"),
 )
-# Independent jobs with a number each: those of an array, and the shards of a test run.
-_NO_RANK_NAME: Final = re.compile(r"\w*ARRAY\w*|(?:CI|CIRCLE)_NODE_INDEX")
+# Independent jobs with a number each: those of an array, the shards of a test run, the tasks of Cloud Run and Batch.
+_NO_RANK_NAME: Final = re.compile(
+    r"(?:SLURM|PBS|AWS_BATCH_JOB|SGE|LSB|OAR|PJM)_ARRAY\w*|(?:\w+_)?CI_NODE_INDEX|CIRCLE_NODE_INDEX|SEMAPHORE_JOB_INDEX"
+    r"|CLOUD_RUN_TASK_INDEX|BATCH_TASK_INDEX|JOB_INDEX|GPU_INDEX"
+)
 
 
 def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
@@ -197,7 +200,7 @@ def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
             numbers = [environ.get(name, "") for name in (rank, size)]
             if _NO_RANK_NAME.fullmatch(rank) or not all(map(is_whole_number, numbers)):
                 continue
-            if int(numbers[0]) < int(numbers[1]) > 1:
+            if int(numbers[0]) <= int(numbers[1]) > 1:  # equal: the last of those that are counted from 1
                 raise Failure(
                     f"{rank} and {size} look like variables of an unknown launcher: each task would train alone",
                     found=f"{rank}={numbers[0]} {size}={numbers[1]}",
@@ -231,13 +234,12 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
     size, rank = values["world_size"], values["rank"]
     # Equal on all tasks, also if they have not the same variables or numbers of ranks on their nodes.
     one_node = size == 1 or values.get("local_world_size") == size or values.get("num_nodes") == 1
-    hosts, hosts_source = _read_hosts(environ, machine, launcher, one_node)
-    # Without a variable these are guesses, until the tasks have told each other their hosts.
-    nodes = 1 if one_node else len(hosts) or values.get("num_nodes") or -(-size // values.get("local_world_size", 1))
+    # On several nodes all are guesses, until the tasks have told each other their hosts. Lists of hosts are not read:
+    # PBS_NODEFILE, SLURM_NODELIST and the like may be there on the first node only, begin with a node that has no
+    # ranks, or hold more than this launcher uses.
+    nodes = 1 if one_node else values.get("num_nodes") or -(-size // values.get("local_world_size", 1))
     local_size = values.get("local_world_size", -(-size // nodes))
     local_rank = values.get("local_rank", 0)
-    node_name = environ.get("SLURMD_NODENAME") or machine.hostname
-    places_are_known = {"local_rank", "local_world_size"} <= values.keys()
     # Two starts of mpiexec on one host, or in one job, are told apart by what they exchange.
     lacks_id = size > 1 and not _start_id(environ, launcher) and _offers_pmi(environ, rank, size)
     return Allocation(
@@ -246,15 +248,15 @@ def read_allocation(environ: Mapping[str, str], machine: Machine, launcher: Rank
         num_tasks=size,
         local_task=local_rank,
         tasks_on_node=local_size,
-        node_rank=hosts.index(node_name) if node_name in hosts else rank // local_size,
+        node_rank=rank // local_size,
         num_nodes=nodes,
-        hosts=hosts,
+        hosts=(machine.hostname,) if one_node else (),
         one_task_per_node=local_size == 1,
-        master_addr=LOOPBACK if nodes == 1 else next(iter(hosts), ""),
+        master_addr=LOOPBACK if one_node else "",
         master_port=None,
         launch_id=_launch_id(environ, launcher),
-        exchanges_hosts=lacks_id or (not one_node and not (places_are_known and hosts)),
-        sources=variables | {"master_addr": hosts_source},
+        exchanges_hosts=lacks_id or not one_node,
+        sources=variables | {"master_addr": "this host" if one_node else ""},
     )
 
 
@@ -288,21 +290,6 @@ def _refuse_out_of_range(launcher: RankLauncher, values: Mapping[str, int]) -> N
             )
 
 
-def _read_hosts(
-    environ: Mapping[str, str], machine: Machine, launcher: RankLauncher, one_node: bool
-) -> tuple[tuple[str, ...], str]:
-    """The job's hosts and their source; no hosts if nothing lists them for all tasks.
-
-    PBS_NODEFILE and the like are not read: they may be there on the first node only, list the node of the job script,
-    or hold more than this launcher uses.
-    """
-    if one_node:
-        return (machine.hostname,), "this host"
-    names = environ.get("SLURM_NODELIST")  # mpirun's daemons change SLURM_JOB_NODELIST
-    hosts = expand_hosts(names, "SLURM_NODELIST") if names and not launcher.chooses_nodes else ()
-    return (hosts, "SLURM_NODELIST") if len(hosts) > 1 else ((), "")
-
-
 def launch_key(environ: Mapping[str, str]) -> str:
     """The launcher of this rank, and its own id of the start; empty outside of a launch."""
     launcher = find_launcher(environ)
@@ -310,11 +297,14 @@ def launch_key(environ: Mapping[str, str]) -> str:
 
 
 def _launch_id(environ: Mapping[str, str], launcher: RankLauncher) -> str:
-    """The launch_id of this start: the launcher's own id if there is one, and the Slurm job."""
-    start_id = _start_id(environ, launcher)
-    if not start_id and launcher.passes_job_id:
-        start_id = batch_script.job_id(environ)
-    return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{start_id}"
+    """The launch_id of this start: the launcher's own id if there is one, otherwise the job.
+
+    Ranks that mpirun starts over ssh inside a Slurm job have no SLURM_*.
+    """
+    if start_id := _start_id(environ, launcher):
+        return f"mpi:{start_id}"
+    job = batch_script.job_id(environ) if launcher.passes_job_id else ""
+    return f"mpi:{environ.get('SLURM_JOB_ID', '')}:{environ.get('SLURM_RESTART_COUNT', '0')}:{job}"
 
 
 def _offers_pmi(environ: Mapping[str, str], rank: int, size: int) -> bool:

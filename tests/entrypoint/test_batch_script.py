@@ -43,6 +43,18 @@ def test_machines_named_by_hand_win(environ: dict[str, str], files: dict[str, st
     assert (found.node_rank, found.num_nodes) == (1, 2)
 
 
+@pytest.mark.parametrize("number", [{"PBS_NODENUM": "1"}, {"PBS_TASKNUM": "3"}])
+def test_a_task_of_pbsdsh_is_refused_also_without_the_list_of_hosts(number: dict[str, str]) -> None:
+    with pytest.raises(Failure, match="has other tasks, and no launcher connects them") as caught:
+        detected({"PBS_JOBID": "7.pbs"} | number, {})
+    assert "mpiexec -n RANKS" in caught.value.fix
+
+
+def test_the_script_of_a_pbs_job_of_one_node_trains() -> None:
+    environ = {"PBS_JOBID": "7.pbs", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": "/7"}
+    assert detected(environ, {"PBS_NODEFILE": "node01\n"}).launcher == "local"
+
+
 def test_a_job_script_that_cannot_read_its_list_of_hosts_runs_and_is_warned() -> None:
     found = detected(PBS, {})
     assert found.num_nodes == 1

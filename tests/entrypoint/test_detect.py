@@ -176,6 +176,14 @@ def test_what_slurms_own_plugins_set_in_an_interactive_shell_is_slurms_word(plug
         launcher(shell | plugins | {"SLURM_JOB_NUM_NODES": "2"})
 
 
+def test_a_torchrun_in_an_interactive_shell_of_several_tasks_is_not_compared_with_slurms_plugins() -> None:
+    shell = captured("srun-pty/task-0@node01") | {"SLURM_STEP_NUM_TASKS": "4", "PMI_RANK": "0", "PMI_SIZE": "4"}
+    ranks = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), ("1", "4", "1", "4"), strict=True))
+    agent = {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "localhost"}
+    environ = shell | ranks | agent | {"MASTER_PORT": "29500"}
+    assert detect_allocation(environ, LaunchOptions(), machine()).launcher == "torchrun"
+
+
 def test_a_prterun_in_such_a_shell_is_not_slurms_word() -> None:
     shell = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "PMIX_NAMESPACE": "prterun-node01-53@1"}
     with pytest.raises(Failure, match="PMIX_RANK shows"):

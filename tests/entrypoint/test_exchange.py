@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import time
@@ -199,6 +200,25 @@ def test_two_starts_of_mpiexec_on_one_host_are_two_launches(tmp_path: Path) -> N
 
     with PmiServer(2) as one, PmiServer(2) as other:
         assert start(one) != start(other)
+
+
+def test_a_second_command_of_the_same_tasks_does_without_the_socket_that_the_first_has_used(tmp_path: Path) -> None:
+    """mpiexec closes it after the first: mpiexec ... sh -c 'entrypoint doctor --full; train'."""
+    with PmiServer(2) as server:
+        descriptors = [os.dup(number) for number in server.descriptors]
+        assert agree(together(2, over_pmi(server, tmp_path)))
+    try:
+        deadline = time.monotonic() + 60
+
+        def again(task: int) -> Plan:
+            environ = {"ADDRESS": f"10.0.0.{task + 1}", "PMI_FD": str(descriptors[task])}
+            return exchange_hosts(planned(task), environ, tmp_path, deadline, nothing)
+
+        assert agree(together(2, again))
+    finally:
+        for number in descriptors:
+            os.close(number)
+    assert list(tmp_path.glob("hosts-*"))
 
 
 def test_a_second_start_after_a_dead_one_is_another_launch(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from machines import captured, machine
-from synthetic import FLUX, HYDRA, INTEL, MVAPICH, OPENMPI, OPENMPI_TWO_NODES, PALS, PER_RANK
+from synthetic import FLUX, HYDRA, INTEL, JSRUN, MVAPICH, OPENMPI, OPENMPI_TWO_NODES, PALS, PER_RANK
 
 from entrypoint.errors import Failure
 from entrypoint.launchers import detect_allocation, per_rank
@@ -71,14 +71,16 @@ def test_every_task_of_an_uneven_launch_tells_its_host(environ: dict[str, str]) 
     assert read(environ).exchanges_hosts
 
 
-def test_inside_slurm_the_number_of_nodes_of_an_uneven_launch_is_that_of_the_list() -> None:
-    found = [read(environ | {"SLURM_NODELIST": "node[01-02]"}) for environ in UNEVEN.values()]
-    assert {(each.num_nodes, each.hosts, each.exchanges_hosts) for each in found} == {(2, ("node01", "node02"), False)}
+def test_inside_slurm_mpiruns_tasks_tell_each_other_their_hosts_too() -> None:
+    """It may use some of the job's nodes, in another order than the list."""
+    for environ in (*UNEVEN.values(), OPENMPI_TWO_NODES):
+        found = read(environ | {"SLURM_NODELIST": "node[01-03]"})
+        assert (found.hosts, found.master_addr, found.exchanges_hosts) == ((), "", True)
 
 
-def test_a_list_of_one_host_says_nothing_of_ranks_on_several() -> None:
-    found = read(OPENMPI_TWO_NODES | {"SLURM_NODELIST": "node01"})
-    assert (found.num_nodes, found.exchanges_hosts) == (2, True)
+def test_ranks_that_mpirun_starts_over_ssh_in_a_slurm_job_have_the_launch_id_of_the_others() -> None:
+    found = {read(OPENMPI_TWO_NODES | {"PMIX_NAMESPACE": "a@1"} | job).launch_id for job in ({}, {"SLURM_JOB_ID": "7"})}
+    assert len(found) == 1
 
 
 def test_flux_places_its_ranks_on_nodes_of_its_choice_inside_slurm() -> None:
@@ -91,11 +93,6 @@ def test_a_list_of_hosts_that_only_some_nodes_may_have_changes_nothing(name: str
     assert launcher is not None
     listed = per_rank.read_allocation(INTEL, machine(host_files={name: "node07 8\nnode01 8\n"}), launcher)
     assert listed == per_rank.read_allocation(INTEL, machine(), launcher)
-
-
-def test_inside_slurm_rank_0_is_on_the_jobs_first_node() -> None:
-    found = read(captured("openmpi-slurm/task-3@node02"))
-    assert (found.master_addr, found.hosts, found.node_rank) == ("node01", ("node01", "node02"), 1)
 
 
 def test_a_pmi_that_repeats_the_steps_numbers_leaves_the_word_to_slurm() -> None:
@@ -192,6 +189,7 @@ def test_a_rank_without_a_number_of_ranks_is_refused(name: str) -> None:
         ("NODE_RANK", "NNODES"),
         ("NODE_RANK", "NUM_NODES"),
         ("NODE_RANK", "NODE_COUNT"),
+        ("NGC_ARRAY_INDEX", "NGC_ARRAY_SIZE"),
     ],
 )
 def test_a_rank_and_a_size_of_an_unknown_launcher_are_refused_with_the_way_out(rank: str, size: str) -> None:
@@ -200,6 +198,19 @@ def test_a_rank_and_a_size_of_an_unknown_launcher_are_refused_with_the_way_out(r
     assert "--nodes NODES --node-rank K" in caught.value.fix
     assert "--nodes 1" in caught.value.fix
     assert f"unset {rank}" in caught.value.fix
+
+
+def test_the_last_task_of_a_launcher_that_counts_from_1_is_refused_too() -> None:
+    with pytest.raises(Failure, match="ACME_INDEX and ACME_COUNT"):
+        detect_allocation({"ACME_INDEX": "4", "ACME_COUNT": "4"}, LaunchOptions(), machine())
+
+
+def test_jsrun_on_a_job_of_one_node_and_a_launch_node_trains() -> None:
+    alone = {name: value for name, value in JSRUN.items() if name != "PMIX_RANK"}
+    alone |= {"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"}
+    alone |= {"JSM_NAMESPACE_LOCAL_RANK": "0", "JSM_NAMESPACE_LOCAL_SIZE": "1"}
+    found = detect_allocation(alone | {"LSB_MCPU_HOSTS": "batch5 1 h41n04 42"}, LaunchOptions(), machine())
+    assert (found.launcher, found.num_tasks) == ("jsrun", 1)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +225,11 @@ def test_a_rank_and_a_size_of_an_unknown_launcher_are_refused_with_the_way_out(r
         {"AWS_BATCH_JOB_ARRAY_INDEX": "1", "AWS_BATCH_JOB_ARRAY_SIZE": "8"},
         {"CI_NODE_INDEX": "1", "CI_NODE_TOTAL": "4"},
         {"NODE_INDEX": "1", "SIZE": "8", "COUNT": "9"},
+        {"KNAPSACK_PRO_CI_NODE_INDEX": "1", "KNAPSACK_PRO_CI_NODE_TOTAL": "4"},
+        {"CLOUD_RUN_TASK_INDEX": "1", "CLOUD_RUN_TASK_COUNT": "4"},
+        {"GPU_INDEX": "1", "GPU_COUNT": "4"},
     ],
-    ids=["rank-only", "size-only", "one", "no-rank-of-it", "one-node", "nodes-only", "array", "shards", "others"],
+    ids=lambda environ: " ".join(environ),
 )
 def test_a_laptops_odd_variables_are_nobodys_ranks(environ: dict[str, str]) -> None:
     assert detect_allocation(environ, LaunchOptions(), machine()).launcher == "local"

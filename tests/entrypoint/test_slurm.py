@@ -77,7 +77,7 @@ def test_a_captured_task_gets_its_place(path: Path) -> None:
         "local_world_size": sum(other == host for other, _ in seats),
         "node_rank": hosts.index(host),
         "num_nodes": len(hosts),
-        "master_addr": "node01",
+        "master_addr": "" if launcher == "openmpi" else "node01",  # its tasks will tell each other
         "master_port": 0,
     }
 

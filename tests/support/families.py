@@ -130,6 +130,7 @@ FAMILIES: dict[str, Family] = {
             "Kubernetes with `RANK`": "kubernetes",
             "Vertex AI": "vertex",
             "AWS Batch": "aws-batch",
+            "LeaderWorkerSet": "leaderworkerset",
             "Beaker": "beaker",
         }.items()
     },

@@ -121,6 +121,11 @@ AWS_BATCH = {
 }
 AWS_BATCH_MAIN = AWS_BATCH | {"AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_ID": "f3a1#0"}
 del AWS_BATCH_MAIN["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"]
+LEADERWORKERSET = {
+    "LWS_GROUP_SIZE": "2",
+    "LWS_WORKER_INDEX": "1",
+    "LWS_LEADER_ADDRESS": "10.0.0.1",
+}
 BEAKER = {
     "BEAKER_REPLICA_COUNT": "2",
     "BEAKER_REPLICA_RANK": "1",
@@ -135,6 +140,7 @@ PER_NODE = {
     "kubernetes": VOLCANO,
     "vertex": VERTEX,
     "aws-batch": AWS_BATCH,
+    "leaderworkerset": LEADERWORKERSET,
     "beaker": BEAKER,
 }
 ONE_NODE_TASKS = {
@@ -145,6 +151,7 @@ ONE_NODE_TASKS = {
     "kubernetes": VOLCANO | {"RANK": "0", "WORLD_SIZE": "1"},
     "vertex": VERTEX_ALONE,
     "aws-batch": AWS_BATCH_MAIN | {"AWS_BATCH_JOB_NUM_NODES": "1"},
+    "leaderworkerset": LEADERWORKERSET | {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0"},
     "beaker": BEAKER | {"BEAKER_REPLICA_COUNT": "1", "BEAKER_REPLICA_RANK": "0"},
 }
 PET = {

@@ -97,17 +97,18 @@ class BatchLoader:
 
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
-        unchanged = augment.is_identity(self.data.augment)
-        read, drawn = itertools.tee(micro_batches)
+        if augment.is_identity(self.data.augment):
+            for micro_batch, (pixels, rows, labels) in self.training.read(
+                (each, each.samples) for each in micro_batches
+            ):
+                yield micro_batch, Batch(images=self._plain(pixels, rows), labels=labels)
+            return
+        read, drawn = itertools.tee(micro_batches)  # it keeps what only one of them has taken: a block at most
         augmentations: Iterator[tuple[Tensor, bool]] | None = None
         for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in read):
-            if unchanged:
-                images = self._plain(pixels, rows)
-            else:
-                augmentations = augmentations or self._draw_ahead(drawn, rows.device)
-                shifts, gray = next(augmentations)
-                images = self.transform(pixels, rows, shifts, gray=gray)
-            yield micro_batch, Batch(images=images, labels=labels)
+            augmentations = augmentations or self._draw_ahead(drawn, rows.device)
+            shifts, gray = next(augmentations)
+            yield micro_batch, Batch(images=self.transform(pixels, rows, shifts, gray=gray), labels=labels)
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         """Each block of validation samples, not augmented."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,18 @@ def test_without_augmentation_every_epoch_sees_the_same() -> None:
     again = [MicroBatch(step=0, epoch=epoch, number=0, samples=np.arange(8)) for epoch in (0, 1)]
     first, second = (batch for _, batch in opened(augment="none").train(iter(again)))
     assert torch.equal(first.images, second.images)
+
+
+@pytest.mark.parametrize("augmentation", ["none", "standard"])
+def test_no_memory_is_kept_for_batches_of_the_past(augmentation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.data.workers.SAMPLES_PER_BLOCK", 8)
+    order = [np.arange(8) for _ in range(200)]
+    seen = [weakref.ref(samples) for samples in order]
+    again = (MicroBatch(step=0, epoch=0, number=0, samples=order.pop(0)) for _ in range(200))
+    stream = opened(augment=augmentation).train(again)
+    for _ in range(190):
+        next(stream)
+    assert {samples() is None for samples in seen[:100]} == {True}
 
 
 def test_auto_takes_memory_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
