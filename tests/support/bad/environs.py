@@ -161,7 +161,7 @@ ROWS: dict[str, Row] = {
         OPENMPI,
         {"OMPI_COMM_WORLD_LOCAL_RANK": None},
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        "do not unset",
+        "--cleanenv",
     ),
     "mpi-rank-beyond": (
         "32",
@@ -177,14 +177,20 @@ ROWS: dict[str, Row] = {
         ("OMPI_COMM_WORLD_LOCAL_SIZE=0",),
         "by hand",
     ),
-    "pmi-without-local": ("33", PMI, {"MPI_LOCALRANKID": None}, ("MPI_LOCALRANKID is not set",), "do not unset"),
-    "flux-without-size": ("33", {}, {"FLUX_TASK_RANK": "1"}, ("FLUX_JOB_SIZE",), "do not unset"),
+    "pmi-without-local": (
+        "33",
+        PMI,
+        {"MPI_LOCALRANKID": None},
+        ("missing: MPI_LOCALRANKID",),
+        "--cleanenv",
+    ),
+    "flux-without-size": ("33", {}, {"FLUX_TASK_RANK": "1"}, ("FLUX_JOB_SIZE",), "--cleanenv"),
     "unknown-launcher": (
         "33",
         {},
         {"ACME_RANK": "1", "ACME_SIZE": "8"},
         ("ACME_RANK and ACME_SIZE", "ACME_RANK=1 ACME_SIZE=8"),
-        "--nodes 8 --node-rank $ACME_RANK",
+        "--nodes NODES --node-rank K",
     ),
     "torchrun-smaller-than-mpi": (
         "34",
