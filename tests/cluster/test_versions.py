@@ -106,7 +106,8 @@ def test_all_ranks_meet_at_the_host_of_rank_0(column: Column, name: str) -> None
         where = {(one.told["world"]["master_addr"], one.told["world"]["master_port"]) for one in job}
         addresses = {address for address, _ in where}
         assert len(where) == 1
-        assert addresses <= {job[0].host, "127.0.0.1", "localhost"}
+        # mpirun's tasks tell each other when they start: test_training.py
+        assert addresses <= ({""} if name == "openmpi-slurm" else {job[0].host, "127.0.0.1", "localhost"})
 
 
 @EACH
