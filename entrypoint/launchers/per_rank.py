@@ -175,12 +175,12 @@ def refuse_unknown_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
-_RANK_NAME: Final = re.compile(r"(?:(\w+)_)?(?:RANK|PROCID|TASK_ID|INDEX)")
+_RANK_ENDINGS: Final = ("_RANK", "_PROCID", "_TASK_ID", "_INDEX")
 _SIZE_ENDINGS: Final = (
     *("SIZE", "WORLD_SIZE", "NRANKS", "NPROCS", "NTASKS", "COUNT", "NUM", "TOTAL", "NNODES", "NUM_NODES"),
 )
 # Independent jobs with a number each: those of an array, the shards of a test run, the tasks of Cloud Run and Batch.
-_NO_RANK_NAME: Final = re.compile(
+_NO_RANK_NAME: Final = (  # not compiled here: seldom needed, and each `show` would pay
     r"(?:SLURM|PBS|AWS_BATCH_JOB|SGE|LSB|OAR|PJM)_ARRAY\w*|(?:\w+_)?CI_NODE_INDEX|CIRCLE_NODE_INDEX|SEMAPHORE_JOB_INDEX"
     r"|CLOUD_RUN_TASK_INDEX|BATCH_TASK_INDEX|JOB_INDEX|GPU_INDEX"
 )
@@ -194,11 +194,11 @@ def refuse_unknown_ranks(environ: Mapping[str, str]) -> None:
     Raises:
         Failure: LAUNCH_CONFLICT if there is such a pair, with a size above 1.
     """
-    ranks = {name: match[1] for name in environ if (match := _RANK_NAME.fullmatch(name)) and match[1]}
-    for rank, prefix in ranks.items():
+    ranks = [(name, ending) for name in environ for ending in _RANK_ENDINGS if name.endswith(ending)]
+    for rank, prefix in ((name, name.removesuffix(ending)) for name, ending in ranks):
         for size in _size_names(prefix):
             numbers = [environ.get(name, "") for name in (rank, size)]
-            if _NO_RANK_NAME.fullmatch(rank) or not all(map(is_whole_number, numbers)):
+            if not all(map(is_whole_number, numbers)) or re.fullmatch(_NO_RANK_NAME, rank):
                 continue
             if int(numbers[0]) <= int(numbers[1]) > 1:  # equal: the last of those that are counted from 1
                 raise Failure(
