@@ -81,13 +81,13 @@ def _refuse_smaller_world(environ: Mapping[str, str], machine: Machine, allocati
     if larger:
         size, name, unit = max(larger)
         variable = allocation.sources.get({"tasks": "world_size", "nodes": "num_nodes"}[unit]) or ""
-        found = f"{variable}={environ[variable]}" if variable in environ else f"{unit}: {own[unit]}"
+        own_size = f"{variable}={environ[variable]}" if variable in environ else f"{unit}: {own[unit]}"
         verb = {"tasks": "starts", "nodes": "uses"}[unit]
         raise Failure(
             f"{allocation.launcher} {verb} {own[unit]} of this training's {unit}, and {name} says that there are "
             f"{size}: the others would train on their own",
-            found=f"{found} {name}={environ.get(name, size)}",
-            fix=f"start it with one launcher, on all nodes; {THIS_NODE_ONLY_FIX}, without {allocation.launcher}",
+            found=f"{own_size} {name}={environ.get(name, size)}",
+            fix=f"start it with one launcher, on all nodes; {THIS_NODE_ONLY_FIX}, without torchrun or mpiexec",
             code=ExitCode.LAUNCH_CONFLICT,
         )
 
