@@ -93,13 +93,13 @@ def _exchange_hosts(
     """The plan with all tasks' hosts. A signal ends the waiting."""
     from entrypoint import exchange  # only here: most launchers say which host has rank 0
 
-    notes = iter([f"waiting for the other tasks' hosts, through {planned.sources.get('hosts')} ({folder})"])
+    notes = [f"waiting for the other tasks' hosts, through {planned.sources.get('hosts')} ({folder})"]
     note_at = time.monotonic() + WAITING_NOTE_AFTER_S
 
     def check() -> None:
         _raise_if_stopped(inbox)
-        if time.monotonic() > note_at and (note := next(notes, None)):
-            console.say(note)
+        if notes and time.monotonic() > note_at:
+            console.say(notes.pop())
 
     return exchange.exchange_hosts(planned, environ, folder, deadline, check)
 

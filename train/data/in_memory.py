@@ -45,9 +45,8 @@ class DeviceDataset:
         """Yield the pixels of all images for each request, and the rows of its samples, copied for several at once."""
         for block in in_blocks(_readable_requests(requests, self.readable), itemgetter(1)):
             copied = to_device(np.concatenate([samples for _, samples in block]), self.pixels.device)
-            for (request, _), rows in zip(
-                block, torch.split(copied, [len(samples) for _, samples in block]), strict=True
-            ):
+            parts = torch.split(copied, [len(samples) for _, samples in block])
+            for (request, _), rows in zip(block, parts, strict=True):
                 yield request, (self.pixels, rows, self.labels.index_select(0, rows))
 
 

@@ -98,9 +98,8 @@ class BatchLoader:
     def train(self, micro_batches: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, Batch]]:
         """Each micro batch with its images, augmented."""
         if augment.is_identity(self.data.augment):
-            for micro_batch, (pixels, rows, labels) in self.training.read(
-                (each, each.samples) for each in micro_batches
-            ):
+            requests = ((each, each.samples) for each in micro_batches)
+            for micro_batch, (pixels, rows, labels) in self.training.read(requests):
                 yield micro_batch, Batch(images=self._plain(pixels, rows), labels=labels)
             return
         read, drawn = itertools.tee(micro_batches)  # it keeps what only one of them has taken: a block at most
