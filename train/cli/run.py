@@ -68,7 +68,7 @@ def train(arguments: argparse.Namespace, overrides: Sequence[str], environ: Mapp
         try:
             exit_file.clear_exit(output.folder)
             if output.folder == folder:  # the next start does not look for a replacement folder
-                requeue.write_job_marker(folder, environ, host=holder.host, now=time.time())
+                requeue.write_job_marker(folder, environ, host=holder.host, written_at=time.time())
             code = _fetch_and_start_ranks(config, plan, words, environ, output.folder, restarting, stop_signals)
         except Failure as failure:  # raised before the ranks were started
             _write_missing_exit(run_lock, failure.code, failure.what)

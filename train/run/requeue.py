@@ -64,7 +64,7 @@ def _refuse_without_checkpoints(run_folder: Path) -> None:
         )
 
 
-def write_job_marker(run_folder: Path, environ: Mapping[str, str], *, host: str, now: float) -> None:
+def write_job_marker(run_folder: Path, environ: Mapping[str, str], *, host: str, written_at: float) -> None:
     """Record that this job has created its run's folder. Without a cache folder it does nothing.
 
     Raises:
@@ -76,7 +76,7 @@ def write_job_marker(run_folder: Path, environ: Mapping[str, str], *, host: str,
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for other in path.parent.iterdir():
-            if other.stat().st_mtime < now - MARKER_LIFETIME_S:
+            if other.stat().st_mtime < written_at - MARKER_LIFETIME_S:
                 files.remove(other)
         files.write_json(path, {"folder": str(run_folder.absolute()), "host": host})
     except OSError:
