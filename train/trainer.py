@@ -339,7 +339,7 @@ class Trainer:
         if self.compiled is not None and self.compiled.replayed:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         logits = self.model(batch.images)
-        loss = self.faults.corrupt_loss(self.state.step, self.criterion(logits, batch.labels))
+        loss = self.faults.corrupt_loss(self.state.step, self.criterion(logits, batch.labels, batch.weights))
         self.heartbeat.at("backward")
         self.faults.strike("bwd", self.state.step)
         self.runtime.backward(loss)

@@ -21,6 +21,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "run.output_dir": "where the folder is: scratch file systems are moved and mounted elsewhere",
     "launch.*": "which processes compute: the global batch and all randomness do not depend on them",
     "data.root": "where the same images are: another node, another mount",
+    "data.images": "where the images of a table are",
     "data.download": "how the images were fetched",
     "data.mirror": "where they were fetched from",
     "data.max_bad_images": "how many broken files are tolerated, not which",

@@ -59,11 +59,14 @@ class DataConfig:
 
     val_fraction: the share of the training images that becomes the validation split. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
-    (synthetic). mirror: the address from which data.download fetches published files.
+    (synthetic). images: the folder of the images that a table lists; columns: what the table calls
+    its columns. mirror: the address from which data.download fetches published files.
     """
 
     name: str = "synthetic"
     root: str = "data"
+    images: str | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
     download: bool = False
     mirror: str | None = None
     image_size: int = 32
@@ -204,6 +207,7 @@ class RunConfig:
 DATA_SOURCES = {
     "synthetic": "synthetic:SYNTHETIC",
     "folder": "folder:FOLDER",
+    "table": "table:TABLE",
     "cifar10": "published:CIFAR10",
     "cifar100": "published:CIFAR100",
     "mnist": "published:MNIST",
@@ -296,6 +300,10 @@ def is_regex(text: str) -> bool:
 
 
 REGEX = Rule(holds=is_regex, expected="a regular expression of Python's")
+COLUMN_NAMES = Rule(
+    holds=lambda value: all(isinstance(name, str) and name.strip() == name != "" for name in value.values()),
+    expected="the table's own names of the columns path, label, split, group, weight: {label: diagnosis}",
+)
 CLASS_WEIGHTS = Rule(
     holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
     expected="none, balanced, or one number for each class: from 0 to 1000000, not all 0",
@@ -355,6 +363,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "launch.timeouts.data": POSITIVE,
     "launch.max_restarts": between(0, 1000),
     "data.root": PATH,
+    "data.images": PATH,
+    "data.columns": COLUMN_NAMES,
     "data.image_size": between(8, 4096),
     "data.classes": between(2, 1_000_000),
     "data.samples": between(1, 10**9),

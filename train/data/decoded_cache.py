@@ -278,7 +278,7 @@ def use_cache(splits: DataSplits, data: DataConfig, host: HostRanks, pulse: Hear
         return splits
     if not (isinstance(splits.training, ImageFileSource) and isinstance(splits.validation, ImageFileSource)):
         return replace(
-            splits, notes=(*splits.notes, "data.cache does nothing here: only image folders are decoded into it")
+            splits, notes=(*splits.notes, "data.cache does nothing here: only image files are decoded into it")
         )
     _refuse_cache_in_data_root(Path(data.cache), Path(data.root))
     files, rows = combine_files(splits.training, splits.validation)
@@ -321,9 +321,11 @@ def cache_key(files: ImageFileSource, data: DataConfig, pulse: Heartbeat) -> str
         Failure: NO_INPUT or IO for a file that is gone.
     """
     digest = hashlib.sha256(f"{CACHE_VERSION} {files.size}\n".encode())
+    is_table = os.path.isfile(data.root)
+    above = os.path.abspath(data.images or os.path.dirname(data.root)) if is_table else data.root
     chunks = np.array_split(np.arange(len(files.paths)), -(-len(files.paths) // FILES_PER_CHUNK))
     with ThreadPoolExecutor(STAT_THREADS) as pool:
-        for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, data.root), chunks)):
+        for lines in pulse.each("data", pool.map(lambda chunk: _stat_files(files, chunk, above), chunks)):
             digest.update(lines)
     return digest.hexdigest()[:32]
 

@@ -76,7 +76,15 @@ class ImageFolderSplits:
 
 def open_image_folder(data: DataConfig) -> DataSplits:
     """Both splits. Raises Failure: as `list_splits`."""
-    listed = list_splits(data)
+    return image_file_splits(data, list_splits(data))
+
+
+def image_file_splits(data: DataConfig, listed: ImageFolderSplits, weights: Tensor | None = None) -> DataSplits:
+    """Both splits of listed image files. weights: as in `DataSplits`.
+
+    Raises:
+        Failure: as `decode.bit_depth_warnings`.
+    """
     return DataSplits(
         training=listed.training,
         validation=listed.validation,
@@ -87,6 +95,7 @@ def open_image_folder(data: DataConfig) -> DataSplits:
             *listed.warnings,
             *decode.bit_depth_warnings(decode.highest_values(listed.training.paths), f"data.root {data.root}"),
         ),
+        weights=weights,
     )
 
 
@@ -108,7 +117,7 @@ def list_splits(data: DataConfig) -> ImageFolderSplits:
             grouping.refuse_leak(_group_names(training, data), _group_names(validation, data))
         return _image_folder_splits(layout, training, validation, unread, class_folders.split_folder_warnings(inside))
     is_validation, notes = _choose_validation_files(training, data)
-    validation, training = _select_files(training, is_validation), _select_files(training, ~is_validation)
+    validation, training = select_files(training, is_validation), select_files(training, ~is_validation)
     warnings = class_folders.split_folder_warnings(inside)
     if data.val_fraction > 0:
         counts_by_split = (
@@ -175,7 +184,8 @@ def _list_files(
     return ImageFileSource(listed, torch.from_numpy(np.repeat(np.arange(len(classes)), counts)), size)
 
 
-def _select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> ImageFileSource:
+def select_files(files: ImageFileSource, chosen: npt.NDArray[np.bool_]) -> ImageFileSource:
+    """The files where `chosen` (bool [count]) is true."""
     return ImageFileSource(
         path_list.as_packed_paths(files.paths).part(chosen), files.labels[torch.from_numpy(chosen)], files.size
     )

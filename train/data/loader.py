@@ -43,10 +43,14 @@ MAX_IN_MEMORY_BYTES: Final = 2 * 2**30  # pixels of both splits together
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `MicroBatch`."""
+    """float32 images [n, *shape.input] and int64 labels [n], on the device. Not frozen: see `MicroBatch`.
+
+    weights: how much each image counts in the loss, float32 [n]; None: all alike.
+    """
 
     images: Tensor
     labels: Tensor
+    weights: Tensor | None = None
 
 
 class SplitReader(Protocol):
@@ -65,7 +69,7 @@ class BatchLoader:
 
     description: where the images are kept, or how many workers read them. workers: processes that read. broken: the
     files that this rank has skipped so far. paths: the training files, if the samples are files. notes: about
-    data.cache. transform: augment.apply, or the same compiled.
+    data.cache. transform: augment.apply, or the same compiled. weights: as in `DataSplits`, on the device.
     """
 
     training: SplitReader
@@ -80,6 +84,7 @@ class BatchLoader:
     workers: int = 0
     notes: tuple[str, ...] = ()
     transform: Callable[..., Tensor] = augment.apply
+    weights: Tensor | None = None
 
     def compiled(self, batch: int) -> BatchLoader:
         """A loader that augments batches of this size by one compiled function: 3 kernels instead of 25.
@@ -100,19 +105,27 @@ class BatchLoader:
         if augment.is_identity(self.data.augment):
             requests = ((each, each.samples) for each in micro_batches)
             for micro_batch, (pixels, rows, labels) in self.training.read(requests):
-                yield micro_batch, Batch(images=self._plain(pixels, rows), labels=labels)
+                yield (
+                    micro_batch,
+                    Batch(images=self._plain(pixels, rows), labels=labels, weights=self._weights(micro_batch)),
+                )
             return
         read, drawn = itertools.tee(micro_batches)  # it keeps what only one of them has taken: a block at most
         augmentations: Iterator[tuple[Tensor, bool]] | None = None
         for micro_batch, (pixels, rows, labels) in self.training.read((each, each.samples) for each in read):
             augmentations = augmentations or self._draw_ahead(drawn, rows.device)
             shifts, gray = next(augmentations)
-            yield micro_batch, Batch(images=self.transform(pixels, rows, shifts, gray=gray), labels=labels)
+            images = self.transform(pixels, rows, shifts, gray=gray)
+            yield micro_batch, Batch(images=images, labels=labels, weights=self._weights(micro_batch))
 
     def evaluate(self, blocks: Sequence[SampleIndices]) -> Iterator[Batch]:
         """Each block of validation samples, not augmented."""
         for _, (pixels, rows, labels) in self.validation.read(enumerate(blocks)):
             yield Batch(images=self._plain(pixels, rows), labels=labels)
+
+    def _weights(self, micro_batch: MicroBatch) -> Tensor | None:
+        """The weights of a micro batch. A sample that replaces an unreadable one gets the weight of that one."""
+        return None if self.weights is None else self.weights[to_device(micro_batch.samples, self.weights.device)]
 
     def _plain(self, pixels: Tensor, rows: Tensor) -> Tensor:
         return augment.normalize(pixels.index_select(0, rows))
@@ -186,6 +199,7 @@ def open_loader(
         paths=getattr(sets.training, "paths", None),
         workers=0 if mode == "memory" else workers,
         notes=sets.notes[len(before) :],
+        weights=None if sets.weights is None else sets.weights.to(device),
     )
 
 

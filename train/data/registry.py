@@ -80,6 +80,8 @@ class DataSource:
 # Keys of the data section that act on some sources only. All others act on every source.
 OPTIONAL_KEYS: Final = (
     "root",
+    "images",
+    "columns",
     "download",
     "mirror",
     "frames",
@@ -92,10 +94,10 @@ OPTIONAL_KEYS: Final = (
 )
 # The fix for a key that is set and does nothing. Other such keys are refused, or compared with the data.
 UNUSED_KEY_FIXES: Final = {
-    "root": "set data.name to the data that lies there (folder, npz, cifar10, ...); {name} reads nothing",
+    "root": "set data.name to the data that lies there (folder, table, npz, cifar10, ...); {name} reads nothing",
     "samples": "leave it out: all samples are used",
     "val_fraction": "leave it out: the published test images are used for validation",
-    "cache": "leave it out: only image folders are decoded into it",
+    "cache": "leave it out: only image files are decoded into it",
 }
 
 
@@ -146,6 +148,8 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
     """
     refuse_unused_key(data, "imbalance")
     refuse_unused_key(data, "frames")
+    refuse_unused_key(data, "images")
+    refuse_unused_key(data, "columns")
     find_source(data.name).check(data)
 
 

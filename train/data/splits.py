@@ -37,6 +37,7 @@ class DataSplits:
     floats: whether samples are read as float32, not as bytes. notes, warnings: for the user, about the data.
     mirror: whether a sample's mirror image is of the same class, so that data.augment: standard may use it; false
     for digits, and if the class is a direction. shared: an open file whose offset forked processes would share.
+    weights: how much each training sample counts in the loss, float32 [count], 1 on average; None: all alike.
     """
 
     training: SampleSource
@@ -48,6 +49,7 @@ class DataSplits:
     mirror: bool = True
     floats: bool = False
     shared: str | None = None
+    weights: Tensor | None = None
 
     @property
     def bytes_(self) -> int:

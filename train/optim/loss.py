@@ -31,12 +31,14 @@ class Criterion:
         """The criterion with its weights on `device`."""
         return self if self.weights is None else replace(self, weights=self.weights.to(device))
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """logits: [n, classes]. labels: [n]. Returns a scalar."""
-        if self.weights is None:
+    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
+        """logits: [n, classes]. labels: [n]. sample_weights: float32 [n]; None: all 1. Returns a scalar."""
+        if self.weights is None and sample_weights is None:
             return cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         each = cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
-        return (each * self.weights[labels]).mean()
+        if self.weights is not None:
+            each = each * self.weights[labels]
+        return (each if sample_weights is None else each * sample_weights).mean()
 
 
 def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:

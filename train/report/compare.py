@@ -48,6 +48,7 @@ DATA_KEYS: Final = (
     "imbalance",
     "val_fraction",
     "group",
+    "columns",
     "augment",
 )
 STEP_KEYS: Final = (

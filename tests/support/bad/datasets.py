@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from bad.case import MARK, Case, through_rank, through_train
 from images import write_classes
+from label_tables import rows, write_table
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -453,6 +454,108 @@ FOLDERS: dict[str, tuple[str, Make, str, int, tuple[str, ...], str]] = {
     ),
 }
 
+ABAB = rows("abab")
+
+
+def listed(lines: Sequence[str] = ABAB, header: str = "path,label", *, images: int | None = None) -> Make:
+    """d.csv with these lines, and its images beside it."""
+    return lambda folder: write_table(folder, lines, header, "d.csv", images)
+
+
+# Tables: id -> how it is made, settings (data.root is d.csv), code, words, fix.
+TABLES: dict[str, tuple[Make, str, int, tuple[str, ...], str]] = {
+    "missing": (lambda folder: None, "", 66, ("data.root cannot be read", "d.csv"), "set data.root to the table"),
+    "a-folder": (folders(cat=9), "data.root=d", 66, ("a folder, not a table", "no table in it"), "data.name=folder"),
+    "parquet": (
+        written("d.parquet", b"PAR1"),
+        "data.root=d.parquet",
+        64,
+        ("does not read .parquet",),
+        "save it as CSV",
+    ),
+    "no-header": (listed(ABAB[1:], ABAB[0]), "", 65, ("has no header line", "line 1: 000.png"), "path,label"),
+    "header-alone": (listed([]), "", 65, ("has no row",), "add a line for each image"),
+    "no-label-column": (listed(header="path,class"), "", 65, ("no column label",), "data.columns.label=class"),
+    "no-such-column": (
+        listed(),
+        "data.columns.label=kind",
+        65,
+        ("has no column kind", "columns: path, label"),
+        "data.columns.label=label",
+    ),
+    "unknown-column": (
+        listed(),
+        "data.columns.name=x",
+        64,
+        ("name is no column", "path, label, split"),
+        "columns.label",
+    ),
+    "column-twice": (listed(header="path,label,label"), "", 65, ("has the column label 2 times",), "rename one"),
+    "too-few-cells": (listed([*ABAB, "x.png"]), "", 65, ("1 of at least 2 cells", "line 6: x.png"), "quotation marks"),
+    "empty-label": (listed([*ABAB, "x.png, "]), "", 65, ("an empty cell in the column label", "line 6"), "fill"),
+    "one-class": (listed(rows("aaaa")), "", 65, ("fewer than two classes", "4 images of a"), "another class"),
+    "unknown-split": (
+        listed(rows("abab", "uvwx"), "path,label,split"),
+        "",
+        65,
+        ("a split that is unknown", "line 2: u"),
+        "train, val or test",
+    ),
+    "untrained-class": (
+        listed(rows("aabc", ["train", "val", "train", "val"]), "path,label,split"),
+        "",
+        65,
+        ("only in the val rows", "c: line 5"),
+        "add training images",
+    ),
+    "image-in-two-splits": (
+        listed(["000.png,a,train", "001.png,b,train", "./000.png,a,val"], "path,label,split"),
+        "",
+        65,
+        ("an image in two splits", "lines 2 and 4", "000.png"),
+        "one split",
+    ),
+    "image-with-two-labels": (listed([*ABAB, "000.png,b"]), "", 65, ("two labels", "lines 2 and 6"), "one line"),
+    "image-twice": (listed([*ABAB, "000.png,a"]), "", 65, ("an image twice", "lines 2 and 6"), "weight"),
+    "group-in-two-splits": (
+        listed(rows("abab", ["train"] * 3 + ["val"], "wwxx"), "path,label,split,group"),
+        "",
+        65,
+        ("a group in two splits", "x: train in line 4, val in line 5"),
+        "to one split",
+    ),
+    "weight-with-comma": (
+        listed([f"00{number}.png;{'ab'[number]};0,5" for number in range(2)], "path;label;weight"),
+        "",
+        65,
+        ("a weight that is no such number", "line 2: 0,5"),
+        "decimal point",
+    ),
+    "image-missing": (listed(images=3), "", 66, ("1 image that is not there", "line 5", "003.png"), "data.images"),
+    "open-quote": (listed([*ABAB, '"x.png,a']), "", 65, ("is no whole table", "line 6"), "quotation marks"),
+    "not-utf-8": (written("d.csv", b"path,label\nx.png,\xff\n"), "", 65, ("is no text in UTF-8",), "UTF-8"),
+    "null-byte": (written("d.csv", b"path,label\nx.png,a\0\n"), "", 66, ("is not there",), "data.images"),
+    "wrong-count": (
+        listed(),
+        "data.classes=7",
+        65,
+        ("number of classes in the table", "2 classes"),
+        "data.classes to 2",
+    ),
+    "columns-of-folders": (
+        folders(cat=9, dog=9),
+        "data.name=folder data.columns.label=x",
+        64,
+        ("data.columns",),
+        "table",
+    ),
+}
+
+
+def _table(name: str, make: Make, words: str, code: int, says: tuple[str, ...], fix: str) -> Case:
+    settings = keep_last_overrides(["data.name=table", "data.root=d.csv", "data.image_size=8", *words.split()])
+    return check(id=f"table-{name}", prepare=make, line=("check", *settings), code=code, says=says, fix=fix)
+
 
 def _array(name: str, row: Row) -> Case:
     make, words, code, says, fix = row
@@ -552,6 +655,7 @@ CASES = [
         ),
     ),
     *(_folder(name, *row) for name, row in FOLDERS.items()),
+    *(_table(name, *row) for name, row in TABLES.items()),
     *(
         rank(
             id=f"published-{name}",

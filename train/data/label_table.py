@@ -1,0 +1,352 @@
+"""Reads the table that lists images with their labels: a CSV or TSV file with a header line.
+
+Errors name the line of the file. This module imports neither torch nor numpy, and opens no image.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TextIO
+
+from entrypoint import ExitCode, Failure
+from train.config.schema import DataConfig
+from train.data import class_folders
+from train.files import one_line
+
+PATH, LABEL, SPLIT, GROUP, WEIGHT = COLUMNS = ("path", "label", "split", "group", "weight")
+DELIMITERS: Final = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+# Other formats -> the command that makes a CSV file of them.
+CONVERSIONS: Final = {
+    ".parquet": "read_parquet",
+    ".feather": "read_feather",
+    ".xlsx": "read_excel",
+    ".xls": "read_excel",
+    ".ods": "read_excel",
+}
+TRAINING, VALIDATION, TEST = "train", "val", "test"
+# The words of the split column, in lower case -> the split.
+SPLIT_WORDS: Final[Mapping[str, str]] = {
+    "train": TRAINING,
+    "training": TRAINING,
+    "val": VALIDATION,
+    "valid": VALIDATION,
+    "validation": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+    "testing": TEST,
+}
+# What tables call the two columns that must be there: proposed in the fix.
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    PATH: ("file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "image_id", "img", "id"),
+    LABEL: ("labels", "class", "classes", "category", "target", "y", "species", "diagnosis", "tags"),
+}
+MAX_LISTED: Final = 3  # lines in a message
+MAX_LISTED_COLUMNS: Final = 12
+MAX_WEIGHT: Final = 1e6
+LISTED_FOLDER_ROWS: Final = 64  # a folder with so many rows is listed once; files of other folders are looked up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelTable:
+    """The rows of a table, in its order; each list has one entry for each row.
+
+    paths: joined to the folder of the images. splits: train, val or test. lines: of the file, counted from 1.
+    splits, groups, weights: None if the table has no such column.
+    """
+
+    file: Path
+    images: Path
+    paths: list[str]
+    labels: list[str]
+    lines: list[int]
+    splits: list[str] | None = None
+    groups: list[str] | None = None
+    weights: list[float] | None = None
+
+    def rows_of(self, split: str) -> list[int]:
+        """The rows of one split. Without a split column all rows are training rows."""
+        if self.splits is None:
+            return list(range(len(self.paths))) if split == TRAINING else []
+        return [row for row, name in enumerate(self.splits) if name == split]
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether the split column names validation rows."""
+        return self.splits is not None and VALIDATION in self.splits
+
+    @property
+    def test_note(self) -> str | None:
+        """A note of the rows that are left out; None if there are none."""
+        rows = self.rows_of(TEST)
+        if not rows:
+            return None
+        counted = "1 test row is" if len(rows) == 1 else f"{len(rows):,} test rows are"
+        return f"{counted} left out: neither trained on nor used for validation"
+
+
+def check_header(data: DataConfig) -> None:
+    """Read only the header line. Raises Failure: NO_INPUT without the file, DATA for missing columns."""
+    with _open_text(Path(data.root)) as stream:
+        _read_header(stream, data)
+
+
+def read_table(data: DataConfig) -> LabelTable:
+    """Read the table, and look for each image file.
+
+    Raises:
+        Failure: NO_INPUT for a missing table or image, DATA for a table with mistakes, naming the line.
+    """
+    file = Path(data.root)
+    with _open_text(file) as stream:
+        columns, delimiter = _read_header(stream, data)
+        stream.seek(0)
+        table = _collect(file, data, columns, _read_rows(stream, file, delimiter))
+    if not table.paths:
+        raise bad_table(file, "has no row", "only the header line", "add a line for each image")
+    _refuse_repeated_paths(table)
+    _refuse_groups_in_two_splits(table)
+    _refuse_missing_images(table)
+    return table
+
+
+def _open_text(file: Path) -> TextIO:
+    """Raises Failure: NO_INPUT if the file cannot be opened, USAGE for another format."""
+    suffix = file.suffix.lower()
+    if file.is_dir():
+        tables = sorted(path.name for path in file.iterdir() if path.suffix.lower() in DELIMITERS)
+        name = tables[0] if tables else "TABLE.csv"
+        fix = f"set data.root={file / name}, or data.name=folder for class folders"
+        raise Failure(
+            "data.root is a folder, not a table",
+            found=f"{file.absolute()}: {', '.join(tables[:MAX_LISTED]) or 'no table in it'}",
+            fix=fix,
+            code=ExitCode.NO_INPUT,
+        )
+    if suffix not in DELIMITERS:
+        conversion = f'python -c "import pandas; pandas.{CONVERSIONS.get(suffix, "read_table")}'
+        fix = f"save it as CSV: {conversion}('{file.name}').to_csv('{file.stem}.csv', index=False)\""
+        raise Failure(
+            f"data.name: table does not read {suffix or 'a file without an ending'}",
+            found=str(file),
+            expected="a file that ends in .csv or .tsv",
+            fix=fix if suffix in CONVERSIONS else "save it as CSV",
+            code=ExitCode.USAGE,
+        )
+    try:
+        return file.open(encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise Failure(
+            f"the table data.root cannot be read: {error.strerror}",
+            found=str(file.absolute()),
+            fix="set data.root to the table (in a container: mount its folder)",
+            code=ExitCode.NO_INPUT,
+        ) from error
+
+
+def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, int], str]:
+    """(our name of each column that the table has -> its place, the delimiter)."""
+    file = Path(data.root)
+    delimiter = DELIMITERS[file.suffix.lower()]
+    header = next(iter(_read_rows(stream, file, delimiter)), (1, []))[1]
+    if len(header) == 1 and delimiter == "," and ";" in header[0]:  # as some spreadsheets write
+        delimiter, header = ";", header[0].split(";")
+    header = [name.strip() for name in header]
+    if any(map(class_folders.is_image, header)):
+        actual = f"line 1: {delimiter.join(header)}"
+        fix = f"put a first line with the names of the columns: {delimiter.join((PATH, LABEL))}"
+        raise bad_table(file, "has no header line", actual, fix)
+    unknown = [name for name in data.columns if name not in COLUMNS]
+    if unknown:
+        raise Failure(
+            f"data.columns: {unknown[0]} is no column that is read",
+            found=f"data.columns: {data.columns}",
+            expected=f"names for: {', '.join(COLUMNS)}",
+            fix="write data.columns.label=NAME, for example",
+            code=ExitCode.USAGE,
+        )
+    names = {column: str(data.columns.get(column, column)) for column in COLUMNS}
+    for column, name in names.items():
+        if header.count(name) > 1:
+            raise bad_table(
+                file, f"has the column {name} {header.count(name)} times", _list_columns(header), "rename one"
+            )
+        if name not in header and (column in (PATH, LABEL) or column in data.columns):
+            raise _missing_column(file, column, name, header)
+    return {column: header.index(name) for column, name in names.items() if name in header}, delimiter
+
+
+def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
+    lowered = {title.lower(): title for title in header}
+    similar = next((lowered[word] for word in (column, *OTHER_NAMES.get(column, ())) if word in lowered), "NAME")
+    fix = f"set data.columns.{column}={similar}, the column of the {column}s; or rename it to {column}"
+    return bad_table(file, f"has no column {name}", _list_columns(header), fix)
+
+
+def _list_columns(header: Sequence[str]) -> str:
+    more = f" and {len(header) - MAX_LISTED_COLUMNS} more" if len(header) > MAX_LISTED_COLUMNS else ""
+    return f"columns: {', '.join(map(one_line, header[:MAX_LISTED_COLUMNS])) or 'none'}{more}"
+
+
+def _read_rows(stream: TextIO, file: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of each row that is not empty, the header included."""
+    reader = csv.reader(stream, delimiter=delimiter, strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield reader.line_num, cells
+    except UnicodeDecodeError as error:
+        actual = f"after line {reader.line_num}: {error.reason}"
+        raise bad_table(file, "is no text in UTF-8", actual, "save it as CSV with the encoding UTF-8") from error
+    except csv.Error as error:
+        fix = 'close the quotation marks ("), and write a quotation mark inside a cell twice'
+        raise bad_table(file, "is no whole table", f"line {reader.line_num}: {error}", fix) from error
+
+
+def _collect(
+    file: Path, data: DataConfig, columns: Mapping[str, int], rows: Iterator[tuple[int, list[str]]]
+) -> LabelTable:
+    images = Path(data.images) if data.images is not None else file.parent
+    base = os.path.abspath(images)
+    number = max(columns.values()) + 1
+    lines: list[int] = []
+    cells_of: dict[str, list[str]] = {column: [] for column in columns}
+    for line, cells in islice(rows, 1, None):
+        if len(cells) < number:
+            actual = f"line {line}: {', '.join(map(one_line, cells))}"
+            fix = "give each line a cell for each column; put a cell that contains the delimiter into quotation marks"
+            raise bad_table(file, f"has a line with {len(cells)} of at least {number} cells", actual, fix)
+        lines.append(line)
+        for column, position in columns.items():
+            cells_of[column].append(cells[position].strip())
+    for column in (PATH, LABEL):
+        _refuse_empty_cells(file, str(data.columns.get(column, column)), cells_of[column], lines)
+    return LabelTable(
+        file=file,
+        images=Path(base),
+        paths=[os.path.normpath(os.path.join(base, name)) for name in cells_of[PATH]],
+        labels=cells_of[LABEL],
+        lines=lines,
+        splits=[_parse_split(file, *pair) for pair in zip(cells_of[SPLIT], lines, strict=True)]
+        if SPLIT in columns
+        else None,
+        # An image without a group is a group of its own.
+        groups=[name or f"line {line}" for name, line in zip(cells_of[GROUP], lines, strict=True)]
+        if GROUP in columns
+        else None,
+        weights=[_parse_weight(file, *pair) for pair in zip(cells_of[WEIGHT], lines, strict=True)]
+        if WEIGHT in columns
+        else None,
+    )
+
+
+def _refuse_empty_cells(file: Path, name: str, cells: Sequence[str], lines: Sequence[int]) -> None:
+    empty = [line for cell, line in zip(cells, lines, strict=True) if not cell]
+    if empty:
+        counted = "an empty cell" if len(empty) == 1 else f"{len(empty):,} empty cells"
+        fix = f"fill the column {name} there, or remove these lines"
+        raise bad_table(file, f"has {counted} in the column {name}", list_lines(empty), fix)
+
+
+def list_lines(lines: Sequence[int]) -> str:
+    """line 3; or: lines 3, 5, 7 and 12 more."""
+    more = f" and {len(lines) - MAX_LISTED:,} more" if len(lines) > MAX_LISTED else ""
+    return f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines[:MAX_LISTED]))}{more}"
+
+
+def _parse_split(file: Path, word: str, line: int) -> str:
+    split = SPLIT_WORDS.get(word.lower())
+    if split is None:
+        fix = "write train, val or test; or leave the column out, and data.val_fraction splits"
+        raise bad_table(file, "has a split that is unknown", f"line {line}: {one_line(word) or 'an empty cell'}", fix)
+    return split
+
+
+def _parse_weight(file: Path, cell: str, line: int) -> float:
+    try:
+        weight = float(cell)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight <= MAX_WEIGHT:
+        comma = " (a decimal point, no comma)" if "," in cell else ""
+        fix = f"write a number from 0 to {MAX_WEIGHT:,.0f}{comma}"
+        raise bad_table(file, "has a weight that is no such number", f"line {line}: {one_line(cell)}", fix)
+    return weight
+
+
+def _refuse_repeated_paths(table: LabelTable) -> None:
+    first: dict[str, int] = {}
+    for row, path in enumerate(table.paths):
+        before = first.setdefault(path, row)
+        if before == row:
+            continue
+        lines = f"lines {table.lines[before]} and {table.lines[row]}: {one_line(path)}"
+        if table.splits is not None and table.splits[before] != table.splits[row]:
+            what, fix = "has an image in two splits", "keep the line of one split"
+        elif table.labels[before] != table.labels[row]:
+            what, fix = "has an image with two labels", "keep one line for each image"
+        else:
+            what, fix = "has an image twice", "keep one of the lines; a column weight lets an image count more"
+        raise bad_table(table.file, what, lines, fix)
+
+
+def _refuse_groups_in_two_splits(table: LabelTable) -> None:
+    if table.groups is None or table.splits is None:
+        return
+    first: dict[str, int] = {}
+    for row, group in enumerate(table.groups):
+        before = first.setdefault(group, row)
+        if table.splits[before] != table.splits[row]:
+            actual = f"{one_line(group)}: {table.splits[before]} in line {table.lines[before]}, "
+            actual += f"{table.splits[row]} in line {table.lines[row]}"
+            fix = "move all lines of a group to one split, or leave out the column split: then groups stay together"
+            raise bad_table(table.file, "has a group in two splits", actual, fix)
+
+
+def _refuse_missing_images(table: LabelTable) -> None:
+    rows_by_folder: dict[str, list[int]] = {}
+    for row, path in enumerate(table.paths):
+        rows_by_folder.setdefault(os.path.dirname(path), []).append(row)
+    missing = [row for folder, rows in rows_by_folder.items() for row in _missing_rows(folder, rows, table.paths)]
+    if not missing:
+        return
+    row = min(missing)
+    path, count = table.paths[row], len(missing)
+    counted = "1 image that is not there" if count == 1 else f"{count:,} images that are not there"
+    failure = bad_table(
+        table.file, f"names {counted}", f"line {table.lines[row]}: {one_line(path)}", _missing_image_fix(path)
+    )
+    failure.code = ExitCode.NO_INPUT
+    raise failure
+
+
+def _missing_rows(folder: str, rows: Sequence[int], paths: Sequence[str]) -> list[int]:
+    """The rows whose file is not in the folder."""
+    if len(rows) < LISTED_FOLDER_ROWS:
+        return [row for row in rows if not os.path.lexists(paths[row])]
+    try:
+        names = {*os.listdir(folder)}
+    except OSError:
+        return list(rows)
+    return [row for row in rows if os.path.basename(paths[row]) not in names]
+
+
+def _missing_image_fix(path: str) -> str:
+    if "\\" in path and os.path.lexists(path.replace("\\", "/")):
+        return "write / instead of \\ in the column of the paths"
+    ending = next((suffix for suffix in class_folders.IMAGE_SUFFIXES if os.path.lexists(path + suffix)), None)
+    if ending is not None:
+        return f"write the files' names with their ending, {ending}"
+    return (
+        "set data.images to the folder that the paths are relative to (without it: the folder of the table); "
+        "or correct or remove these lines"
+    )
+
+
+def bad_table(file: Path, what: str, actual: str, fix: str) -> Failure:
+    """The Failure (DATA) for a mistake in the table. actual: begins with its lines."""
+    return Failure(f"the table {file} {what}", found=actual, fix=fix, code=ExitCode.DATA)
