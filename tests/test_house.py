@@ -62,6 +62,7 @@ LAYERS = {
     ],
     "train": [
         "fault_injection",
+        "tasks",
         "metrics",
         "rng",
         "files",

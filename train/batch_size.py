@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
+from torch import Tensor
 
 from entrypoint import ExitCode, Failure, Heartbeat
 from train import files
@@ -26,7 +27,7 @@ from train.distributed.device import is_out_of_memory
 from train.distributed.runtime import Runtime
 from train.models import registry
 from train.optim.ema import EMA
-from train.optim.loss import Criterion
+from train.optim.loss import TaskCriterion
 from train.optim.optimizer import build_optimizer
 
 # In a trial this mostly means that cuDNN found no algorithm for want of memory.
@@ -167,12 +168,16 @@ NO_CACHE: Final = MicroBatchCache(folder=None, record={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialModel:
-    """What is tried: the training's model, optimizer and loss, with random images."""
+    """What is tried: the training's model, optimizer and loss, with random images.
+
+    label: of each image; None: a class.
+    """
 
     config: RunConfig
     classes: int
     shape: Shape
-    criterion: Criterion
+    criterion: TaskCriterion
+    label: Tensor | None = None
 
     def train(self, micro: int, runtime: Runtime) -> None:
         """Two optimizer steps of one micro batch, with a new model and optimizer."""
@@ -183,7 +188,8 @@ class TrialModel:
         optimizer = build_optimizer(config.optim, network, device, fused=fused)
         ema = EMA(network, config.train.ema_decay) if config.train.ema_decay is not None else None
         images = registry.to_channels_last(torch.rand((micro, *self.shape.input), device=device))
-        labels = torch.zeros(micro, dtype=torch.int64, device=device)
+        label = torch.zeros((), dtype=torch.int64) if self.label is None else self.label
+        labels = label.to(device).expand(micro, *label.shape)
         criterion = self.criterion.to(device)
         for _ in range(TRIAL_STEPS):
             with runtime.accelerator.autocast():

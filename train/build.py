@@ -14,7 +14,7 @@ from entrypoint import Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
-from train.config import checks, schema
+from train.config import checks, schema, task_keys
 from train.config.batches import BatchSizes, compute_batch_sizes, count_steps
 from train.config.schema import RunConfig
 from train.data import statistics
@@ -33,12 +33,12 @@ from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_re
 from train.models import custom, registry, weights
 from train.optim import loss
 from train.optim.ema import EMA
-from train.optim.loss import Criterion
 from train.optim.optimizer import build_optimizer
 from train.optim.schedule import build_schedule
 from train.rank_context import RankContext
 from train.run import resume
 from train.state import TrainState
+from train.tasks import TASKS
 from train.trainer import DatasetInfo, Trainer
 
 COMPILING: Final = "compiling the model; this takes a minute or more, unless an earlier start has kept its code"
@@ -74,9 +74,12 @@ def build_trainer(
 
     heartbeat.beat("data")
     splits = open_splits(config.data)
+    config = task_keys.with_task_defaults(config, splits.task)
     dataset = _describe_dataset(config, runtime, splits)
     num_classes = len(dataset.classes)
-    early_stopping.refuse_unusable_metric(config.eval, validation_images=dataset.num_validation, classes=num_classes)
+    early_stopping.refuse_unusable_metric(
+        config.eval, validation_images=dataset.num_validation, classes=max(num_classes, 2)
+    )
     steps = count_steps(batches, dataset.num_training, epochs=train.epochs, max_steps=train.max_steps)
 
     network = registry.build_model(config.model, classes=num_classes, shape=splits.shape, seed=seed)
@@ -87,8 +90,14 @@ def build_trainer(
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat)
-    criterion = _build_criterion(config, splits, runtime.device)
-    trial_model = TrialModel(config=config, classes=num_classes, shape=splits.shape, criterion=criterion)
+    criterion = loss.build_task_criterion(config.optim, splits).to(runtime.device)
+    trial_model = TrialModel(
+        config=config,
+        classes=num_classes,
+        shape=splits.shape,
+        criterion=criterion,
+        label=torch.zeros_like(splits.training.labels[0]),
+    )
     batches, micro_batch = batch_size.find_micro_batch(trial_model, runtime, batches, micro_batch_cache, heartbeat)
     _refuse_small_shared_memory(config, runtime, splits, loader, batches)
 
@@ -166,12 +175,14 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
         num_training=len(splits.training.labels),
         num_validation=len(splits.validation.labels),
         fingerprint=fingerprint,
+        task=splits.task,
+        target=splits.target,
     )
 
 
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
-    lines = statistics.describe_class_balance(
+    lines = TASKS[splits.task].load("balance")(
         splits.training.labels, splits.validation.labels, splits.classes, config.optim.class_weights
     )
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
@@ -196,11 +207,6 @@ def _open_loader(config: RunConfig, runtime: Runtime, splits: DataSplits, heartb
         pulse=heartbeat,
         host=host_ranks,
     )
-
-
-def _build_criterion(config: RunConfig, splits: DataSplits, device: torch.device) -> Criterion:
-    counts = statistics.class_counts(splits.training.labels, len(splits.classes)).tolist()
-    return loss.build_criterion(config.optim, counts).to(device)
 
 
 def _refuse_small_shared_memory(

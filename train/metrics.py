@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, TASKS
 
 TOP_K: Final = 5
 NOT_MEASURED: Final = "not measured"
@@ -21,7 +23,8 @@ class Counts:
 
     loss: the sum over samples, in nats. top5_correct: samples whose class has one of the five
     largest logits. correct: predicted correctly. predicted: how often a class was predicted.
-    support: samples of the class.
+    support: samples of the class. average_precision: None for a label that no sample has; only
+    where a sample has several labels.
     """
 
     samples: int
@@ -30,6 +33,22 @@ class Counts:
     correct: Sequence[float]
     predicted: Sequence[float]
     support: Sequence[float]
+    average_precision: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSums:
+    """Sums over the samples of an evaluation of numbers, over all ranks.
+
+    loss: as in training. absolute, squared: of the errors, in the numbers' unit. variation: of the
+    squared distances of the numbers from their mean.
+    """
+
+    samples: int
+    loss: float
+    absolute: float
+    squared: float
+    variation: float
 
 
 def macro_f1(counts: Counts) -> float:
@@ -39,7 +58,18 @@ def macro_f1(counts: Counts) -> float:
     """
     sums = zip(counts.correct, counts.predicted, counts.support, strict=True)
     f1 = [2 * correct / (predicted + support) for correct, predicted, support in sums if predicted + support]
-    return math.fsum(f1) / len(f1)
+    return math.fsum(f1) / len(f1) if f1 else math.nan
+
+
+def mean_average_precision(counts: Counts) -> float:
+    """The mean of the average precision over the labels that a sample has: scikit-learn's average="macro"."""
+    precisions = [value for value in counts.average_precision if value is not None]
+    return math.fsum(precisions) / len(precisions) if precisions else math.nan
+
+
+def r_squared(sums: ErrorSums) -> float:
+    """1 - squared errors / squared distances from the mean: scikit-learn's r2_score. NaN if all numbers are equal."""
+    return 1 - sums.squared / sums.variation if sums.variation else math.nan
 
 
 def recall_by_class(counts: Counts) -> tuple[float | None, ...]:
@@ -59,7 +89,9 @@ class Metric:
     """One number that an evaluation computes.
 
     name: in eval.metric, metrics.jsonl, checkpoints and `train eval --json`. label: for people.
-    compute: returns NaN where the metric is undefined, which is written as null.
+    tasks: whose evaluations compute it. compute: takes Counts, or ErrorSums for numbers; returns NaN
+    where the metric is undefined, which is written as null.
+    in_units: in the unit of the labels, and so written with four significant digits.
     is_share: at most 1, and drawn in percent; otherwise it is drawn with the loss, 0 or more, in nats.
     in_percent: how a share is written. min_classes: with fewer classes it says nothing.
     always_shown: in each epoch's line; all checkpoints must hold it.
@@ -68,10 +100,12 @@ class Metric:
 
     name: str
     label: str
-    compute: Callable[[Counts], float]
+    compute: Callable[[Any], float]
+    tasks: tuple[str, ...] = (CLASSIFICATION,)
     higher_is_better: bool = True
     is_share: bool = True
     in_percent: bool = True
+    in_units: bool = False
     min_classes: int = 2
     always_shown: bool = False
     shown_beside_accuracy: bool = False
@@ -80,6 +114,8 @@ class Metric:
         """43.21% or 0.4321; a value of a record may be NaN."""
         if value is None or not math.isfinite(value):
             return NOT_MEASURED
+        if self.in_units:
+            return f"{value:.4g}"
         return f"{value:.2%}" if self.in_percent else f"{value:.{digits}f}"
 
     def is_better(self, value: float, other: float) -> bool:
@@ -99,12 +135,38 @@ def _table(*entries: Metric) -> dict[str, Metric]:
     return {entry.name: entry for entry in entries}
 
 
-# The first one is the default of eval.metric.
+# The first one is the default of eval.metric, and the first of each task its default.
 METRICS: Final[Mapping[str, Metric]] = _table(
     Metric(
         name="accuracy",
         label="accuracy",
         compute=lambda counts: sum(counts.correct) / counts.samples,
+        always_shown=True,
+    ),
+    Metric(
+        name="map",
+        label="mAP",
+        compute=mean_average_precision,
+        tasks=(MULTI_LABEL,),
+        always_shown=True,
+    ),
+    Metric(
+        name="mae",
+        label="MAE",
+        compute=lambda sums: sums.absolute / sums.samples,
+        tasks=(REGRESSION,),
+        higher_is_better=False,
+        is_share=False,
+        in_percent=False,
+        in_units=True,
+        always_shown=True,
+    ),
+    Metric(
+        name="r2",
+        label="R²",
+        compute=r_squared,
+        tasks=(REGRESSION,),
+        in_percent=False,
         always_shown=True,
     ),
     Metric(
@@ -117,6 +179,7 @@ METRICS: Final[Mapping[str, Metric]] = _table(
         name="macro_f1",
         label="macro F1",
         compute=macro_f1,
+        tasks=(CLASSIFICATION, MULTI_LABEL),
         in_percent=False,
         shown_beside_accuracy=True,
     ),
@@ -129,6 +192,7 @@ METRICS: Final[Mapping[str, Metric]] = _table(
         name="loss",
         label="loss",
         compute=lambda counts: counts.loss / counts.samples,
+        tasks=tuple(TASKS),
         higher_is_better=False,
         is_share=False,
         in_percent=False,
@@ -136,6 +200,11 @@ METRICS: Final[Mapping[str, Metric]] = _table(
     ),
 )
 DEFAULT_METRIC: Final = next(iter(METRICS.values()))
+
+
+def metrics_of(task: str) -> dict[str, Metric]:
+    """The metrics that an evaluation of this task computes."""
+    return {name: metric for name, metric in METRICS.items() if task in metric.tasks}
 
 
 def find_metric(name: str) -> Metric:

@@ -151,7 +151,7 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     dataset, steps = trainer.dataset, trainer.steps
     rows: dict[str, object] = {
         "data": f"{config.data.name}: {dataset.num_training:,} training and {dataset.num_validation:,} validation "
-        f"images, {len(dataset.classes)} classes, loader: {trainer.loader.description}",
+        f"images, {dataset.description}, loader: {trainer.loader.description}",
         "model": f"{config.model.name}, {registry.count_parameters(trainer.state.network):,} parameters",
         "output": trainer.folder,
         "world": f"{pluralize(world.world_size, 'rank')} on {pluralize(world.num_nodes, 'node')}",
@@ -333,6 +333,7 @@ def _training_facts(trainer: Trainer) -> dict[str, Any]:
         "parameters": registry.count_parameters(trainer.state.network),
         "training_images": dataset.num_training,
         "held_out_images": dataset.num_validation,
+        "task": dataset.task,
         "classes": len(dataset.classes),
         "loader": trainer.loader.description,
         "steps_per_epoch": trainer.steps.per_epoch,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from train.checkpoint import format, store
 from train.evaluation.results import EvaluationResult
 from train.logging.running_mean import NUM_SUMS
 from train.optim.ema import EMA
+from train.tasks import CLASSIFICATION, TASKS
 
 TensorGroups = Mapping[str, Mapping[str, Tensor]]
 COUNTERS: Final = ("step", "evaluated", "held", "rollbacks")
@@ -206,10 +208,12 @@ def _is_number(value: Any) -> bool:
 def _is_result(values: Any) -> bool:
     if not isinstance(values, dict):
         return False
-    recall = values.get("recall") or []
-    scalars = [value for name, value in values.items() if name != "recall"]
-    numbers = scalars + (recall if isinstance(recall, list) else [recall])
-    return isinstance(recall, list) and all(value is None or _is_number(value) for value in numbers)
+    lists = [values.get(name) or [] for name in ("recall", "average_precision", "thresholds")]
+    named = ("recall", "average_precision", "thresholds", "task")
+    scalars = [value for name, value in values.items() if name not in named]
+    if not all(isinstance(numbers, list) for numbers in lists) or str(values.get("task", CLASSIFICATION)) not in TASKS:
+        return False
+    return all(value is None or _is_number(value) for value in chain(scalars, *lists))
 
 
 def _is_window(values: Any) -> bool:

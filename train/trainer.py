@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -40,7 +41,7 @@ from train.fault_injection import FaultInjector
 from train.logging import running_mean
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import EpochStats, EpochStatsCounter, Progress, pluralize
-from train.logging.running_mean import MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
+from train.logging.running_mean import AveragedValue, MicroBatchValues, RunningMean, StepMetrics, TrainingStopwatch
 from train.logging.usage import UsageRecorder
 from train.loss_monitor import (
     MAX_SKIPPED_STEPS,
@@ -53,7 +54,7 @@ from train.loss_monitor import (
     no_checkpoint_failure,
     steps_since_log_point,
 )
-from train.optim.loss import Criterion
+from train.optim.loss import TaskCriterion
 from train.optim.optimizer import set_learning_rate
 from train.optim.schedule import Schedule
 from train.profiler import StepProfiler, steps_to_profile
@@ -63,6 +64,7 @@ from train.run.lock import RunLock
 from train.run.record import BEST_CONFUSION_FILE, BEST_FILE, CONFUSION_FILE
 from train.run.stop import StopRequest, StopSignals
 from train.state import LogWindow, TrainState
+from train.tasks import CLASSIFICATION, TASKS, TargetScale
 
 T = TypeVar("T")
 BatchStream = Iterator[tuple[MicroBatch, Batch]]
@@ -74,12 +76,22 @@ DEFERRED_GROUPS: Final = ("optimizer", "ema")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """num_training, num_validation: images. fingerprint: a resumed run must have the same."""
+    """num_training, num_validation: images. fingerprint: a resumed run must have the same.
+
+    task, target: as in `DataSplits`.
+    """
 
     classes: tuple[str, ...]
     num_training: int
     num_validation: int
     fingerprint: Mapping[str, Any]
+    task: str = CLASSIFICATION
+    target: TargetScale | None = None
+
+    @property
+    def description(self) -> str:
+        """The model's outputs in words: 10 classes."""
+        return TASKS[self.task].describe_outputs(self.classes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +158,8 @@ class Trainer:
 
     model and optimizer are as Accelerate wrapped them; state.network is the model without DDP. micro_batch: what trials
     found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
-    on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
+    on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json. averaged: the
+    values of a line of the training log.
     """
 
     config: RunConfig
@@ -161,7 +174,7 @@ class Trainer:
     schedule: Schedule
     model: nn.Module
     optimizer: Optimizer
-    criterion: Criterion
+    criterion: TaskCriterion
     bitwise: BitwiseReducer | None
     compiled: Compiled | None
     state: TrainState
@@ -178,6 +191,10 @@ class Trainer:
     on_first_step: Callable[[Trainer], None] | None = None
     clock: Callable[[], float] = time.monotonic
     loop: LoopState = field(init=False)
+    averaged: Mapping[str, AveragedValue] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.averaged = TASKS[self.dataset.task].load("averaged")(self.dataset.target)
 
     # Training, from the first step to the last
 
@@ -226,11 +243,11 @@ class Trainer:
         durations = Durations({"save": estimate_first_save(num_bytes)})
         sums = state.window.sums_of(world.rank, world.world_size) if state.window else (0.0,) * running_mean.NUM_SUMS
         self.loop = LoopState(
-            running_mean=RunningMean(self.runtime.device, sums),
+            running_mean=RunningMean(self.runtime.device, sums, names=[*self.averaged]),
             stopwatch=stopwatch,
             durations=durations,
             epoch_stats=self._begin_epoch_stats(stopwatch.seconds),
-            recent_losses=RecentLosses(len(self.dataset.classes)),
+            recent_losses=RecentLosses(len(self.dataset.classes) if self.dataset.task == CLASSIFICATION else 2),
             stop=StopRequest(self.signals, durations, is_main=self.runtime.is_main, clock=self.clock),
             saved_at=self.clock(),
             logged_at=state.window.since if state.window else stopwatch.seconds,
@@ -308,7 +325,7 @@ class Trainer:
             batch = self._next_batch(batches)
             with nullcontext() if number == last else self.runtime.accelerator.no_sync(self.model):
                 values = self._forward_backward(batch)
-            self.loop.running_mean.add(values, batch.labels.numel())
+            self.loop.running_mean.add(values, len(batch.labels))
         refuse_unused_parameters(self.model)
 
     def _accumulate_gradients_bitwise(self, batches: BatchStream, bitwise: BitwiseReducer) -> None:
@@ -317,7 +334,7 @@ class Trainer:
         for _ in range(self.batches.accumulation):
             batch = self._next_batch(batches)
             values = self._forward_backward(batch)
-            bitwise.add(running_mean.sum_micro_batch(values, batch.labels.numel()))
+            bitwise.add(running_mean.sum_micro_batch(values, len(batch.labels)))
         sums = bitwise.finish_step()
         if self.runtime.is_main:  # every rank has the sums over all ranks: only one may count them
             samples = self.batches.global_
@@ -343,7 +360,7 @@ class Trainer:
         self.heartbeat.at("backward")
         self.faults.strike("bwd", self.state.step)
         self.runtime.backward(loss)
-        return running_mean.measure_micro_batch(loss, logits, batch.labels)
+        return running_mean.measure_micro_batch(loss, logits, batch.labels, self.averaged)
 
     def _update_parameters(self) -> None:
         """Wait for the checkpoint writer, clip the gradients, step the optimizer, and drop the gradients."""
@@ -520,6 +537,11 @@ class Trainer:
                 self.runtime,
                 classes=len(self.dataset.classes),
                 padded_size=largest if self.compiled else None,
+                new_counter=partial(
+                    TASKS[self.dataset.task].load("counter"),
+                    criterion=self.criterion,
+                    threshold=self.config.eval.threshold,
+                ),
             )
         self._count_unreadable()
         if any(self.runtime.all_gather(loop.stop.is_made())):

@@ -22,7 +22,7 @@ from train import file_lock
 from train.checkpoint import store
 from train.checkpoint.manifest import DamagedCheckpointError
 from train.cli import launch
-from train.config import batches, checks, load, resume_rules, schema
+from train.config import batches, checks, load, resume_rules, schema, task_keys
 from train.config.batches import BatchSizes, StepCounts
 from train.config.load import format_value
 from train.config.schema import RunConfig, RunSection
@@ -203,6 +203,7 @@ def describe_plan(
     """
     batch = launch.check_config(config, plan.world.world_size)
     data = registry.find_source(config.data.name).describe(config.data)
+    config = task_keys.with_task_defaults(config, data.task)
     steps, folder = launch.count_planned_steps(config, batch, data.training), run_folder(config)
     rows = {"config": source or "the quickstart (no --config)"} | launch_rows(plan)
     rows |= training_rows(config, plan, batch, data)

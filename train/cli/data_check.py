@@ -30,6 +30,7 @@ from train.data.decode import MAX_16_BIT_VALUE
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleIndices, SampleSource
+from train.tasks import MULTI_LABEL, REGRESSION, TASKS
 
 FILES_PER_CHUNK: Final = 64  # per task of one thread
 BYTES_PER_CHUNK: Final = 32 * 2**20
@@ -372,10 +373,10 @@ def _make_findings(
     training_counts, validation_counts = (_class_counts(sets, source) for source in (sets.training, sets.validation))
     notes = [*(f"WARNING: {warning}" for warning in sets.warnings), *(f"note: {note}" for note in sets.notes)]
     return DataFindings(
-        title=f"{config.data.name}{location}: {len(sets.classes)} classes",
+        title=f"{config.data.name}{location}: {TASKS[sets.task].describe_outputs(sets.classes)}",
         training=training,
         validation=validation,
-        classes=[*notes, *statistics.describe_class_balance(*labels, sets.classes, config.optim.class_weights)],
+        classes=[*notes, *TASKS[sets.task].load("balance")(*labels, sets.classes, config.optim.class_weights)],
         per_class=(training_counts, validation_counts),
     )
 
@@ -390,5 +391,11 @@ def _make_split_findings(name: str, source: SampleSource, min_size: int) -> Spli
 
 
 def _class_counts(sets: DataSplits, source: SampleSource) -> dict[str, int]:
-    counted = statistics.class_counts(source.labels, len(sets.classes))
+    """Images of each class or label; nothing for numbers."""
+    if sets.task == REGRESSION:
+        return {}
+    if sets.task == MULTI_LABEL:
+        counted = source.labels.sum(dim=0).numpy()
+    else:
+        counted = statistics.class_counts(source.labels, len(sets.classes))
     return {name: int(count) for name, count in zip(sets.classes, counted, strict=True)}

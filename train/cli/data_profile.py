@@ -24,7 +24,7 @@ from train import plugin, rng
 from train.config import checks
 from train.config.precisions import PRECISIONS
 from train.config.schema import RunConfig
-from train.data import augment, decoded_cache, in_memory, loader, registry, statistics
+from train.data import augment, decoded_cache, in_memory, loader, registry
 from train.data.image_folder import ImageFileSource
 from train.data.splits import DataSplits
 from train.data.workers import SkipUnreadable, to_device
@@ -38,7 +38,7 @@ from train.distributed.device import (
 from train.distributed.shared_memory import SINGLE_RANK
 from train.models.registry import build_model
 from train.optim import optimizer as optimizers
-from train.optim.loss import build_criterion
+from train.optim.loss import build_task_criterion
 
 NOTABLE_SHARE: Final = 0.2  # of the time; a larger share is reported
 BYTES_PER_MB: Final = 1e6
@@ -381,8 +381,7 @@ def _time_step(config: RunConfig, splits: DataSplits, images: Tensor, clock: Cal
     dtype = None if dtype_name is None else getattr(torch, dtype_name)
     model = build_model(config.model, classes=classes, shape=splits.shape, seed=config.run.seed).to(device)
     optimizer = optimizers.build_optimizer(config.optim, model, device)
-    counts = statistics.class_counts(splits.training.labels, classes).tolist()
-    criterion = build_criterion(config.optim, counts).to(device)
+    criterion = build_task_criterion(config.optim, splits).to(device)
     labels = splits.training.labels[np.resize(np.arange(len(splits.training.labels)), len(images))].to(device)
 
     def act() -> None:

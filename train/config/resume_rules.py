@@ -13,6 +13,7 @@ from typing import Any, Final
 from entrypoint import ExitCode, Failure
 from train.config import checks
 from train.config.schema import RunConfig
+from train.tasks import CLASSIFICATION
 
 # The keys that may differ between two starts of one run, and why. Any other change makes it a different
 # training.
@@ -38,6 +39,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "eval.every_epochs": "evaluating does not change the training",
     "eval.batch_size": "nor does the batch size of an evaluation: the result is exact",
     "eval.target": "each evaluation decides again whether the run ends",
+    "eval.threshold": "from which probability on a label counts changes no weight",
     "eval.patience": "so is this",
     "checkpoint.*": "how often the run is saved",
     "log.*": "what is written about it",
@@ -46,6 +48,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
 # These keys may not differ in bitwise mode: they decide the leaves of the tree that adds up gradients.
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
+TARGET_KEY: Final = "target"  # the scale of numbers, which follows from the labels
 # The key of a split in a checkpoint -> its name in messages.
 SPLIT_NAMES: Final = {"training": "training", "held_out": "validation"}
 UNSEEN_VALIDATION_FIX: Final = (
@@ -105,7 +108,9 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     """
     if before is None:
         return
-    if (key := next((key for key in current if key != DIGESTS_KEY and before[key] != current[key]), None)) is not None:
+    before = {"task": CLASSIFICATION, **before}
+    compared = [key for key in current if key not in (DIGESTS_KEY, TARGET_KEY)]
+    if (key := next((key for key in compared if before[key] != current[key]), None)) is not None:
         name = SPLIT_NAMES.get(key, key)
         raise _changed_data_failure(f"{name}: {_shorten(current[key])}", f"{name}: {_shorten(before[key])}", run)
     if (side := first_changed_split(before.get(DIGESTS_KEY) or {}, current.get(DIGESTS_KEY) or {})) is not None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from train.config.models import BUILTIN_MODELS
 from train.config.optimizers import OPTIMIZERS
 from train.metrics import METRICS
+from train.tasks import AUTO, TASKS, UNSUPPORTED_TASKS
 
 Auto = Literal["auto"]
 Augment = Literal["standard", "none", "mirror", "translate", "cutout"]
@@ -60,13 +61,14 @@ class DataConfig:
     val_fraction: the share of the training images that becomes the validation split. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). images: the folder of the images that a table lists; columns: what the table calls
-    its columns. mirror: the address from which data.download fetches published files.
+    its columns; task: what the labels are. mirror: the address from which data.download fetches published files.
     """
 
     name: str = "synthetic"
     root: str = "data"
     images: str | None = None
     columns: dict[str, Any] = field(default_factory=dict)
+    task: str = AUTO
     download: bool = False
     mirror: str | None = None
     image_size: int = 32
@@ -98,7 +100,7 @@ class OptimConfig:
 
     name: a class of torch.optim, a short name, or package.module:Class. weight_decay_on: all
     parameters, or only weights (not biases, not norms). args, schedule_args: arguments of the
-    optimizer and of the schedule.
+    optimizer and of the schedule. loss: of numbers.
     """
 
     name: str = "sgd"
@@ -114,6 +116,7 @@ class OptimConfig:
     warmup_epochs: float = 1.0
     label_smoothing: float = 0.0
     class_weights: Literal["none", "balanced"] | list[float] = "none"
+    loss: Literal["auto", "l1", "l2", "huber"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +152,8 @@ class TrainConfig:
 class EvalConfig:
     """When and how the validation split is evaluated.
 
-    The run ends when the metric has reached `target` in `patience` evaluations in a row.
+    The run ends when the metric has reached `target` in `patience` evaluations in a row. threshold:
+    of the probability from which on an image has a label, where it may have several.
     """
 
     every_epochs: int = 1
@@ -157,6 +161,7 @@ class EvalConfig:
     metric: str = "accuracy"
     target: float | None = None
     patience: int = 1
+    threshold: float | Auto = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,9 +305,25 @@ def is_regex(text: str) -> bool:
 
 
 REGEX = Rule(holds=is_regex, expected="a regular expression of Python's")
+
+
+def are_column_names(names: dict[str, Any]) -> bool:
+    """Whether each value is a name, or for `label` a list of names."""
+    listed = names.get("label")
+    labels = listed if isinstance(listed, list) and listed else [listed]
+    others = [name for column, name in names.items() if column != "label"]
+    all_names = [*others, *(labels if "label" in names else [])]
+    return all(isinstance(name, str) and name.strip() == name != "" for name in all_names)
+
+
 COLUMN_NAMES = Rule(
-    holds=lambda value: all(isinstance(name, str) and name.strip() == name != "" for name in value.values()),
-    expected="the table's own names of the columns path, label, split, group, weight: {label: diagnosis}",
+    holds=are_column_names,
+    expected="the table's own names of the columns path, label, split, group, weight: {label: diagnosis}; for label "
+    "also a list of columns that hold 0 or 1",
+)
+# A task that is not there passes here, so that `registry.refuse_inapplicable_keys` names what to do instead.
+TASK_NAMES = Rule(
+    holds=lambda name: name in (*TASKS, *UNSUPPORTED_TASKS), expected=f"one of {', '.join((AUTO, *TASKS))}"
 )
 CLASS_WEIGHTS = Rule(
     holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
@@ -365,6 +386,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.root": PATH,
     "data.images": PATH,
     "data.columns": COLUMN_NAMES,
+    "data.task": TASK_NAMES,
     "data.image_size": between(8, 4096),
     "data.classes": between(2, 1_000_000),
     "data.samples": between(1, 10**9),
@@ -397,6 +419,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),
     "eval.patience": at_least(1),
+    "eval.threshold": Rule(holds=lambda value: 0 < value < 1, expected="more than 0, and less than 1"),
     "checkpoint.every_steps": at_least(1),
     "checkpoint.every_minutes": POSITIVE,
     "checkpoint.keep": at_least(1),

@@ -6,6 +6,7 @@ The validation split is the same in every run: it does not depend on `run.seed`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +14,18 @@ import torch
 
 from train.config import batches
 from train.config.schema import DataConfig
-from train.data import class_folders, grouping, image_folder, label_table, labels, path_list
+from train.data import grouping, image_folder, label_table, labels, path_list
 from train.data.image_folder import ImageFileSource, ImageFolderSplits
 from train.data.label_table import TRAINING, VALIDATION, LabelTable
-from train.data.labels import TableLabels
 from train.data.splits import DataSplits
+from train.tasks import REGRESSION
 
 
 def open_image_table(data: DataConfig) -> DataSplits:
     """Both splits. Raises Failure: as `label_table.read_table`, `labels.read_labels` and `grouping.group_names`."""
     table = label_table.read_table(data)
     rows = [*table.rows_of(TRAINING), *table.rows_of(VALIDATION)]
-    read = labels.read_labels(table, rows)
-    labels.refuse_wrong_class_count(data, read.classes)
+    read = labels.read_labels(table, rows, data)
     is_validation, notes = choose_validation_rows(table, rows, read.strata, data)
     files = ImageFileSource(_pack(table, rows), torch.from_numpy(read.values), data.image_size)
     listed = ImageFolderSplits(
@@ -33,13 +33,14 @@ def open_image_table(data: DataConfig) -> DataSplits:
         validation=image_folder.select_files(files, is_validation),
         classes=read.classes,
         notes=(*notes, *filter(None, [table.test_note])),
-        warnings=_missing_validation_warnings(read, is_validation),
+        warnings=labels.missing_validation_warnings(read, is_validation),
     )
     weights = None
     if table.weights is not None:
         training_weights = np.array([table.weights[row] for row in rows], np.float64)[~is_validation]
         weights = normalize_weights(training_weights, table)
-    return image_folder.image_file_splits(data, listed, weights)
+    target = labels.target_scale(read.values[~is_validation], table) if read.task == REGRESSION else None
+    return replace(image_folder.image_file_splits(data, listed, weights), task=read.task, target=target)
 
 
 def choose_validation_rows(
@@ -78,13 +79,6 @@ def _pack(table: LabelTable, rows: Sequence[int]) -> path_list.PackedPaths:
     if not all(table.paths[row].startswith(above) for row in rows):
         above = ""
     return path_list.pack_paths((table.paths[row] for row in rows), above)
-
-
-def _missing_validation_warnings(read: TableLabels, is_validation: npt.NDArray[np.bool_]) -> tuple[str, ...]:
-    if not is_validation.any():
-        return ()
-    counts = [np.bincount(read.values[part], minlength=len(read.classes)) for part in (~is_validation, is_validation)]
-    return class_folders.missing_validation_warnings(read.classes, *(count.tolist() for count in counts))
 
 
 def normalize_weights(weights: npt.NDArray[np.float64], table: LabelTable) -> torch.Tensor:

@@ -47,6 +47,10 @@ OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 MAX_LISTED: Final = 3  # lines in a message
 MAX_LISTED_COLUMNS: Final = 12
+ONE_LINE_FIX: Final = (
+    "keep one line for each image; several labels go into its cell with ; between them (data.task=multi_label); boxes "
+    "(detection) are not supported"
+)
 MAX_WEIGHT: Final = 1e6
 LISTED_FOLDER_ROWS: Final = 64  # a folder with so many rows is listed once; files of other folders are looked up
 
@@ -55,15 +59,19 @@ LISTED_FOLDER_ROWS: Final = 64  # a folder with so many rows is listed once; fil
 class LabelTable:
     """The rows of a table, in its order; each list has one entry for each row.
 
-    paths: joined to the folder of the images. splits: train, val or test. lines: of the file, counted from 1.
-    splits, groups, weights: None if the table has no such column.
+    paths: joined to the folder of the images. labels: the cells of the label column, which is called label_name.
+    label_columns, label_cells: instead of it, if each label has a column. splits: train, val or test. lines: of the
+    file, counted from 1. splits, groups, weights: None if the table has no such column.
     """
 
     file: Path
     images: Path
     paths: list[str]
     labels: list[str]
+    label_name: str
     lines: list[int]
+    label_columns: tuple[str, ...] = ()
+    label_cells: tuple[list[str], ...] = ()
     splits: list[str] | None = None
     groups: list[str] | None = None
     weights: list[float] | None = None
@@ -148,8 +156,8 @@ def _open_text(file: Path) -> TextIO:
         ) from error
 
 
-def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, int], str]:
-    """(our name of each column that the table has -> its place, the delimiter)."""
+def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, list[int]], str]:
+    """(our name of each column that the table has -> its positions, the delimiter); of several label columns all."""
     file = Path(data.root)
     delimiter = DELIMITERS[file.suffix.lower()]
     header = next(iter(_read_rows(stream, file, delimiter)), (1, []))[1]
@@ -169,15 +177,23 @@ def _read_header(stream: TextIO, data: DataConfig) -> tuple[dict[str, int], str]
             fix="write data.columns.label=NAME, for example",
             code=ExitCode.USAGE,
         )
-    names = {column: str(data.columns.get(column, column)) for column in COLUMNS}
-    for column, name in names.items():
-        if header.count(name) > 1:
-            raise bad_table(
-                file, f"has the column {name} {header.count(name)} times", _list_columns(header), "rename one"
-            )
-        if name not in header and (column in (PATH, LABEL) or column in data.columns):
-            raise _missing_column(file, column, name, header)
-    return {column: header.index(name) for column, name in names.items() if name in header}, delimiter
+    positions: dict[str, list[int]] = {}
+    for column in COLUMNS:
+        for name in column_names(data, column):
+            if header.count(name) > 1:
+                actual = _list_columns(header)
+                raise bad_table(file, f"has the column {name} {header.count(name)} times", actual, "rename one")
+            if name in header:
+                positions.setdefault(column, []).append(header.index(name))
+            elif column in (PATH, LABEL) or column in data.columns:
+                raise _missing_column(file, column, name, header)
+    return positions, delimiter
+
+
+def column_names(data: DataConfig, column: str) -> list[str]:
+    """What the table calls a column; the label may have several."""
+    names = data.columns.get(column, column)
+    return list(names) if isinstance(names, list) else [names]
 
 
 def _missing_column(file: Path, column: str, name: str, header: Sequence[str]) -> Failure:
@@ -208,28 +224,33 @@ def _read_rows(stream: TextIO, file: Path, delimiter: str) -> Iterator[tuple[int
 
 
 def _collect(
-    file: Path, data: DataConfig, columns: Mapping[str, int], rows: Iterator[tuple[int, list[str]]]
+    file: Path, data: DataConfig, columns: Mapping[str, Sequence[int]], rows: Iterator[tuple[int, list[str]]]
 ) -> LabelTable:
-    images = Path(data.images) if data.images is not None else file.parent
-    base = os.path.abspath(images)
-    number = max(columns.values()) + 1
+    base = os.path.abspath(data.images if data.images is not None else file.parent)
+    positions = [position for column in columns.values() for position in column]
+    number = max(positions) + 1
     lines: list[int] = []
-    cells_of: dict[str, list[str]] = {column: [] for column in columns}
+    cells_at: dict[int, list[str]] = {position: [] for position in positions}
     for line, cells in islice(rows, 1, None):
         if len(cells) < number:
             actual = f"line {line}: {', '.join(map(one_line, cells))}"
             fix = "give each line a cell for each column; put a cell that contains the delimiter into quotation marks"
             raise bad_table(file, f"has a line with {len(cells)} of at least {number} cells", actual, fix)
         lines.append(line)
-        for column, position in columns.items():
-            cells_of[column].append(cells[position].strip())
-    for column in (PATH, LABEL):
-        _refuse_empty_cells(file, str(data.columns.get(column, column)), cells_of[column], lines)
+        for position, column_cells in cells_at.items():
+            column_cells.append(cells[position].strip())
+    cells_of = {column: cells_at[places[0]] for column, places in columns.items()}
+    label_names = column_names(data, LABEL)
+    several = isinstance(data.columns.get(LABEL), list)
+    _refuse_empty_paths(file, column_names(data, PATH)[0], cells_of[PATH], lines)
     return LabelTable(
         file=file,
         images=Path(base),
         paths=[os.path.normpath(os.path.join(base, name)) for name in cells_of[PATH]],
         labels=cells_of[LABEL],
+        label_name=", ".join(label_names),
+        label_columns=tuple(label_names) if several else (),
+        label_cells=tuple(cells_at[position] for position in columns[LABEL]) if several else (),
         lines=lines,
         splits=[_parse_split(file, *pair) for pair in zip(cells_of[SPLIT], lines, strict=True)]
         if SPLIT in columns
@@ -244,7 +265,7 @@ def _collect(
     )
 
 
-def _refuse_empty_cells(file: Path, name: str, cells: Sequence[str], lines: Sequence[int]) -> None:
+def _refuse_empty_paths(file: Path, name: str, cells: Sequence[str], lines: Sequence[int]) -> None:
     empty = [line for cell, line in zip(cells, lines, strict=True) if not cell]
     if empty:
         counted = "an empty cell" if len(empty) == 1 else f"{len(empty):,} empty cells"
@@ -288,7 +309,7 @@ def _refuse_repeated_paths(table: LabelTable) -> None:
         if table.splits is not None and table.splits[before] != table.splits[row]:
             what, fix = "has an image in two splits", "keep the line of one split"
         elif table.labels[before] != table.labels[row]:
-            what, fix = "has an image with two labels", "keep one line for each image"
+            what, fix = "has an image with two labels", ONE_LINE_FIX
         else:
             what, fix = "has an image twice", "keep one of the lines; a column weight lets an image count more"
         raise bad_table(table.file, what, lines, fix)

@@ -16,6 +16,7 @@ from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.schema import DataConfig
 from train.data.shape import Shape
+from train.tasks import AUTO, CLASSIFICATION, TASKS, UNSUPPORTED_TASKS
 
 if TYPE_CHECKING:
     from train.data.splits import DataSplits
@@ -26,7 +27,7 @@ class DataSummary:
     """What `train check` says of data that it does not open.
 
     training: the number of training samples; None if only opening the data counts them. facts: what a resumed run
-    compares with the facts of its start.
+    compares with the facts of its start. task: what the labels are.
     """
 
     description: str
@@ -34,6 +35,7 @@ class DataSummary:
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    task: str = CLASSIFICATION
 
 
 def _accept(data: DataConfig) -> None:
@@ -62,6 +64,7 @@ class DataSource:
         origin: computed from the sample's number, read from files at data.root, or returned by a factory.
         channels: 1 for gray images and 3 for RGB; None if channels and size are known only from the data.
         has_class_names: whether classes have names; else they may be numbers only.
+        tasks: what its labels may be.
         hashes_paths: whether equal digests (`statistics.data_fingerprint`) mean the same files.
     """
 
@@ -75,6 +78,7 @@ class DataSource:
     channels: int | None = None
     has_class_names: bool = False
     hashes_paths: bool = False
+    tasks: tuple[str, ...] = (CLASSIFICATION,)
 
 
 # Keys of the data section that act on some sources only. All others act on every source.
@@ -146,11 +150,28 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
     Raises:
         Failure: USAGE.
     """
+    _refuse_other_tasks(data)
     refuse_unused_key(data, "imbalance")
     refuse_unused_key(data, "frames")
     refuse_unused_key(data, "images")
     refuse_unused_key(data, "columns")
     find_source(data.name).check(data)
+
+
+def _refuse_other_tasks(data: DataConfig) -> None:
+    """Refuse a task that is not supported, or that the labels of this source do not have."""
+    if (advice := UNSUPPORTED_TASKS.get(data.task)) is not None:
+        raise Failure(
+            f"data.task: {data.task} is not supported",
+            found=f"data.task: {data.task}",
+            expected=f"{AUTO}, {', '.join(TASKS)}",
+            fix=advice,
+            code=ExitCode.USAGE,
+        )
+    if data.task not in (AUTO, *find_source(data.name).tasks):
+        others = [name for name in schema.DATA_SOURCES if data.task in find_source(name).tasks]
+        fix = f"write the labels in a table, and set data.name={others[0]} (docs/data.md)"
+        raise inapplicable_key_failure(data, "task", fix)
 
 
 def refuse_unused_key(data: DataConfig, key: str) -> None:

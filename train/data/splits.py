@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from train.data.shape import Shape
+from train.tasks import CLASSIFICATION, TargetScale
 
 FLOAT32_BYTES: Final = 4  # floats of any width are read as float32
 SampleIndices = npt.NDArray[np.int64]
@@ -24,7 +25,7 @@ class SampleSource(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """int64 [count]."""
+        """int64 [count], the class of each; of other tasks 0 or 1 as float32 [count, classes], or numbers [count]."""
 
     def read(self, samples: SampleIndices) -> Tensor:
         """[n, *shape.stored], bytes (uint8) or float32. Raises Failure (DATA, NO_INPUT) naming the sample."""
@@ -34,6 +35,7 @@ class SampleSource(Protocol):
 class DataSplits:
     """Both splits of the data. validation may be empty (data.val_fraction: 0).
 
+    classes: the names of the model's outputs. task: what the labels are. target: of numbers, their scale.
     floats: whether samples are read as float32, not as bytes. notes, warnings: for the user, about the data.
     mirror: whether a sample's mirror image is of the same class, so that data.augment: standard may use it; false
     for digits, and if the class is a direction. shared: an open file whose offset forked processes would share.
@@ -50,6 +52,8 @@ class DataSplits:
     floats: bool = False
     shared: str | None = None
     weights: Tensor | None = None
+    task: str = CLASSIFICATION
+    target: TargetScale | None = None
 
     @property
     def bytes_(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from train.data.image_folder import ImageFileSource
 from train.data.path_list import PackedPaths
 from train.data.splits import DataSplits, SampleSource
 from train.files import one_line
+from train.tasks import CLASSIFICATION
 
 MAX_EVEN_RATIO: Final = 1.5  # largest / smallest class; beyond it a table follows
 MAX_TABLE_CLASSES: Final = 20  # of more classes the table shows NUM_EXTREME_CLASSES at each end
@@ -80,6 +81,32 @@ def describe_class_balance(
     return [f"{first}; {_describe_imbalance(least, most)}", *_format_table(rows, class_weights)]
 
 
+def describe_label_balance(
+    training: Tensor, validation: Tensor, classes: Sequence[str], class_weights: ClassWeights
+) -> list[str]:
+    """For the banner: a table of how many samples have each label. Labels: 0 or 1, float32 [n, classes]."""
+    rows = [
+        _ClassRow(name=one_line(name), training=int(have), validation=int(have_validation), weight=None)
+        for name, have, have_validation in zip(
+            classes, training.sum(dim=0).tolist(), validation.sum(dim=0).tolist(), strict=True
+        )
+    ]
+    rows.sort(key=lambda row: -row.training)
+    none = int((training.sum(dim=1) == 0).sum())
+    first = f"{'labels':<14} {training.sum(dim=1).mean().item():.3g} for each training image, none for {none:,}"
+    return [first, *_format_table(rows, None)]
+
+
+def describe_numbers(
+    training: Tensor, validation: Tensor, classes: Sequence[str], class_weights: ClassWeights
+) -> list[str]:
+    """For the banner: the range of the numbers, float32 [n]."""
+    numbers = training.double()
+    span = f"{numbers.min().item():.4g} to {numbers.max().item():.4g}"
+    spread = f"mean {numbers.mean().item():.4g}, standard deviation {numbers.std(correction=0).item():.4g}"
+    return [f"{'numbers':<14} {one_line(classes[0])}: {span}, {spread} (training)"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClassRow:
     name: str
@@ -106,15 +133,18 @@ def _class_rows(
     return sorted(rows, key=lambda row: -row.training)
 
 
-def _format_table(rows: Sequence[_ClassRow], class_weights: ClassWeights) -> list[str]:
-    heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)"}
-    title = heading[class_weights] if isinstance(class_weights, str) else "weight (given)"
+def _format_table(rows: Sequence[_ClassRow], class_weights: ClassWeights | None) -> list[str]:
+    """class_weights: None where classes have no weights."""
+    heading = {"none": "weight, if optim.class_weights=balanced", "balanced": "weight (balanced)", None: ""}
+    title = "weight (given)" if isinstance(class_weights, list) else heading[class_weights]
     listed = (
         list(rows) if len(rows) <= MAX_TABLE_CLASSES else [*rows[:NUM_EXTREME_CLASSES], *rows[-NUM_EXTREME_CLASSES:]]
     )
     width = max(len("class"), *(min(len(row.name), 40) for row in listed))
     table = [f"  {'class':<{width}} {'training':>10} {'validation':>10}  {title}"]
     table += [_format_row(row, width) for row in listed]
+    if class_weights is None:
+        table = [line.removesuffix("-").rstrip() for line in table]
     if len(listed) < len(rows):
         table.insert(1 + NUM_EXTREME_CLASSES, f"  ... and {len(rows) - len(listed):,} classes between these")
     return table
@@ -155,7 +185,8 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
 
     A digest covers the labels in their order; of files also the paths below their folder (below `root` in a user's own
     list), so that the folder may move; of arrays also a few samples. It does not cover the content of all samples:
-    reading them takes as long as an epoch. The digest `all` does not depend on how files are split.
+    reading them takes as long as an epoch. The task and the scale of numbers are there only where they are not those
+    of a classification. The digest `all` does not depend on how files are split.
     """
     training, validation = splits.training, splits.validation
     digests = {"training": _split_digest(training, root), "held_out": _split_digest(validation, root)}
@@ -166,7 +197,9 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
     ):
         digests["all"] = _sha256(every.pieces())
     sizes = {"training": len(training.labels), "held_out": len(validation.labels)}
-    return {"classes": list(splits.classes), **sizes, "digests": digests}
+    task: dict[str, Any] = {} if splits.task == CLASSIFICATION else {"task": splits.task}
+    task |= {} if splits.target is None else {resume_rules.TARGET_KEY: asdict(splits.target)}
+    return {"classes": list(splits.classes), **sizes, **task, "digests": digests}
 
 
 def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather: Callable[[Any], list[Any]]) -> None:
@@ -210,7 +243,8 @@ def _list_ranks(ranks: list[str]) -> str:
 
 
 def _split_digest(source: SampleSource, root: str) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(source.labels.numpy(), "<i8").data)
+    dtype = "<f4" if source.labels.is_floating_point() else "<i8"
+    digest = hashlib.sha256(np.ascontiguousarray(source.labels.numpy(), dtype).data)
     if isinstance(source, ImageFileSource):
         for piece in _relative_paths(source, root).pieces():
             digest.update(piece)

@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from entrypoint import ExitCode, Failure
 from train.evaluation.results import EvaluationResult
-from train.metrics import METRICS, TOP_K, Counts, recall_by_class
+from train.metrics import TOP_K, Counts, metrics_of, recall_by_class
+from train.tasks import CLASSIFICATION
 
 BatchLosses = list[float]
 MAX_CONFUSION_CLASSES: Final = 1000  # classes up to which recall and the confusion matrix are kept: 8 MB of counts
@@ -46,7 +47,7 @@ class ConfusionCounter:
             Failure: DATA for logits of another shape.
         """
         if logits.shape != (len(labels), self._classes):
-            raise _logits_shape_failure(logits, len(labels), self._classes)
+            raise outputs_shape_failure(logits, len(labels), self._classes)
         logits = logits.float()
         predictions, ones = logits.argmax(dim=1), torch.ones(len(labels), dtype=torch.float64, device=logits.device)
         top5_correct = (logits.topk(min(TOP_K, self._classes)).indices == labels[:, None]).sum()
@@ -83,14 +84,22 @@ class ConfusionCounter:
         )
         result = EvaluationResult(
             samples=counts.samples,
-            values={name: metric.compute(counts) for name, metric in METRICS.items()},
+            values={name: metric.compute(counts) for name, metric in metrics_of(CLASSIFICATION).items()},
             recall=recall_by_class(counts) if self._classes <= MAX_CONFUSION_CLASSES else None,
         )
         cells = self._cells.long().cpu().view(self._classes, self._classes) if len(self._cells) else None
         return result, cells
 
 
-def _logits_shape_failure(logits: Tensor, samples: int, classes: int) -> Failure:
+def build_confusion_counter(
+    classes: int, device: torch.device, criterion: object, threshold: object
+) -> ConfusionCounter:
+    """The counter of a classification, whose metrics need neither the training's loss nor a threshold."""
+    return ConfusionCounter(classes, device)
+
+
+def outputs_shape_failure(logits: Tensor, samples: int, classes: int) -> Failure:
+    """The Failure for a network with another number of outputs than there are classes."""
     return Failure(
         "the model's outputs do not fit the data",
         found=f"logits of shape {list(logits.shape)}",

@@ -5,10 +5,10 @@ Every image is counted exactly once, on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,18 @@ from train.evaluation.results import EvaluationResult
 AUTO_BATCH_SIZE: Final = 256  # eval.batch_size auto: without gradients it mostly fits if training does
 
 
+class Counter(Protocol):
+    """Counts what a model predicts, as the metrics of its task need it."""
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: the model's outputs, and the labels. No host sync."""
+
+    def read(
+        self, total: Callable[[Tensor], Tensor], all_gather: Callable[[Any], Sequence[Any]]
+    ) -> tuple[EvaluationResult, Tensor | None]:
+        """(result, confusion matrix or None) over all ranks, which all call it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The result of an evaluation.
@@ -37,18 +49,25 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], runtime: Runtime, *, classes: int, padded_size: int | None = None
+    model: nn.Module,
+    batches: Iterable[Batch],
+    runtime: Runtime,
+    *,
+    classes: int,
+    padded_size: int | None = None,
+    new_counter: Callable[[int, torch.device], Counter] = ConfusionCounter,
 ) -> Evaluation:
     """Evaluate `model` (not wrapped in DDP) on this rank's batches, and sum over all ranks.
 
     Counts are kept on the device and read once, at the end. A rank may have no batch. padded_size: pad each batch
-    to so many images, the size for which the model was compiled.
+    to so many images, the size for which the model was compiled. new_counter: makes what counts, for the number of
+    classes and the device.
 
     Raises:
         Failure: DATA for a model whose number of outputs is not `classes`, or if no rank has a sample.
     """
     broadcast_buffers(model, runtime)
-    counter = ConfusionCounter(classes, runtime.device)
+    counter = new_counter(classes, runtime.device)
     with torch.no_grad(), _eval_mode(model):
         for batch in batches:
             counter.add(_compute_logits(model, batch.images, padded_size), batch.labels)

@@ -12,24 +12,34 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from train.files import one_line, shorten_name
-from train.metrics import DEFAULT_METRIC, METRICS
+from train.metrics import DEFAULT_METRIC, METRICS, Metric, metrics_of
+from train.tasks import CLASSIFICATION, TASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
     """The metrics of `samples` validation images.
 
-    values: by the name of each metric in `METRICS`; None if it was not measured, as in a checkpoint
-    of an older version. recall: by class; None for a class without images.
+    values: by the name of each metric of the task; None if it was not measured, as in a checkpoint
+    of an older version. recall: by class; None for a class without images. average_precision,
+    thresholds: by label, only of several labels per image; an image is given a label whose
+    probability is at least the threshold.
     """
 
     samples: int
     values: Mapping[str, float | None]
     recall: tuple[float | None, ...] | None = None
+    task: str = CLASSIFICATION
+    average_precision: tuple[float | None, ...] | None = None
+    thresholds: tuple[float, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One flat object, as in state.json, best.json and metrics.jsonl."""
-        return {**self.values, "samples": self.samples, "recall": self.recall}
+        common = {**self.values, "samples": self.samples}
+        if self.task == CLASSIFICATION:
+            return {**common, "recall": self.recall}
+        by_label = {"average_precision": self.average_precision, "thresholds": self.thresholds}
+        return {**common, "task": self.task, **{name: value for name, value in by_label.items() if value is not None}}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> EvaluationResult:
@@ -38,9 +48,17 @@ class EvaluationResult:
         Raises:
             KeyError, TypeError: no evaluation wrote the object.
         """
-        values = {name: saved[name] if metric.always_shown else saved.get(name) for name, metric in METRICS.items()}
-        recall = saved.get("recall")
-        return cls(samples=saved["samples"], values=values, recall=None if recall is None else tuple(recall))
+        task = TASKS[saved.get("task", CLASSIFICATION)].name
+        values = {
+            name: saved[name] if metric.always_shown else saved.get(name) for name, metric in metrics_of(task).items()
+        }
+        by_class = {name: saved.get(name) for name in ("recall", "average_precision", "thresholds")}
+        return cls(
+            samples=saved["samples"],
+            values=values,
+            task=task,
+            **{name: None if value is None else tuple(value) for name, value in by_class.items()},
+        )
 
     def value(self, metric: str) -> float | None:
         """The metric's value; None where it was not measured or is NaN."""
@@ -68,18 +86,25 @@ MAX_RECORDED_CLASSES: Final = 100  # classes whose recall goes into metrics.json
 MAX_TABLE_CLASSES: Final = 20  # classes that fit a terminal as a table
 NUM_WORST_CLASSES: Final = 3
 MAX_NAME_WIDTH: Final = 16  # characters of a class's name in a table
-ALWAYS_SHOWN: Final = [metric for metric in METRICS.values() if metric.always_shown]
+
+
+def always_shown(task: str) -> list[Metric]:
+    """The metrics in each epoch's line."""
+    return [metric for metric in metrics_of(task).values() if metric.always_shown]
 
 
 def format_epoch_line(result: EvaluationResult, chosen: str = DEFAULT_METRIC.name) -> str:
     """The metrics in an epoch's line: those always shown, the chosen one, and those that the accuracy hides."""
-    parts = [f"val {metric.label} {metric.format(result.values[metric.name], 3)}" for metric in ALWAYS_SHOWN]
-    accuracy = result.values["accuracy"] or 0.0
+    parts = [
+        f"val {metric.label} {metric.format(result.values[metric.name], 3)}" for metric in always_shown(result.task)
+    ]
+    accuracy = result.values.get("accuracy")
     for name, metric in METRICS.items():
         value = result.values.get(name)
         if value is None or metric.always_shown:
             continue
-        hidden = metric.shown_beside_accuracy and abs(value - accuracy) > MAX_HIDDEN_DIFFERENCE
+        beside = metric.shown_beside_accuracy and result.task == CLASSIFICATION
+        hidden = beside and abs(value - (accuracy or 0.0)) > MAX_HIDDEN_DIFFERENCE
         if hidden or name == chosen:
             parts.append(f"{metric.label} {metric.format(value, 3)}")
     return ", ".join(parts)
@@ -89,7 +114,7 @@ def metric_rows(
     result: EvaluationResult, classes: Sequence[str] = (), noun: str = "validation image"
 ) -> dict[str, str]:
     """The metrics at the end of a run, by label. noun: what the samples are."""
-    first, *others = ALWAYS_SHOWN
+    first, *others = always_shown(result.task)
     parts = [f"{first.format(result.values[first.name])} of {result.samples:,} {noun}s"]
     parts += [f"{metric.label} {metric.format(result.values[metric.name])}" for metric in others]
     rows = {first.label: ", ".join(parts)}
@@ -99,22 +124,24 @@ def metric_rows(
         if metric.min_classes <= max(len(classes), 2):
             rows[metric.label] = metric.format(result.values[name])
     if weak := _weak_classes(result, classes):
-        rows["weak classes"] = f"{', '.join(f'{one_line(name)} {share:.1%}' for name, share in weak)} (recall)"
+        word = "recall" if result.task == CLASSIFICATION else "average precision"
+        rows["weak classes"] = f"{', '.join(f'{one_line(name)} {share:.1%}' for name, share in weak)} ({word})"
     return rows
 
 
 def describe_best(result: EvaluationResult, name: str, *, step: int, epoch: int) -> str:
     """The best evaluation, if it was not the last: 75.00% at step 72 (epoch 12)."""
     metric, value = METRICS[name], result.values.get(name)
-    label = "" if value is None or metric is DEFAULT_METRIC else f"{metric.label} "
+    label = "" if value is None or metric is always_shown(result.task)[0] else f"{metric.label} "
     return f"{label}{metric.format(value)} at step {step:,} (epoch {epoch})"
 
 
 def metrics_to_log(result: EvaluationResult) -> dict[str, Any]:
-    """The values for metrics.jsonl: all that were measured; recall only for few classes, to keep lines short."""
+    """The values for metrics.jsonl: all that were measured; recall of each class only for few, to keep lines short."""
     event = {name: value for name, value in result.to_json().items() if value is not None}
-    if len(event.get("recall", ())) > MAX_RECORDED_CLASSES:
-        del event["recall"]
+    for name in ("recall", "average_precision", "thresholds"):
+        if len(event.get(name, ())) > MAX_RECORDED_CLASSES:
+            del event[name]
     return event
 
 
@@ -156,10 +183,11 @@ _INFINITIES: Final = (float("inf"), float("-inf"))
 
 def _weak_classes(result: EvaluationResult, classes: Sequence[str]) -> list[tuple[str, float]]:
     """The worst classes, where there are more than two and one is far below the rest."""
-    if result.recall is None or len(classes) <= 2:
+    by_class = result.recall or result.average_precision
+    if by_class is None or len(classes) <= 2:
         return []
-    accuracy = result.values["accuracy"] or 0.0
-    shares = [(name, share) for name, share in zip(classes, result.recall, strict=True) if share is not None]
+    accuracy = result.values["accuracy" if result.task == CLASSIFICATION else "map"] or 0.0
+    shares = [(name, share) for name, share in zip(classes, by_class, strict=True) if share is not None]
     worst = sorted(shares, key=lambda pair: pair[1])[:NUM_WORST_CLASSES]
     if not worst or worst[0][1] >= accuracy - WEAK_CLASS_DIFFERENCE:
         return []

@@ -7,6 +7,7 @@ other classes, another split, images that the model was trained on.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from train.data.registry import DataSource
 from train.files import shorten_name
 from train.logging import progress
 from train.run.record import BEST_FILE
+from train.tasks import CLASSIFICATION, REGRESSION, TASKS, TargetScale
 
 EXPORT_FILE: Final = "model.json"  # a folder with this file is an export: see `train.inference.export`
 # The settings that an evaluation may change; all others come from the checkpoint.
@@ -39,6 +41,9 @@ DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.group",
     "data.augment",
     "data.classes",
+    "data.columns",
+    "data.images",
+    "data.task",
 )
 # An evaluation ignores the checkpoint's values for downloads, and uses these.
 DOWNLOAD_DEFAULTS: Final[Mapping[str, Any]] = {
@@ -276,7 +281,8 @@ class DatasetFacts:
     """The data of a training or an evaluation, as in `statistics.data_fingerprint`.
 
     training, validation: the samples of the training and of the validation split. digests: of the
-    splits, as far as they are known.
+    splits, as far as they are known. task: what the labels are; target: of numbers, the scale that
+    the model was trained with.
     """
 
     data: DataConfig
@@ -284,6 +290,8 @@ class DatasetFacts:
     training: int
     validation: int
     digests: Mapping[str, str] = field(default_factory=dict)
+    task: str = CLASSIFICATION
+    target: TargetScale | None = None
 
     @property
     def images(self) -> int:
@@ -321,6 +329,7 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
             training=training,
             validation=validation,
             digests=digests,
+            **recorded_task(recorded),
         )
     except (
         LookupError,
@@ -330,6 +339,19 @@ def training_dataset_facts(chosen: ChosenCheckpoint) -> DatasetFacts | None:
         AttributeError,
     ):  # JSON's Infinity is no number of images
         return None
+
+
+def recorded_task(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """The task and the target of a checkpoint's record of its data, or of an export; older ones have none.
+
+    Raises:
+        KeyError, TypeError, ValueError: if no training wrote the record.
+    """
+    task, target = TASKS[recorded.get("task", CLASSIFICATION)].name, recorded.get(resume_rules.TARGET_KEY)
+    scale = None if target is None else TargetScale(mean=float(target["mean"]), std=float(target["std"]))
+    if task == REGRESSION and (scale is None or not math.isfinite(scale.mean + scale.std)):
+        raise ValueError(target)
+    return {"task": task, "target": scale}
 
 
 def without_class_count(data: DataConfig, trained: DatasetFacts | None) -> DataConfig:
@@ -351,6 +373,16 @@ def refuse_other_classes(trained: DatasetFacts, evaluated: DatasetFacts) -> None
     Raises:
         Failure: DATA, with the names of both.
     """
+    if trained.task != evaluated.task:
+        raise Failure(
+            "the labels of the data are of another task than the model was trained on",
+            found=f"{evaluated.task} (in {evaluated.location})",
+            expected=f"{trained.task} (of the training)",
+            fix=f"measure it on data with such labels: data.task={trained.task}, data.columns",
+            code=ExitCode.DATA,
+        )
+    if trained.task == REGRESSION:
+        return  # a number has no classes, and its column any name
     if trained.classes == evaluated.classes or _match_by_number(trained, evaluated):
         return
     where = "data.classes, data.frames" if evaluated.source.origin == "computed" else "data.root, data.name"
@@ -399,12 +431,12 @@ def _numbered_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> 
 
 def _missing_classes_caveat(trained: DatasetFacts, evaluated: DatasetFacts) -> str | None:
     """The caveat if the data has no folder for some of the training's classes."""
-    if trained.classes == evaluated.classes or _match_by_number(trained, evaluated):
+    if trained.classes == evaluated.classes or _match_by_number(trained, evaluated) or trained.task == REGRESSION:
         return None
     available = set(evaluated.classes)
     missed = [name for name in trained.classes if name not in available]
     count = f"{len(evaluated.classes):,} of the training's {len(trained.classes):,} classes"
-    return f"{count} are measured: there is no folder of {_join_class_names(missed)} in {evaluated.location}"
+    return f"{count} are measured: there is no image of {_join_class_names(missed)} in {evaluated.location}"
 
 
 def _seen_images_caveat(trained: DatasetFacts, evaluated: DatasetFacts, *, all_images: bool) -> str | None:

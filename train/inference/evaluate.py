@@ -8,8 +8,9 @@ images get the class indices of the training.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +26,22 @@ from train.data.loader import BatchLoader, open_loader
 from train.data.splits import DataSplits, SampleIndices, SampleSource
 from train.distributed import runtime, shared_memory
 from train.distributed.runtime import Runtime
-from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.evaluate import Counter, Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
 from train.inference import checkpoints
 from train.inference.checkpoints import ChosenCheckpoint, DatasetFacts, describe_standing
 from train.inference.evaluation_report import EMA_GROUP, MODEL_GROUP, EvaluationReport
 from train.models import registry as model_registry
+from train.optim.loss import build_task_criterion
+from train.tasks import CLASSIFICATION, REGRESSION, TASKS
 
 
 def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSplits:
     """Map labels to the training's `classes`, if the data has a subset of them; otherwise return `sets`.
 
-    Only class folders have names; in other data a class is a number.
+    Only class folders and tables have names; in other data a class is a number.
     """
     training, validation = sets.training, sets.validation
-    if not (
+    if sets.task == REGRESSION or not (
         isinstance(training, ImageFileSource)
         and isinstance(validation, ImageFileSource)
         and set(sets.classes) < set(classes)
@@ -46,10 +49,18 @@ def map_to_training_classes(sets: DataSplits, classes: Sequence[str]) -> DataSpl
         return sets
     index_by_name = {name: index for index, name in enumerate(classes)}
     indices = torch.tensor([index_by_name[name] for name in sets.classes])
+
+    def map_labels(labels: Tensor) -> Tensor:
+        if labels.ndim == 1:
+            return indices[labels]
+        mapped = labels.new_zeros((len(labels), len(classes)))
+        mapped[:, indices] = labels
+        return mapped
+
     return replace(
         sets,
-        training=replace(training, labels=indices[training.labels]),
-        validation=replace(validation, labels=indices[validation.labels]),
+        training=replace(training, labels=map_labels(training.labels)),
+        validation=replace(validation, labels=map_labels(validation.labels)),
         classes=tuple(classes),
     )
 
@@ -162,7 +173,11 @@ def evaluate_on_rank(
         loader = open_validation_loader(config, sets, rank_runtime, heartbeat)
         batches = rank_batches(num_images, config.eval.batch_size, world)
         evaluation = evaluate(
-            model, heartbeat.each("evaluation", loader.evaluate(batches)), rank_runtime, classes=len(sets.classes)
+            model,
+            heartbeat.each("evaluation", loader.evaluate(batches)),
+            rank_runtime,
+            classes=len(sets.classes),
+            new_counter=build_counter(config, sets),
         )
     if rank_runtime.is_main:
         report = _build_report(
@@ -173,6 +188,12 @@ def evaluate_on_rank(
     rank_runtime.barrier()
     rank_runtime.close()
     return int(ExitCode.OK)
+
+
+def build_counter(config: RunConfig, sets: DataSplits) -> Callable[[int, torch.device], Counter]:
+    """What an evaluation of this task counts. A classification needs no loss of the training."""
+    criterion = None if sets.task == CLASSIFICATION else build_task_criterion(config.optim, sets)
+    return partial(TASKS[sets.task].load("counter"), criterion=criterion, threshold=config.eval.threshold)
 
 
 def open_evaluation_data(
@@ -194,10 +215,13 @@ def open_evaluation_data(
         training=fingerprint["training"],
         validation=fingerprint["held_out"],
         digests=fingerprint[resume_rules.DIGESTS_KEY],
+        task=sets.task,
+        target=sets.target,
     )
     if training_facts is not None:
         sets = map_to_training_classes(sets, training_facts.classes)
         checkpoints.refuse_other_classes(training_facts, replace(facts, classes=sets.classes))
+        sets = replace(sets, target=training_facts.target)
     sets = use_all_for_validation(sets) if all_ else sets
     if not len(sets.validation.labels):
         raise _no_validation_data_failure(config)

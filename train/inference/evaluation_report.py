@@ -8,6 +8,7 @@ from typing import Final
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.logging import progress
+from train.tasks import TASKS
 
 EMA_GROUP, MODEL_GROUP = "ema", "model"  # groups of tensors in a checkpoint
 WEIGHTS_DESCRIPTIONS: Final = {EMA_GROUP: "averaged (EMA)", MODEL_GROUP: "not averaged"}
@@ -19,8 +20,8 @@ class EvaluationReport:
 
     weights: EMA_GROUP or MODEL_GROUP. standing: the checkpoint's position in its run, such as "the
     best". measured: a description of the images. all: all images, not only the validation images.
-    notes: caveats about the metrics. left_out: unreadable images. confusion: rows by label; None
-    for very many classes.
+    notes: caveats about the metrics. left_out: unreadable images.
+    confusion: rows by label; None for very many classes.
     """
 
     checkpoint: str
@@ -42,13 +43,14 @@ class EvaluationReport:
 
     def as_text(self) -> str:
         """The report as text, with a table by class if it fits a terminal."""
+        outputs = TASKS[self.result.task].describe_outputs(self.classes)
         facts = {
             "checkpoint": self.checkpoint,
             "weights": f"of step {self.step}{f' ({self.standing})' if self.standing else ''}, "
             + WEIGHTS_DESCRIPTIONS[self.weights],
             "measured": self.measured,
             "computed": f"by {progress.pluralize(self.world_size, 'rank')} on {self.device}, {self.precision}",
-            "data": f"{self.data}: {len(self.classes)} classes, loader: {self.loader}",
+            "data": f"{self.data}: {outputs}, loader: {self.loader}",
         }
         if self.left_out:
             facts["left out"] = f"{progress.pluralize(self.left_out, 'image')} that cannot be read"

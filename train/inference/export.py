@@ -33,10 +33,11 @@ from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
 from train.data.shape import Shape
 from train.inference import inputs, model_card
-from train.inference.checkpoints import ChosenCheckpoint
+from train.inference.checkpoints import ChosenCheckpoint, recorded_task
 from train.inference.inputs import InputSpec, SampleOrigin
 from train.inference.model_card import ModelFacts
 from train.models import registry
+from train.tasks import CLASSIFICATION, TargetScale
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "model.safetensors", "README.md"
 FORMAT_VERSION: Final = 1
@@ -48,7 +49,7 @@ DAMAGED_FIX: Final = "export it again; nothing of it was used"
 class ExportedModel:
     """A network on the CPU, in evaluation mode and without gradients, with its input and its classes.
 
-    bytes_, origin: as in `InputSpec`.
+    bytes_, origin, task, target, thresholds: as in `InputSpec`.
     """
 
     network: nn.Module
@@ -56,11 +57,22 @@ class ExportedModel:
     shape: Shape
     bytes_: bool
     origin: SampleOrigin = "files"
+    task: str = CLASSIFICATION
+    target: TargetScale | None = None
+    thresholds: tuple[float, ...] | None = None
 
     @property
     def input_spec(self) -> InputSpec:
         """What the network takes as input."""
-        return InputSpec(classes=self.classes, shape=self.shape, bytes_=self.bytes_, origin=self.origin)
+        return InputSpec(
+            classes=self.classes,
+            shape=self.shape,
+            bytes_=self.bytes_,
+            origin=self.origin,
+            task=self.task,
+            target=self.target,
+            thresholds=self.thresholds,
+        )
 
     def read(self, paths: Sequence[str | Path]) -> Tensor:
         """Read image files as input for the network, float32 [n, channels, size, size].
@@ -81,11 +93,16 @@ def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
     """The content of model.json."""
     input_spec, model = about.input_spec, about.config.model
     around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
+    thresholds = input_spec.thresholds
+    task: dict[str, Any] = {"task": input_spec.task}
+    task |= {} if input_spec.target is None else {"target": asdict(input_spec.target)}
+    task |= {} if thresholds is None else {"thresholds": [*thresholds]}
     return {
         "format": FORMAT_VERSION,
         "name": model.name,
         "args": model.args,
         "classes": [*input_spec.classes],
+        **(task if input_spec.task != CLASSIFICATION else {}),
         "input": {
             "channels": input_spec.shape.channels,
             "size": [*input_spec.shape.size],
@@ -131,6 +148,8 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         sample_origin = inputs.parse_sample_origin(
             input_.get("made"), description.get("config", {}).get("data", {}).get("name")
         )
+        task = recorded_task(description)
+        thresholds = tuple(map(float, description["thresholds"])) if "thresholds" in description else None
         classes, bytes_ = tuple(map(str, description["classes"])), input_["numbers"] == "uint8"
         tensors = _read_tensors(
             path, FileEntry(size=int(description["weights"]["size"]), sha256=str(description["weights"]["sha256"]))
@@ -144,7 +163,13 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
     return ExportedModel(
-        network=network.requires_grad_(False).eval(), classes=classes, shape=shape, bytes_=bytes_, origin=sample_origin
+        network=network.requires_grad_(False).eval(),
+        classes=classes,
+        shape=shape,
+        bytes_=bytes_,
+        origin=sample_origin,
+        thresholds=thresholds,
+        **task,
     )
 
 

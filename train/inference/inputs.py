@@ -25,8 +25,11 @@ from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleSource
+from train.inference import checkpoints
 from train.inference.evaluate import EmptySource
+from train.tasks import CLASSIFICATION, MULTI_LABEL, TargetScale
 
+DEFAULT_THRESHOLD: Final = 0.5  # of a label's probability, for weights that no evaluation measured
 IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
 # The origin of the training's samples: files, which we read; PIL images, which we cut and scale; or arrays,
 # which the user's code made.
@@ -43,19 +46,30 @@ class InputSpec:
 
     classes: one name for each score. shape: of one sample. bytes_: samples are bytes, which
     `augment.normalize` converts to floats; otherwise they are floats already. origin: of the
-    training's samples.
+    training's samples. task, target: as in `DataSplits`. thresholds: of each label's probability, of
+    several labels per image.
     """
 
     classes: tuple[str, ...]
     shape: Shape
     bytes_: bool
     origin: SampleOrigin = "files"
+    task: str = CLASSIFICATION
+    target: TargetScale | None = None
+    thresholds: tuple[float, ...] | None = None
 
     @property
     def sets(self) -> DataSplits:
         """Data with this shape and these classes, without samples."""
         empty = EmptySource(labels=torch.empty(0, dtype=torch.int64), stored=self.shape.stored)
-        return DataSplits(training=empty, validation=empty, classes=self.classes, shape=self.shape)
+        return DataSplits(
+            training=empty,
+            validation=empty,
+            classes=self.classes,
+            shape=self.shape,
+            task=self.task,
+            target=self.target,
+        )
 
 
 def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
@@ -67,10 +81,22 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
     Raises:
         Failure: if data that must be opened is missing or unreadable.
     """
-    classes = tuple(map(str, (state.get("data") or {}).get("classes") or ()))
+    recorded = state.get("data") or {}
+    classes = tuple(map(str, recorded.get("classes") or ()))
+    try:
+        task = checkpoints.recorded_task(recorded)
+        if task["task"] == MULTI_LABEL:
+            task["thresholds"] = _recorded_thresholds(state) or (DEFAULT_THRESHOLD,) * len(classes)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Failure(
+            "the checkpoint does not say what its labels were",
+            found=f"{type(error).__name__}: {error}",
+            fix=checkpoints.OTHER_CHECKPOINT_FIX,
+            code=ExitCode.DATA,
+        ) from error
     shape = registry.configured_shape(config.data)
     if classes and shape:
-        return InputSpec(classes=classes, shape=shape, bytes_=True)
+        return InputSpec(classes=classes, shape=shape, bytes_=True, **task)
     sets = registry.open_splits(config.data)
     first = sets.training.read(np.arange(1))
     return InputSpec(
@@ -78,7 +104,16 @@ def build_input_spec(config: RunConfig, state: Mapping[str, Any]) -> InputSpec:
         shape=sets.shape,
         bytes_=first.dtype == torch.uint8,
         origin=_sample_origin(config.data, sets.training),
+        **task,
     )
+
+
+def _recorded_thresholds(state: Mapping[str, Any]) -> tuple[float, ...] | None:
+    """The thresholds of the evaluation of exactly these weights; None without one."""
+    progress = state.get("state") or {}
+    result = progress.get("result") if progress.get("evaluated") == progress.get("step") else None
+    thresholds = (result or {}).get("thresholds")
+    return None if thresholds is None else tuple(map(float, thresholds))
 
 
 def _sample_origin(data: DataConfig, source: SampleSource) -> SampleOrigin:

@@ -25,6 +25,7 @@ from train.logging.progress import pluralize
 from train.optim import schedule
 from train.report.document import DescriptionList, Paragraph, Report, Section, Table
 from train.run import record
+from train.tasks import MULTI_LABEL, TASKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +92,7 @@ from train.inference.export import load_exported
 {imports}
 model = load_exported({folder!r}{factory})  # checked by its sha256; nothing is unpickled
 samples = {samples}
-shares = model.network(samples).softmax(1)[0]
-print(model.classes[int(shares.argmax())], float(shares.max()))
-"""
+{example}"""
 
 
 def render_card(about: ModelFacts, folder: str) -> str:
@@ -140,7 +139,9 @@ def loading_example(about: ModelFacts, folder: str) -> str:
     else:
         training = " as in the training" if inputs.array_data_warning(about.input_spec) is None else ""
         samples = f'model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}'
-    return LOADING_EXAMPLE.format(folder=folder, samples=samples, **factory_lines)
+    return LOADING_EXAMPLE.format(
+        folder=folder, samples=samples, example=TASKS[about.input_spec.task].example, **factory_lines
+    )
 
 
 def _model_rows(about: ModelFacts) -> dict[str, str]:
@@ -149,10 +150,19 @@ def _model_rows(about: ModelFacts) -> dict[str, str]:
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
         "takes": f"{about.input_spec.shape}, {BYTES_TEXT if about.input_spec.bytes_ else 'floats as they are'}",
-        "gives": f"one score for each of {pluralize(len(about.input_spec.classes), 'class')}",
+        "gives": _describe_outputs(about.input_spec),
         "weights": f"{numbers:,} numbers in {pluralize(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),
     }
+
+
+def _describe_outputs(spec: InputSpec) -> str:
+    """What the outputs mean."""
+    if spec.task == MULTI_LABEL:
+        return f"one logit for each of {pluralize(len(spec.classes), 'label')}: its sigmoid is the label's probability"
+    if spec.target is not None:
+        return f"one number: {spec.classes[0]} = number x {spec.target.std!r} + {spec.target.mean!r}"
+    return f"one score for each of {pluralize(len(spec.classes), 'class')}"
 
 
 def _array_data_caution(about: ModelFacts) -> Iterator[Paragraph]:
@@ -176,7 +186,8 @@ def _data_rows(about: ModelFacts) -> dict[str, str]:
         for key, name in resume_rules.SPLIT_NAMES.items()
         if isinstance(data.get(key), int)
     }
-    return {"name": about.config.data.name, **counted, "classes": ", ".join(about.input_spec.classes)}
+    noun = TASKS[about.input_spec.task].noun
+    return {"name": about.config.data.name, **counted, noun: ", ".join(about.input_spec.classes)}
 
 
 def _training_rows(about: ModelFacts) -> dict[str, str]:
@@ -206,6 +217,12 @@ def _metric_blocks(about: ModelFacts) -> Iterator[DescriptionList | Table | Para
         yield Paragraph(text=NOT_MEASURED_TEXT)
         return
     yield DescriptionList(rows=results.metric_rows(result, about.input_spec.classes))
+    if result.average_precision is not None and result.thresholds is not None:
+        by_label = zip(about.input_spec.classes, result.average_precision, result.thresholds, strict=False)
+        rows = [
+            [name, "-" if value is None else f"{value:.1%}", f"{threshold:.3g}"] for name, value, threshold in by_label
+        ]
+        yield Table(head=["label", "average precision", "threshold"], rows=rows)
     if result.recall is not None:
         recalls = zip(about.input_spec.classes, result.recall, strict=False)
         rows = [[name, "-" if share is None else f"{share:.1%}"] for name, share in recalls]

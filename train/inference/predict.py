@@ -1,4 +1,4 @@
-"""A trained network predicts the classes of image files, one prediction for each image.
+"""A trained network predicts the class, the labels or the number of image files, one prediction for each image.
 
 The model of a run computes as in its evaluation: with EMA weights if there are any, and in the
 run's precision. An exported network computes in fp32.
@@ -6,6 +6,7 @@ run's precision. An exported network computes in fp32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,10 +22,13 @@ from train.data.shape import Shape
 from train.distributed import runtime
 from train.distributed.device import allow_tf32, choose_device
 from train.evaluation.evaluate import explain_out_of_memory, max_batch_size
+from train.evaluation.scores import probabilities_of
 from train.files import one_line
 from train.inference import checkpoints, evaluate, export, inputs
 from train.inference.checkpoints import ChosenCheckpoint
-from train.inference.prediction import Prediction
+from train.inference.inputs import InputSpec
+from train.inference.prediction import ClassPrediction, LabelPrediction, NumberPrediction, Prediction
+from train.tasks import TASKS
 
 LOOPBACK_ADDRESS: Final = "127.0.0.1"
 SINGLE_PROCESS_WORLD: Final = World(
@@ -43,16 +47,26 @@ SINGLE_PROCESS_WORLD: Final = World(
 class InferenceModel:
     """A model on its device, in evaluation mode, and its input.
 
-    warning: about its predictions, if any. draft: as `decode.decode_image`. batch_size: images in one batch.
+    spec: of its input and outputs. warning: about its predictions, if any. draft: as `decode.decode_image`.
+    batch_size: images in one batch.
     """
 
     network: nn.Module
-    classes: tuple[str, ...]
-    shape: Shape
+    spec: InputSpec
     warning: str | None
     draft: bool
     device: torch.device
     batch_size: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return self.spec.classes
+
+    @property
+    def shape(self) -> Shape:
+        """Of one image."""
+        return self.spec.shape
 
 
 def resolve_device(device: str) -> str:
@@ -79,8 +93,7 @@ def prepare_from_checkpoint(
     network = evaluate.build_model(config, spec.sets, weights, rank_runtime)
     return InferenceModel(
         network=network.eval(),
-        classes=spec.classes,
-        shape=spec.shape,
+        spec=spec,
         warning=inputs.array_data_warning(spec),
         draft=spec.origin != "pictures",
         device=rank_runtime.device,
@@ -104,8 +117,7 @@ def prepare_from_export(
     allow_tf32(False)
     return InferenceModel(
         network=model.network.to(torch_device),
-        classes=model.classes,
-        shape=model.shape,
+        spec=model.input_spec,
         warning=inputs.array_data_warning(model.input_spec),
         draft=model.input_spec.origin != "pictures",
         device=torch_device,
@@ -129,17 +141,19 @@ def predict_images(
         for start in range(0, len(paths), model.batch_size):
             batch_paths = paths[start : start + model.batch_size]
             batch, reasons = inputs.read_batch(batch_paths, model.shape, threads, draft=model.draft)
-            rows = iter(_top_classes(_compute_logits(model, batch), top))
+            readable = [path for path, reason in zip(batch_paths, reasons, strict=True) if reason is None]
+            predictions_of = TASKS[model.spec.task].load("predictions")
+            predictions = iter(predictions_of(model.spec, _compute_logits(model, batch), readable, top))
             for path, reason in zip(batch_paths, reasons, strict=True):
-                result = next(rows) if reason is None else reason
+                result = next(predictions) if reason is None else reason
                 if isinstance(result, Failure):
                     failed += 1
                     bad(f"{one_line(result.found or str(path))}")
-                elif not result:
+                elif result is None:
                     failed += 1
                     bad(f"{one_line(str(path))}: the network's scores are not finite numbers")
                 else:
-                    yield _make_prediction(path, result, model.classes)
+                    yield result
     if failed:
         raise _incomplete_failure(failed, len(paths))
 
@@ -168,10 +182,38 @@ def _top_classes(scores: Tensor, top: int) -> list[list[tuple[int, float]]]:
     ]
 
 
-def _make_prediction(path: Path, top_classes: list[tuple[int, float]], classes: tuple[str, ...]) -> Prediction:
-    names = tuple(classes[index] for index, _ in top_classes)
-    probabilities = tuple(probability for _, probability in top_classes)
-    return Prediction(path=path, classes=names, probabilities=probabilities)
+def predict_classes(spec: InputSpec, outputs: Tensor, paths: Sequence[Path], top: int) -> list[ClassPrediction | None]:
+    """The `top` likeliest classes of each row of logits; None for one with a number that is not finite."""
+    predictions: list[ClassPrediction | None] = []
+    for path, likeliest in zip(paths, _top_classes(outputs, top), strict=True):
+        names = tuple(spec.classes[index] for index, _ in likeliest)
+        probabilities = tuple(probability for _, probability in likeliest)
+        prediction = ClassPrediction(path=path, classes=names, probabilities=probabilities)
+        predictions.append(prediction if likeliest else None)
+    return predictions
+
+
+def predict_labels(spec: InputSpec, outputs: Tensor, paths: Sequence[Path], top: int) -> list[LabelPrediction | None]:
+    """The labels of each row of logits whose probability is at least their threshold; `top` does not act."""
+    assert spec.thresholds is not None  # `inputs.build_input_spec` sets them for this task
+    finite = outputs.isfinite().all(dim=1).tolist()
+    rows = zip(paths, probabilities_of(outputs).tolist(), finite, strict=True)
+    return [
+        LabelPrediction(path=path, labels=spec.classes, probabilities=tuple(row), thresholds=spec.thresholds)
+        if is_finite
+        else None
+        for path, row, is_finite in rows
+    ]
+
+
+def predict_numbers(spec: InputSpec, outputs: Tensor, paths: Sequence[Path], top: int) -> list[NumberPrediction | None]:
+    """The number of each row, in the unit of the training's labels; `top` does not act."""
+    assert spec.target is not None  # `checkpoints.recorded_task` refuses numbers without it
+    numbers = (outputs.double().flatten() * spec.target.std + spec.target.mean).tolist()
+    return [
+        NumberPrediction(path=path, name=spec.classes[0], value=number) if math.isfinite(number) else None
+        for path, number in zip(paths, numbers, strict=True)
+    ]
 
 
 def _incomplete_failure(failed: int, count: int) -> Failure:

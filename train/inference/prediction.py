@@ -1,17 +1,28 @@
-"""A Prediction holds the likeliest classes of one image file, and is printed as text or JSON."""
+"""A Prediction holds what a model says of one image file, and is printed as text or JSON."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 from train.files import one_line
 
 
+class Prediction(Protocol):
+    """What a model says of one image."""
+
+    def as_text(self) -> str:
+        """The path and the prediction, separated by tabs."""
+
+    def as_json(self, *, ascii_: bool = False) -> str:
+        """One JSON object, see `dump_json`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class ClassPrediction:
     """The likeliest classes of one image and their probabilities, in falling order."""
 
     path: Path
@@ -24,14 +35,64 @@ class Prediction:
         return "\t".join([one_line(str(self.path)), *(f"{one_line(name)}\t{share:.4f}" for name, share in pairs)])
 
     def as_json(self, *, ascii_: bool = False) -> str:
-        """One JSON object. Undecodable bytes of a path are surrogates; `os.fsencode` restores them.
-
-        ascii_: escape other characters, for a stream that cannot encode them.
-        """
+        """One JSON object, see `dump_json`."""
         pairs = zip(self.classes, self.probabilities, strict=True)
         likeliest = [{"class": name, "probability": share} for name, share in pairs]
-        text = json.dumps({"path": str(self.path), **likeliest[0], "top": likeliest}, ensure_ascii=ascii_)
-        return text.translate(CONTROL_CHARACTER_ESCAPES).encode(errors="backslashreplace").decode()
+        return dump_json({"path": str(self.path), **likeliest[0], "top": likeliest}, ascii_=ascii_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelPrediction:
+    """The probability of each label of one image, and the thresholds from which on the image has the label."""
+
+    path: Path
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    thresholds: tuple[float, ...]
+
+    @property
+    def likely(self) -> list[tuple[str, float]]:
+        """The labels that the image has, and their probabilities, in falling order."""
+        rows = zip(self.labels, self.probabilities, self.thresholds, strict=True)
+        likely = [(name, probability) for name, probability, threshold in rows if probability >= threshold]
+        return sorted(likely, key=lambda pair: -pair[1])
+
+    def as_text(self) -> str:
+        """Path, then each label with its probability, separated by tabs; only the path for an image without one."""
+        pairs = (f"{one_line(name)}\t{probability:.4f}" for name, probability in self.likely)
+        return "\t".join([one_line(str(self.path)), *pairs])
+
+    def as_json(self, *, ascii_: bool = False) -> str:
+        """One JSON object with the labels, and the probability of every label; see `dump_json`."""
+        probabilities = dict(zip(self.labels, self.probabilities, strict=True))
+        labels = [name for name, _ in self.likely]
+        return dump_json({"path": str(self.path), "labels": labels, "probabilities": probabilities}, ascii_=ascii_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberPrediction:
+    """The number of one image, in the unit of the training's labels. name: of the label column."""
+
+    path: Path
+    name: str
+    value: float
+
+    def as_text(self) -> str:
+        """Path and number, separated by a tab."""
+        return f"{one_line(str(self.path))}\t{self.value:.6g}"
+
+    def as_json(self, *, ascii_: bool = False) -> str:
+        """One JSON object, see `dump_json`."""
+        return dump_json({"path": str(self.path), "name": self.name, "value": self.value}, ascii_=ascii_)
+
+
+def dump_json(values: Mapping[str, Any], *, ascii_: bool) -> str:
+    """One JSON object on a line. Undecodable bytes of a path are surrogates; `os.fsencode` restores them.
+
+    ascii_: escape other characters, for a stream that cannot encode them.
+    """
+    text = json.dumps(values, ensure_ascii=ascii_)
+    return text.translate(CONTROL_CHARACTER_ESCAPES).encode(errors="backslashreplace").decode()
 
 
 # JSON does not escape these. A reader may treat them as the end of a line, and a terminal as a command.

@@ -16,6 +16,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from train.tasks import TargetScale
+
 MAX_KEPT_LOSSES: Final = 4096  # micro batches whose own loss is kept between two readings
 
 
@@ -37,20 +39,49 @@ class AveragedValue:
     is_mean: bool
 
 
-# The loss stays the first. With a value more or less, older checkpoints can still be resumed: only their unfinished log
-# window starts over.
+# Of a classification. Every task has as many values, of the same kinds, and the loss is the first. With a value more or
+# less, older checkpoints can still be resumed: only their unfinished log window starts over.
 AVERAGED: Final[Mapping[str, AveragedValue]] = {
     "loss": AveragedValue(measure=lambda loss, _logits, _labels: loss, is_mean=True),
     "accuracy": AveragedValue(measure=count_correct, is_mean=False),
 }
+
+
+def classification_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
+    """Loss and accuracy."""
+    return AVERAGED
+
+
+def multi_label_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
+    """The loss, and the share of the samples' labels that are predicted as they are (probability 0.5)."""
+
+    def count_correct_labels(_loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        return ((logits > 0) == (labels > 0.5)).double().mean(dim=1).sum()
+
+    return {"loss": AVERAGED["loss"], "label_accuracy": AveragedValue(measure=count_correct_labels, is_mean=False)}
+
+
+def regression_values(target: TargetScale | None) -> Mapping[str, AveragedValue]:
+    """The loss, and the absolute error in the numbers' unit."""
+    assert target is not None  # whoever reads numbers computes their scale
+    mean, std = target.mean, target.std
+
+    def sum_errors(_loss: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs.double().flatten() * std + mean - labels).abs().sum()
+
+    return {"loss": AVERAGED["loss"], "mae": AveragedValue(measure=sum_errors, is_mean=False)}
+
+
 NUM_SUMS: Final = len(AVERAGED) + 1  # of each rank; the last is the number of samples
 MicroBatchValues = tuple[Tensor, ...]  # a tensor [] for each of AVERAGED
 
 
-def measure_micro_batch(loss: Tensor, logits: Tensor, labels: Tensor) -> MicroBatchValues:
-    """Measure each of `AVERAGED`. loss: the mean []; logits [n, classes]; labels [n]."""
+def measure_micro_batch(
+    loss: Tensor, logits: Tensor, labels: Tensor, averaged: Mapping[str, AveragedValue] = AVERAGED
+) -> MicroBatchValues:
+    """Measure each of `averaged`. loss: the mean []; logits [n, classes]; labels [n]."""
     with torch.no_grad():
-        return tuple(value.measure(loss.detach(), logits, labels) for value in AVERAGED.values())
+        return tuple(value.measure(loss.detach(), logits, labels) for value in averaged.values())
 
 
 def sum_micro_batch(values: MicroBatchValues, samples: int) -> Tensor:
@@ -74,7 +105,8 @@ def values_of_sums(sums: Tensor, samples: int) -> MicroBatchValues:
 class StepMetrics:
     """Means over the samples of all ranks since `RunningMean.clear`.
 
-    means: by name, as in `AVERAGED`. The loss is NaN or infinite if any loss was. Without samples all means are NaN.
+    means: by name, as in the task's `averaged`. The loss is NaN or infinite if any loss was. Without samples all
+    means are NaN.
     extra_sums: the sums over all ranks of the extra values.
     """
 
@@ -95,9 +127,11 @@ class RunningMean:
     addition, and the sums have the same bits wherever a checkpoint was saved in between.
     """
 
-    def __init__(self, device: torch.device, sums: Sequence[float] = (0.0,) * NUM_SUMS) -> None:
-        """sums: of an earlier start, from the checkpoint."""
-        self._device = device
+    def __init__(
+        self, device: torch.device, sums: Sequence[float] = (0.0,) * NUM_SUMS, names: Sequence[str] = (*AVERAGED,)
+    ) -> None:
+        """sums: of an earlier start, from the checkpoint. names: of the values, as in the task's `averaged`."""
+        self._device, self._names = device, names
         self._sums = [*sums]
         self._waiting: list[tuple[MicroBatchValues, int]] = []
         self._losses: deque[float] = deque(maxlen=MAX_KEPT_LOSSES)
@@ -121,7 +155,7 @@ class RunningMean:
         numbers = torch.tensor([*self.sums(), *extra], dtype=torch.float64, device=self._device)
         totals = all_reduce_sum(numbers).tolist()
         *sums, samples = totals[:NUM_SUMS]
-        means = {name: total / samples if samples else math.nan for name, total in zip(AVERAGED, sums, strict=True)}
+        means = {name: total / samples if samples else math.nan for name, total in zip(self._names, sums, strict=True)}
         return StepMetrics(means=means, samples=int(samples), extra_sums=tuple(totals[NUM_SUMS:]))
 
     def losses(self) -> list[float]:

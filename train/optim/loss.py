@@ -1,17 +1,30 @@
-"""Computes the training loss: cross-entropy with label smoothing and class weights."""
+"""Computes the training loss of each task: cross-entropy for classes and labels, distances for numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, huber_loss, l1_loss, mse_loss
 
 from entrypoint import ExitCode, Failure
 from train.config.schema import OptimConfig
 from train.data import statistics
+from train.data.splits import DataSplits
+from train.tasks import TASKS, TargetScale
+
+
+class TaskCriterion(Protocol):
+    """The training loss of a task."""
+
+    def to(self, device: torch.device) -> Self:
+        """The criterion with its tensors on `device`."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
+        """The mean loss [] of a micro batch. logits: the model's outputs. sample_weights: float32 [n]; None: all 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +40,7 @@ class Criterion:
     label_smoothing: float
     weights: Tensor | None
 
-    def to(self, device: torch.device) -> Criterion:
+    def to(self, device: torch.device) -> Self:
         """The criterion with its weights on `device`."""
         return self if self.weights is None else replace(self, weights=self.weights.to(device))
 
@@ -39,6 +52,75 @@ class Criterion:
         if self.weights is not None:
             each = each * self.weights[labels]
         return (each if sample_weights is None else each * sample_weights).mean()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiLabelCriterion:
+    """The mean binary cross-entropy over samples and labels, in nats."""
+
+    def to(self, device: torch.device) -> Self:
+        """The criterion itself: it has no tensors."""
+        return self
+
+    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample, [n]. logits, labels: [n, classes]."""
+        return binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(dim=1)
+
+    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
+        """logits, labels: [n, classes]. sample_weights: float32 [n]; None: all 1. Returns a scalar."""
+        each = self.each(logits, labels)
+        return (each if sample_weights is None else each * sample_weights).mean()
+
+
+# optim.loss -> the distance. huber is squared up to one standard deviation, and linear beyond.
+DISTANCES: Final[Mapping[str, Callable[..., Tensor]]] = {"l1": l1_loss, "l2": mse_loss, "huber": huber_loss}
+DEFAULT_DISTANCE: Final = "l2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionCriterion:
+    """The mean distance between predictions and numbers, both in standard deviations of the training's numbers.
+
+    distance: of `DISTANCES`.
+    """
+
+    distance: str
+    target: TargetScale
+
+    def to(self, device: torch.device) -> Self:
+        """The criterion itself: it has no tensors."""
+        return self
+
+    def each(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample, [n]. outputs: [n, 1]. labels: numbers [n]."""
+        standardized = (labels - self.target.mean) / self.target.std
+        return DISTANCES[self.distance](outputs.float().flatten(), standardized, reduction="none")
+
+    def __call__(self, logits: Tensor, labels: Tensor, sample_weights: Tensor | None = None) -> Tensor:
+        """logits: [n, 1]. labels: [n]. sample_weights: float32 [n]; None: all 1. Returns a scalar."""
+        each = self.each(logits, labels)
+        return (each if sample_weights is None else each * sample_weights).mean()
+
+
+def build_task_criterion(optim: OptimConfig, splits: DataSplits) -> TaskCriterion:
+    """The training loss of the data's task. Raises Failure: as the task's own function."""
+    criterion: TaskCriterion = TASKS[splits.task].load("criterion")(optim, splits)
+    return criterion
+
+
+def build_classification_criterion(optim: OptimConfig, splits: DataSplits) -> Criterion:
+    """Cross-entropy. Raises Failure: as `build_criterion`."""
+    return build_criterion(optim, statistics.class_counts(splits.training.labels, len(splits.classes)).tolist())
+
+
+def build_multi_label_criterion(optim: OptimConfig, splits: DataSplits) -> MultiLabelCriterion:
+    return MultiLabelCriterion()
+
+
+def build_regression_criterion(optim: OptimConfig, splits: DataSplits) -> RegressionCriterion:
+    assert splits.target is not None  # whoever reads numbers computes their scale
+    distance = DEFAULT_DISTANCE if optim.loss == "auto" else optim.loss
+    return RegressionCriterion(distance=distance, target=splits.target)
 
 
 def build_criterion(optim: OptimConfig, counts: Sequence[int]) -> Criterion:

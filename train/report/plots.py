@@ -35,6 +35,7 @@ from train.report.read import (
     finite_or_nan,
     format_number,
 )
+from train.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 # Okabe and Ito's colours, which colour-blind people can distinguish, darkest first. Each has a
 # marker and a dash for printers without colours.
@@ -365,6 +366,15 @@ def curves_section(runs: Sequence[RecordedRun]) -> Section:
     return Section(title="Curves", blocks=render_panels("curves", panels, of=", ".join(run.name for run in runs)))
 
 
+# Of a training, in the log points of a task.
+TRAINING_SCORES: Final = {CLASSIFICATION: ("accuracy",), MULTI_LABEL: ("label_accuracy",)}
+
+
+def _loss_unit(runs: Sequence[RecordedRun]) -> str:
+    """Numbers are standardized, so their loss has no unit."""
+    return "" if any(run.task == REGRESSION for run in runs) else "nats"
+
+
 def single_run_panels(run: RecordedRun) -> list[Panel]:
     """Panels of one run: training and validation metrics together."""
     x, marks = _x_axis_label([run]), restart_marks(run)
@@ -372,12 +382,30 @@ def single_run_panels(run: RecordedRun) -> list[Panel]:
         metric_series(run, "train", "loss", name="train loss", colour=0),
         *_validation_series(run, is_share=False),
     ]
-    scores = [metric_series(run, "train", "accuracy", name="train accuracy", colour=0, scale=100)]
+    scores = [
+        metric_series(run, "train", name, name=f"train {name.replace('_', ' ')}", colour=0, scale=100)
+        for name in TRAINING_SCORES.get(run.task, ())
+    ]
     scores += _validation_series(run, is_share=True)
+    in_units = [
+        Panel(
+            title=metric.label,
+            x=x,
+            y="unit of the labels",
+            series=[
+                metric_series(run, "train", metric.name, name=f"train {metric.label}", colour=0),
+                metric_series(run, "eval", metric.name, read.metric_label(metric), 1, dots=True),
+            ],
+            marks=marks,
+        )
+        for metric in read.validation_metrics(run)
+        if metric.in_units
+    ]
     learning_rate = [metric_series(run, "train", "lr", name="learning rate", colour=0)]
     speed = [metric_series(run, "train", "images_per_s", name="images/s", colour=0)]
     return [
-        Panel(title="Loss", x=x, y="nats", series=loss, marks=marks),
+        Panel(title="Loss", x=x, y=_loss_unit([run]), series=loss, marks=marks),
+        *in_units,
         Panel(title="Scores", x=x, y="%", series=scores, marks=marks),
         Panel(title="Learning rate", x=x, y="", series=learning_rate, marks=marks, from_zero=True),
         Panel(title="Speed, all ranks together", x=x, y="images/s", series=speed, marks=marks, from_zero=True),
@@ -388,7 +416,9 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
     """Panels with the same curve of each run."""
     x, many = _x_axis_label(runs), len(runs) > MAX_LEGEND_ENTRIES
     selected = {read.selection_metric(run).name for run in runs}
-    compared = [metric for metric in METRICS.values() if metric.always_shown or {metric.name} == selected]
+    tasks = {run.task for run in runs}
+    metrics = [metric for metric in METRICS.values() if tasks & {*metric.tasks}]
+    compared = [metric for metric in metrics if metric.always_shown or {metric.name} == selected]
     per_epoch = x == "epoch"
 
     def run_series(event: str, key: str, scale: float = 1.0) -> list[PlotSeries]:
@@ -398,12 +428,12 @@ def comparison_panels(runs: Sequence[RecordedRun]) -> list[Panel]:
         ]
 
     return [
-        Panel(title="Train loss", x=x, y="nats", series=run_series("train", "loss")),
+        Panel(title="Train loss", x=x, y=_loss_unit(runs), series=run_series("train", "loss")),
         *(
             Panel(
                 title=f"Val {metric.label}",
                 x=x,
-                y="%" if metric.is_share else "nats",
+                y="%" if metric.is_share else "unit of the labels" if metric.in_units else _loss_unit(runs),
                 series=run_series("eval", metric.name, 100 if metric.is_share else 1),
             )
             for metric in sorted(compared, key=lambda metric: metric.is_share)
@@ -453,7 +483,8 @@ def restart_marks(run: RecordedRun) -> Mapping[float, str]:
 
 def _validation_series(run: RecordedRun, *, is_share: bool) -> list[PlotSeries]:
     """A series for each metric that is drawn in percent, or in nats."""
-    drawn = [metric for metric in read.validation_metrics(run) if metric.is_share == is_share]
+    metrics = [metric for metric in read.validation_metrics(run) if not metric.in_units]
+    drawn = [metric for metric in metrics if metric.is_share == is_share]
     scale = 100.0 if is_share else 1.0
     return [
         metric_series(run, "eval", metric.name, read.metric_label(metric), colour, scale, dots=True)

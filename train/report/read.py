@@ -24,9 +24,10 @@ from train.checkpoint import store
 from train.config import checks, load
 from train.data import registry
 from train.logging import metrics_logger, progress
-from train.metrics import DEFAULT_METRIC, METRICS, NOT_MEASURED, Metric, find_metric
+from train.metrics import DEFAULT_METRIC, NOT_MEASURED, Metric, find_metric, metrics_of
 from train.run import exit_file, record
 from train.run.exit_file import ExitRecord
+from train.tasks import CLASSIFICATION, TASKS
 
 MAX_CLASSES: Final = 1000
 MetricsEvent = Mapping[str, Any]
@@ -89,6 +90,12 @@ class RecordedRun:
         return count_or_none(self.fact("training", "classes")) or (
             len(self.confusion.classes) if self.confusion else None
         )
+
+    @property
+    def task(self) -> str:
+        """What the labels are. Older versions knew only classes."""
+        task = self.fact("training", "task")
+        return task if isinstance(task, str) and task in TASKS else CLASSIFICATION
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -301,8 +308,9 @@ def training_seconds(run: RecordedRun) -> float | None:
 
 
 def validation_metrics(run: RecordedRun) -> list[Metric]:
-    """The metrics that are meaningful for the run's number of classes."""
-    return [metric for metric in METRICS.values() if run.classes is None or run.classes >= metric.min_classes]
+    """The metrics of the run's task that are meaningful for its number of classes."""
+    classes = None if run.classes is None else max(run.classes, 2)  # numbers have one output
+    return [metric for metric in metrics_of(run.task).values() if classes is None or classes >= metric.min_classes]
 
 
 def selection_metric(run: RecordedRun) -> Metric:

@@ -1,88 +1,149 @@
-"""Labels, and how many classes they are of."""
+"""What a table's label column becomes: a class, several labels, or a number for each image."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from label_tables import rows, write_table
 
-from entrypoint import ExitCode, Failure
-from train.data import arrays
-
-
-@pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
-def test_integers_of_any_width_are_taken(kind: str) -> None:
-    found = arrays.checked_labels(torch.from_numpy(np.arange(6).astype(kind)), "my.npz")
-    assert (found.dtype, found.tolist()) == (torch.int64, [0, 1, 2, 3, 4, 5])
+from entrypoint import Failure
+from train.config.schema import DataConfig
+from train.data import labels, registry, statistics
+from train.data.splits import DataSplits
 
 
-def test_a_column_is_taken_too() -> None:
-    assert arrays.checked_labels(torch.arange(3)[:, None], "my.npz").tolist() == [0, 1, 2]
+def opened(file: Path, **changes: Any) -> DataSplits:
+    return registry.open_splits(DataConfig(name="table", root=str(file), image_size=8, **changes))
 
 
-ZEROS = torch.zeros(6, dtype=torch.int64)
-BAD = {
-    "one-hot": (torch.eye(6), "labels [6, 6]", "argmax(1)"),
-    "two-columns": (torch.zeros(6, 2, dtype=torch.int64), "labels [6, 2]", "argmax(1)"),
-    "three-axes": (ZEROS.view(6, 1, 1), "labels [6, 1, 1]", "one label for each"),
-    "one-number": (torch.tensor(3), "labels []", "one label for each"),
-    "float32": (ZEROS.float(), "float32 [6]", "astype('int64')"),
-    "float64": (ZEROS.double(), "float64 [6]", "astype('int64')"),
-    "float-column": (ZEROS.float()[:, None], "float32 [6, 1]", "astype('int64')"),
-    "bool": (ZEROS.bool(), "bool [6]", "astype('int64')"),
-    "complex": (ZEROS.to(torch.complex64), "complex64 [6]", "astype('int64')"),
-    "negative": (ZEROS - 1, "-1", "from 0"),
-    "ignored": (torch.tensor([0, 1, -100]), "-100", "from 0"),
-}
-
-
-@pytest.mark.parametrize(("given", "found", "fix"), BAD.values(), ids=BAD)
-def test_what_are_no_labels_is_refused(given: Tensor, found: str, fix: str) -> None:
+def refused(file: Path, **changes: Any) -> Failure:
     with pytest.raises(Failure) as caught:
-        arrays.checked_labels(given, "my.npz")
-    assert caught.value.code == ExitCode.DATA
-    assert found in str(caught.value.found)
-    assert fix in caught.value.fix
+        opened(file, **changes)
+    return caught.value
 
 
-COUNTED = {
-    "by-the-labels": (None, [0, 1, 2], None, 3),
-    "by-both-splits": (None, [0, 1, 2], [1], 3),
-    "claimed": (5, [0, 1], [4], 5),
-    "no-validation": (None, [0, 1], [], 2),
-}
+def test_names_between_semicolons_or_bars_are_several_labels(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows(["cat; dog", "dog|sofa", "", "cat"]))
+    sets = opened(table, task="multi_label", val_fraction=0.0)
+    assert (sets.task, sets.classes) == ("multi_label", ("cat", "dog", "sofa"))
+    assert sets.training.labels.tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0], [1, 0, 0]]
+    assert sets.training.labels.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("claimed", "training", "validation", "expected"), COUNTED.values(), ids=COUNTED)
-def test_classes_are_counted(
-    claimed: int | None, training: list[int], validation: list[int] | None, expected: int
+def test_columns_of_0_and_1_are_several_labels_without_being_asked(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows("1001", "0101", ["yes", "No", "", "TRUE"]), "path,cat,dog,sofa")
+    sets = opened(table, columns={"label": ["dog", "cat", "sofa"]}, val_fraction=0.0)
+    assert (sets.task, sets.classes) == ("multi_label", ("dog", "cat", "sofa"))
+    assert sets.training.labels.tolist() == [[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]]
+
+
+def test_a_number_for_each_image_is_read_as_it_is(tmp_path: Path) -> None:
+    sets = opened(write_table(tmp_path, rows([1.5, -2, 3e1, 4])), task="regression", val_fraction=0.0)
+    assert (sets.task, sets.classes, sets.training.labels.tolist()) == ("regression", ("label",), [1.5, -2, 30, 4])
+
+
+def test_the_scale_of_numbers_is_that_of_the_training_images(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows([1, 3, 100, 200], ["train"] * 2 + ["val"] * 2), "path,label,split")
+    target = opened(table, task="regression").target
+    assert target is not None
+    assert (target.mean, target.std) == (2.0, 1.0)
+
+
+def test_a_rare_label_is_in_both_splits(tmp_path: Path) -> None:
+    cells = ["common;rare" if number % 10 == 0 else "common" for number in range(100)]
+    sets = opened(write_table(tmp_path, rows(cells)), task="multi_label")
+    assert [split.labels.sum(dim=0).tolist() for split in (sets.training, sets.validation)] == [[80, 8], [20, 2]]
+
+
+def test_numbers_of_each_size_are_in_both_splits(tmp_path: Path) -> None:
+    validation = opened(write_table(tmp_path, rows(range(100))), task="regression").validation.labels
+    assert [int(((validation >= low) & (validation < low + 10)).sum()) for low in range(0, 100, 10)] == [2] * 10
+
+
+@pytest.mark.parametrize(
+    ("cells", "task"),
+    [
+        (["a;b", "c"], "multi_label"),
+        (["a", "b|c"], "multi_label"),
+        (["1.5", "2"], "regression"),
+        ([str(number) for number in range(30)], "regression"),
+    ],
+)
+def test_labels_that_could_be_two_tasks_are_refused_with_the_setting(
+    tmp_path: Path, cells: list[str], task: str
 ) -> None:
-    others = None if validation is None else torch.tensor(validation, dtype=torch.int64)
-    assert arrays.count_classes("my.npz", claimed, torch.tensor(training), others) == expected
+    failure = refused(write_table(tmp_path, rows(cells)))
+    assert failure.code == 64
+    assert f"data.task={task}" in failure.fix
+    assert "data.task=classification" in failure.fix
+    assert opened(tmp_path / "labels.csv", task="classification", val_fraction=0.0).task == "classification"
 
 
-MISCOUNTED = {
-    "from-one": (None, [1, 2, 3], None, "no label 0"),
-    "a-gap": (None, [0, 1, 4], None, "no label 2, 3"),
-    "gaps-beyond-memory": (None, [0, 10**15], None, "no label 1, 2, 3, 4, 5"),
-    "many-gaps": (None, [0, 99], None, "no label 1, 2, 3, 4, 5"),
-    "validation-alone": (None, [0, 1], [2], "no label 2"),
-    "one-class": (None, [0, 0], None, "label 0 alone"),
-    "one-class-in-both-splits": (None, [0, 0], [0], "label 0 alone"),
-    "above-the-claim": (3, [0, 1, 3], None, "label 3"),
-    "validation-above-the-claim": (3, [0, 1], [7], "label 7"),
-    "just-above": (2, [0, 1, 2], None, "label 2"),
-    "a-huge-label": (10, [0, 10**9], None, "label 1000000000"),
-}
+@pytest.mark.parametrize("cells", [["0", "1"] * 30, [str(number % 30) for number in range(300)], ["a", "1.5"]])
+def test_whole_numbers_with_many_images_each_are_classes(cells: list[str]) -> None:
+    assert not labels.look_like_measurements(cells)
 
 
-@pytest.mark.parametrize(("claimed", "training", "validation", "found"), MISCOUNTED.values(), ids=MISCOUNTED)
-def test_labels_that_do_not_make_classes_are_refused(
-    claimed: int | None, training: list[int], validation: list[int] | None, found: str
+def test_masks_are_refused_by_name(tmp_path: Path) -> None:
+    assert "segmentation" in refused(write_table(tmp_path, rows(["m0.png", "m1.png"]))).fix
+
+
+@pytest.mark.parametrize(
+    ("cells", "task", "words"),
+    [
+        (["1", "tall"], "regression", "line 3: tall"),
+        (["1", "2,5"], "regression", "line 3: 2"),
+        (["1", "inf"], "regression", "line 3: inf"),
+        (["1", ""], "regression", "line 3"),
+        (["1", "1.0"], "regression", "2 times 1"),
+        (["1", "1e39"], "regression", "line 3: 1e39"),
+        (["", ""], "multi_label", "2 lines without one"),
+    ],
+)
+def test_cells_that_are_no_labels_of_the_task_are_named(
+    tmp_path: Path, cells: list[str], task: str, words: str
 ) -> None:
-    others = None if validation is None else torch.tensor(validation)
+    lines = [f'{number:03d}.png,"{cell}"' for number, cell in enumerate(cells)]
+    failure = refused(write_table(tmp_path, lines), task=task)
+    assert (failure.code, words in (failure.found or "")) == (65, True)
+
+
+def test_a_label_column_with_another_word_than_0_and_1_is_named(tmp_path: Path) -> None:
+    failure = refused(write_table(tmp_path, rows("0x", "10"), "path,cat,dog"), columns={"label": ["cat", "dog"]})
+    assert failure.found == "line 3: x in the column cat"
+
+
+def test_a_label_of_validation_rows_alone_is_refused(tmp_path: Path) -> None:
+    table = write_table(tmp_path, rows(["a", "a;b", "a;c"], ["train", "train", "val"]), "path,label,split")
+    assert refused(table, task="multi_label").found == "c: line 4"
+
+
+def test_other_data_has_only_classes(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        arrays.count_classes("my.npz", claimed, torch.tensor(training), others)
-    assert caught.value.code == ExitCode.DATA
-    assert f"my.npz: {found}" in str(caught.value.found)
+        registry.refuse_inapplicable_keys(DataConfig(name="folder", task="regression"))
+    assert (caught.value.code, "data.name=table" in caught.value.fix) == (64, True)
+
+
+def test_an_unsupported_task_is_refused_by_name() -> None:
+    with pytest.raises(Failure) as caught:
+        registry.refuse_inapplicable_keys(DataConfig(name="table", task="segmentation"))
+    assert caught.value.what == "data.task: segmentation is not supported"
+
+
+def test_a_change_of_a_number_behind_the_point_is_other_data(tmp_path: Path) -> None:
+    tables = [write_table(tmp_path / str(last), rows([1, 2, 3, 4, last])) for last in (5.25, 5.5)]
+    digests = [statistics.data_fingerprint(opened(table, task="regression"), str(table))["digests"] for table in tables]
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+def test_a_summary_agrees_with_the_data(tmp_path: Path, task: str) -> None:
+    table = write_table(tmp_path, rows(range(40)))
+    data = DataConfig(name="table", root=str(table), image_size=8, task=task)
+    summary, sets = registry.find_source("table").describe(data), registry.open_splits(data)
+    fingerprint = statistics.data_fingerprint(sets, str(table))
+    assert {key: fingerprint[key] for key in summary.facts} == summary.facts
+    assert (summary.task, summary.training) == (task, len(sets.training.labels))

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from train.evaluation.results import EvaluationResult, is_better, reaches_target
-from train.metrics import METRICS
+from train.metrics import metrics_of
 
 GOOD = EvaluationResult(
     samples=10,
-    values={name: 0.9 if metric.higher_is_better else 0.3 for name, metric in METRICS.items()},
+    values={name: 0.9 if metric.higher_is_better else 0.3 for name, metric in metrics_of("classification").items()},
     recall=(0.9, None),
 )
 BAD = EvaluationResult(
     samples=10,
-    values={name: 0.5 if metric.higher_is_better else 1.3 for name, metric in METRICS.items()},
+    values={name: 0.5 if metric.higher_is_better else 1.3 for name, metric in metrics_of("classification").items()},
     recall=(0.5, None),
 )
 
@@ -27,21 +27,21 @@ def changed(result: EvaluationResult, **values: float | None) -> EvaluationResul
     return replace(result, values={**result.values, **values})
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", metrics_of("classification"))
 def test_the_better_one_wins_by_every_metric_and_equal_ones_do_not(metric: str) -> None:
     assert is_better(metric, GOOD, BAD)
     assert not is_better(metric, BAD, GOOD)
     assert not is_better(metric, GOOD, GOOD)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", metrics_of("classification"))
 def test_a_target_is_reached_when_it_is_met_exactly(metric: str) -> None:
     assert reaches_target(metric, GOOD, GOOD.values[metric])
     assert reaches_target(metric, GOOD, BAD.values[metric])
     assert not reaches_target(metric, BAD, GOOD.values[metric])
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", metrics_of("classification"))
 def test_anything_is_better_than_nothing(metric: str) -> None:
     assert is_better(metric, BAD, None)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from train.inference.prediction import Prediction
+from train.inference.prediction import ClassPrediction
 
 ODD = ["two words", "Größe", "a\nb", "a\tb", "a\r\nb", "\x1b[31mred", "\u2028", "\x85", "\u202egnp.exe", "back\\slash"]
 
 
-def prediction(name: str, path: str = "a.png") -> Prediction:
-    return Prediction(path=Path(path), classes=(name, "other"), probabilities=(0.75, 0.25))
+def prediction(name: str, path: str = "a.png") -> ClassPrediction:
+    return ClassPrediction(path=Path(path), classes=(name, "other"), probabilities=(0.75, 0.25))
 
 
 def test_a_line_is_path_class_and_probability_with_tabs_between() -> None:

@@ -332,7 +332,7 @@ def test_a_test_set_that_lacks_a_class_is_measured_by_the_names_it_has(
     found, (warned,) = told_of(capsys)
     assert [sum(row) for row in found["confusion"]] == [4, 0, 3]
     assert (found["classes"], found["recall"][1]) == (["cat", "dog", "owl"], None)
-    assert "2 of the training's 3 classes are measured: there is no folder of dog in" in warned
+    assert "2 of the training's 3 classes are measured: there is no image of dog in" in warned
 
 
 OWN = """

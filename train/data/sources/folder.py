@@ -69,7 +69,7 @@ def scan_image_folder(data: DataConfig) -> ImageFolderSummary:
         validation = num_validation_samples(images, data.val_fraction)
         training, warnings = (
             images - validation,
-            (*warnings, *small_class_warnings(counts, validation, data.val_fraction)),
+            (*warnings, *_small_class_warnings(counts, validation, data.val_fraction)),
         )
     else:
         from train.data import grouping  # numpy
@@ -86,7 +86,7 @@ def scan_image_folder(data: DataConfig) -> ImageFolderSummary:
     )
 
 
-def small_class_warnings(counts: Mapping[str, int], rest: int, fraction: float) -> tuple[str, ...]:
+def _small_class_warnings(counts: Mapping[str, int], rest: int, fraction: float) -> tuple[str, ...]:
     """Warnings of classes without a validation image. A class of 1 / fraction images has at least one."""
     if fraction == 0 or min(counts.values()) * fraction >= 1:
         return ()

@@ -1,0 +1,249 @@
+"""Several labels and numbers, from training to the exported model, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jobs import built, refused, trained
+from label_tables import rows, write_table
+from PIL import Image
+from processes import python
+from runs import Run
+
+from train import tasks
+from train.config import load, task_keys
+from train.config.schema import RunConfig
+from train.inference import checkpoints, export
+from train.inference.prediction import LabelPrediction, NumberPrediction
+from train.logging.metrics_logger import METRICS_FILE, read_events
+from train.metrics import METRICS, metrics_of
+
+TASKS = ("multi_label", "regression")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """100 images: how bright they are is a number, and dark, bright and striped are labels."""
+    folder = tmp_path_factory.mktemp("images")
+    numbers = np.random.default_rng(0)
+    brightness, tags = [], []
+    for number in range(100):
+        level, striped = int(numbers.integers(20, 236)), number % 2 == 0
+        pixels = np.full((8, 8, 3), level, np.uint8)
+        pixels[::2] += 20 * striped
+        Image.fromarray(pixels).save(folder / f"{number:03d}.png")
+        brightness.append(f"{level / 10:.1f}")
+        tags.append(";".join(["bright" if level > 128 else "dark", *(["striped"] if striped else [])]))
+    return write_table(folder, rows(brightness, tags), "path,level,tags", images=0)
+
+
+def settings(table: Path, task: str, *others: str) -> tuple[str, ...]:
+    column = {"multi_label": "tags", "regression": "level"}[task]
+    data = (f"data.root={table}", "data.name=table", f"data.task={task}", f"data.columns.label={column}")
+    return (*data, "data.classes=10", "data.augment=none", *others)  # the default claims no number of classes
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_training_learns_the_task(table: Path, tmp_path: Path, task: str) -> None:
+    words = settings(table, task, "optim.name=adamw", "train.epochs=12", "optim.lr=0.02")
+    result = trained(tmp_path / "run", *words).state.result
+    assert result is not None
+    assert (result.task, result.samples) == (task, 20)
+    if task == "multi_label":
+        assert (result.values["map"] or 0) > 0.9
+    else:
+        assert (result.values["r2"] or 0) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("task", "logged", "measured"),
+    [
+        ("multi_label", {"loss", "label_accuracy"}, {"map", "macro_f1", "loss", "average_precision", "thresholds"}),
+        ("regression", {"loss", "mae"}, {"mae", "r2", "loss"}),
+    ],
+)
+def test_metrics_jsonl_holds_the_metrics_of_the_task(
+    table: Path, tmp_path: Path, task: str, logged: set[str], measured: set[str]
+) -> None:
+    trained(tmp_path / "run", *settings(table, task, "train.epochs=1"))
+    events = {event["event"]: event for event in read_events(tmp_path / "run" / METRICS_FILE)}
+    assert logged <= events["train"].keys()
+    assert measured == events["eval"].keys() - {"event", "step", "time", "epoch", "samples", "task"}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_resumes_with_its_best_result(table: Path, tmp_path: Path, task: str) -> None:
+    first = trained(tmp_path / "run", *settings(table, task, "train.epochs=1"))
+    with built(tmp_path / "run", *settings(table, task, "train.epochs=2")) as trainer:
+        assert trainer.state.step == first.state.step
+        assert trainer.state.best == first.state.best
+        assert trainer.config.eval.metric == tasks.TASKS[task].default_metric
+
+
+def test_weights_of_samples_act_on_every_task() -> None:
+    from train.optim.loss import MultiLabelCriterion, RegressionCriterion
+
+    weights, labels = torch.tensor([2.0, 0.0]), torch.tensor([[1.0], [0.0]])
+    outputs = torch.tensor([[0.5], [3.0]])
+    several = MultiLabelCriterion()
+    assert torch.isclose(several(outputs, labels, weights), several(outputs[:1], labels[:1]))
+    numbers = RegressionCriterion(distance="l1", target=tasks.TargetScale(mean=0.0, std=2.0))
+    assert float(numbers(outputs, torch.tensor([2.0, 0.0]), weights)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("distance", "loss"), [("l1", 2.0), ("l2", 4.0), ("huber", 1.5), ("auto", 4.0)])
+def test_the_distance_is_that_of_optim_loss(table: Path, tmp_path: Path, distance: str, loss: float) -> None:
+    with built(tmp_path / "run", *settings(table, "regression", f"optim.loss={distance}")) as trainer:
+        target = trainer.dataset.target
+        assert target is not None
+        label = torch.tensor([target.mean + 2 * target.std])
+        assert float(trainer.criterion(torch.zeros(1, 1), label)) == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_metric_of_another_task_is_refused(table: Path, tmp_path: Path) -> None:
+    failure = refused(tmp_path / "run", *settings(table, "regression", "eval.metric=macro_f1"))
+    assert (failure.code, failure.expected, failure.fix) == (
+        64,
+        "one of mae, r2, loss",
+        "set eval.metric=mae, or leave it out",
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [
+        ("regression", "optim.label_smoothing=0.1"),
+        ("multi_label", "optim.class_weights=balanced"),
+        ("multi_label", "optim.loss=l1"),
+        ("regression", "eval.threshold=0.3"),
+    ],
+)
+def test_a_key_that_does_nothing_for_the_task_is_refused(table: Path, tmp_path: Path, task: str, setting: str) -> None:
+    failure = refused(tmp_path / "run", *settings(table, task, setting))
+    assert failure.what == f"{setting.partition('=')[0]} does not go with data.task {task}"
+
+
+def test_a_classification_keeps_its_config() -> None:
+    config = load.load_config(None, ["eval.metric=macro_f1", "optim.label_smoothing=0.1"])
+    assert task_keys.with_task_defaults(config, "classification") is config
+    assert task_keys.with_task_defaults(RunConfig(), "classification") == RunConfig()
+
+
+def test_each_tasks_default_metric_is_its_first() -> None:
+    for task in tasks.TASKS.values():
+        assert next(iter(metrics_of(task.name))) == task.default_metric
+        assert METRICS[task.default_metric].always_shown
+
+
+def test_the_functions_of_each_entry_exist() -> None:
+    for task in tasks.TASKS.values():
+        for function in ("labels", "balance", "criterion", "averaged", "counter", "predictions"):
+            assert callable(task.load(function)), (task.name, function)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_exported_model_predicts_what_the_run_predicts(table: Path, tmp_path: Path, task: str) -> None:
+    words = settings(table, task, *(["eval.threshold=auto"] if task == "multi_label" else []))
+    trained(tmp_path / "run", *words)
+    chosen = checkpoints.choose_checkpoint(str(tmp_path / "run"))
+    config, _ = checkpoints.load_config(chosen, None, ())
+    export.export_model(config, chosen, tmp_path / "export")
+    image = table.parent / "000.png"
+    lines = [
+        python("-m", "train", "predict", str(tmp_path / name), str(image), "--json", cwd=tmp_path).stdout
+        for name in ("run", "export")
+    ]
+    assert lines[0] == lines[1]
+    values = json.loads(lines[0])
+    assert values.keys() == {"path", "labels", "probabilities"} if task == "multi_label" else {"path", "name", "value"}
+    names: dict[str, Any] = {}
+    card = (tmp_path / "export" / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0].replace("image.png", str(image))
+    exec(code.replace("'export'", repr(str(tmp_path / "export"))).replace("print(", "answer = ("), names)
+    if task == "multi_label":
+        assert sorted(names["answer"]) == sorted(values["labels"])
+    else:
+        assert names["answer"] == pytest.approx(values["value"], rel=1e-5)
+
+
+def test_an_image_has_the_labels_of_at_least_their_threshold() -> None:
+    prediction = LabelPrediction(
+        path=Path("a"), labels=("x", "y", "z"), probabilities=(0.5, 0.9, 0.2), thresholds=(0.5, 0.95, 0.1)
+    )
+    assert prediction.as_text() == "a\tx\t0.5000\tz\t0.2000"
+    assert json.loads(prediction.as_json())["labels"] == ["x", "z"]
+
+
+def test_a_number_is_printed_in_its_unit() -> None:
+    assert NumberPrediction(path=Path("a"), name="age", value=61.25).as_text() == "a\t61.25"
+
+
+# On several ranks
+
+TRAINING = ("launch.device=cpu", "data.image_size=8", "model.args.width=4", "train.reproducible=bitwise")
+TRAINING += ("train.global_batch_size=16", "train.micro_batch_size=4", "train.epochs=2", "eval.batch_size=3")
+TRAINING += ("log.tensorboard=false", "optim.lr=0.01")
+
+
+def run_on(ranks: int, table: Path, task: str, folder: Path) -> Run:
+    words = (*settings(table, task), *TRAINING, f"run.name=on-{ranks}", f"run.output_dir={folder}")
+    ended = python("-m", "train", "--procs-per-node", str(ranks), *words, cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    return Run(folder=folder / f"on-{ranks}")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_ranks_train_and_measure_what_one_does(table: Path, tmp_path: Path, task: str) -> None:
+    runs = [run_on(ranks, table, task, tmp_path) for ranks in (1, 2)]
+    evaluations = [
+        [
+            {key: value for key, value in event.items() if key != "time"}
+            for event in read_events(run.folder / METRICS_FILE)
+            if event["event"] == "eval"
+        ]
+        for run in runs
+    ]
+    assert len(evaluations[0]) == 2
+    assert evaluations[0] == evaluations[1]
+    weights = [run.weights(10) for run in runs]
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_any_number_of_ranks_measures_what_the_training_did(table: Path, tmp_path: Path, task: str, ranks: int) -> None:
+    trained(tmp_path / "run", *settings(table, task, "eval.batch_size=3"))
+    measured = python(
+        "-m", "train", "eval", str(tmp_path / "run"), "--json", "--device", "cpu", "--procs-per-node", str(ranks)
+    )
+    assert measured.returncode == 0, measured.stderr
+    values, best = json.loads(measured.stdout), json.loads((tmp_path / "run" / "best.json").read_text())
+    for name in metrics_of(task):
+        assert math.isclose(values[name], best[name], rel_tol=1e-9), name
+    assert (values["samples"], values["world_size"], values["confusion"]) == (20, ranks, None)
+
+
+def test_a_test_set_may_lack_labels_of_the_training(table: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "run", *settings(table, "multi_label"))
+    kept = [line for line in table.read_text().splitlines() if "bright" not in line]
+    others = table.with_name("dark.csv")
+    others.write_text("\n".join(kept) + "\n")
+    measured = python("-m", "train", "eval", str(tmp_path / "run"), f"data.root={others}", "--all", "--json")
+    assert measured.returncode == 0, measured.stderr
+    values = json.loads(measured.stdout)
+    assert (values["samples"], values["average_precision"][0]) == (len(kept) - 1, None)
+    assert "2 of the training's 3 classes are measured" in measured.stderr
+
+
+def test_labels_of_another_task_are_refused(table: Path, tmp_path: Path) -> None:
+    trained(tmp_path / "run", *settings(table, "multi_label"))
+    words = ("data.task=regression", "data.columns.label=level")
+    measured = python("-m", "train", "eval", str(tmp_path / "run"), *words)
+    assert measured.returncode == 65
+    assert "another task than the model was trained on" in measured.stderr

@@ -1,0 +1,124 @@
+"""This table holds every task that a model can learn: what the labels are, and who computes with them.
+
+An entry names the functions that need torch by module, so that this module can be read without it.
+A new task is one entry here, its metrics in `train.metrics`, and the functions that the entry names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+CLASSIFICATION, MULTI_LABEL, REGRESSION = "classification", "multi_label", "regression"
+AUTO: Final = "auto"
+# What users ask for and is not here -> what they may do.
+UNSUPPORTED_TASKS: Final[Mapping[str, str]] = {
+    "segmentation": "train on one label per image, or use a program for masks of pixels",
+    "detection": "cut the boxes out as images of their own and classify them, or use a program for boxes",
+    "keypoints": "use a program for points; a single number per image is data.task=regression",
+    "captioning": "train on classes or on several labels per image, or use a program for text",
+    "ocr": "train on classes or on several labels per image, or use a program for text",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetScale:
+    """The mean and the standard deviation of the training's numbers. The model learns (number - mean) / std."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One kind of labels.
+
+    outputs: what the model's outputs are, in words, with the number of them, or with their name. noun: for their names.
+    keys: the settings of loss and evaluation that act on this task, of those that act on some tasks only.
+    default_metric: of eval.metric. example: lines of Python that print what `model`, an exported model, says of
+    `samples`.
+
+    The functions, as MODULE:NAME in the package `train`:
+        labels: (LabelTable, rows, DataConfig) -> TableLabels, which reads the column of a table.
+        balance: (training labels, validation labels, classes, class_weights) -> lines for the banner.
+        criterion: (OptimConfig, DataSplits) -> the training loss.
+        averaged: (TargetScale | None) -> what a line of the training log holds.
+        counter: (classes, device, criterion, eval.threshold) -> what an evaluation counts.
+        predictions: (InputSpec, outputs, paths, top) -> a prediction for each image; None if an output is not finite.
+    """
+
+    name: str
+    outputs: str
+    noun: str
+    keys: frozenset[str]
+    default_metric: str
+    example: str
+    labels: str
+    balance: str
+    criterion: str
+    averaged: str
+    counter: str
+    predictions: str
+
+    def load(self, function: str) -> Any:
+        """Import the module of one of the entry's functions, and return the function."""
+        module, _, name = getattr(self, function).partition(":")
+        return getattr(import_module(f"train.{module}"), name)
+
+    def describe_outputs(self, classes: tuple[str, ...] | list[str]) -> str:
+        """3 classes; 3 labels, each image has any of them; one number (age)."""
+        return self.outputs.format(count=f"{len(classes):,}", name=", ".join(classes[:1]))
+
+
+def _table(*entries: Task) -> dict[str, Task]:
+    return {entry.name: entry for entry in entries}
+
+
+TASKS: Final[Mapping[str, Task]] = _table(
+    Task(
+        name=CLASSIFICATION,
+        outputs="{count} classes",
+        noun="classes",
+        keys=frozenset({"optim.label_smoothing", "optim.class_weights"}),
+        default_metric="accuracy",
+        example="shares = model.network(samples).softmax(1)[0]\n"
+        "print(model.classes[int(shares.argmax())], float(shares.max()))\n",
+        labels="data.labels:read_classes",
+        balance="data.statistics:describe_class_balance",
+        criterion="optim.loss:build_classification_criterion",
+        averaged="logging.running_mean:classification_values",
+        counter="evaluation.confusion:build_confusion_counter",
+        predictions="inference.predict:predict_classes",
+    ),
+    Task(
+        name=MULTI_LABEL,
+        outputs="{count} labels, any number of them for each image",
+        noun="labels",
+        keys=frozenset({"eval.threshold"}),
+        default_metric="map",
+        example="shares = model.network(samples).sigmoid()[0].tolist()\n"
+        "print([name for name, share, least in zip(model.classes, shares, model.thresholds) if share >= least])\n",
+        labels="data.labels:read_label_sets",
+        balance="data.statistics:describe_label_balance",
+        criterion="optim.loss:build_multi_label_criterion",
+        averaged="logging.running_mean:multi_label_values",
+        counter="evaluation.scores:MultiLabelCounter",
+        predictions="inference.predict:predict_labels",
+    ),
+    Task(
+        name=REGRESSION,
+        outputs="one number for each image ({name})",
+        noun="number",
+        keys=frozenset({"optim.loss"}),
+        default_metric="mae",
+        example="print(float(model.network(samples)[0, 0]) * model.target.std + model.target.mean)\n",
+        labels="data.labels:read_numbers",
+        balance="data.statistics:describe_numbers",
+        criterion="optim.loss:build_regression_criterion",
+        averaged="logging.running_mean:regression_values",
+        counter="evaluation.scores:ErrorCounter",
+        predictions="inference.predict:predict_numbers",
+    ),
+)
