@@ -17,6 +17,9 @@ from entrypoint.machine import StrPath
 from entrypoint.plan import Plan
 
 PREFLIGHT_TIMEOUT_S = 0.4
+# Without persistence mode NVML initializes GPU after GPU, which can take seconds on eight of them. What it says of the
+# driver and the GPUs decides whether torch can start at all.
+GPU_PREFLIGHT_TIMEOUT_S = 5.0
 # A failure of these is certain to end a training on GPUs, and torch's own words for it help nobody.
 # finding -> exit code: another node has another GPU, but all nodes have the same image.
 FATAL_FINDINGS = {
@@ -30,7 +33,7 @@ FATAL_FINDINGS = {
 def run_preflight(
     planned: Plan, environ: Mapping[str, str], *, workers: int | None, terminal: int | None = None, root: StrPath = "/"
 ) -> tuple[str, ...]:
-    """Return the lines that this task prints, in less than half a second; none if all is well.
+    """Return the lines that this task prints; none if all is well. It takes less than half a second on CPUs.
 
     One task of each node prints them; nodes other than rank 0's add the host's name.
 
@@ -61,7 +64,8 @@ def preflight_findings(context: CheckContext) -> list[Finding]:
     A check that is not ready in time says nothing: the training will meet what keeps it waiting.
     """
     checks = preflight_checks(context)
-    findings = run_checks(checks, context, PREFLIGHT_TIMEOUT_S, late=lambda name, limit_s: [])
+    limit_s = GPU_PREFLIGHT_TIMEOUT_S if "gpus" in checks else PREFLIGHT_TIMEOUT_S
+    findings = run_checks(checks, context, limit_s, late=lambda name, limit_s: [])
     return [finding for finding in findings if finding.state != "ok"]
 
 

@@ -123,6 +123,14 @@ def test_the_limit_is_below_half_a_second() -> None:
     assert preflight.PREFLIGHT_TIMEOUT_S < 0.5
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_a_start_on_gpus_waits_for_seconds(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(preflight, "run_checks", lambda checks, context, limit_s, late: limits.append(limit_s) or [])
+    told(replace(alone(), device=device))
+    assert [limit_s > 2 for limit_s in limits] == [device == "cuda"]
+
+
 def test_gpus_are_looked_at_only_where_there_are_some() -> None:
     on_gpus = replace(alone(), device="cuda")
     assert "gpus" not in preflight.preflight_checks(CheckContext(environ={}, plan=alone()))
