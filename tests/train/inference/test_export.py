@@ -63,7 +63,14 @@ def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run
         "numbers": "uint8",
         "normalization": {"subtract": 127.5, "divide": 63.75},
         "made": "files",
+        "name": "images",
+        "dtype": "float32",
+        "layout": "NCHW",
+        "shape": ["batch", 3, 8, 8],
+        "preprocessing": {"mean": [0.5], "std": [0.25], "crop_ratio": 1.0, "interpolation": "bilinear"},
     }
+    assert told["output"] == {"name": "logits", "dtype": "float32", "shape": ["batch", 2]}
+    assert told["files"] == {}
     assert (told["name"], told["args"], told["classes"]) == ("small_cnn", {"width": 4}, ["outline-0", "outline-1"])
     assert told["config"]["train"]["global_batch_size"] == 16
 
