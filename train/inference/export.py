@@ -31,9 +31,8 @@ from train.config import schema
 from train.config.load import YamlDocument, build_config
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
-from train.data.preprocessing import DEFAULT_PREPROCESSING
 from train.data.shape import Shape
-from train.inference import file_formats, inputs, model_card
+from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec, SampleOrigin
 from train.inference.model_card import ModelFacts
@@ -91,7 +90,7 @@ def describe_tensors(input_spec: InputSpec) -> dict[str, Any]:
             "dtype": "float32",
             "layout": LAYOUTS[len(shape.size)],
             "shape": [file_formats.BATCH_DIMENSION, *shape.input],
-            "preprocessing": asdict(DEFAULT_PREPROCESSING) if input_spec.bytes_ else None,
+            "preprocessing": asdict(input_spec.preprocessing) if input_spec.bytes_ else None,
         },
         "output": {
             "name": file_formats.OUTPUT_NAME,
@@ -257,9 +256,13 @@ def export_model(
     about = model_card.collect_model_facts(config, chosen)
     weights = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
     shape, network = about.input_spec.shape, _build_plain_network(about) if formats else nn.Identity()
+    code = model_code.write_model_code(
+        config.model, classes=len(about.input_spec.classes), shape=shape, seed=config.run.seed, folder=folder.name
+    )
     contents = {
         WEIGHTS_FILE: weights,
-        CARD_FILE: model_card.render_card(about, folder.name).encode(errors="backslashreplace"),
+        CARD_FILE: model_card.render_card(about, folder.name, code, formats).encode(errors="backslashreplace"),
+        **({} if code.file is None else {model_code.CODE_FILE: code.file.encode()}),
         **file_formats.encode_network(network, shape, formats, describe_tensors(about.input_spec)),
     }
     with _export_fixes(), _new_folder(folder, contents) as target:

@@ -23,6 +23,7 @@ from train.config.schema import DataConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleSource
 from train.inference.evaluate import EmptySource
@@ -43,13 +44,14 @@ class InputSpec:
 
     classes: one name for each score. shape: of one sample. bytes_: samples are bytes, which
     `augment.normalize` converts to floats; otherwise they are floats already. origin: of the
-    training's samples.
+    training's samples. preprocessing: of image files, if samples are bytes.
     """
 
     classes: tuple[str, ...]
     shape: Shape
     bytes_: bool
     origin: SampleOrigin = "files"
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     @property
     def sets(self) -> DataSplits:

@@ -54,7 +54,7 @@ def test_the_formats_that_were_asked_for_are_written_and_nothing_else_is_printed
 ) -> None:
     assert front.run_command(["export", str(run), "--output", str(tmp_path / "model"), *words], {}) == 0
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert names == {"model.safetensors", "model.json", "README.md"} | written
+    assert names == {"model.safetensors", "model.json", "model.py", "README.md"} | written
     out, err = capfd.readouterr()
     assert [line.split(maxsplit=1)[0] for line in out.splitlines()] == ["model", "folder", "in"]
     assert (all(name in out for name in names), err) == (True, "")

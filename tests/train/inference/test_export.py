@@ -35,14 +35,12 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_new_or_empty_folder_gets_three_files_and_nothing_else_is_left(
-    run: Path, tmp_path: Path, there: bool
-) -> None:
+def test_a_new_or_empty_folder_gets_four_files_and_nothing_else_is_left(run: Path, tmp_path: Path, there: bool) -> None:
     folder = tmp_path / "above" / "model"
     if there:
         folder.mkdir(parents=True)
     to(run, folder)
-    assert names(folder) == sorted((export.WEIGHTS_FILE, export.DESCRIPTION_FILE, export.CARD_FILE))
+    assert names(folder) == ["README.md", "model.json", "model.py", "model.safetensors"]
     assert names(folder.parent) == ["model"]
 
 
@@ -95,7 +93,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, make: object) -> None
 
 
 @pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_disk_that_fills_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, there: bool
 ) -> None:
