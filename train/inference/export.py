@@ -255,9 +255,10 @@ def export_model(
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)
     weights = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
-    shape, network = about.input_spec.shape, _build_plain_network(about) if formats else nn.Identity()
+    shape, model = about.input_spec.shape, config.model
+    network = _build_plain_network(about, model) if formats else nn.Identity()
     code = model_code.write_model_code(
-        config.model, classes=len(about.input_spec.classes), shape=shape, seed=config.run.seed, folder=folder.name
+        model, classes=len(about.input_spec.classes), shape=shape, seed=config.run.seed, folder=folder.name
     )
     contents = {
         WEIGHTS_FILE: weights,
@@ -275,10 +276,10 @@ def export_model(
     return {name: len(data) for name, data in contents.items()}
 
 
-def _build_plain_network(about: ModelFacts) -> nn.Module:
+def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
     """The network for the exporters: its tensors are contiguous, not channels-last."""
-    config, spec = about.config, about.input_spec
-    network = _build_network(config.model, len(spec.classes), spec.shape, config.run.seed, about.tensors)
+    spec, seed = about.input_spec, about.config.run.seed
+    network = _build_network(model, len(spec.classes), spec.shape, seed, about.tensors)
     for tensor in (*network.parameters(), *network.buffers()):
         tensor.data = tensor.data.contiguous()
     return network

@@ -1,7 +1,8 @@
 """This module writes the Python code that builds an exported network without this project.
 
-A network of torchvision is built by its constructor, and by one line for each layer that this project replaces. The
-code of this project's own networks goes into one file that needs only torch. A user's network needs the user's module.
+A network of torchvision or timm is built by its constructor, and by one line for each layer that this project
+replaces. The code of this project's own networks goes into one file that needs only torch. A user's network needs the
+user's module.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from train.models import custom, registry
 CODE_FILE: Final = "model.py"
 BUILD_FUNCTION: Final = "make_model"  # of CODE_FILE
 OWN_PACKAGE: Final = "train"
+TIMM_PREFIX: Final = "timm/"  # of model.name
 CODE_HEADER: Final = '''"""The network {name}, as the project train-image defines it. It needs only torch.
 
 {function}() builds it; the trained weights are in model.safetensors. Licence of this code: Apache-2.0.
@@ -65,6 +67,8 @@ def write_model_code(model: ModelConfig, *, classes: int, shape: Shape, seed: in
         return _factory_code(model, classes, shape, seed)
     if model.name in BUILTIN_MODELS:
         return _own_network_code(model, classes, shape, folder)
+    if model.name.startswith(TIMM_PREFIX):
+        return _timm_code(model, classes, shape)
     return _torchvision_code(model, classes, shape)
 
 
@@ -91,11 +95,13 @@ def path_literal(folder: str, name: str) -> str:
     return json.dumps(f"{folder}/{name}")
 
 
-def _call(function: str, arguments: Mapping[str, Any], texts: Mapping[str, str] | None = None) -> str:
-    """The call as Python code. texts: arguments that are code already; they come second."""
+def _call(
+    function: str, arguments: Mapping[str, Any], texts: Mapping[str, str] | None = None, first: str | None = None
+) -> str:
+    """The call as Python code. texts: arguments that are code already. first: code of the argument without a name."""
     parts = [_argument_code(name, value) for name, value in arguments.items()]
     parts[1:1] = [f"{name}={text}" for name, text in (texts or {}).items()]
-    return f"{function}({', '.join(parts)})"
+    return f"{function}({', '.join([*([] if first is None else [first]), *parts])})"
 
 
 def _argument_code(name: str, value: Any) -> str:
@@ -166,6 +172,19 @@ def _torchvision_code(model: ModelConfig, classes: int, shape: Shape) -> ModelCo
     constructor = _call(f"torchvision.models.{model.name}", {"num_classes": classes, **arguments})
     replaced = [f"{_attribute_path(path)} = {code}" for path, code in changed.items() if plain.get(path) != code]
     return ModelCode(imports=("import torchvision",), lines=(f"network = {constructor}", *replaced))
+
+
+def _timm_code(model: ModelConfig, classes: int, shape: Shape) -> ModelCode:
+    """timm's own constructor takes the number of classes and channels, and the image size of networks built for one."""
+    from timm.models import get_pretrained_cfg
+
+    name = model.name.removeprefix(TIMM_PREFIX)
+    record = get_pretrained_cfg(name)
+    size = {"img_size": shape.size} if record is not None and record.fixed_input_size else {}
+    arguments = {"num_classes": classes, "in_chans": shape.channels, **size, **model.args}
+    return ModelCode(
+        imports=("import timm",), lines=(f"network = {_call('timm.create_model', arguments, first=repr(name))}",)
+    )
 
 
 def _layer_codes(build: Callable[[], nn.Module]) -> dict[str, str]:

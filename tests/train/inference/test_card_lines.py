@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from images import write_image
 from jobs import trained
 from PIL import Image
@@ -175,6 +176,15 @@ def test_plain_torchvision_builds_the_same_network(
     assert repr(plain) == repr(ours)
     shapes = [{key: tensor.shape for key, tensor in network.state_dict().items()} for network in (plain, ours)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224"])
+def test_timm_builds_its_network_for_the_classes_channels_and_size_of_the_data(name: str) -> None:
+    model, shape = ModelConfig(name=f"timm/{name}", args={"drop_rate": 0.1}), Shape(channels=1, size=(32, 32))
+    code = model_code.write_model_code(model, classes=7, shape=shape, seed=0, folder="model")
+    assert code.imports == ("import timm",)
+    assert built_by(code).eval()(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
 
 
 def test_an_argument_with_any_name_is_data_and_no_code(tmp_path: Path) -> None:
