@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pages import Command, commands
 from processes import python
 
 from train.__main__ import build_parser
@@ -17,42 +16,6 @@ from train.config import load
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 SHORT = "train.max_steps=20"  # what a page's training is given on top, so that it takes seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One line of a shell block. runs: the block is marked `sh run`. code: with which it says that it ends."""
-
-    text: str
-    runs: bool
-    code: int
-
-    @property
-    def words(self) -> list[str]:
-        """The words, without the variables before them."""
-        words = shlex.split(self.text)
-        return words[len(self.environ) :]
-
-    @property
-    def environ(self) -> dict[str, str]:
-        found = re.match(r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) +)*", self.text)
-        return dict(word.split("=", 1) for word in shlex.split(found[0] if found else ""))
-
-    @property
-    def train(self) -> list[str]:
-        """What `train` is given, wherever in the line it stands; empty where it does not."""
-        return self.words[self.words.index("train") + 1 :] if "train" in self.words else []
-
-
-def commands(page: Path) -> list[Command]:
-    """Those of all shell blocks of a page."""
-    found = []
-    for mark, block in re.findall(r"^```sh( run)?\n(.*?)^```", page.read_text(), re.S | re.M):
-        for line in block.replace("\\\n", " ").splitlines():
-            text, _, comment = line.partition("  #")
-            code = re.search(r"exit code (\d+)", comment)
-            found.append(Command(text=text.strip(), runs=bool(mark), code=int(code[1]) if code else 0))
-    return found
 
 
 RUN = {page: [command for command in commands(page) if command.runs] for page in PAGES}

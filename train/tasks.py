@@ -37,8 +37,8 @@ class Task:
 
     outputs: what the model's outputs are, in words, with the number of them, or with their name. noun: for their names.
     keys: the settings of loss and evaluation that act on this task, of those that act on some tasks only.
-    default_metric: of eval.metric. example: lines of Python that print what `model`, an exported model, says of
-    `samples`.
+    default_metric: of eval.metric. example: lines of Python that print what `outputs`, a tensor of one image's outputs,
+    mean; `description` is the exported model's model.json. numpy_example: the same for an array of numpy's.
 
     The functions, as MODULE:NAME in the package `train`:
         labels: (LabelTable, rows, DataConfig) -> TableLabels, which reads the column of a table.
@@ -55,6 +55,7 @@ class Task:
     keys: frozenset[str]
     default_metric: str
     example: str
+    numpy_example: str
     labels: str
     balance: str
     criterion: str
@@ -83,8 +84,9 @@ TASKS: Final[Mapping[str, Task]] = _table(
         noun="classes",
         keys=frozenset({"optim.label_smoothing", "optim.class_weights"}),
         default_metric="accuracy",
-        example="shares = model.network(samples).softmax(1)[0]\n"
-        "print(model.classes[int(shares.argmax())], float(shares.max()))\n",
+        example="probabilities = outputs.softmax(0)\n"
+        'print(description["classes"][probabilities.argmax()], probabilities.max().item())\n',
+        numpy_example='print(description["classes"][outputs.argmax()])\n',
         labels="data.labels:read_classes",
         balance="data.statistics:describe_class_balance",
         criterion="optim.loss:build_classification_criterion",
@@ -98,8 +100,10 @@ TASKS: Final[Mapping[str, Task]] = _table(
         noun="labels",
         keys=frozenset({"eval.threshold"}),
         default_metric="map",
-        example="shares = model.network(samples).sigmoid()[0].tolist()\n"
-        "print([name for name, share, least in zip(model.classes, shares, model.thresholds) if share >= least])\n",
+        example='labels = zip(description["classes"], outputs.sigmoid(), description["thresholds"])\n'
+        "print([label for label, probability, threshold in labels if probability >= threshold])\n",
+        numpy_example='labels = zip(description["classes"], 1 / (1 + numpy.exp(-outputs)), description["thresholds"])\n'
+        "print([label for label, probability, threshold in labels if probability >= threshold])\n",
         labels="data.labels:read_label_sets",
         balance="data.statistics:describe_label_balance",
         criterion="optim.loss:build_multi_label_criterion",
@@ -113,7 +117,8 @@ TASKS: Final[Mapping[str, Task]] = _table(
         noun="number",
         keys=frozenset({"optim.loss"}),
         default_metric="mae",
-        example="print(float(model.network(samples)[0, 0]) * model.target.std + model.target.mean)\n",
+        example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
+        numpy_example='print(outputs.item() * description["target"]["std"] + description["target"]["mean"])\n',
         labels="data.labels:read_numbers",
         balance="data.statistics:describe_numbers",
         criterion="optim.loss:build_regression_criterion",

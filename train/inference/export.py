@@ -32,7 +32,7 @@ from train.config.load import YamlDocument, build_config
 from train.config.schema import ModelConfig, RunConfig
 from train.data import augment
 from train.data.shape import Shape
-from train.inference import inputs, model_card
+from train.inference import file_formats, inputs, model_card, model_code
 from train.inference.checkpoints import ChosenCheckpoint, recorded_task
 from train.inference.inputs import InputSpec, SampleOrigin
 from train.inference.model_card import ModelFacts
@@ -41,6 +41,7 @@ from train.tasks import CLASSIFICATION, TargetScale
 
 DESCRIPTION_FILE, WEIGHTS_FILE, CARD_FILE = "model.json", "model.safetensors", "README.md"
 FORMAT_VERSION: Final = 1
+LAYOUTS: Final = {2: "NCHW", 3: "NCDHW"}  # by the dimensions of a sample's size; N: images, C: channels
 MISSING_FIX: Final = "name the folder that `train export` wrote"
 DAMAGED_FIX: Final = "export it again; nothing of it was used"
 
@@ -89,27 +90,52 @@ class ExportedModel:
         return augment.normalize(torch.from_numpy(np.stack(read)))
 
 
-def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
-    """The content of model.json."""
-    input_spec, model = about.input_spec, about.config.model
-    around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
-    thresholds = input_spec.thresholds
+def describe_tensors(input_spec: InputSpec) -> dict[str, Any]:
+    """The network's task, input and output, for model.json and for the metadata of other files.
+
+    The preprocessing leads from an image file to the input; it is None for a network that takes other numbers.
+    """
+    shape, classes, thresholds = input_spec.shape, [*input_spec.classes], input_spec.thresholds
     task: dict[str, Any] = {"task": input_spec.task}
     task |= {} if input_spec.target is None else {"target": asdict(input_spec.target)}
     task |= {} if thresholds is None else {"thresholds": [*thresholds]}
     return {
+        "input": {
+            "name": file_formats.INPUT_NAME,
+            "dtype": "float32",
+            "layout": LAYOUTS[len(shape.size)],
+            "shape": [file_formats.BATCH_DIMENSION, *shape.input],
+            "preprocessing": asdict(input_spec.preprocessing) if input_spec.bytes_ else None,
+        },
+        "output": {
+            "name": file_formats.OUTPUT_NAME,
+            "dtype": "float32",
+            "shape": [file_formats.BATCH_DIMENSION, len(classes)],
+        },
+        "classes": classes,
+        **(task if input_spec.task != CLASSIFICATION else {}),
+    }
+
+
+def describe_export(about: ModelFacts, weights: bytes) -> dict[str, Any]:
+    """The content of model.json."""
+    input_spec, model = about.input_spec, about.config.model
+    tensors = describe_tensors(input_spec)
+    around = {"subtract": augment.PIXEL_OFFSET, "divide": augment.PIXEL_SCALE}
+    return {
         "format": FORMAT_VERSION,
         "name": model.name,
         "args": model.args,
-        "classes": [*input_spec.classes],
-        **(task if input_spec.task != CLASSIFICATION else {}),
+        **{name: value for name, value in tensors.items() if name not in ("input", "output")},
         "input": {
             "channels": input_spec.shape.channels,
             "size": [*input_spec.shape.size],
             "numbers": "uint8" if input_spec.bytes_ else "float32",
             "normalization": around if input_spec.bytes_ else None,
             "made": input_spec.origin,
+            **tensors["input"],
         },
+        "output": tensors["output"],
         "weights": {"file": WEIGHTS_FILE, **asdict(manifest.make_file_entry(weights)), "averaged": about.averaged},
         "checkpoint": {"run": about.config.run.name, "step": about.step},
         "config": asdict(about.config),
@@ -156,14 +182,12 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         )
     except (DamagedCheckpointError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise _damaged_failure(path, f"{type(error).__name__}: {error}") from error
-    with torch.random.fork_rng(devices=[]):
-        network = registry.build_model(model_config, classes=len(classes), shape=shape, seed=seed, factory=factory)
     try:
-        network.load_state_dict(tensors)
+        network = _build_network(model_config, len(classes), shape, seed, tensors, factory)
     except RuntimeError as error:
         raise _damaged_failure(path, " ".join(str(error).split())[:300]) from error
     return ExportedModel(
-        network=network.requires_grad_(False).eval(),
+        network=network,
         classes=classes,
         shape=shape,
         bytes_=bytes_,
@@ -171,6 +195,26 @@ def load_exported(folder: str | Path, factory: Callable[..., nn.Module] | None =
         thresholds=thresholds,
         **task,
     )
+
+
+def _build_network(
+    model: ModelConfig,
+    classes: int,
+    shape: Shape,
+    seed: int,
+    tensors: Mapping[str, Tensor],
+    factory: Callable[..., nn.Module] | None = None,
+) -> nn.Module:
+    """The network with its weights, on the CPU, in evaluation mode and without gradients.
+
+    Raises:
+        Failure: as `registry.build_model`.
+        RuntimeError: if the weights are another network's.
+    """
+    with torch.random.fork_rng(devices=[]):
+        network = registry.build_model(model, classes=classes, shape=shape, seed=seed, factory=factory)
+    network.load_state_dict(tensors)
+    return network.requires_grad_(False).eval()
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -223,25 +267,48 @@ FIX_BY_EXIT_CODE: Final = {
 }
 
 
-def export_model(config: RunConfig, chosen: ChosenCheckpoint, folder: Path) -> dict[str, int]:
+def export_model(
+    config: RunConfig, chosen: ChosenCheckpoint, folder: Path, formats: Sequence[str] = ()
+) -> dict[str, int]:
     """Write the model into a new `folder`; return the size of each file in bytes.
 
+    formats: the names in `file_formats.FORMATS` of the files that are written beside the weights.
+
     Raises:
-        Failure: OUTPUT for a folder that is not empty or not writable; IO for a full disk; and as
-            `model_card.collect_model_facts`.
+        Failure: OUTPUT for a folder that is not empty or not writable; IO for a full disk; USAGE for a network that a
+            format cannot hold; and as `model_card.collect_model_facts`.
     """
     refuse_nonempty_folder(folder)
     about = model_card.collect_model_facts(config, chosen)
     weights = save({name: tensor.contiguous() for name, tensor in about.tensors.items()}, metadata={"format": "pt"})
-    description = json.dumps(describe_export(about, weights), indent=2, ensure_ascii=False) + "\n"
-    files = {  # the description comes last: it makes the folder an export
+    shape, model = about.input_spec.shape, config.model
+    network = _build_plain_network(about, model) if formats else nn.Identity()
+    code = model_code.write_model_code(
+        model, classes=len(about.input_spec.classes), shape=shape, seed=config.run.seed, folder=folder.name
+    )
+    contents = {
         WEIGHTS_FILE: weights,
-        CARD_FILE: model_card.render_card(about, folder.name).encode(errors="backslashreplace"),
-        DESCRIPTION_FILE: description.encode(errors="backslashreplace"),
+        CARD_FILE: model_card.render_card(about, folder.name, code, formats).encode(errors="backslashreplace"),
+        **({} if code.file is None else {model_code.CODE_FILE: code.file.encode()}),
+        **file_formats.encode_network(network, shape, formats, describe_tensors(about.input_spec)),
     }
-    with _export_fixes():
-        _write_files(folder, files)
-    return {name: len(data) for name, data in files.items()}
+    with _export_fixes(), _new_folder(folder, contents) as target:
+        compared = file_formats.compare_files(network, shape, formats, target)
+        entries = {name: asdict(manifest.make_file_entry(contents[name])) | facts for name, facts in compared.items()}
+        description = json.dumps(describe_export(about, weights) | {"files": entries}, indent=2, ensure_ascii=False)
+        contents[DESCRIPTION_FILE] = f"{description}\n".encode(errors="backslashreplace")
+        # The description comes last: it makes the folder an export.
+        file_io.write_atomic(target / DESCRIPTION_FILE, contents[DESCRIPTION_FILE])
+    return {name: len(data) for name, data in contents.items()}
+
+
+def _build_plain_network(about: ModelFacts, model: ModelConfig) -> nn.Module:
+    """The network for the exporters: its tensors are contiguous, not channels-last."""
+    spec, seed = about.input_spec, about.config.run.seed
+    network = _build_network(model, len(spec.classes), spec.shape, seed, about.tensors)
+    for tensor in (*network.parameters(), *network.buffers()):
+        tensor.data = tensor.data.contiguous()
+    return network
 
 
 def refuse_nonempty_folder(folder: Path) -> None:
@@ -254,26 +321,28 @@ def refuse_nonempty_folder(folder: Path) -> None:
         raise _nonempty_failure(folder, f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")
 
 
-def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files into a temporary folder and rename it to `folder`.
+@contextmanager
+def _new_folder(folder: Path, contents: Mapping[str, bytes]) -> Iterator[Path]:
+    """Write the files into a temporary folder, let the caller add to it, and rename it to `folder`.
 
-    An existing folder is written directly: it may be a mount, which cannot be replaced.
+    An existing folder is written directly: it may be a mount, which cannot be replaced. After an error nothing is left.
     """
     exists = folder.is_dir()
     target = folder if exists else folder.with_name(f"{file_io.TEMPORARY_PREFIX}{folder.name}-{os.urandom(4).hex()}")
-    file_io.refuse_full_disk(folder, sum(map(len, files.values())))
+    file_io.refuse_full_disk(folder, sum(map(len, contents.values())))
     try:
         with file_io.translate_os_errors(folder):
             target.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
+        for name, data in contents.items():
             file_io.write_atomic(target / name, data)
+        yield target
         if not exists:
             refuse_nonempty_folder(folder)
             with file_io.translate_os_errors(folder):
                 os.rename(target, folder)
                 file_io.fsync_folder(folder.parent)
     except BaseException:
-        for path in [target / name for name in files] if exists else [target]:
+        for path in [target / name for name in (*contents, DESCRIPTION_FILE)] if exists else [target]:
             file_io.remove(path)
         raise
 

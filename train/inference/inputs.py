@@ -23,6 +23,7 @@ from train.config.schema import DataConfig, RunConfig
 from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
+from train.data.preprocessing import DEFAULT_PREPROCESSING, Preprocessing
 from train.data.shape import Shape
 from train.data.splits import DataSplits, SampleSource
 from train.inference import checkpoints
@@ -47,7 +48,7 @@ class InputSpec:
     classes: one name for each score. shape: of one sample. bytes_: samples are bytes, which
     `augment.normalize` converts to floats; otherwise they are floats already. origin: of the
     training's samples. task, target: as in `DataSplits`. thresholds: of each label's probability, of
-    several labels per image.
+    several labels per image. preprocessing: of image files, if samples are bytes.
     """
 
     classes: tuple[str, ...]
@@ -57,6 +58,7 @@ class InputSpec:
     task: str = CLASSIFICATION
     target: TargetScale | None = None
     thresholds: tuple[float, ...] | None = None
+    preprocessing: Preprocessing = DEFAULT_PREPROCESSING
 
     @property
     def sets(self) -> DataSplits:

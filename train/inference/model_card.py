@@ -5,7 +5,7 @@ It says what the model was trained on, how good it is, and how to load it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,13 @@ from torch import Tensor
 from entrypoint import Failure, redact_words
 from train.config import resume_rules, schema
 from train.config.schema import RunConfig
+from train.data.preprocessing import Interpolation, Preprocessing
 from train.evaluation import results
 from train.evaluation.results import EvaluationResult
 from train.inference import checkpoints, evaluate, inputs
 from train.inference.checkpoints import ChosenCheckpoint
 from train.inference.inputs import InputSpec
+from train.inference.model_code import ModelCode, path_literal
 from train.logging.progress import pluralize
 from train.optim import schedule
 from train.report.document import DescriptionList, Paragraph, Report, Section, Table
@@ -82,21 +84,31 @@ def _read_run_record(checkpoint: Path) -> Mapping[str, Any]:
 
 LICENSE_TEXT: Final = "Not stated. Whoever trained this model has to say it, and the data may have terms of its own."
 NOT_MEASURED_TEXT: Final = "Not measured at this step. `train eval` measures it again."
-BYTES_TEXT: Final = "bytes 0 to 255, given as (byte - 127.5) / 63.75"
 CUSTOM_CODE_TEXT: Final = (
     "Its code is not in this folder, and none is taken from here: have {module}.py beside your own program."
 )
-LOADING_HEADING: Final = "\n## How to load it\n\nBeside this folder, with this project installed or in its image:\n\n"
-LOADING_EXAMPLE: Final = """import torch
-from train.inference.export import load_exported
-{imports}
-model = load_exported({folder!r}{factory})  # checked by its sha256; nothing is unpickled
-samples = {samples}
-{example}"""
+OWN_CODE_TEXT: Final = (
+    "`model.py` is code, which these lines run: read it first if you do not know who made this folder. `train predict` "
+    "and `load_exported` do not run it."
+)
+TORCH_FILE_TEXT: Final = (
+    "`torch.export.load` may unpickle objects, and a pickle can run any code: load this file only if you know who made "
+    "this folder."
+)
+LOADING_TEXT: Final = (
+    "Beside this folder, with torch, torchvision, safetensors and Pillow. The project that trained it is not needed:"
+)
+IMAGE_TEXT: Final = (
+    "The lines read images of 8 bits per channel. Pixels can differ slightly from those of `train predict`, which "
+    "decodes large JPEG files at a reduced size."
+)
+RESAMPLING: Final[Mapping[Interpolation, str]] = {"bilinear": "BILINEAR", "bicubic": "BICUBIC"}  # Pillow's names
 
 
-def render_card(about: ModelFacts, folder: str) -> str:
-    """Render the card as Markdown. folder: its name, for the loading example.
+def render_card(about: ModelFacts, folder: str, code: ModelCode, formats: Sequence[str] = ()) -> str:
+    """Render the card as Markdown.
+
+    folder: its name, for the loading examples. formats: of the files beside the weights, as in `file_formats.FORMATS`.
 
     huggingface_hub's ModelCard is not used: it escapes nothing, so a hostile name of a class or run would be markup, it
     leaves all facts to the template, and its import takes 0.15 s.
@@ -120,37 +132,178 @@ def render_card(about: ModelFacts, folder: str) -> str:
     ]
     origin = f"Written by train export, from step {about.step:,} of the run {about.config.run.name}."
     card = render.render_markdown(Report(title=about.config.run.name, byline=origin, sections=sections))
-    return f"{card}{LOADING_HEADING}```python\n{loading_example(about, folder)}```\n"
+    return "\n".join([card, "## How to load it", "", *_loading_sections(about.input_spec, folder, code, formats)])
 
 
-def loading_example(about: ModelFacts, folder: str) -> str:
-    """A few lines of Python that load the model and predict one image."""
-    shape, name = [1, *about.input_spec.shape.input], about.config.model.name
-    module, _, function = name.partition(":") if schema.is_factory(name) else ("", "", "")
-    factory_lines = {
-        "imports": f"from {module} import {function}  # the code that made the network\n" if module else "",
-        "factory": f", factory={function}" if module else "",
-    }
+def _loading_sections(spec: InputSpec, folder: str, code: ModelCode, formats: Sequence[str]) -> Iterator[str]:
+    """The lines of the card's last section. They stand outside of the report, which would escape the code."""
+    yield f"{LOADING_TEXT}\n"
+    yield f"```python\n{loading_example(spec, folder, code)}```\n"
+    if code.file is not None:
+        yield f"{OWN_CODE_TEXT}\n"
+    if takes_images(spec):
+        yield f"{IMAGE_TEXT}\n"
+    for name in formats:
+        example = OTHER_EXAMPLES[name]
+        yield f"{example.introduction}\n"
+        yield f"```python\n{example.render(spec, folder)}```\n"
+        if example.caution:
+            yield f"{example.caution}\n"
+
+
+def takes_images(spec: InputSpec) -> bool:
+    """Whether image files can become the network's input."""
     try:
-        inputs.refuse_image_files(about.input_spec)
+        inputs.refuse_image_files(spec)
     except Failure:
-        numbers = "bytes less 127.5, by 63.75" if about.input_spec.bytes_ else "numbers as in the training's data"
-        samples = f"torch.zeros({shape})  # put yours here: {numbers}"
+        return False
+    return True
+
+
+def loading_example(spec: InputSpec, folder: str, code: ModelCode) -> str:
+    """Lines of Python that build the network, load its weights, and print what it says of one image."""
+    if takes_images(spec):
+        imports = [
+            "from PIL import Image, ImageOps",
+            "from torchvision.transforms.functional import normalize, pil_to_tensor",
+        ]
+        mean, std = ([*numbers] for numbers in (spec.preprocessing.mean, spec.preprocessing.std))
+        images = [*_image_lines(spec), f"images = normalize(pil_to_tensor(image) / 255, {mean}, {std})[None]"]
     else:
-        training = " as in the training" if inputs.array_data_warning(about.input_spec) is None else ""
-        samples = f'model.read(["image.png"])  # float32 {shape}: cut, scaled and normalized{training}'
-    return LOADING_EXAMPLE.format(
-        folder=folder, samples=samples, example=TASKS[about.input_spec.task].example, **factory_lines
+        imports = []
+        images = [f"images = torch.zeros({[1, *spec.shape.input]})  # put yours here: {_describe_numbers(spec)}"]
+    return "\n".join(
+        [
+            "import json",
+            *sorted(code.imports),
+            "import torch",
+            *imports,
+            "from safetensors.torch import load_file",
+            "",
+            f'description = json.load(open({path_literal(folder, "model.json")}, "rb"))',
+            *code.lines,
+            f"network.load_state_dict(load_file({path_literal(folder, 'model.safetensors')}))",
+            *images,
+            "outputs = network.eval()(images)[0]",
+            TASKS[spec.task].example,
+        ]
     )
+
+
+def _image_lines(spec: InputSpec) -> list[str]:
+    """Lines that assign a Pillow image of the network's size and channels to `image`."""
+    height, width = spec.shape.size[-2:]
+    border = (1 - spec.preprocessing.crop_ratio) / 2  # what `fit` leaves out at each edge, as a fraction
+    fit = ", ".join(
+        [
+            "image",
+            f"({width}, {height})",
+            f"Image.Resampling.{RESAMPLING[spec.preprocessing.interpolation]}",
+            *([f"bleed={border:g}"] if border else []),
+        ]
+    )
+    gray = '.convert("L")' if spec.shape.channels == 1 else ""
+    from_arrays = inputs.array_data_warning(spec) is not None
+    comment = "not known of the training's arrays" if from_arrays else "the central part, scaled as in the training"
+    return [
+        'image = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")',
+        f"image = ImageOps.fit({fit}){gray}  # {comment}",
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatExample:
+    """How the card shows a file of one format. render: the lines of Python, from the input and the folder's name."""
+
+    introduction: str
+    render: Callable[[InputSpec, str], str]
+    caution: str = ""
+
+
+def torch_file_example(spec: InputSpec, folder: str) -> str:
+    """Lines of Python that compute the outputs by the file of torch.export."""
+    return f"network = torch.export.load({path_literal(folder, 'model.pt2')}).module()\noutputs = network(images)[0]\n"
+
+
+def onnx_example(spec: InputSpec, folder: str) -> str:
+    """Lines of Python that print what the ONNX file says of one image."""
+    if takes_images(spec):
+        imports = ["from PIL import Image, ImageOps"]
+        stored = ", ".join(map(str, spec.shape.stored))
+        mean, std = (_numpy_numbers(numbers) for numbers in (spec.preprocessing.mean, spec.preprocessing.std))
+        images = [
+            *_image_lines(spec),
+            f"pixels = numpy.asarray(image, numpy.float32).reshape({stored}) / 255",
+            f"images = ((pixels - {mean}) / {std}).transpose(2, 0, 1)[None]",
+        ]
+    else:
+        imports = []
+        images = [
+            f"images = numpy.zeros({[1, *spec.shape.input]}, 'float32')  # put yours here: {_describe_numbers(spec)}"
+        ]
+    return "\n".join(
+        [
+            "import json",
+            "import numpy",
+            "import onnxruntime",
+            *imports,
+            "",
+            *images,
+            f"session = onnxruntime.InferenceSession({path_literal(folder, 'model.onnx')})",
+            "metadata = session.get_modelmeta().custom_metadata_map",
+            "description = {name: json.loads(text) for name, text in metadata.items()}",
+            'outputs = session.run(["logits"], {"images": images})[0][0]',
+            TASKS[spec.task].numpy_example,
+        ]
+    )
+
+
+def _numpy_numbers(numbers: Sequence[float]) -> str:
+    """One number, or an array of one for each channel, as Python code."""
+    return f"{numbers[0]!r}" if len(numbers) == 1 else f"numpy.float32({[*numbers]})"
+
+
+# By the name of a format in `file_formats.FORMATS`.
+OTHER_EXAMPLES: Final[Mapping[str, FormatExample]] = {
+    "torch": FormatExample(
+        introduction="With the file of torch.export, two lines replace those about `network`:",
+        render=torch_file_example,
+        caution=TORCH_FILE_TEXT,
+    ),
+    "onnx": FormatExample(
+        introduction="With the ONNX file, onnxruntime, numpy and Pillow are enough:", render=onnx_example
+    ),
+}
+
+
+def _describe_numbers(spec: InputSpec) -> str:
+    """How the network's input is made of the training's numbers."""
+    return (
+        f"given as {_describe_normalization(spec.preprocessing)}" if spec.bytes_ else "floats as in the training's data"
+    )
+
+
+def _describe_normalization(preprocessing: Preprocessing) -> str:
+    """`(byte - 127.5) / 63.75`; with means for each channel `(byte / 255 - [...]) / [...]`."""
+    mean, std = preprocessing.mean, preprocessing.std
+    if len(mean) == len(std) == 1:
+        return f"(byte - {255 * mean[0]:g}) / {255 * std[0]:g}"
+    return f"(byte / 255 - {[*mean]}) / {[*std]}"
 
 
 def _model_rows(about: ModelFacts) -> dict[str, str]:
     numbers = sum(tensor.numel() for tensor in about.tensors.values())
+    spec = about.input_spec
     args = ", ".join(redact_words(f"{name}={value}" for name, value in about.config.model.args.items()))
     return {
         "network": about.config.model.name + (f" ({args})" if args else ""),
-        "takes": f"{about.input_spec.shape}, {BYTES_TEXT if about.input_spec.bytes_ else 'floats as they are'}",
-        "gives": _describe_outputs(about.input_spec),
+        "takes": f"{spec.shape}, "
+        + (
+            f"bytes 0 to 255, given as {_describe_normalization(spec.preprocessing)}"
+            if spec.bytes_
+            else "floats as they are"
+        ),
+        "gives": _describe_outputs(spec),
         "weights": f"{numbers:,} numbers in {pluralize(len(about.tensors), 'tensor')}"
         + (", averaged over steps (train.ema_decay)" if about.averaged else ""),
     }

@@ -200,7 +200,7 @@ def build_custom_model(
             anything but such a network.
     """
     factory = factory or plugin.load_factory(model.name, MODEL_NAME_KEY)
-    options = _factory_arguments(factory, model, classes, shape)
+    options = factory_arguments(factory, model, classes, shape)
     net = plugin.call_factory(model.name, MODEL_NAME_KEY, factory=factory, **options)
     if not isinstance(net, nn.Module):
         raise _unusable_model_failure(
@@ -271,7 +271,7 @@ def _refuse_failed_trial(
         raise _unusable_model_failure(model, f"{wrong}{when}", expected, fix)
 
 
-def _factory_arguments(factory: Callable[..., Any], model: ModelConfig, classes: int, shape: Shape) -> dict[str, Any]:
+def factory_arguments(factory: Callable[..., Any], model: ModelConfig, classes: int, shape: Shape) -> dict[str, Any]:
     """The keyword arguments for the factory."""
     offered: dict[str, Any] = {"classes": classes, "shape": shape}
     try:

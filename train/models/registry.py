@@ -97,6 +97,12 @@ def _default_arguments(name: str, shape: Shape | None) -> dict[str, Any]:
     return {"input_size": shape.size} if shape and name.startswith("maxvit") else {}
 
 
+def torchvision_constructor_arguments(name: str, shape: Shape, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that torchvision's constructor of `name` gets for `model.args`, without `num_classes`."""
+    own = {argument: value for argument, value in args.items() if argument != "small_stem"}
+    return _default_arguments(name, shape) | own
+
+
 def _uses_small_stem(small_stem: bool | Literal["auto"], shape: Shape) -> bool:
     if small_stem == "auto":
         return min(shape.size) <= SMALL_STEM_MAX_PIXELS

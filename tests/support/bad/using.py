@@ -184,6 +184,14 @@ CASES = [
         fix="--output",
     ),
     predict(
+        id="export-to-a-format-that-there-is-not",
+        prepare=saved.run,
+        line=("export", RUN, "--output", "model", "--format", "torch,tensorrt"),
+        code=64,
+        says=("--format has no 'tensorrt'", "safetensors, torch, onnx"),
+        fix="--format torch,onnx",
+    ),
+    predict(
         id="profile-lines-of-a-check",
         line=("check", "--profile-lines"),
         code=64,

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from train.config.schema import ModelConfig, OptimConfig, RunConfig, RunSection, TrainConfig
+from train.data.preprocessing import Preprocessing
 from train.data.shape import Shape
-from train.inference import model_card
+from train.inference import file_formats, model_card
 from train.inference.inputs import InputSpec
 from train.inference.model_card import ModelFacts
+from train.inference.model_code import ModelCode
 
 RESULT = {"accuracy": 0.875, "loss": 0.5, "samples": 16, "macro_f1": 0.8125, "recall": [0.75, None]}
 TOLD: dict[str, Any] = {
@@ -37,14 +39,18 @@ ABOUT = ModelFacts(
     recorded=RECORDED,
 )
 
+CODE = ModelCode(
+    imports=("import runpy",), lines=("network = runpy.run_path('out/model.py')['make_model']()",), file=""
+)
+
+
+def card(about: ModelFacts, *formats: str) -> str:
+    return model_card.render_card(about, "out", CODE, formats)
+
 
 def rows(about: ModelFacts) -> dict[str, str]:
     """The facts of all tables."""
-    lines = [
-        line.strip("| ").split(" | ")
-        for line in model_card.render_card(about, "out").splitlines()
-        if line.startswith("| ")
-    ]
+    lines = [line.strip("| ").split(" | ") for line in card(about).splitlines() if line.startswith("| ")]
     return {cells[0]: cells[1] for cells in lines if len(cells) == 2}
 
 
@@ -83,11 +89,11 @@ def test_the_learning_rate_is_the_highest_that_it_was_trained_with(scaling: Any,
 
 
 def test_the_licence_is_said_to_be_open() -> None:
-    assert "## Licence\n\nNot stated." in model_card.render_card(ABOUT, "out")
+    assert "## Licence\n\nNot stated." in card(ABOUT)
 
 
 def test_scores_of_other_weights_are_not_shown() -> None:
-    text = model_card.render_card(replace(ABOUT, step=41), "out")
+    text = card(replace(ABOUT, step=41))
     assert "Not measured at this step" in text
     assert "87.50%" not in text
 
@@ -100,7 +106,7 @@ def test_without_the_runs_record_this_machines_versions_are_called_so() -> None:
 
 def test_a_class_name_is_text_and_breaks_no_table() -> None:
     odd = replace(ABOUT.input_spec, classes=("a|b\n# c", "<img>"))
-    lines = model_card.render_card(replace(ABOUT, input_spec=odd), "out").splitlines()
+    lines = card(replace(ABOUT, input_spec=odd)).splitlines()
     assert "# c" not in lines
     assert "| a\\|b\ufffd\\# c | 75.0% |" in lines
     assert not any("<img>" in line for line in lines)
@@ -108,26 +114,55 @@ def test_a_class_name_is_text_and_breaks_no_table() -> None:
 
 def test_code_of_the_users_own_is_asked_for_by_its_file() -> None:
     own = replace(ABOUT.config, model=ModelConfig(name="pkg.net:make"))
-    assert "have pkg/net.py beside your own program" in model_card.render_card(replace(ABOUT, config=own), "out")
-    assert "from pkg.net import make" in model_card.loading_example(replace(ABOUT, config=own), "out")
-    assert "beside your own program" not in model_card.render_card(ABOUT, "out")
+    assert "have pkg/net.py beside your own program" in card(replace(ABOUT, config=own))
+    assert "beside your own program" not in card(ABOUT)
+
+
+def test_that_a_file_of_the_folder_is_code_is_said() -> None:
+    assert "`model.py` is code" in card(ABOUT)
+    library = ModelCode(imports=("import torchvision",), lines=("network = torchvision.models.resnet18()",))
+    assert "is code" not in model_card.render_card(ABOUT, "out", library)
+    assert "may unpickle objects" in card(ABOUT, "torch")
 
 
 @pytest.mark.parametrize("made", ["files", "pictures", "arrays"])
 def test_that_nobody_knows_how_arrays_were_made_is_in_the_card(made: Any) -> None:
-    text = model_card.render_card(replace(ABOUT, input_spec=replace(ABOUT.input_spec, origin=made)), "out")
+    text = card(replace(ABOUT, input_spec=replace(ABOUT.input_spec, origin=made)))
     assert ("how they were made of images is known to whoever wrote them" in text) == (made == "arrays")
-    assert ("normalized as in the training" in text) == (made != "arrays")
+    assert ("scaled as in the training" in text) == (made != "arrays")
 
 
 def test_of_clips_no_image_file_is_spoken() -> None:
     clips = replace(ABOUT.input_spec, shape=Shape(channels=3, size=(4, 8, 8)), origin="arrays")
-    assert "Image files become" not in model_card.render_card(replace(ABOUT, input_spec=clips), "out")
+    assert "Image files become" not in card(replace(ABOUT, input_spec=clips))
+
+
+@pytest.mark.parametrize("name", file_formats.FORMATS)
+def test_each_format_has_lines_of_its_own(name: str) -> None:
+    assert file_formats.FORMATS[name].file in card(ABOUT, name)
+    assert file_formats.FORMATS[name].file not in card(ABOUT)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (4, 8, 8)])
-def test_the_code_has_six_lines(size: tuple[int, ...]) -> None:
+def test_the_code_has_about_eight_lines_after_its_imports(size: tuple[int, ...]) -> None:
     input_spec = replace(ABOUT.input_spec, shape=Shape(channels=3, size=size))
-    code = model_card.loading_example(replace(ABOUT, input_spec=input_spec), "my 'model'")
-    assert len([line for line in code.splitlines() if line]) == 6
-    compile(code, "README.md", "exec")
+    for code in (
+        model_card.loading_example(input_spec, 'my "model"', CODE),
+        model_card.onnx_example(input_spec, 'my "model"'),
+    ):
+        assert len(code.rstrip().partition("\n\n")[2].splitlines()) <= 8
+        assert "train" not in [line.split()[1] for line in code.splitlines() if line.startswith(("import", "from"))]
+        compile(code, "README.md", "exec")
+
+
+def test_published_weights_keep_their_normalization_crop_and_interpolation() -> None:
+    published = Preprocessing(
+        mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_ratio=0.875, interpolation="bicubic"
+    )
+    spec = replace(ABOUT.input_spec, preprocessing=published)
+    about = replace(ABOUT, input_spec=spec)
+    assert "(byte / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]" in rows(about)["takes"].replace("\\", "")
+    lines = model_card.loading_example(spec, "out", CODE)
+    assert "ImageOps.fit(image, (8, 8), Image.Resampling.BICUBIC, bleed=0.0625)" in lines
+    assert "/ 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])" in lines
+    assert "numpy.float32([0.485, 0.456, 0.406])" in model_card.onnx_example(spec, "out")

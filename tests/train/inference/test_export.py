@@ -35,14 +35,12 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_new_or_empty_folder_gets_three_files_and_nothing_else_is_left(
-    run: Path, tmp_path: Path, there: bool
-) -> None:
+def test_a_new_or_empty_folder_gets_four_files_and_nothing_else_is_left(run: Path, tmp_path: Path, there: bool) -> None:
     folder = tmp_path / "above" / "model"
     if there:
         folder.mkdir(parents=True)
     to(run, folder)
-    assert names(folder) == sorted((export.WEIGHTS_FILE, export.DESCRIPTION_FILE, export.CARD_FILE))
+    assert names(folder) == ["README.md", "model.json", "model.py", "model.safetensors"]
     assert names(folder.parent) == ["model"]
 
 
@@ -63,7 +61,14 @@ def test_the_description_tells_what_the_network_takes_and_how_it_was_trained(run
         "numbers": "uint8",
         "normalization": {"subtract": 127.5, "divide": 63.75},
         "made": "files",
+        "name": "images",
+        "dtype": "float32",
+        "layout": "NCHW",
+        "shape": ["batch", 3, 8, 8],
+        "preprocessing": {"mean": [0.5], "std": [0.25], "crop_ratio": 1.0, "interpolation": "bilinear"},
     }
+    assert told["output"] == {"name": "logits", "dtype": "float32", "shape": ["batch", 2]}
+    assert told["files"] == {}
     assert (told["name"], told["args"], told["classes"]) == ("small_cnn", {"width": 4}, ["outline-0", "outline-1"])
     assert told["config"]["train"]["global_batch_size"] == 16
 
@@ -88,7 +93,7 @@ def test_nothing_is_overwritten(run: Path, tmp_path: Path, make: object) -> None
 
 
 @pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_disk_that_fills_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, there: bool
 ) -> None:

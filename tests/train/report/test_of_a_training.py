@@ -12,6 +12,7 @@ from jobs import ALONE, TINY, forget_accelerate
 from train import session
 from train.config import environment, load
 from train.inference import checkpoints, model_card
+from train.inference.model_code import ModelCode
 from train.rank_context import RankContext
 from train.report import compare, page
 from train.report import read as reading
@@ -69,7 +70,8 @@ def told(folder: Path) -> tuple[dict[str, str], str, str, str]:
     run, found = reading.load_run(folder), checkpoints.choose_checkpoint(str(folder))
     about = model_card.collect_model_facts(checkpoints.load_config(found, None, ())[0], found)
     values = {name: read(run) for name, read in compare.MUST_MATCH.items()}
-    return values, reading.describe_world(run), reading.describe_status(run), model_card.render_card(about, "model")
+    card = model_card.render_card(about, "model", ModelCode(imports=(), lines=()))
+    return values, reading.describe_world(run), reading.describe_status(run), card
 
 
 def test_a_start_of_a_finished_run_on_another_machine_changes_no_word_of_the_training(
