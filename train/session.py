@@ -226,7 +226,7 @@ def stopped_summary(trainer: Trainer, typed: str) -> str:
 def finished_summary(trainer: Trainer, typed: str) -> str:
     """What came out, what it consumed, and the commands that a user needs next."""
     state, config = trainer.state, trainer.config
-    stopped_early = trainer.has_reached_target
+    early_stops = trainer.early_stops
     lines = [
         format_summary(
             result=state.result,
@@ -241,10 +241,9 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
     ]
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
-    if stopped_early and state.step < trainer.steps.total:
-        evaluations, target = pluralize(config.eval.patience, "evaluation"), config.eval.target
-        lines.append(f"ended early: {config.eval.metric} reached eval.target {target:g} in {evaluations}")
-    run = FinishedRun(config=config, steps=trainer.steps, step=state.step, stopped_early=stopped_early)
+    if early_stops and state.step < trainer.steps.total:
+        lines.append(f"ended early: {'; '.join(stop.description for stop in early_stops)}")
+    run = FinishedRun(config=config, steps=trainer.steps, step=state.step, early_stops=early_stops)
     program = program_of(typed)
     folder = shlex.quote(one_line(str(trainer.folder)))
     commands = {

@@ -34,6 +34,7 @@ from train.distributed.bitwise import BitwiseReducer
 from train.distributed.runtime import Runtime, refuse_unused_parameters
 from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, results
+from train.evaluation.early_stopping import EarlyStop
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
 from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
@@ -528,6 +529,7 @@ class Trainer:
         state.result, state.evaluated = evaluation.result, state.step
         self._log_evaluation(evaluation)
         self._compare_with_best(evaluation.result)
+        self._log_early_stop()
         if state.best_step == state.step:
             self._write_confusion(BEST_CONFUSION_FILE, evaluation)
             self.save()
@@ -553,15 +555,22 @@ class Trainer:
             self.metrics_logger.replace(name, results.confusion_json(self.state.step, classes, matrix))
 
     def _compare_with_best(self, result: EvaluationResult) -> None:
-        """Update best, best_step and target_streak. Rank 0 decides, so that no rank stops alone."""
+        """Update best, best_step and the counts for early stopping. Rank 0 decides, so that no rank stops alone."""
         state, config = self.state, self.config.eval
         decision = (
             results.is_better(config.metric, result, state.best),
             early_stopping.count_target_streak(config, state.target_streak, result),
         )
         is_best, state.target_streak = self.runtime.run_on_rank_zero(lambda: decision)
+        state.stale_evaluations = 0 if is_best else state.stale_evaluations + 1
         if is_best:
             state.best, state.best_step = result, state.step
+
+    def _log_early_stop(self) -> None:
+        step, config, state = self.state.step, self.config.eval, self.state
+        if config.early_stop is not None and state.stale_evaluations >= config.early_stop and step < self.steps.total:
+            values = {"metric": config.metric, "evaluations": state.stale_evaluations, "best_step": state.best_step}
+            self.metrics_logger.write("early_stop", step=step, epoch=self._epoch_of(step), **values)
 
     # Checkpoints
 
@@ -766,14 +775,18 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps are trained and evaluated, or eval.target was reached."""
+        """Whether all steps are trained and evaluated, or the run has stopped early."""
         is_done = self.state.step >= self.steps.total and not self._evaluation_is_due()
-        return is_done or self.has_reached_target
+        return is_done or bool(self.early_stops)
 
     @property
-    def has_reached_target(self) -> bool:
-        """Whether eval.target was reached often enough in a row."""
-        return early_stopping.should_stop(self.config.eval, self.state.target_streak)
+    def early_stops(self) -> tuple[EarlyStop, ...]:
+        """The reasons to end before the last step: eval.target is reached, or the metric no longer improves."""
+        return early_stopping.find_early_stops(
+            self.config.eval,
+            target_streak=self.state.target_streak,
+            stale_evaluations=self.state.stale_evaluations,
+        )
 
     @property
     def has_unsaved_progress(self) -> bool:

@@ -108,6 +108,16 @@ def test_what_is_to_be_done_next_lifts_what_ended_the_run(
     assert "resumed" in lines(capsys.readouterr().out)
 
 
+def test_a_run_that_ended_early_says_why_and_how_it_trains_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "is_better", lambda metric, new, old: old is None)  # the first one stays the best
+    assert run(tmp_path / "run", "train.epochs=9", "eval.early_stop=2") == ExitCode.OK
+    text = capsys.readouterr().out
+    assert "ended early: accuracy did not improve in 2 evaluations (eval.early_stop)" in text
+    assert text.splitlines()[-1] == "continue:      train eval.early_stop=null"
+
+
 def test_a_finished_run_started_again_shows_its_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "run")
     first = lines(capsys.readouterr().out)

@@ -169,9 +169,10 @@ def _preview_from_state(
         if steps
         else []
     )
-    if early_stopping.should_stop(config.eval, streak):
-        overrides.insert(0, "eval.target=null")
-        position += f": {config.eval.metric} has reached eval.target {config.eval.target:g}"
+    stale = int(state.get("stale", 0))
+    if stops := early_stopping.find_early_stops(config.eval, target_streak=streak, stale_evaluations=stale):
+        overrides = [*(stop.override for stop in stops), *overrides]
+        position += f": {'; '.join(stop.description for stop in stops)}"
     if overrides:
         return ResumePreview(
             message=f"is finished ({position}): train would do nothing; "

@@ -38,6 +38,7 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
     "eval.batch_size": "nor does the batch size of an evaluation: the result is exact",
     "eval.target": "each evaluation decides again whether the run ends",
     "eval.patience": "so is this",
+    "eval.early_stop": "and this: the evaluations without improvement are counted in any case",
     "checkpoint.*": "how often the run is saved",
     "log.*": "what is written about it",
     "profile.*": "what is measured about it",

@@ -146,7 +146,8 @@ class TrainConfig:
 class EvalConfig:
     """When and how the validation split is evaluated.
 
-    The run ends when the metric has reached `target` in `patience` evaluations in a row.
+    The run ends when the metric has reached `target` in `patience` evaluations in a row, or was not
+    better than its best value in `early_stop` evaluations in a row.
     """
 
     every_epochs: int = 1
@@ -154,6 +155,7 @@ class EvalConfig:
     metric: str = "accuracy"
     target: float | None = None
     patience: int = 1
+    early_stop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,6 +389,7 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "eval.every_epochs": at_least(1),
     "eval.batch_size": at_least(1),
     "eval.patience": at_least(1),
+    "eval.early_stop": at_least(1),
     "checkpoint.every_steps": at_least(1),
     "checkpoint.every_minutes": POSITIVE,
     "checkpoint.keep": at_least(1),
