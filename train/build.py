@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -21,12 +22,13 @@ from train.data import statistics
 from train.data.loader import BatchLoader, open_loader, refuse_small_shared_memory
 from train.data.registry import open_splits
 from train.data.sampler import BatchSampler
-from train.data.splits import DataSplits
+from train.data.splits import DataSplits, with_test_as_validation, without_training
 from train.distributed import shared_memory, sync_batchnorm
 from train.distributed.bitwise import BitwiseReducer, refuse_hidden_state
 from train.distributed.runtime import Runtime
 from train.evaluation import early_stopping
 from train.evaluation.evaluate import max_batch_size, rank_batches
+from train.evaluation.final_score import read_final_score
 from train.logging.metrics_logger import MetricsLogger
 from train.logging.progress import Progress
 from train.logging.usage import NO_USAGE_RECORDER, UsageRecorder, start_usage_recorder
@@ -146,7 +148,23 @@ def build_trainer(
         class_table=_describe_classes(config, splits),
         start_step=state.step,
         on_first_step=on_first_step if state.step else None,
+        open_test_loader=_test_loader_opener(config, runtime, splits, heartbeat),
+        final_score=runtime.run_on_rank_zero(lambda: read_final_score(folder)) if splits.test is not None else None,
     )
+
+
+def _test_loader_opener(
+    config: RunConfig, runtime: Runtime, splits: DataSplits, heartbeat: Heartbeat
+) -> Callable[[], BatchLoader] | None:
+    """Opens the test split in the place of the validation split; None without a test split.
+
+    Nothing of it is read before. It is not decoded into data.cache, which holds the other two.
+    """
+    if splits.test is None:
+        return None
+    test = with_test_as_validation(without_training(splits))
+    uncached = replace(config, data=replace(config.data, cache=None))
+    return lambda: _open_loader(uncached, runtime, test, heartbeat)
 
 
 def _start_usage_recorder(
@@ -165,6 +183,7 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
         classes=splits.classes,
         num_training=len(splits.training.labels),
         num_validation=len(splits.validation.labels),
+        num_test=0 if splits.test is None else len(splits.test.labels),
         fingerprint=fingerprint,
     )
 

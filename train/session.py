@@ -21,6 +21,7 @@ from train.config import checks
 from train.config.batches import compute_batch_sizes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
+from train.data.registry import describe_test
 from train.distributed import nccl_trace, runtime, shared_folder
 from train.distributed.device import describe_precision
 from train.distributed.runtime import Runtime
@@ -151,7 +152,8 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     dataset, steps = trainer.dataset, trainer.steps
     rows: dict[str, object] = {
         "data": f"{config.data.name}: {dataset.num_training:,} training and {dataset.num_validation:,} validation "
-        f"images, {len(dataset.classes)} classes, loader: {trainer.loader.description}",
+        f"images{describe_test(dataset.num_test)}, {len(dataset.classes)} classes, "
+        f"loader: {trainer.loader.description}",
         "model": f"{config.model.name}, {registry.count_parameters(trainer.state.network):,} parameters",
         "output": trainer.folder,
         "world": f"{pluralize(world.world_size, 'rank')} on {pluralize(world.num_nodes, 'node')}",
@@ -239,6 +241,8 @@ def finished_summary(trainer: Trainer, typed: str) -> str:
             best=_describe_best(trainer),
         )
     ]
+    if trainer.final_score is not None:
+        lines.append(format_rows({"test": trainer.final_score.describe(config.eval.metric)}))
     if unreadable := trainer.loader.broken.summary:
         lines.append(format_rows({"skipped": unreadable}))
     if early_stops and state.step < trainer.steps.total:
@@ -332,6 +336,7 @@ def _training_facts(trainer: Trainer) -> dict[str, Any]:
         "parameters": registry.count_parameters(trainer.state.network),
         "training_images": dataset.num_training,
         "held_out_images": dataset.num_validation,
+        **({"test_images": dataset.num_test} if dataset.num_test else {}),
         "classes": len(dataset.classes),
         "loader": trainer.loader.description,
         "steps_per_epoch": trainer.steps.per_epoch,

@@ -36,6 +36,7 @@ from train.distributed.vote import StopVote, Vote, open_vote_exchange
 from train.evaluation import early_stopping, results
 from train.evaluation.early_stopping import EarlyStop
 from train.evaluation.evaluate import Evaluation, evaluate, explain_out_of_memory, max_batch_size, rank_batches
+from train.evaluation.final_score import TEST_FILE, FinalScore
 from train.evaluation.results import EvaluationResult
 from train.fault_injection import FaultInjector
 from train.logging import running_mean
@@ -75,11 +76,12 @@ DEFERRED_GROUPS: Final = ("optimizer", "ema")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """num_training, num_validation: images. fingerprint: a resumed run must have the same."""
+    """num_training, num_validation, num_test: images. fingerprint: a resumed run must have the same."""
 
     classes: tuple[str, ...]
     num_training: int
     num_validation: int
+    num_test: int = 0
     fingerprint: Mapping[str, Any]
 
 
@@ -148,6 +150,8 @@ class Trainer:
     model and optimizer are as Accelerate wrapped them; state.network is the model without DDP. micro_batch: what trials
     found, with train.micro_batch_size=auto on a GPU. start_step: the step from which this start continues.
     on_first_step: rank 0 calls it after the first step of this start, to update config.yaml and run.json.
+    open_test_loader: opens a loader whose validation split is the test split; None without a test split.
+    final_score: of an earlier start, and of this one at its end.
     """
 
     config: RunConfig
@@ -177,6 +181,8 @@ class Trainer:
     class_table: tuple[str, ...]
     start_step: int
     on_first_step: Callable[[Trainer], None] | None = None
+    open_test_loader: Callable[[], BatchLoader] | None = None
+    final_score: FinalScore | None = None
     clock: Callable[[], float] = time.monotonic
     loop: LoopState = field(init=False)
 
@@ -186,18 +192,21 @@ class Trainer:
         """Train from `state.step` to the end, or to the step at which all ranks agree to stop. Then all is committed.
 
         `is_finished` tells which of the two it was. With train.spike=rollback it trains again from the last checkpoint
-        after a jump of the loss.
+        after a jump of the loss. A test split is measured once, after the last step.
 
         Raises:
             Failure: DIVERGED; IO and others from a save; DATA for images that cannot be read.
         """
         jump: LossJump | None = None
         while True:
-            with self.metrics_logger.opened(step=self.state.step, evaluated=self.state.evaluated):
+            tested = self.final_score.trained_steps if self.final_score else 0
+            with self.metrics_logger.opened(step=self.state.step, evaluated=self.state.evaluated, tested=tested):
                 if jump is not None:
                     self._log_rollback(jump)
                 jump = self._fit_until_jump()
                 if jump is None:
+                    if self.is_test_due:
+                        self.measure_test_split()
                     self.usage.finish(self.metrics_logger, self.state.step, images=self.images_trained)
                     return
             self._roll_back(jump)
@@ -209,7 +218,7 @@ class Trainer:
         try:
             with self._finish_pending_save():
                 self._train(profiler)
-                if not self.is_finished:
+                if not self.is_trained:
                     self._note_stop()
                 self.save()
                 self.wait_for_save()
@@ -258,7 +267,7 @@ class Trainer:
                 is_completed = self.evaluate()
                 if not is_completed:
                     return
-            if self.is_finished:
+            if self.is_trained:
                 return
             if decision.save or self._save_is_due():
                 self.save()
@@ -572,6 +581,58 @@ class Trainer:
             values = {"metric": config.metric, "evaluations": state.stale_evaluations, "best_step": state.best_step}
             self.metrics_logger.write("early_stop", step=step, epoch=self._epoch_of(step), **values)
 
+    # Test
+
+    def measure_test_split(self) -> None:
+        """Measure the best checkpoint's weights on the test split; without an evaluation, those of the last step.
+
+        If a rank has to stop before the end, nothing is written, and the next start measures it.
+        """
+        open_loader, state, num_test = self.open_test_loader, self.state, self.dataset.num_test
+        assert open_loader is not None
+        step = state.best_step or state.step
+        self.heartbeat.beat("data", step=state.step)
+        batch_size = self.config.eval.batch_size
+        if self.compiled is not None and self.dataset.num_validation:  # the size that the model was compiled for
+            batch_size = max_batch_size(self.dataset.num_validation, batch_size)
+        largest = max_batch_size(num_test, batch_size)
+        own_samples = rank_batches(num_test, batch_size, self.runtime.world)
+        loader = open_loader()
+        self.heartbeat.beat("evaluation", step=state.step)
+        batches = self._until_stop(self.heartbeat.each("evaluation", loader.evaluate(own_samples)))
+        with self._weights_of(step), self.runtime.accelerator.autocast(), explain_out_of_memory(largest):
+            evaluation = evaluate(
+                state.network,
+                batches,
+                self.runtime,
+                classes=len(self.dataset.classes),
+                padded_size=batch_size if self.compiled and isinstance(batch_size, int) else None,
+            )
+        if any(self.runtime.all_gather(self.loop.stop.is_made())):
+            return
+        path = str(self.checkpoint_path(step).relative_to(self.folder))
+        score = FinalScore(step=step, trained_steps=state.step, checkpoint=path, result=evaluation.result)
+        values = {"weights_step": step, **results.metrics_to_log(evaluation.result)}
+        self.metrics_logger.write("test", step=state.step, epoch=self._epoch_of(state.step), **values)
+        self.runtime.run_on_rank_zero(lambda: files.write_json(self.folder / TEST_FILE, score.to_json()))
+        self.final_score = score
+
+    @contextmanager
+    def _weights_of(self, step: int) -> Iterator[None]:
+        """Inside, the network has the weights of a step that a checkpoint holds: their EMA, if there is one."""
+        state = self.state
+        if step == state.step:
+            with state.ema.applied() if state.ema else nullcontext():
+                yield
+            return
+        tensors, _ = format.load_checkpoint(format.checkpoint_at_step(self.checkpoints, step), ("model", "ema"))
+        last = {name: tensor.to("cpu", copy=True) for name, tensor in state.network.state_dict().items()}
+        state.network.load_state_dict({**tensors["model"], **tensors.get("ema", {})})
+        try:
+            yield
+        finally:
+            state.network.load_state_dict(last)
+
     # Checkpoints
 
     def save(self) -> None:
@@ -775,6 +836,17 @@ class Trainer:
 
     @property
     def is_finished(self) -> bool:
+        """Whether the run is trained to its end, and its test split, if it has one, is measured."""
+        return self.is_trained and not self.is_test_due
+
+    @property
+    def is_test_due(self) -> bool:
+        """Whether the run is trained, and nobody has measured its test split since its last step."""
+        is_measured = self.final_score is not None and self.final_score.trained_steps == self.state.step
+        return self.open_test_loader is not None and self.is_trained and not is_measured
+
+    @property
+    def is_trained(self) -> bool:
         """Whether all steps are trained and evaluated, or the run has stopped early."""
         is_done = self.state.step >= self.steps.total and not self._evaluation_is_due()
         return is_done or bool(self.early_stops)

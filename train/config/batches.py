@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from entrypoint import ExitCode, Failure
+from train.config import schema
+from train.config.schema import DataConfig
 
 # `auto` chooses at most this on the CPU, where larger micro batches are not faster. On a GPU the
 # search for the largest micro batch begins here.
@@ -178,6 +180,38 @@ def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
     """The positive multiples of `unit` next below and above `number`."""
     below = number // unit * unit
     return (below, below + unit) if below else (unit,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCounts:
+    """The number of samples in each split."""
+
+    training: int
+    validation: int
+    test: int
+
+
+def count_splits(samples: int, data: DataConfig, *, has_validation: bool = False) -> SplitCounts:
+    """The sizes of the splits that data.val_fraction or data.fold, and data.test_fraction, take from `samples`.
+
+    has_validation: the data has validation samples of its own, so that none of these are taken.
+    """
+    test = min(samples, round(samples * data.test_fraction))
+    rest = samples - test
+    if has_validation:
+        validation = 0
+    elif data.fold is not None:
+        first, end = fold_bounds(rest, data.fold)
+        validation = end - first
+    else:
+        validation = min(rest, num_validation_samples(samples, data.val_fraction))
+    return SplitCounts(training=rest - validation, validation=validation, test=test)
+
+
+def fold_bounds(samples: int, fold: str) -> tuple[int, int]:
+    """The first sample of this fold, and the first one after it: the folds cover all samples and do not overlap."""
+    number, parts = schema.parse_fold(fold) or (1, 1)  # the schema has checked it
+    return samples * (number - 1) // parts, samples * number // parts
 
 
 def num_validation_samples(samples: int, fraction: float) -> int:

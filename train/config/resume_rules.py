@@ -46,6 +46,8 @@ KEYS_THAT_MAY_DIFFER: dict[str, str] = {
 # These keys may not differ in bitwise mode: they decide the leaves of the tree that adds up gradients.
 KEYS_FIXED_BY_BITWISE: Final = ("train.micro_batch_size",)
 DIGESTS_KEY: Final = "digests"
+TEST_KEY: Final = "test"  # of the test split; a run trains on the same images whatever is in it
+UNCOMPARED_KEYS: Final = (DIGESTS_KEY, TEST_KEY)
 # The key of a split in a checkpoint -> its name in messages.
 SPLIT_NAMES: Final = {"training": "training", "held_out": "validation"}
 UNSEEN_VALIDATION_FIX: Final = (
@@ -105,7 +107,9 @@ def refuse_data_changes(before: Mapping[str, Any] | None, current: Mapping[str, 
     """
     if before is None:
         return
-    if (key := next((key for key in current if key != DIGESTS_KEY and before[key] != current[key]), None)) is not None:
+    if (
+        key := next((key for key in current if key not in UNCOMPARED_KEYS and before[key] != current[key]), None)
+    ) is not None:
         name = SPLIT_NAMES.get(key, key)
         raise _changed_data_failure(f"{name}: {_shorten(current[key])}", f"{name}: {_shorten(before[key])}", run)
     if (side := first_changed_split(before.get(DIGESTS_KEY) or {}, current.get(DIGESTS_KEY) or {})) is not None:

@@ -57,7 +57,8 @@ class LaunchConfig:
 class DataConfig:
     """The data source and its settings. image_size: in pixels.
 
-    val_fraction: the share of the training images that becomes the validation split. imbalance: how
+    val_fraction, test_fraction: the shares of the images that become the validation and the test split.
+    fold: instead of val_fraction, such as 2/5: the second of five parts validates. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). mirror: the address from which data.download fetches published files.
     """
@@ -72,6 +73,8 @@ class DataConfig:
     samples: int = 10_000
     imbalance: float = 1.0
     val_fraction: float = 0.2
+    test_fraction: float = 0.0
+    fold: str | None = None
     group: str | None = None
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"
@@ -297,6 +300,21 @@ def is_regex(text: str) -> bool:
         return False
 
 
+MAX_FOLDS = 100
+_FOLD_PATTERN = re.compile(r"([1-9]\d{0,2})/([1-9]\d{0,2})")
+
+
+def parse_fold(fold: str) -> tuple[int, int] | None:
+    """The number of the part, counted from 1, and the number of parts, of text such as 2/5; None for other text."""
+    match = _FOLD_PATTERN.fullmatch(fold)
+    number, parts = map(int, match.groups()) if match else (0, 0)
+    return (number, parts) if 1 <= number <= parts and 2 <= parts <= MAX_FOLDS else None
+
+
+FOLD = Rule(
+    holds=lambda fold: parse_fold(fold) is not None,
+    expected=f"NUMBER/PARTS, such as 2/5 for the second of five parts (2 to {MAX_FOLDS} parts)",
+)
 REGEX = Rule(holds=is_regex, expected="a regular expression of Python's")
 CLASS_WEIGHTS = Rule(
     holds=lambda value: value in ("none", "balanced") or (all(0 <= weight <= 1e6 for weight in value) and any(value)),
@@ -364,6 +382,8 @@ RULES: dict[str, Rule] = {key: one_of(*some, factory=FACTORY_KEYS.get(key)) for 
     "data.frames": between(2, 4096),
     "data.imbalance": between(1, 1_000_000),
     "data.val_fraction": FRACTION,
+    "data.test_fraction": FRACTION,
+    "data.fold": FOLD,
     "data.group": REGEX,
     "data.augment": AUGMENTATIONS,
     "data.max_bad_images": at_least(0),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from entrypoint import ExitCode, Failure
 from train.config import schema
 from train.config.schema import DataConfig
+from train.data import split_checks
 from train.data.shape import Shape
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ OPTIONAL_KEYS: Final = (
     "samples",
     "imbalance",
     "val_fraction",
+    "test_fraction",
+    "fold",
     "group",
     "cache",
 )
@@ -120,6 +123,11 @@ def configured_shape(data: DataConfig) -> Shape | None:
     return Shape(channels=channels, size=(*frames, data.image_size, data.image_size))
 
 
+def describe_test(images: int) -> str:
+    """The size of the test split, as the end of a description; empty without one."""
+    return f", {images:,} for the test at the end" if images else ""
+
+
 def unused_keys(data: DataConfig) -> frozenset[str]:
     """The keys of the data section that do nothing for this source, whatever their value."""
     unused = {key for key in OPTIONAL_KEYS if key not in find_source(data.name).keys}
@@ -144,8 +152,9 @@ def refuse_inapplicable_keys(data: DataConfig) -> None:
     Raises:
         Failure: USAGE.
     """
-    refuse_unused_key(data, "imbalance")
-    refuse_unused_key(data, "frames")
+    for key in ("imbalance", "frames", "test_fraction", "fold"):
+        refuse_unused_key(data, key)
+    split_checks.refuse_conflicting_keys(data)
     find_source(data.name).check(data)
 
 

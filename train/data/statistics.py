@@ -9,6 +9,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -157,15 +158,13 @@ def data_fingerprint(splits: DataSplits, root: str) -> dict[str, Any]:
     list), so that the folder may move; of arrays also a few samples. It does not cover the content of all samples:
     reading them takes as long as an epoch. The digest `all` does not depend on how files are split.
     """
-    training, validation = splits.training, splits.validation
-    digests = {"training": _split_digest(training, root), "held_out": _split_digest(validation, root)}
-    if (
-        isinstance(training, ImageFileSource)
-        and isinstance(validation, ImageFileSource)
-        and (every := _undivided_paths(training, validation))
-    ):
+    sources = {"training": splits.training, "held_out": splits.validation}
+    if splits.test is not None:
+        sources[resume_rules.TEST_KEY] = splits.test
+    digests = {name: _split_digest(source, root) for name, source in sources.items()}
+    if every := _undivided_paths([*sources.values()]):
         digests["all"] = _sha256(every.pieces())
-    sizes = {"training": len(training.labels), "held_out": len(validation.labels)}
+    sizes = {name: len(source.labels) for name, source in sources.items()}
     return {"classes": list(splits.classes), **sizes, "digests": digests}
 
 
@@ -181,9 +180,10 @@ def refuse_different_data(fingerprint: Mapping[str, Any], name: str, all_gather:
     """
     classes_digest = _sha256(repr(class_name).encode() for class_name in fingerprint["classes"])
     facts = {"classes": (len(fingerprint["classes"]), classes_digest)}
+    names = resume_rules.SPLIT_NAMES | {resume_rules.TEST_KEY: "test"}
     facts |= {
-        f"{name} samples": (fingerprint[key], fingerprint[resume_rules.DIGESTS_KEY][key])
-        for key, name in resume_rules.SPLIT_NAMES.items()
+        f"{name} samples": (fingerprint.get(key, 0), fingerprint[resume_rules.DIGESTS_KEY].get(key))
+        for key, name in names.items()
     }
     gathered = all_gather((socket.gethostname(), facts))
     for noun, first in gathered[0][1].items():
@@ -226,13 +226,17 @@ def _relative_paths(source: ImageFileSource, root: str) -> PackedPaths:
     return path_list.pack_paths(str(path).removeprefix(root) for path in source.paths)
 
 
-def _undivided_paths(training: ImageFileSource, validation: ImageFileSource) -> PackedPaths | None:
-    """The list that was split into both, in its order; None if each split has its own list."""
-    if not (isinstance(training.paths, PackedPaths) and isinstance(validation.paths, PackedPaths)):
+def _undivided_paths(sources: Sequence[SampleSource]) -> PackedPaths | None:
+    """The list that was split into the first two sources, in its order; None if these have separate lists.
+
+    A test split of the same list belongs to it.
+    """
+    lists = [source.paths for source in sources if isinstance(source, ImageFileSource)]
+    packed = [paths for paths in lists if isinstance(paths, PackedPaths)]
+    of_one_list = [paths for paths in packed if paths.letters is packed[0].letters]
+    if len(packed) < len(sources) or packed[0].letters is not packed[1].letters:
         return None
-    if training.paths.letters is not validation.paths.letters:
-        return None
-    every = path_list.concatenate_paths(training.paths, validation.paths)
+    every = reduce(path_list.concatenate_paths, of_one_list)
     return every.part(np.argsort(every.starts))
 
 

@@ -24,8 +24,7 @@ from train.data import augment, custom, decode, registry
 from train.data.custom import DatasetSource
 from train.data.image_folder import ImageFileSource
 from train.data.shape import Shape
-from train.data.splits import DataSplits, SampleSource
-from train.inference.evaluate import EmptySource
+from train.data.splits import DataSplits, EmptySource, SampleSource
 
 IMAGE_CHANNELS: Final = (1, 3)  # an image file becomes gray or RGB
 # The origin of the training's samples: files, which we read; PIL images, which we cut and scale; or arrays,

@@ -139,6 +139,27 @@ LINES: dict[str, Row] = {
         ("train.parallel dp is one process", "2 ranks"),
         "ddp",
     ),
+    "two-ways-to-validate": (
+        "check data.name=npz data.fold=1/5 data.val_fraction=0.1",
+        64,
+        ("data.fold and data.val_fraction both choose", "1/5"),
+        "leave one of them out",
+    ),
+    "fold-of-nothing": (
+        "check data.name=npz data.fold=6/5",
+        64,
+        ("data.fold", "NUMBER/PARTS, such as 2/5"),
+        "the default is null",
+    ),
+    "fold-of-drawn-images": ("check data.fold=1/5", 64, ("data.fold does not go with data.name: synthetic",), "folder"),
+    "all-for-the-test": (
+        "check data.val_fraction=0.5 data.test_fraction=0.5",
+        64,
+        ("leave nothing to train on", "0.5 + 0.5"),
+        "data.test_fraction=0.2",
+    ),
+    "early-stop-at-once": ("check eval.early_stop=0", 64, ("eval.early_stop", "1 or more"), "the default is null"),
+    "two-splits-at-once": ("eval run --all --split test", 64, ("not allowed with",), "train eval --help"),
     "target-in-percent": ("check eval.target=95", 64, ("eval.target 95", "up to 1"), "eval.target=0.95"),
     "target-zero": ("check eval.target=0", 64, ("eval.target 0 is no value",), "set null"),
     "target-negative-loss": (
