@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-from entrypoint import Heartbeat, gauges
+from entrypoint import ExitCode, Failure, Heartbeat, gauges
 from train import batch_size, compilation
 from train.batch_size import NO_CACHE, MicroBatchCache, TrialModel
 from train.compilation import Compiled, SampleImages
@@ -124,7 +126,14 @@ def build_trainer(
         folder=folder,
         dataset=dataset,
         loader=loader,
-        sampler=BatchSampler(batches=batches, steps=steps, samples=dataset.num_training, rank=world.rank, seed=seed),
+        sampler=BatchSampler(
+            batches=batches,
+            steps=steps,
+            samples=dataset.num_training,
+            rank=world.rank,
+            seed=seed,
+            labels=_labels_to_balance(config, splits),
+        ),
         batches=batches,
         micro_batch=micro_batch,
         steps=steps,
@@ -188,11 +197,32 @@ def _describe_dataset(config: RunConfig, runtime: Runtime, splits: DataSplits) -
     )
 
 
+def _labels_to_balance(config: RunConfig, splits: DataSplits) -> npt.NDArray[np.int64] | None:
+    """The labels of the training samples with data.sampling: balanced; otherwise None.
+
+    Raises:
+        Failure: USAGE for labels that are not one class for each sample.
+    """
+    labels = splits.training.labels
+    if config.data.sampling == "uniform":
+        return None
+    if labels.ndim != 1 or labels.dtype != torch.int64:
+        raise Failure(
+            "data.sampling: balanced needs one class for each image",
+            found=f"labels of the form {list(labels.shape)}, {labels.dtype}",
+            fix="leave data.sampling out",
+            code=ExitCode.USAGE,
+        )
+    return labels.numpy()
+
+
 def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     """Lines for the banner: how many images each class has, and what looks like a mistake in them."""
     lines = statistics.describe_class_balance(
         splits.training.labels, splits.validation.labels, splits.classes, config.optim.class_weights
     )
+    if config.data.sampling == "balanced":
+        lines = [*lines, statistics.describe_balanced_sampling(splits.training.labels, splits.classes)]
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
 
 

@@ -68,6 +68,17 @@ def test_sources_that_nobody_can_read_leave_a_record_without_them(tmp_path: Path
     assert (record.read_run(tmp_path / "run") or {})["sources"] == {}
 
 
+def test_the_banner_says_how_often_balanced_sampling_draws_an_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", "data.sampling=balanced", "data.imbalance=7")
+    said = lines(capsys.readouterr().out)["sampling"]
+    assert said == (
+        "balanced: an epoch draws each class 32 times, "
+        "an image of outline-1 4 times and an image of outline-0 0.57 times"
+    )
+
+
 def test_the_summary_says_what_came_out_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "run") == ExitCode.OK
     text = capsys.readouterr().out

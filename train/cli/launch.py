@@ -50,6 +50,7 @@ def check_config(config: RunConfig, world_size: int) -> BatchSizes:
             for data that is not there.
     """
     checks.refuse_unknown_arguments(config.model, config.optim)
+    checks.refuse_double_balancing(config)
     schedule.schedule_arguments(config.optim)
     registry.refuse_inapplicable_keys(config.data)
     refuse_unmounted_data(config.data)

@@ -104,6 +104,21 @@ def _refuse_unlisted(key: str, name: str, arguments: Mapping[str, Any], allowed:
         )
 
 
+def refuse_double_balancing(config: RunConfig) -> None:
+    """Refuse to balance the classes twice: the weights are for classes drawn as often as they occur.
+
+    Raises:
+        Failure: USAGE.
+    """
+    if config.data.sampling == "balanced" and config.optim.class_weights == "balanced":
+        raise Failure(
+            "data.sampling: balanced and optim.class_weights: balanced would balance the classes twice",
+            found="both are balanced: rare classes would count more than common ones",
+            fix="leave one of them out: sampling repeats rare images, weights count each of them more",
+            code=ExitCode.USAGE,
+        )
+
+
 def refuse_missing_trackers(trackers: Sequence[str]) -> None:
     """Refuse a tracker whose package is not installed. The package is the user's: the image has only TensorBoard's.
 

@@ -58,7 +58,8 @@ class DataConfig:
     """The data source and its settings. image_size: in pixels.
 
     val_fraction, test_fraction: the shares of the images that become the validation and the test split.
-    fold: instead of val_fraction, such as 2/5: the second of five parts validates. imbalance: how
+    fold: instead of val_fraction, such as 2/5: the second of five parts validates. sampling: how often
+    an epoch draws the images of each class. imbalance: how
     many times rarer the rarest class is than the commonest (synthetic). frames: of a clip
     (synthetic). mirror: the address from which data.download fetches published files.
     """
@@ -75,6 +76,7 @@ class DataConfig:
     val_fraction: float = 0.2
     test_fraction: float = 0.0
     fold: str | None = None
+    sampling: Literal["uniform", "balanced"] = "uniform"
     group: str | None = None
     loader: Literal["auto", "memory", "workers"] = "auto"
     workers: int | Auto = "auto"

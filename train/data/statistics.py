@@ -81,6 +81,16 @@ def describe_class_balance(
     return [f"{first}; {_describe_imbalance(least, most)}", *_format_table(rows, class_weights)]
 
 
+def describe_balanced_sampling(training: Tensor, classes: Sequence[str]) -> str:
+    """For the banner: how often an epoch with data.sampling: balanced draws the images of the extreme classes."""
+    counts = class_counts(training, len(classes))
+    present = np.flatnonzero(counts)
+    each = len(training) / len(present)
+    extremes = (int(present[counts[present].argmin()]), int(present[counts[present].argmax()]))
+    draws = [f"an image of {one_line(classes[label])} {each / int(counts[label]):.2g} times" for label in extremes]
+    return f"{'sampling':<14} balanced: an epoch draws each class {each:,.0f} times, {' and '.join(draws)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClassRow:
     name: str

@@ -38,6 +38,7 @@ DATA_SETTINGS_UNSEEN_BY_MODEL: Final = (
     "data.val_fraction",
     "data.test_fraction",
     "data.fold",
+    "data.sampling",
     "data.group",
     "data.augment",
     "data.classes",

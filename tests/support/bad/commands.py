@@ -159,6 +159,12 @@ LINES: dict[str, Row] = {
         "data.test_fraction=0.2",
     ),
     "early-stop-at-once": ("check eval.early_stop=0", 64, ("eval.early_stop", "1 or more"), "the default is null"),
+    "balanced-twice": (
+        "check data.sampling=balanced optim.class_weights=balanced",
+        64,
+        ("would balance the classes twice",),
+        "leave one of them out",
+    ),
     "two-splits-at-once": ("eval run --all --split test", 64, ("not allowed with",), "train eval --help"),
     "target-in-percent": ("check eval.target=95", 64, ("eval.target 95", "up to 1"), "eval.target=0.95"),
     "target-zero": ("check eval.target=0", 64, ("eval.target 0 is no value",), "set null"),
