@@ -7,6 +7,7 @@ schedules, because the command line checks them without torch.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -249,10 +250,14 @@ def is_factory(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A test of one value, and its description in words. `auto` and null always pass."""
+    """A test of one value, and its description in words. `auto` and null always pass.
+
+    suggest: the value that a user means by one that fails; None if that is not known.
+    """
 
     holds: Callable[[Any], bool]
     expected: str
+    suggest: Callable[[Any], Any] = lambda value: None
 
 
 def one_of(*names: str, factory: str | None = None) -> Rule:
@@ -282,7 +287,11 @@ FOLDER_NAME = Rule(
     expected="a plain folder name: no slash, not `..`, no space at its ends, shorter than 200 characters",
 )
 # A ~ that no shell has expanded would become a folder of that name.
-PATH = Rule(holds=lambda path: path.strip() != "" and path[0] != "~", expected="a path that is not empty, without ~")
+PATH = Rule(
+    holds=lambda path: path.strip() != "" and path[0] != "~",
+    expected="a path that is not empty, without ~",
+    suggest=lambda path: os.path.expanduser(path) if os.path.expanduser(path) != path else None,
+)
 # config.yaml and logs contain the address, so it must hold no password. File names are appended to it,
 # so it cannot have a query string.
 URL = Rule(
@@ -430,6 +439,12 @@ def rule_violation(key: str, value: Any) -> str | None:
         return "text without control characters"
     rule = RULES.get(key)
     return None if rule is None or value in (None, "auto") or rule.holds(value) else rule.expected
+
+
+def suggest_value(key: str, value: Any) -> Any:
+    """The value that a user means who wrote `value`, which violates the rule of `key`; None if it is not known."""
+    rule = RULES.get(key)
+    return None if rule is None or rule.holds(value) else rule.suggest(value)
 
 
 def is_finite(value: Any) -> bool:
