@@ -18,7 +18,7 @@ from train import files
 from train.batch_size import MicroBatchCache
 from train.build import build_trainer
 from train.config import checks
-from train.config.batches import compute_batch_sizes
+from train.config.batches import compute_batch_sizes, step_notes
 from train.config.environment import CallerVariables, refuse_contradicting_variables
 from train.config.schema import RunConfig, TrainConfig
 from train.data.registry import describe_test
@@ -173,7 +173,8 @@ def banner(trainer: Trainer, variables: CallerVariables, *, previous_notes: Sequ
     rows |= deadline.banner_row(trainer.signals.deadline)
     if trainer.state.step:
         rows["resumed"] = f"at step {trainer.state.step} of {steps.total}"
-    notes = [*_notes(trainer, previous_notes), *(f"note: {note}" for note in variables.notes())]
+    short = step_notes(steps, trainer.batches, samples=dataset.num_training, max_steps=config.train.max_steps)
+    notes = [*_notes(trainer, (*previous_notes, *short)), *(f"note: {note}" for note in variables.notes())]
     return "\n".join([format_rows(rows), *trainer.class_table, *notes])
 
 

@@ -215,6 +215,8 @@ def describe_plan(
         }
     rows |= {"output": f"{folder} ({describe_folder_state(folder)})"}
     warnings, notes = [*plan.warnings, *data.warnings], [note, *data.notes]
+    if steps is not None and data.training is not None:
+        notes += batches.step_notes(steps, batch, samples=data.training, max_steps=config.train.max_steps)
     if preview := preview_resume(config, folder, steps=steps, data=data.facts):
         rows |= {} if preview.refused else {"this run": preview.message}
         warnings += [f"this run {preview.message}"] if preview.refused else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from entrypoint import ExitCode, Failure
 from train.config import schema
@@ -147,6 +147,33 @@ def count_steps(batch: BatchSizes, samples: int, *, epochs: int, max_steps: int 
     return StepCounts(
         per_epoch=per_epoch, total=count_total_steps(per_epoch, epochs=epochs, max_steps=max_steps), dropped=dropped
     )
+
+
+FEW_STEPS: Final = 50  # a run with fewer optimizer steps hardly learns, whatever the model
+MAX_DROPPED_SHARE: Final = 0.1
+
+
+def step_notes(steps: StepCounts, batch: BatchSizes, *, samples: int, max_steps: int | None) -> tuple[str, ...]:
+    """Notes for a run of very few steps, and for one whose epochs leave out a large part of the samples.
+
+    samples: of the training split. max_steps: train.max_steps; a user who sets it knows that the run is short.
+    """
+    notes = []
+    if steps.total < FEW_STEPS and max_steps is None:
+        size = max(MIN_AUTO_MICRO_BATCH, batch.global_ * steps.total // FEW_STEPS)
+        smaller = -(-size // batch.world) * batch.world
+        fix = "more train.epochs give more"
+        if smaller < batch.global_:
+            fix = f"train.global_batch_size={smaller} gives {samples // smaller:,} per epoch, and {fix}"
+        counted = "1 optimizer step" if steps.total == 1 else f"{steps.total} optimizer steps"
+        notes.append(f"{counted} in all are few to learn from: {fix}")
+    if steps.dropped > MAX_DROPPED_SHARE * samples:
+        sizes = range(batch.global_ // batch.world * batch.world, max(1, batch.global_ // 2) - 1, -batch.world)
+        best = min(sizes, key=lambda size: samples % size)
+        share = f"{steps.dropped:,} of {samples:,} training images ({steps.dropped / samples:.0%})"
+        fix = f"; with train.global_batch_size={best} it would be {samples % best:,}" if best != batch.global_ else ""
+        notes.append(f"each epoch leaves out {share}, others each time, because its last batch is not full{fix}")
+    return tuple(notes)
 
 
 def count_total_steps(per_epoch: int, *, epochs: int, max_steps: int | None) -> int:
