@@ -87,7 +87,7 @@ def build_trainer(
     fused = runtime.accelerator.scaler is None
     optimizer = build_optimizer(config.optim, network, runtime.device, fused=fused)
     resume_point = resume.find_resume_point(config, runtime, checkpoints, network, optimizer, steps, record_start)
-    weight_notes = _load_initial_weights(config, network, is_new_run=resume_point.step is None)
+    weight_notes = _load_initial_weights(config, network, splits, is_new_run=resume_point.step is None)
     runtime.check_initial_weights(network)
 
     loader = _open_loader(config, runtime, splits, heartbeat)
@@ -226,11 +226,14 @@ def _describe_classes(config: RunConfig, splits: DataSplits) -> tuple[str, ...]:
     return (*lines, *(f"WARNING: {warning}" for warning in splits.warnings))
 
 
-def _load_initial_weights(config: RunConfig, network: nn.Module, *, is_new_run: bool) -> tuple[str, ...]:
+def _load_initial_weights(
+    config: RunConfig, network: nn.Module, splits: DataSplits, *, is_new_run: bool
+) -> tuple[str, ...]:
     """Load model.weights into the model of a new run; returns the notes for the banner."""
     notes = weights.load_weights(network, config.model.weights) if config.model.weights and is_new_run else ()
     if is_new_run and schema.is_factory(config.model.name):
         custom.refuse_nonfinite_weights(config.model, network)
+        notes = (*notes, *custom.softmax_notes(config.model, network, splits.shape))
     return (*notes, *custom.eval_mode_notes(network))
 
 
