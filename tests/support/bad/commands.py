@@ -159,6 +159,12 @@ LINES: dict[str, Row] = {
         "data.test_fraction=0.2",
     ),
     "early-stop-at-once": ("check eval.early_stop=0", 64, ("eval.early_stop", "1 or more"), "the default is null"),
+    "fp16-on-a-cpu-that-check-sees": (
+        "check --device cpu train.precision=fp16",
+        64,
+        ("train.precision fp16 is not possible on this device", "CPU"),
+        "train.precision to auto",
+    ),
     "balanced-twice": (
         "check data.sampling=balanced optim.class_weights=balanced",
         64,
